@@ -1,93 +1,98 @@
-//! What host and device code lay out alike: the `repr(C)` structures that kernels receive.
+//! Layout of the `repr(C)` structures that the host passes to kernels.
 //!
-//! `kernels/iris/sym.h` mirrors them. The offsets are asserted below at compile time, so that a
-//! change here that forgets the header fails to build.
+//! The device header `kernels/iris/sym.h` mirrors them. Compile-time asserts below check the
+//! offsets, so a change here without a change of the header does not build.
 
 use std::mem::offset_of;
 
-/// The most ranks a world can have: the length of the tables of [`HeapView`].
+/// Largest number of ranks of a world: the length of the tables in [`HeapView`].
 pub const MAX_RANKS: usize = 64;
 
-/// Bytes at the start of each rank's signal segment that no allocation gets.
+/// Bytes at the start of each rank's signal segment that are never allocated.
 ///
 /// Word [`ABORT_WORD`] is the sticky abort word; the others are for the heap itself.
 pub const SIGNAL_RESERVED: u64 = 4 * iris_sync::RESERVED_WORDS as u64;
 
-/// Index of the sticky abort word in a signal segment. Peers may set it; nobody clears it.
+/// Index of the sticky abort word in a signal segment. Peers may set it; it is never cleared.
 pub const ABORT_WORD: usize = iris_sync::ABORT_WORD as usize;
 
-/// Words of a fault record.
+/// Number of 32-bit words of a fault record.
 pub const FAULT_WORDS: usize = 14;
 
-/// Byte of a [`ControlBlock`] with the milliseconds that tests let pass on the CPU backend.
+/// Byte offset in a [`ControlBlock`] of the number of milliseconds by which a test has advanced the
+/// clock of CPU kernels.
 pub const PASSED: usize = size_of::<ControlBlock>() - 4;
 
-/// Byte of a [`ControlBlock`] with the value of [`PASSED`] that a waiting kernel has seen last.
+/// Byte offset in a [`ControlBlock`] of the value of [`PASSED`] that a waiting kernel has read
+/// last.
 pub const SEEN: usize = PASSED - 4;
 
-/// Values of the abort words. Zero means: go on.
+/// Values of the host's abort word; zero means that kernels may continue.
 pub mod abort {
     /// The heap was dropped or closed while work was waiting.
     pub const CLOSED: i32 = 1;
     /// A workgroup panicked.
     pub const PANICKED: i32 = 2;
-    /// The caller asked for it.
+    /// The program aborted the heap.
     pub const USER: i32 = 3;
-    /// The process that carries this world's messages has gone.
+    /// The process that carries this world's messages has ended.
     pub const HUB_LOST: i32 = 4;
-    /// A call was enqueued in part: a launch of it failed behind another one.
+    /// A call was enqueued only in part: one of its launches failed after another had been
+    /// enqueued.
     pub const INCOMPLETE: i32 = 5;
     /// The ranks issue the calls of the heap in different orders.
     pub const DISORDER: i32 = 6;
     /// A rank of another node is lost, or a step between nodes failed.
     pub const ELSEWHERE: i32 = 7;
-    /// A peer died or left without closing: this plus its rank.
+    /// Base of the code for a peer that died or left without closing: this value plus its rank.
     pub const PEER_LOST: i32 = 1000;
 }
 
-/// What a kernel needs to reach symmetric memory: one copy a rank, addresses as that rank sees them.
+/// Addresses that a kernel needs to reach symmetric memory; one copy per rank, with addresses of
+/// that rank's address space.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct HeapView {
     /// This rank.
     pub rank: u32,
-    /// Ranks of the world.
+    /// Number of ranks of the world.
     pub size: u32,
-    /// Where each rank's data segment begins; zero from `size` on.
+    /// Start address of each rank's data segment; zero from index `size` on.
     pub data: [u64; MAX_RANKS],
-    /// Where each rank's signal segment begins; zero from `size` on.
+    /// Start address of each rank's signal segment; zero from index `size` on.
     pub signal: [u64; MAX_RANKS],
     /// Address of this rank's [`ControlBlock`].
     pub control: u64,
     /// Address of this rank's device-local words.
     pub device_words: u64,
-    /// How long a wait for a peer's entry may last, in nanoseconds.
+    /// Deadline of a wait for a peer's entry, in nanoseconds.
     pub entry_deadline_ns: u64,
-    /// How long any other wait may last, in nanoseconds.
+    /// Deadline of any other wait, in nanoseconds.
     pub progress_deadline_ns: u64,
 }
 
-/// A slice as kernels are given it: `Slice<T>` there.
+/// A symmetric slice as a kernel receives it; `Slice<T>` in device code.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct SliceView {
-    /// Bytes from the start of the data segment, on every rank.
+    /// Offset in bytes from the start of the data segment, equal on every rank.
     pub offset: u64,
-    /// Elements.
+    /// Number of elements.
     pub len: u64,
 }
 
-/// The words by which host and kernels of one rank talk about faults. Host-visible memory.
+/// Words shared by the host and the kernels of one rank, for abort and fault reports. Lies in
+/// host-visible memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct ControlBlock {
     /// Written by the host (see [`abort`]), read by every waiting kernel.
     pub host_abort: i32,
-    /// Zero until the first kernel that fails sets it by compare-and-swap: 1 while it writes the
-    /// record, 2 once the record is complete.
+    /// State of the fault record: 0 if there is none; the first failing kernel sets it by
+    /// compare-and-swap to 1 while it writes the record, and to 2 when the record is complete.
     pub fault_claim: i32,
-    /// The record of the first fault. Kernels write eight words; tests of deadlines on the CPU use the
-    /// last two ([`PASSED`], [`SEEN`]).
+    /// Record of the first fault. Kernels write the first eight words; tests of deadlines on the
+    /// CPU use the last two ([`PASSED`], [`SEEN`]).
     pub fault: [i32; FAULT_WORDS],
 }
 
@@ -108,7 +113,8 @@ const _: () = {
 mod tests {
     use super::*;
 
-    /// The numbers that `sym.h` asserts, written out: a change on either side shows here.
+    /// Offsets written out as numbers; `sym.h` asserts the same numbers, so a change on either side
+    /// is caught.
     #[test]
     fn offsets_are_those_of_the_header() {
         assert_eq!(offset_of!(HeapView, rank), 0);

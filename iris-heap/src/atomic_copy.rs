@@ -1,17 +1,20 @@
 //! Copies between private memory and memory that other threads may access at the same time.
 //!
-//! A plain copy that races with a write is undefined behaviour. These copies are relaxed atomic
-//! accesses: of whole 32-bit words where the run covers an aligned word, of single bytes before the
-//! first and after the last such word. A race yields words that are old or new, and orders nothing.
-//! 32 bits, since signals, device words and most elements have that size: Rust defines a race of
-//! two atomic accesses only if they have the same size. Where sizes differ (words against the bytes
-//! at the end of a run), LLVM and the hardware define it, byte by byte.
+//! A plain copy that races with a write is undefined behaviour. These copies use relaxed atomic
+//! accesses: aligned 32-bit words, and single bytes before the first and after the last aligned
+//! word. A race yields old or new words, and orders nothing.
+//!
+//! The words have 32 bits because signals, device words and most elements have that size, and Rust
+//! defines a race of two atomic accesses only if they have the same size. If sizes differ (words
+//! against the bytes at the end of a run), LLVM and the hardware still define the race, byte by
+//! byte.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 const WORD: usize = size_of::<AtomicU32>();
 
-/// A run as bytes before the first aligned word, aligned words, and bytes after the last.
+/// Splits a run of bytes into the bytes before the first aligned word, the aligned words, and the
+/// bytes after the last.
 ///
 /// # Safety
 /// The `len` bytes at `address` are valid for reads and writes during `'a`, and are accessed only
@@ -20,19 +23,18 @@ unsafe fn split<'a>(
     address: *mut u8,
     len: usize,
 ) -> (&'a [AtomicU8], &'a [AtomicU32], &'a [AtomicU8]) {
-    // SAFETY: the caller vouches for the bytes; atomics may be shared.
+    // SAFETY: the caller guarantees that the bytes are valid; atomics may be shared.
     let bytes = unsafe { std::slice::from_raw_parts(address.cast::<AtomicU8>(), len) };
     // SAFETY: four atomic bytes are a valid atomic word, and `align_to` aligns the words.
     unsafe { bytes.align_to() }
 }
 
-/// Copies `to.len()` bytes at `from` out of shared memory.
+/// Copies `to.len()` bytes from shared memory at `from` into `to`.
 ///
 /// # Safety
-/// The bytes are valid for reads and writes during the call, and whoever writes them at the same
-/// time does so atomically.
+/// The bytes are valid for reads and writes during the call, and any concurrent write is atomic.
 pub unsafe fn load(from: *const u8, to: &mut [u8]) {
-    // SAFETY: as this function's own contract says.
+    // SAFETY: the caller keeps this function's contract, which covers that of `split`.
     let (head, words, tail) = unsafe { split(from.cast_mut(), to.len()) };
     let (first, rest) = to.split_at_mut(head.len());
     let (middle, last) = rest.split_at_mut(words.len() * WORD);
@@ -43,13 +45,13 @@ pub unsafe fn load(from: *const u8, to: &mut [u8]) {
     }
 }
 
-/// Copies `from` to shared memory.
+/// Copies `from` to shared memory at `to`.
 ///
 /// # Safety
-/// The `from.len()` bytes at `to` are valid for reads and writes during the call, and whoever
-/// accesses them at the same time does so atomically.
+/// The `from.len()` bytes at `to` are valid for reads and writes during the call, and any
+/// concurrent access is atomic.
 pub unsafe fn store(from: &[u8], to: *mut u8) {
-    // SAFETY: as this function's own contract says.
+    // SAFETY: the caller keeps this function's contract, which covers that of `split`.
     let (head, words, tail) = unsafe { split(to, from.len()) };
     let (first, rest) = from.split_at(head.len());
     let (middle, last) = rest.split_at(words.len() * WORD);
@@ -63,20 +65,21 @@ pub unsafe fn store(from: &[u8], to: *mut u8) {
 /// Copies `len` bytes of shared memory to other shared memory; the two may overlap.
 ///
 /// # Safety
-/// As for [`load`] of the bytes at `from`, and for [`store`] of the bytes at `to`.
+/// Contract of [`load`] for the bytes at `from`, and those of [`store`] for the bytes at `to`.
 pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     const PART: usize = 4096;
     let mut buffer = [0; PART];
     let parts = len.div_ceil(PART);
-    // Backwards if the target begins within the source, whose end would be overwritten.
+    // Copy backwards if the target begins inside the source; otherwise the end of the source would
+    // be overwritten before it is read.
     let backwards = (1..len).contains(&(to as usize).wrapping_sub(from as usize));
     for part in 0..parts {
         let part = if backwards { parts - 1 - part } else { part };
         let (start, end) = (part * PART, len.min((part + 1) * PART));
         let buffer = &mut buffer[..end - start];
-        // SAFETY: the part lies in the run that the caller vouches for.
+        // SAFETY: the part lies in the run that the caller guarantees to be valid.
         unsafe { load(from.add(start), buffer) };
-        // SAFETY: as above.
+        // SAFETY: for the reason given above.
         unsafe { store(buffer, to.add(start)) };
     }
 }
@@ -90,10 +93,10 @@ mod tests {
         let source: Vec<u8> = (1..=40).collect();
         for (start, len) in (0..8).flat_map(|start| (0..24).map(move |len| (start, len))) {
             let (mut got, mut target) = (vec![0; len], [0; 40]);
-            // SAFETY: the run lies in the source, which nobody writes.
+            // SAFETY: the run lies in the source, which no thread writes.
             unsafe { load(source[start..].as_ptr(), &mut got) };
             assert_eq!(got, source[start..start + len]);
-            // SAFETY: the run lies in the target, which nobody else accesses.
+            // SAFETY: the run lies in the target, which no other thread accesses.
             unsafe { store(&got, target[start..].as_mut_ptr()) };
             let mut want = [0; 40];
             want[start..start + len].copy_from_slice(&got);
@@ -108,7 +111,7 @@ mod tests {
             let mut want = bytes.clone();
             want.copy_within(from..from + 20_000, to);
             let start = bytes.as_mut_ptr();
-            // SAFETY: both runs lie in `bytes`, which nobody else accesses.
+            // SAFETY: both runs lie in `bytes`, which no other thread accesses.
             unsafe { copy(start.add(from), start.add(to), 20_000) };
             assert_eq!(bytes, want, "from {from} to {to}");
         }

@@ -1,7 +1,8 @@
-//! Issue boards: the last calls that each rank of a heap has issued, in memory that all ranks map.
+//! Issue boards: a log of the last calls that each rank of a heap has issued, in memory that all
+//! ranks map.
 //!
-//! All ranks issue the calls of a heap in one order. A kernel that waits for a peer which issued another
-//! call cannot tell it from a late one; the hosts can, by comparing what each has written on its board.
+//! All ranks must issue the calls of a heap in one order. A waiting kernel cannot distinguish a
+//! late peer from a peer that issued another call; the hosts can, by comparing their boards.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,80 +10,84 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::error::Result;
 use crate::segment::SharedMemory;
 
-/// Calls that a board keeps: by how many a rank may be ahead of another and still be compared with it.
+/// Number of calls that a board holds. Two ranks can be compared while one is ahead of the other by
+/// fewer calls than this.
 const CALLS: u64 = 1024;
 
-/// Words ahead of the calls, on a cache line of their own: the number of calls, and whether any was captured.
+/// Number of 64-bit words before the calls: word 0 counts calls, word 1 tells whether a call was
+/// captured. The words fill a cache line of their own.
 const HEADER: u64 = 16;
 
-/// Bytes of a board.
+/// Size of a board in bytes.
 pub(crate) const BYTES: u64 = 8 * (HEADER + CALLS);
 
-/// The boards of all ranks of a heap, by rank.
+/// Boards of all ranks of a heap, indexed by rank.
 #[derive(Clone, Debug)]
 pub(crate) struct Boards {
     rank: usize,
     all: Arc<Vec<SharedMemory>>,
 }
 
-/// A call that is not the same on all ranks.
+/// First call for which the boards of the ranks hold different operators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Difference {
-    /// Its number in the heap, from 1.
+    /// Number of the call in the heap, from 1.
     pub(crate) call: u64,
-    /// The operator by rank; none where the board does not hold that call.
+    /// Id of the operator, by rank; `None` if the rank's board does not hold that call.
     pub(crate) operators: Vec<Option<u32>>,
 }
 
-/// The call that this rank waits for, as far as boards tell.
+/// Call that this rank waits for, according to the boards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Behind {
     /// The first call that this rank has issued and another has not, else this rank's last; from 1.
     pub(crate) call: u64,
-    /// Its operator, if this rank's board still holds it.
+    /// Id of the call's operator, if this rank's board still holds the call.
     pub(crate) operator: Option<u32>,
-    /// The ranks that have not issued it.
+    /// Ranks that have not issued the call.
     pub(crate) ranks: Vec<usize>,
 }
 
 impl Boards {
-    /// The boards of rank 0, 1, .. as `rank` sees them, each of [`BYTES`] bytes.
+    /// Boards of rank 0, 1, .. as mapped by `rank`, each of [`BYTES`] bytes.
     pub(crate) fn new(rank: usize, all: Arc<Vec<SharedMemory>>) -> Boards {
         Boards { rank, all }
     }
 
-    /// Writes down that this rank issues a call of `operator`. One thread at a time calls this.
+    /// Records that this rank issues a call of `operator`. Must not be called by two threads at
+    /// once.
     pub(crate) fn issue(&self, operator: u32) -> Result<()> {
         let calls = self.calls(self.rank)?;
         let number = calls.load(Ordering::Relaxed);
         let place = self.word(self.rank, HEADER + number % CALLS)?;
         place.store(number << 32 | u64::from(operator), Ordering::Relaxed);
-        // Release: who sees the number sees the call.
+        // Release: a rank that reads the new count also reads the call stored above.
         calls.store(number + 1, Ordering::Release);
         Ok(())
     }
 
-    /// Takes the last call back, of which nothing was enqueued.
+    /// Removes the last recorded call, because nothing of it was enqueued.
     pub(crate) fn retract(&self) -> Result<()> {
         let calls = self.calls(self.rank)?;
         calls.store(calls.load(Ordering::Relaxed).saturating_sub(1), Ordering::Release);
         Ok(())
     }
 
-    /// Writes down that this rank captures calls into graphs, whose replays no board counts: from here on it
-    /// is compared with nobody.
+    /// Records that this rank captures calls into graphs. Boards do not count the replays of a
+    /// graph, so no ranks of this heap are compared any more.
     pub(crate) fn set_captured(&self) -> Result<()> {
         self.word(self.rank, 1)?.store(1, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Whether any rank captures calls.
+    /// Whether any rank has captured calls.
     fn is_captured(&self) -> Result<bool> {
         let captured = |rank| Ok(self.word(rank, 1)?.load(Ordering::Relaxed) != 0);
         (0..self.all.len()).try_fold(false, |any, rank| Ok(any | captured(rank)?))
     }
 
-    /// The first call that two boards hold with different operators.
+    /// First call for which two boards hold different operators; `None` if there is none or calls
+    /// were captured.
     pub(crate) fn difference(&self) -> Result<Option<Difference>> {
         if self.is_captured()? {
             return Ok(None);
@@ -101,7 +106,8 @@ impl Boards {
         Ok(None)
     }
 
-    /// The call that this rank waits for, and the ranks that are behind; none if this rank has issued no call.
+    /// Call that this rank waits for, and the ranks that have not issued it; `None` if this rank
+    /// has issued no call or calls were captured.
     pub(crate) fn behind(&self) -> Result<Option<Behind>> {
         let calls = self.counts()?;
         let own = calls[self.rank];
@@ -119,13 +125,14 @@ impl Boards {
         (0..self.all.len()).map(count).collect()
     }
 
-    /// The operator of the call of this number, from 0, on the board of a rank that has issued so many.
+    /// Operator of call `number` (from 0) on the board of `rank`, which has issued `issued` calls;
+    /// `None` if the board does not hold the call.
     fn operator(&self, rank: usize, number: u64, issued: u64) -> Result<Option<u32>> {
         if number >= issued {
             return Ok(None);
         }
         let word = self.word(rank, HEADER + number % CALLS)?.load(Ordering::Relaxed);
-        // A later call may have taken its place.
+        // A later call may have overwritten the entry.
         Ok((word >> 32 == number & u64::from(u32::MAX)).then_some(word as u32))
     }
 
@@ -173,7 +180,7 @@ mod tests {
     fn calls_that_one_board_no_longer_holds_are_not_compared() {
         let [ahead, late] = boards();
         issue(&ahead, (0..CALLS + 1).map(|_| 2));
-        // The place of call 1 holds a later call.
+        // The entry of call 1 has been overwritten by a later call.
         let behind = Behind { call: 1, operator: None, ranks: vec![1] };
         assert_eq!(ahead.behind().unwrap(), Some(behind));
         issue(&late, [1, 2]);

@@ -1,4 +1,4 @@
-//! The host's side of a heap's [`ControlBlock`](crate::abi::ControlBlock).
+//! Host side of a heap's [`ControlBlock`](crate::abi::ControlBlock).
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
@@ -8,42 +8,42 @@ use std::time::Instant;
 use crate::abi::{FAULT_WORDS, MAX_RANKS, PASSED, SEEN, abort};
 use crate::board::{Behind, Boards, Difference};
 use crate::error::{Error, Result, odd_ranks};
-use crate::root::{self, Told};
+use crate::root::{self, ReturnedErrors};
 use crate::util::{lock, unsupported};
 
 const WORDS: usize = 2 + FAULT_WORDS;
 
 /// Abort word and fault record of one rank's heap.
 ///
-/// On the CPU the block lies in the process's own memory, on a GPU in pinned memory of the host. It
-/// lives as long as anything that may touch it: heap, streams and enqueued work hold it by `Arc`.
+/// On the CPU the block lies in the process's memory, on a GPU in pinned host memory. Heap, streams
+/// and enqueued work hold it by `Arc`, so it outlives every access.
 #[derive(Debug)]
 pub struct Control {
     words: Words,
-    /// Names of the ops of the heap, by id: kernels know numbers only.
+    /// Names of the heap's ops, indexed by id; kernels know only the ids.
     ops: Mutex<Vec<&'static str>>,
-    /// Whether the fault was returned to the program, which closing the heap else does.
-    told: AtomicBool,
-    /// Errors that the program was given, of which the world of this rank knows, too.
-    errors: OnceLock<Arc<Told>>,
-    /// The issue boards of all ranks, once the heap is open; none where a rank is alone.
+    /// Whether the fault has been returned to the program. If not, closing the heap returns it.
+    fault_returned: AtomicBool,
+    /// Log of the errors that the program has received, shared with this rank's world.
+    errors: OnceLock<Arc<ReturnedErrors>>,
+    /// Issue boards of all ranks, set when the heap is open; unset in a world of one rank.
     boards: OnceLock<Boards>,
-    /// The first difference in the order of calls, once it was found.
+    /// Error for the first difference in the order of calls, set when it is found.
     disorder: OnceLock<Error>,
     /// A failure of another node, or of a step between nodes.
     elsewhere: OnceLock<Error>,
-    /// When each wait of the host for enqueued work that is under way began.
+    /// Start times of the host's waits for enqueued work that are in progress.
     waits: Mutex<Vec<Instant>>,
-    /// For tests: number of launches on the CPU until one fails; `u32::MAX` if none is to fail.
+    /// Test hook: number of CPU launches until one fails; `u32::MAX` if none is to fail.
     launches_left: AtomicU32,
 }
 
-/// The words of a `ControlBlock`, on a cache line of their own: every waiting workgroup reads them.
+/// Words of a `ControlBlock`, aligned to 128 bytes because every waiting workgroup reads them.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct Line([AtomicI32; WORDS]);
 
-/// Where the words are.
+/// Storage of the words.
 #[derive(Debug)]
 enum Words {
     Own(Box<Line>),
@@ -54,9 +54,9 @@ enum Words {
 #[derive(Debug)]
 pub(crate) struct PinnedLine {
     line: &'static Line,
-    /// Where kernels find it.
+    /// Address of the line for kernels.
     pub(crate) address: u64,
-    /// Gives the line back to its pool when it is dropped.
+    /// Returns the line to its pool on drop.
     _lease: Box<dyn Any + Send + Sync>,
 }
 
@@ -80,7 +80,7 @@ impl Default for Control {
 }
 
 impl Control {
-    /// A block in pinned memory.
+    /// Makes a block in pinned host memory.
     pub(crate) fn pinned(line: PinnedLine) -> Control {
         Control::over(Words::Pinned(line))
     }
@@ -89,7 +89,7 @@ impl Control {
         Control {
             words,
             ops: Mutex::default(),
-            told: AtomicBool::new(false),
+            fault_returned: AtomicBool::new(false),
             errors: OnceLock::new(),
             boards: OnceLock::new(),
             disorder: OnceLock::new(),
@@ -99,7 +99,7 @@ impl Control {
         }
     }
 
-    /// Where kernels find the block.
+    /// Address of the block for kernels.
     pub fn address(&self) -> u64 {
         match &self.words {
             Words::Own(line) => line.0.as_ptr() as u64,
@@ -114,10 +114,10 @@ impl Control {
         }
     }
 
-    /// Tells every waiting kernel of this rank to leave. The first reason stays. Zero is no reason
-    /// and changes nothing; the others are in [`abort`].
+    /// Tells all kernels of this rank to leave, for a reason listed in [`abort`]. The first reason
+    /// stays; zero is ignored.
     pub fn set_host_abort(&self, reason: i32) {
-        // Release: who sees the word also sees what led to it.
+        // Release: a kernel that reads the word also sees the writes before it.
         let _ = self.words()[0].compare_exchange(0, reason, Ordering::Release, Ordering::Relaxed);
     }
 
@@ -128,19 +128,19 @@ impl Control {
         self.set_host_abort(abort::ELSEWHERE);
     }
 
-    /// The reason given to [`Control::set_host_abort`], or zero.
+    /// The reason given to [`Control::set_host_abort`], or 0.
     pub fn host_abort(&self) -> i32 {
         self.words()[0].load(Ordering::Acquire)
     }
 
-    /// The first fault record a kernel completed.
+    /// First fault record that a kernel has completed; `None` if there is none.
     pub fn fault(&self) -> Option<[i32; FAULT_WORDS]> {
-        // Acquire pairs with the release store of 2 behind the record.
+        // This acquire pairs with the release store of 2 that follows the record.
         (self.words()[1].load(Ordering::Acquire) == 2)
             .then(|| std::array::from_fn(|i| self.words()[2 + i].load(Ordering::Relaxed)))
     }
 
-    /// Leaves a fault record, as a kernel does. False if there is one already.
+    /// Writes a fault record, as a kernel does. Returns false if there is one already.
     pub fn record_fault(&self, words: &[i32; FAULT_WORDS]) -> bool {
         let claim = &self.words()[1];
         if claim.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed).is_err() {
@@ -153,31 +153,32 @@ impl Control {
         true
     }
 
-    /// For tests of deadlines on the CPU backend: kernels of this rank that wait now have waited for so
-    /// much longer. Waits that begin later do not see it.
+    /// Test hook for deadlines on the CPU backend: adds `time` to the age of all waits of this
+    /// rank's kernels that are in progress. Later waits are not affected.
     #[doc(hidden)]
     pub fn let_time_pass(&self, time: std::time::Duration) {
         let millis = i32::try_from(time.as_millis()).unwrap_or(i32::MAX);
         self.words()[PASSED / 4].fetch_add(millis, Ordering::Relaxed);
     }
 
-    /// For tests of deadlines on the CPU backend: whether a kernel that waits has seen what was let pass.
+    /// Test hook for deadlines on the CPU backend: whether a waiting kernel has read the time added
+    /// by [`Control::let_time_pass`].
     #[doc(hidden)]
     pub fn has_seen_time_pass(&self) -> bool {
         let word = |at: usize| self.words()[at / 4].load(Ordering::Relaxed);
         word(SEEN) == word(PASSED)
     }
 
-    /// For tests of calls that are enqueued in part: after `count` more launches on the CPU backend, one fails.
+    /// Test hook for partly enqueued calls: the CPU launch after `count` more launches fails.
     #[doc(hidden)]
     pub fn fail_launch_after(&self, count: u32) {
         self.launches_left.store(count, Ordering::Relaxed);
     }
 
-    /// Counts a launch on the CPU backend.
+    /// Counts a launch on the CPU backend, for [`Control::fail_launch_after`].
     ///
     /// # Errors
-    /// That of the launch that a test lets fail.
+    /// [`Error::Unsupported`] if a test has asked that this launch fail.
     pub(crate) fn count_launch(&self, name: &'static str) -> Result<()> {
         let left = &self.launches_left;
         let next =
@@ -188,8 +189,8 @@ impl Control {
         }
     }
 
-    /// The id of a new op of this name: ranks that make the same ops in the same order give them the
-    /// same ids.
+    /// Registers an op of this name and returns its id. Ids are equal on all ranks if they make
+    /// their ops in the same order.
     pub fn name_op(&self, name: &'static str) -> u32 {
         let mut ops = lock(&self.ops);
         ops.push(name);
@@ -201,27 +202,28 @@ impl Control {
         usize::try_from(id).ok().and_then(|id| ops.get(id).copied()).unwrap_or("an op")
     }
 
-    /// An operator in an error or a notice: its name, and its number in the order of creation.
+    /// Text for an operator in an error or a notice: its name, and its id in parentheses.
     fn describe(&self, operator: u32) -> String {
         format!("{} (operator {operator})", self.op_name(operator as i32))
     }
 
-    /// Lets this rank note the errors that its program is given.
-    pub(crate) fn note_errors(&self, errors: &Arc<Told>) {
+    /// Sets the log in which this rank records the errors returned to its program.
+    pub(crate) fn note_errors(&self, errors: &Arc<ReturnedErrors>) {
         let _ = self.errors.set(errors.clone());
     }
 
-    /// Gives this rank the issue boards of all, which the heap shares when it is opened.
+    /// Sets the issue boards of all ranks; called once, when the heap has been opened.
     pub(crate) fn set_boards(&self, boards: Boards) {
         let _ = self.boards.set(boards);
     }
 
-    /// The issue boards of all ranks; none where a rank is alone.
+    /// Issue boards of all ranks; `None` in a world of one rank.
     pub(crate) fn boards(&self) -> Option<&Boards> {
         self.boards.get()
     }
 
-    /// The first call that the ranks have issued differently, as an error.
+    /// Error for the first call that the ranks have issued in different orders; `None` if there is
+    /// none.
     pub(crate) fn disorder(&self) -> Option<Error> {
         if let Some(found) = self.disorder.get() {
             return Some(found.clone());
@@ -237,55 +239,56 @@ impl Control {
         Some(self.disorder.get_or_init(|| error).clone())
     }
 
-    /// The call that this rank waits for, in words: one that peers have not issued, or its last; none if it has
-    /// issued none.
+    /// Call that this rank waits for, as text, with the ranks that have not issued it; `None` if
+    /// this rank has issued no call.
     pub(crate) fn awaited(&self) -> Option<(Vec<usize>, String)> {
         let Behind { call, operator, ranks } = self.boards()?.behind().ok()??;
         let name = operator.map_or("an op".into(), |operator| self.describe(operator));
         Some((ranks, format!("call {call} of the heap, {name}")))
     }
 
-    /// Notes a wait of the host for enqueued work, until the guard is dropped.
+    /// Records that the host waits for enqueued work, until the guard is dropped.
     pub(crate) fn begin_wait(&self) -> HostWait<'_> {
         let began = Instant::now();
         lock(&self.waits).push(began);
         HostWait { control: self, began }
     }
 
-    /// When the longest wait of the host that is under way began.
+    /// Start time of the longest host wait that is in progress.
     pub(crate) fn waits_since(&self) -> Option<Instant> {
         lock(&self.waits).iter().min().copied()
     }
 
-    /// Nothing, or the fault, or the abort, as an error. For whoever hands the error to the program:
-    /// closing the heap does not return it once more.
+    /// Returns the fault or the abort of this heap as an error, if there is one. Call it if the
+    /// error is passed on to the program: closing the heap then does not return it again.
     ///
     /// # Errors
-    /// [`Error::Order`], [`Error::PeerLost`], [`Error::HubLost`], [`Error::Closed`], [`Error::Fault`] or
-    /// [`Error::Aborted`].
+    /// [`Error::Order`], [`Error::PeerLost`], [`Error::HubLost`], [`Error::Closed`],
+    /// [`Error::Fault`] or [`Error::Aborted`].
     pub fn check(&self) -> Result<()> {
         self.outcome().inspect_err(|error| {
-            self.told.store(true, Ordering::Relaxed);
-            self.tell(error);
+            self.fault_returned.store(true, Ordering::Relaxed);
+            self.note_returned(error);
         })
     }
 
-    /// Notes an error that the program is given.
-    pub(crate) fn tell(&self, error: &Error) {
+    /// Records that the program receives this error.
+    pub(crate) fn note_returned(&self, error: &Error) {
         if matches!(error, Error::Fault { .. } | Error::Order { .. }) {
-            self.told.store(true, Ordering::Relaxed);
+            self.fault_returned.store(true, Ordering::Relaxed);
         }
         if let Some(errors) = self.errors.get() {
             errors.note(error);
         }
     }
 
-    /// Whether the program has got the fault.
-    pub(crate) fn is_told(&self) -> bool {
-        self.told.load(Ordering::Relaxed)
+    /// Whether the program has received the fault.
+    pub(crate) fn is_fault_returned(&self) -> bool {
+        self.fault_returned.load(Ordering::Relaxed)
     }
 
-    /// The record as an error; or another order of calls, from which any fault may follow.
+    /// Fault record as an error; if ranks issued calls in different orders, that error instead,
+    /// since it can cause any fault.
     pub(crate) fn fault_error(&self) -> Option<Error> {
         let words = self.fault()?.first_chunk::<8>().copied()?;
         let fault = iris_sync::Fault::from_words(words)?;
@@ -293,10 +296,10 @@ impl Control {
         Some(self.disorder().unwrap_or(error))
     }
 
-    /// As [`Control::check`], for enqueued work, whose error the program has not seen yet.
+    /// [`Control::check`] for enqueued work: does not mark the error as returned to the program.
     ///
     /// # Errors
-    /// As [`Control::check`].
+    /// Errors of [`Control::check`].
     pub fn outcome(&self) -> Result<()> {
         let code = self.host_abort();
         let disorder = || if code == 0 { None } else { self.disorder() };
@@ -318,7 +321,7 @@ impl Control {
     }
 }
 
-/// A wait of the host for enqueued work.
+/// Guard of a host wait for enqueued work; see [`Control::begin_wait`].
 pub(crate) struct HostWait<'a> {
     control: &'a Control,
     began: Instant,
@@ -339,7 +342,7 @@ fn aborted(code: i32) -> Error {
         abort::PANICKED => "a workgroup panicked",
         abort::USER => "the caller asked for it",
         abort::HUB_LOST => "the process that carries messages has gone",
-        abort::INCOMPLETE => "a call was enqueued in part, since one of its launches failed",
+        abort::INCOMPLETE => "a call was enqueued only in part, because one of its launches failed",
         abort::ELSEWHERE => "another node failed",
         abort::DISORDER => "ranks issue the calls of the heap in different orders",
         _ if lost_rank(code).is_some() => "a peer was lost",
@@ -348,13 +351,13 @@ fn aborted(code: i32) -> Error {
     Error::Aborted { code, reason: reason.into() }
 }
 
-/// The rank that an abort word of the host says is lost.
+/// Rank that a host abort code names as lost; `None` for other codes.
 fn lost_rank(code: i32) -> Option<usize> {
     let rank = usize::try_from(code.checked_sub(abort::PEER_LOST)?).ok()?;
     (rank < MAX_RANKS).then_some(rank)
 }
 
-/// The abort code for an error of the world.
+/// Abort code for an error of the world.
 pub(crate) fn code_of(error: &Error) -> i32 {
     match error {
         Error::PeerLost { rank } => abort::PEER_LOST + *rank as i32,
@@ -426,12 +429,12 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_is_told_once_it_was_returned() {
+    fn a_fault_counts_as_returned_after_check() {
         let c = Control::default();
         let mut words = [0; FAULT_WORDS];
         words[0] = iris_sync::FaultKind::NoProgress as i32;
-        assert!(c.record_fault(&words) && c.outcome().is_err() && !c.is_told());
+        assert!(c.record_fault(&words) && c.outcome().is_err() && !c.is_fault_returned());
         assert!(matches!(c.fault_error(), Some(Error::Fault { .. })));
-        assert!(c.check().is_err() && c.is_told());
+        assert!(c.check().is_err() && c.is_fault_returned());
     }
 }

@@ -1,4 +1,4 @@
-//! Element types: [`DType`] names them at run time, [`Element`] at compile time.
+//! Element types: [`DType`] at run time, [`Element`] at compile time.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// The type of one element of a matrix or message.
+/// Type of one element of a matrix or message.
 ///
-/// The names `f8e4m3` and `f8e5m2` are reserved for 8-bit floats, which no backend offers yet; the
-/// enum is non-exhaustive for them.
+/// The names `f8e4m3` and `f8e5m2` are reserved for 8-bit floats, which no backend supports yet;
+/// the enum is non-exhaustive because of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -24,22 +24,22 @@ pub enum DType {
     BF16,
     /// IEEE double precision, 8 bytes.
     F64,
-    /// Signed, 1 byte.
+    /// Signed integer, 1 byte.
     I8,
-    /// Signed, 4 bytes.
+    /// Signed integer, 4 bytes.
     I32,
-    /// Signed, 8 bytes.
+    /// Signed integer, 8 bytes.
     I64,
-    /// Unsigned, 1 byte.
+    /// Unsigned integer, 1 byte.
     U8,
-    /// Unsigned, 4 bytes.
+    /// Unsigned integer, 4 bytes.
     U32,
-    /// Unsigned, 8 bytes.
+    /// Unsigned integer, 8 bytes.
     U64,
 }
 
 impl DType {
-    /// Every type there is, in the order of the enum.
+    /// All element types, in the order of the enum.
     pub const ALL: [DType; 10] = [
         DType::F32,
         DType::F16,
@@ -53,7 +53,7 @@ impl DType {
         DType::U64,
     ];
 
-    /// Bytes of one element.
+    /// Size of one element in bytes.
     pub const fn size(self) -> usize {
         match self {
             DType::I8 | DType::U8 => 1,
@@ -108,15 +108,15 @@ impl FromStr for DType {
     }
 }
 
-/// A type that can be an element of symmetric memory.
+/// Rust type whose values can be stored in symmetric memory.
 pub trait Element: bytemuck::Pod + Send + Sync + 'static {
-    /// Its name at run time.
+    /// The [`DType`] of this Rust type.
     const DTYPE: DType;
 
-    /// The nearest value to `value`, as a Rust cast or the type's own rounding gives it.
+    /// Converts from f64, rounding as a Rust cast or the type's own conversion does.
     fn from_f64(value: f64) -> Self;
 
-    /// The value as a double: exact for all types but the 64-bit integers.
+    /// Converts to f64; exact for all types except the 64-bit integers.
     fn to_f64(self) -> f64;
 }
 

@@ -1,25 +1,26 @@
-//! The `IRIS_*` environment variables of all crates, in one table, and what this crate reads of them.
+//! Table of the `IRIS_*` environment variables of all crates, and the settings that this crate
+//! reads from them.
 
 use std::env::VarError;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
 
-/// Most threads of a rank for workgroups.
+/// Largest number of workgroup threads per rank.
 pub const MAX_THREADS: usize = 4096;
 
-/// One variable.
+/// Description of one environment variable.
 #[derive(Clone, Copy, Debug)]
 pub struct Variable {
-    /// Its name.
+    /// Name of the variable.
     pub name: &'static str,
-    /// What it does, and its default.
+    /// Meaning and default.
     pub doc: &'static str,
-    /// Whether it must be the same on all ranks: checked when a heap opens.
+    /// Whether the value must be equal on all ranks; checked when a heap is opened.
     pub agreed: bool,
 }
 
-/// Every variable there is. A variable `IRIS_*` that is not in it is warned about.
+/// All variables. A set variable `IRIS_*` that is not listed causes a warning.
 pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "IRIS_DEADLINE",
@@ -29,7 +30,7 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "IRIS_RENDEZVOUS",
-        doc: "absolute path of a private folder (0700) where the processes of this job meet; \
+        doc: "absolute path of a private folder (mode 0700) where the processes of this job meet; \
               default: a folder of the user's in the temporary folder, with a name made from the \
               launcher's job id or MASTER_ADDR:MASTER_PORT",
         agreed: true,
@@ -59,89 +60,97 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "IRIS_THREADS",
-        doc: "threads of a rank for the workgroups of CPU kernels; default: cores / ranks of the \
+        doc: "number of a rank's threads for workgroups of CPU kernels; default: cores / ranks of the \
               host, at least 1",
         agreed: false,
     },
     Variable {
         name: "IRIS_CACHE",
-        doc: "folder of compiled device kernels; default: iris under the user's cache folder",
+        doc: "cache folder for compiled device kernels; default: iris in the user's cache folder",
         agreed: false,
     },
     Variable {
         name: "IRIS_TUNING",
-        doc: "file of `iris tune` that plans go by, or off; default: the one for this device, driver and number of \
-              ranks in the folder of IRIS_CACHE, if there is one",
+        doc: "tuning file written by `iris tune`, or off; default: the file for this device, driver and number of \
+              ranks in the folder of IRIS_CACHE, if it exists",
         agreed: false,
     },
     Variable {
         name: "IRIS_NVRTC",
-        doc: "the library of NVIDIA's run-time compiler, or the folder it is in; default: it is \
-              looked for where it is usually installed",
+        doc: "path of NVIDIA's run-time compiler library NVRTC, or of its folder; default: the usual \
+              places are searched",
         agreed: false,
     },
     Variable {
         name: "IRIS_NCCL",
-        doc: "NCCL's library, or the folder it is in, for benchmarks beside it; default: it is \
-              looked for where it is usually installed",
+        doc: "path of the NCCL library, or of its folder, used as a benchmark's baseline; default: the \
+              usual places are searched",
         agreed: false,
     },
     Variable {
         name: "IRIS_CUBLASLT",
-        doc: "cuBLASLt's library, or the folder it is in; default: it is looked for where it is \
-              usually installed",
+        doc: "path of the cuBLASLt library, or of its folder; default: the usual places are searched",
         agreed: false,
     },
-    Variable { name: "IRIS_RCCL", doc: "as IRIS_NCCL, of AMD's library", agreed: false },
-    Variable { name: "IRIS_HIPBLASLT", doc: "as IRIS_CUBLASLT, of AMD's library", agreed: false },
-    Variable { name: "IRIS_HIPRTC", doc: "as IRIS_NVRTC, of AMD's compiler", agreed: false },
+    Variable { name: "IRIS_RCCL", doc: "path of the RCCL library, like IRIS_NCCL", agreed: false },
+    Variable {
+        name: "IRIS_HIPBLASLT",
+        doc: "path of the hipBLASLt library, like IRIS_CUBLASLT",
+        agreed: false,
+    },
+    Variable {
+        name: "IRIS_HIPRTC",
+        doc: "path of AMD's run-time compiler library hiprtc, like IRIS_NVRTC",
+        agreed: false,
+    },
     Variable {
         name: "IRIS_HIP_DATA",
-        doc: "what caches do with matrices and messages on AMD's devices: plain, fine or uncached; \
-              default plain",
+        doc: "caching of matrices and messages on AMD devices: plain, fine or uncached; default plain",
         agreed: true,
     },
     Variable {
         name: "IRIS_HIP_SIGNAL",
-        doc: "the same of the words that peers poll; default uncached, or fine where there is none",
+        doc: "caching of words that peers poll on AMD devices: plain, fine or uncached; default uncached, \
+              or fine if the device has no uncached memory",
         agreed: true,
     },
     Variable {
         name: "IRIS_DELAY",
-        doc: "the longest of random delays before signals and waits of kernels, in microseconds (at \
-              most 1000 on a GPU): for stress tests; default none",
+        doc: "maximum random delay before signals and waits of kernels, in microseconds (at most 1000 \
+              on a GPU), for stress tests; default: no delay",
         agreed: false,
     },
     Variable {
         name: "IRIS_TEST_LEVEL",
-        doc: "how much the tests do: smoke, quick, normal or full; default normal",
+        doc: "extent of the tests: smoke, quick, normal or full; default normal",
         agreed: false,
     },
     Variable {
         name: "IRIS_TEST_BACKEND",
-        doc: "the device of the long tests: cpu or cuda; default cpu",
+        doc: "backend of the long tests: cpu or cuda; default cpu",
         agreed: false,
     },
     Variable {
         name: "IRIS_COMMIT",
-        doc: "the commit that `iris bench` writes beside its results; default: git is asked",
+        doc: "commit id that `iris bench` records with its results; default: asked from git",
         agreed: false,
     },
     Variable {
         name: "IRIS_LOG",
-        doc: "level of the programs' log (error, warn, info, debug, trace); default warn",
+        doc: "log level of the programs: error, warn, info, debug or trace; default warn",
         agreed: false,
     },
 ];
 
-/// What a world takes from the environment, or a program sets in its place.
+/// Settings of a world, read from the environment or set by the program.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Settings {
-    /// Factor on every deadline (`IRIS_DEADLINE`), above 0 and at most 1e6: a world is not made with
-    /// another.
+    /// Factor on every deadline (`IRIS_DEADLINE`), above 0 and at most 1e6; making a world fails
+    /// with any other value.
     pub deadline: f64,
-    /// Threads of a rank for workgroups (`IRIS_THREADS`); `None`: by the number of cores.
+    /// Number of workgroup threads per rank (`IRIS_THREADS`); `None`: derived from the number of
+    /// cores.
     pub threads: Option<usize>,
 }
 
@@ -152,10 +161,10 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Reads the environment.
+    /// Reads the settings from the environment.
     ///
     /// # Errors
-    /// [`Error::Env`] for a value that is no positive number.
+    /// [`Error::Env`] for a value that is not a number in its variable's range.
     pub fn from_env() -> Result<Settings> {
         warn_unknown();
         let mut settings = Settings::default();
@@ -177,7 +186,7 @@ impl Settings {
         Ok(settings)
     }
 
-    /// Whether a world can be made with these.
+    /// Checks that a world can be made with these settings.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a factor that is not above 0 and at most 1e6.
@@ -194,37 +203,37 @@ impl Settings {
         self
     }
 
-    /// Sets the threads of a rank.
+    /// Sets the number of workgroup threads per rank.
     pub fn threads(mut self, threads: usize) -> Settings {
         self.threads = Some(threads);
         self
     }
 
-    /// How long a kernel waits for a peer's entry.
+    /// Deadline of a kernel's wait for a peer's entry.
     pub fn entry_deadline(&self) -> Duration {
         self.scaled(600.0)
     }
 
-    /// How long any other wait in a kernel lasts.
+    /// Deadline of any other wait in a kernel.
     pub fn progress_deadline(&self) -> Duration {
         self.scaled(30.0)
     }
 
-    /// How long a host collective waits for the other ranks: longer than a kernel does, for entry
-    /// and then for progress. So a rank whose kernel waits for a call that this one skipped has given
-    /// up, and says which rank it waited for, before this one would take it for absent.
+    /// Deadline of a host collective's wait for the other ranks. It is longer than a kernel's wait
+    /// for entry plus one for progress: if a rank skipped a call, the kernels of the others give up
+    /// first and name that rank, before the host reports the waiting ranks as absent.
     pub fn host_deadline(&self) -> Duration {
         self.scaled(720.0)
     }
 
-    /// At most some 23 years: a factor that [`Settings::check`] refuses counts as the nearest that it
-    /// takes, and one that is no number as none.
+    /// Time scaled by the deadline factor, which is clamped to 0..=[`MOST`], so it stays below 23
+    /// years; NaN gives zero.
     fn scaled(&self, seconds: f64) -> Duration {
         Duration::try_from_secs_f64(seconds * self.deadline.clamp(0.0, MOST)).unwrap_or_default()
     }
 }
 
-/// The largest factor on deadlines.
+/// Largest factor on deadlines.
 const MOST: f64 = 1e6;
 const FACTOR: &str = "a factor above 0, at most 1e6";
 
@@ -232,7 +241,7 @@ fn is_factor(value: f64) -> bool {
     value > 0.0 && value <= MOST
 }
 
-/// The agreed variables with their values, for comparison between ranks.
+/// Variables that must be equal on all ranks, with their values, for comparison.
 pub(crate) fn agreed() -> Vec<(&'static str, String)> {
     VARIABLES
         .iter()
@@ -245,7 +254,7 @@ pub(crate) fn agreed() -> Vec<(&'static str, String)> {
         .collect()
 }
 
-/// A variable's value; `None` if it is not set or empty.
+/// Value of a variable; `None` if it is not set or empty.
 pub(crate) fn read(name: &str) -> Result<Option<String>> {
     match std::env::var(name) {
         Ok(text) if text.is_empty() => Ok(None),
@@ -297,7 +306,7 @@ mod tests {
         assert!(std::time::Instant::now().checked_add(longest).is_some());
     }
 
-    /// Also where one waits for entry, and then for progress, before it comes to the host's step.
+    /// True also if a kernel waits first for entry and then for progress before the host's step.
     #[test]
     fn the_host_waits_longer_than_kernels() {
         for factor in [0.001, 1.0, MOST] {

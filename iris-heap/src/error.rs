@@ -1,56 +1,57 @@
-//! The one error type of the crate.
+//! Error type of the crate.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::limits::explain;
 
-/// Short for a result with this crate's [`enum@Error`].
+/// Result with this crate's [`enum@Error`] as its default error.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What can go wrong with worlds, heaps and streams. Every message names the value and what was
-/// expected instead.
+/// Error of a world, a heap or a stream. Every message names the value and what was expected
+/// instead.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An environment variable has a value that means nothing.
+    /// An environment variable has an invalid value.
     #[error("{variable}={value}: expected {expected}")]
     Env {
-        /// Its name.
+        /// Name of the variable.
         variable: String,
-        /// What it holds, or `(not set)`.
+        /// Value of the variable, or `(not set)`.
         value: String,
-        /// What would be right.
+        /// Description of a valid value.
         expected: String,
     },
     /// An argument is outside its range.
     #[error("{what} is {value}: expected {expected}")]
     Invalid {
-        /// The argument.
+        /// Name of the argument.
         what: String,
-        /// Its value.
+        /// Value of the argument.
         value: String,
-        /// What would be right.
+        /// Description of a valid value.
         expected: String,
     },
-    /// The ranks were to give the same and did not. Nothing was changed on any rank.
+    /// The ranks passed different values to a collective call that needs equal ones. Nothing was
+    /// changed on any rank.
     #[error("ranks disagree in {what}: {item} is {}", list_values(.values))]
     Disagreement {
-        /// The collective step, with its call site.
+        /// Collective step, with its call site.
         what: String,
-        /// The first item that differs.
+        /// First item that differs.
         item: String,
-        /// The ranks that differ from the most common value.
+        /// Ranks whose value is not the most common one.
         ranks: Vec<usize>,
-        /// The item's value by rank.
+        /// Value of the item, by rank.
         values: Vec<String>,
     },
     /// The ranks are in different collective calls. Nothing was changed on any rank.
     #[error("ranks are in different collective calls: {}", list_values(.calls))]
     Mismatch {
-        /// The ranks that differ from the most common call.
+        /// Ranks whose call is not the most common one.
         ranks: Vec<usize>,
-        /// Kind, sequence number and call site by rank.
+        /// Kind, sequence number and call site, by rank.
         calls: Vec<String>,
     },
     /// The ranks issue the calls of a heap in different orders. The heap takes no further calls.
@@ -59,28 +60,29 @@ pub enum Error {
          issue the calls of a heap in the same order", list_values(.operators)
     )]
     Order {
-        /// Number of the first call that differs among all calls of the heap, from 1.
+        /// Number, from 1 among all calls of the heap, of the first call that differs.
         call: u64,
-        /// The ranks whose operator is known, and not the most common one.
+        /// Ranks whose operator is known and is not the most common one.
         ranks: Vec<usize>,
-        /// The operator of that call by rank: its name, and its number in the order of creation, from 0;
-        /// `not issued yet, or long ago` for a rank of which nobody knows.
+        /// Operator of that call, by rank: its name and its id (its number in the order of
+        /// creation, from 0), or `not issued yet, or long ago` if the rank's board does not hold
+        /// the call.
         operators: Vec<String>,
     },
-    /// Some ranks did not come to a collective call before its deadline.
+    /// Some ranks did not arrive at a collective call before its deadline.
     #[error("{what}: waited {waited:.1?} for rank {}", list_ranks(.ranks))]
     Absent {
-        /// The ranks that did not come.
+        /// Ranks that did not arrive.
         ranks: Vec<usize>,
-        /// The collective call, with its call site, of the rank that gave up first.
+        /// Collective call, with its call site, of the rank that gave up first.
         what: String,
-        /// How long that rank waited.
+        /// Time that this rank waited.
         waited: Duration,
     },
-    /// A rank died, or let its world go without closing it.
+    /// A rank died, or dropped its world without closing it.
     #[error("rank {rank} is lost: its process or thread ended, or dropped its world unclosed")]
     PeerLost {
-        /// The rank.
+        /// Number of the lost rank.
         rank: usize,
     },
     /// A rank of a world over several nodes died, let its world go without closing it, or cannot be reached.
@@ -94,17 +96,17 @@ pub enum Error {
         /// Name of its host.
         host: String,
     },
-    /// A rank could not do its part of a collective step. Nothing was changed on any rank.
+    /// A rank failed in its part of a collective step. Nothing was changed on any rank.
     #[error("rank {rank} failed in {what}: {message}")]
     PeerFailed {
-        /// The rank.
+        /// Number of the failed rank.
         rank: usize,
-        /// The collective step.
+        /// Collective step.
         what: String,
-        /// Its error.
+        /// Text of that rank's error.
         message: String,
     },
-    /// The process that carries the messages of this split-off world has gone.
+    /// The process that carries the messages of this split-off world has ended.
     #[error(
         "the process that carries this world's messages, rank 0 of the launched world or of its node, is lost"
     )]
@@ -112,235 +114,239 @@ pub enum Error {
     /// The processes of a job could not find each other.
     #[error("rendezvous at {place}: {problem}")]
     Rendezvous {
-        /// Socket, and what its name was made from.
+        /// Path of the socket, and the job identity that its name was made from.
         place: String,
-        /// What was wrong.
+        /// Description of the problem.
         problem: String,
     },
-    /// The heap has no block that is large enough. No rank's state has changed.
+    /// The heap has no free block that is large enough. Nothing was changed on any rank.
     #[error(
         "{what}: out of {segment} memory for {name}: asked {asked} bytes, free {free}, largest \
          block {largest}, rank {rank}; the whole request needs {total} (HeapOptions::{} says how much a \
          heap has)", option(.segment)
     )]
     OutOfHeap {
-        /// The collective step, with its call site.
+        /// Collective step, with its call site.
         what: String,
-        /// The part of the request that did not fit.
+        /// Name of the part of the request that did not fit.
         name: String,
-        /// Its segment.
+        /// Name of its segment.
         segment: String,
-        /// The rank that has no room.
+        /// Rank whose segment is full.
         rank: usize,
-        /// Bytes asked for this part, rounded to the alignment.
+        /// Bytes requested for this part, rounded up to the alignment.
         asked: u64,
-        /// Bytes free.
+        /// Free bytes in the segment.
         free: u64,
-        /// Bytes of the largest free block.
+        /// Size of the largest free block in bytes.
         largest: u64,
-        /// Bytes of all parts of the request in this segment, each rounded to the alignment.
+        /// Bytes of all parts of the request in this segment, each rounded up to the alignment.
         total: u64,
     },
-    /// The world or heap was closed.
+    /// The world or heap has been closed.
     #[error("{what} is closed")]
     Closed {
-        /// Which.
+        /// Name of the closed object.
         what: &'static str,
     },
-    /// A world cannot close while something of it is open on some rank.
+    /// A world cannot close while some rank still has a heap or a split-off world of it open.
     #[error("rank {rank} still has {heaps} heaps and {worlds} split worlds open")]
     StillOpen {
-        /// The first such rank.
+        /// First rank with open objects.
         rank: usize,
-        /// Open heaps.
+        /// Number of open heaps.
         heaps: usize,
-        /// Open worlds split off this one.
+        /// Number of open worlds that were split off this one.
         worlds: usize,
     },
-    /// A slice belongs to another heap.
+    /// A slice was used with another heap than its own.
     #[error("the slice belongs to heap {slice:#x}, not to heap {heap:#x}")]
     ForeignSlice {
-        /// The slice's heap.
+        /// Id of the slice's heap.
         slice: u64,
-        /// The heap it was used with.
+        /// Id of the heap that it was used with.
         heap: u64,
     },
-    /// A slice was to be given back that is only a part of what was allocated.
+    /// A slice passed to `free` is only a part of its allocation.
     #[error(
         "{segment} bytes {offset}..{end} are only a part of the block {start}..{whole_end}: give \
          back the slice that the allocation returned"
     )]
     PartOfBlock {
-        /// The segment.
+        /// Name of the segment.
+        segment: String,
+        /// First byte of the slice in the segment.
+        offset: u64,
+        /// End of the slice in the segment, in bytes.
+        end: u64,
+        /// First byte of the allocated block.
+        start: u64,
+        /// End of the allocated block as requested, without rounding, in bytes.
+        whole_end: u64,
+    },
+    /// The block of a slice has been freed, or never was allocated.
+    #[error("{segment} bytes {offset}..{end} are not allocated (any more) to this slice")]
+    NotAllocated {
+        /// Name of the segment.
         segment: String,
         /// First byte of the slice.
         offset: u64,
-        /// Its end.
-        end: u64,
-        /// First byte of the block.
-        start: u64,
-        /// Its end, as it was asked for.
-        whole_end: u64,
-    },
-    /// A slice's block was given back, or never was one.
-    #[error("{segment} bytes {offset}..{end} are not allocated (any more) to this slice")]
-    NotAllocated {
-        /// The segment.
-        segment: String,
-        /// First byte.
-        offset: u64,
-        /// End.
+        /// End of the slice, in bytes.
         end: u64,
     },
-    /// Something reaches past an end.
+    /// A range reaches past the end.
     #[error("{what}: {start}..{end} is outside 0..{len}")]
     OutOfBounds {
-        /// What was indexed.
+        /// Name of the indexed object.
         what: String,
         /// First index.
         start: u64,
-        /// End.
+        /// End of the range.
         end: u64,
-        /// Length.
+        /// Length of the object.
         len: u64,
     },
-    /// More workgroups than threads: they could wait for each other for ever.
+    /// A CPU launch has more workgroups than the heap has threads; waiting workgroups could
+    /// deadlock.
     #[error(
-        "{name}: {groups} workgroups, but the heap has {threads} threads, and none may wait for one that does not run"
+        "{name}: {groups} workgroups, but the heap has {threads} threads: workgroups that wait for each other must all run at once"
     )]
     TooManyGroups {
-        /// The kernel.
+        /// Name of the kernel.
         name: String,
-        /// Workgroups asked for.
+        /// Number of workgroups requested.
         groups: u32,
-        /// Threads there are.
+        /// Number of threads of the heap.
         threads: u32,
     },
-    /// Enqueued work asked for what waits for enqueued work: for itself, perhaps.
+    /// A function that may wait for enqueued work was called from enqueued work; it could wait for
+    /// itself.
     #[error(
-        "{what} from work that is enqueued on a stream: it may wait for that very work; do it on a \
+        "{what} was called from enqueued work and could wait for that work itself: call it on a \
          thread of the program's, or order streams by events"
     )]
     WaitFromWork {
-        /// The call.
+        /// Name of the function.
         what: String,
     },
     /// Enqueued work panicked.
     #[error("{name}{}: panicked: {message}", of_group(.group))]
     Panicked {
-        /// The kernel, function or thread.
+        /// Name of the kernel, function or thread.
         name: String,
-        /// The workgroup, of a kernel.
+        /// Index of the workgroup, if a kernel panicked.
         group: Option<u32>,
-        /// The panic's message.
+        /// Message of the panic.
         message: String,
     },
     /// A kernel left a fault record.
     #[error("{op}: {fault}{}", about_hashes(.fault))]
     Fault {
-        /// The name of the op.
+        /// Name of the op.
         op: &'static str,
-        /// Op, call, tile, awaited rank, the value seen and the value wanted.
+        /// Fault record: op, call, tile, awaited rank, the value seen and the value wanted.
         fault: iris_sync::Fault,
     },
-    /// Another rank gave up; its own error says why.
+    /// Another rank gave up; its own error has the reason.
     #[error("rank {rank} gave up: its own error says why")]
     GaveUp {
-        /// The rank.
+        /// Number of the rank that gave up.
         rank: usize,
     },
-    /// A step of the host failed after a kernel of this rank had.
+    /// A step of the host failed after a kernel of this rank had failed.
     #[error("{then}; before that a kernel of this rank failed: {fault}")]
     AfterFault {
-        /// What the kernel left.
+        /// Fault that the kernel left.
         fault: Box<Error>,
-        /// What the host met later, which may be no more than the consequence.
+        /// Later error of the host, which may be only a consequence of the fault.
         then: Box<Error>,
     },
     /// Waiting kernels were told to leave.
     #[error("the work was aborted: {reason} (code {code})")]
     Aborted {
-        /// The value of the abort word.
+        /// Value of the abort word.
         code: i32,
-        /// The same in words.
+        /// Meaning of the abort word.
         reason: String,
     },
-    /// This backend, bootstrap or platform cannot do it.
+    /// This backend, bootstrap or platform does not support the request.
     #[error("{what} is not supported: {why}")]
     Unsupported {
-        /// The request.
+        /// Name of the request.
         what: String,
-        /// The reason, with what to do instead.
+        /// Reason, with an alternative.
         why: String,
     },
-    /// A message of another rank could not be read.
+    /// A message from another rank could not be decoded.
     #[error("broken message in {what}: {problem}")]
     Wire {
-        /// The exchange.
+        /// Exchange to which the message belongs.
         what: String,
-        /// What was wrong.
+        /// Description of the problem.
         problem: String,
     },
     /// A system call failed.
     #[error("{call}: {}", explain(.error))]
     System {
-        /// The call, with its object.
+        /// Name of the system call, with its object.
         call: String,
-        /// The system's error. It is part of the message, and so no source, which is printed again.
+        /// The system's error. Its text is part of the message, so it is not returned as `source`,
+        /// which would print it twice.
         error: Arc<std::io::Error>,
     },
-    /// A library that is loaded at run time is missing or cannot be used.
+    /// A library that is loaded at run time is missing or unusable.
     #[error("{library} could not be loaded: {problem}; looked for it in {looked}")]
     Library {
-        /// Its name, and what it is.
+        /// Description of the library.
         library: String,
-        /// Where it was looked for.
+        /// Places that were searched.
         looked: String,
-        /// What was wrong.
+        /// Description of the problem.
         problem: String,
     },
-    /// A call of a device's driver failed.
+    /// A function of a device's driver failed.
     #[error("{api}: {name} (code {code})")]
     Device {
-        /// The function, with what it was about.
+        /// Name of the function, with its object.
         api: String,
-        /// The driver's code.
+        /// Numeric code that the driver returned.
         code: u32,
         /// The driver's name of the code.
         name: String,
     },
-    /// Something a layer above enqueued or hooked in failed.
+    /// Error of a layer above: of enqueued work or of a hook.
     #[error("{0}")]
     Other(Arc<dyn std::error::Error + Send + Sync>),
 }
 
-/// Errors by what a caller can do about them. Stable, unlike the variants.
+/// Classification of errors by what a caller can do about them. Stable, unlike the variants of
+/// [`enum@Error`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// The environment or an argument is wrong: correct it.
     Usage,
-    /// The ranks do not do the same: correct the program.
+    /// The ranks called different functions or passed different values: correct the program.
     Disagreement,
-    /// A rank did not come in time.
+    /// A rank did not arrive in time.
     Timeout,
-    /// A rank is gone: close the world and open a new one with those that are left.
+    /// A rank is gone: close the world and open a new one with the remaining ranks.
     PeerLost,
-    /// No room.
+    /// Out of memory.
     OutOfMemory,
-    /// Used after it was closed or given back.
+    /// An object was used after it was closed or freed.
     Closed,
     /// A kernel failed.
     Fault,
-    /// Not offered here.
+    /// Not supported on this backend or platform.
     Unsupported,
-    /// The system refused.
+    /// The operating system or a driver returned an error.
     System,
-    /// From another layer.
+    /// Error of another layer.
     Other,
 }
 
-/// The option of a heap that says how large this segment is.
+/// Name of the [`HeapOptions`](crate::HeapOptions) field that sets the size of this segment.
 fn option(segment: &str) -> &'static str {
     match segment {
         "signal" => "signal_bytes",
@@ -350,7 +356,7 @@ fn option(segment: &str) -> &'static str {
 }
 
 impl Error {
-    /// What a caller can do about it.
+    /// Classifies the error by what a caller can do about it.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Error::Env { .. }
@@ -366,7 +372,7 @@ impl Error {
             }
             Error::Absent { .. } => ErrorKind::Timeout,
             Error::PeerLost { .. } | Error::RankLost { .. } | Error::HubLost => ErrorKind::PeerLost,
-            // The code is the same in the drivers of CUDA and HIP.
+            // Code 2 means out of memory in the drivers of both CUDA and HIP.
             Error::OutOfHeap { .. } | Error::Device { code: 2, .. } => ErrorKind::OutOfMemory,
             Error::Closed { .. } | Error::NotAllocated { .. } => ErrorKind::Closed,
             Error::Panicked { .. }
@@ -374,7 +380,7 @@ impl Error {
             | Error::GaveUp { .. }
             | Error::Aborted { .. } => ErrorKind::Fault,
             Error::AfterFault { then, .. } => then.kind(),
-            // There is no driver; or there is one, of CUDA or HIP alike, and no device.
+            // No driver; or, code 100 in both CUDA and HIP, a driver without a device.
             Error::Unsupported { .. } | Error::Library { .. } | Error::Device { code: 100, .. } => {
                 ErrorKind::Unsupported
             }
@@ -386,7 +392,7 @@ impl Error {
         }
     }
 
-    /// Wraps an error of another layer.
+    /// Wraps the error of another layer.
     pub fn other(error: impl std::error::Error + Send + Sync + 'static) -> Error {
         Error::Other(Arc::new(error))
     }
@@ -404,13 +410,13 @@ impl Error {
     }
 }
 
-/// `, workgroup 3`, of a kernel.
+/// Text `, workgroup 3` for a kernel's error; empty otherwise.
 fn of_group(group: &Option<u32>) -> String {
     group.map_or(String::new(), |group| format!(", workgroup {group}"))
 }
 
-/// What the two numbers of a mismatch are where they are hashes. Of all that is hashed only the place
-/// of a matrix can still differ in a call: the rest was compared by name when the op was made.
+/// Explanation for a mismatch whose two numbers are hashes. Only the placement of a matrix can
+/// still differ in a call: everything else in the hash was compared by name when the op was made.
 fn about_hashes(fault: &iris_sync::Fault) -> &'static str {
     match fault.differing() {
         Some(iris_sync::Field::Config) => {
@@ -421,7 +427,7 @@ fn about_hashes(fault: &iris_sync::Fault) -> &'static str {
     }
 }
 
-/// `1, 3 and 4`
+/// Text such as `1, 3 and 4`.
 pub(crate) fn list_ranks(ranks: &[usize]) -> String {
     let mut texts: Vec<String> = ranks.iter().map(usize::to_string).collect();
     match texts.pop() {
@@ -431,7 +437,7 @@ pub(crate) fn list_ranks(ranks: &[usize]) -> String {
     }
 }
 
-/// `4 on rank 0, 2; 5 on rank 1`: each value once.
+/// Text such as `4 on rank 0, 2; 5 on rank 1`: each value once, with its ranks.
 fn list_values(values: &[String]) -> String {
     let mut seen: Vec<(&String, Vec<usize>)> = Vec::new();
     for (rank, value) in values.iter().enumerate() {
@@ -446,7 +452,8 @@ fn list_values(values: &[String]) -> String {
         .join("; ")
 }
 
-/// The ranks whose value is not the most common one (of several, the first).
+/// Ranks whose value is not the most common one; if several are equally common, the first one
+/// counts as common.
 pub(crate) fn odd_ranks(values: &[String]) -> Vec<usize> {
     let count = |v: &String| values.iter().filter(|w| *w == v).count();
     let mut common = None;
@@ -462,7 +469,7 @@ pub(crate) fn odd_ranks(values: &[String]) -> Vec<usize> {
 mod tests {
     use super::*;
 
-    /// As `{:#}` of anyhow prints it.
+    /// Text as anyhow's `{:#}` prints it: the error and all its sources.
     fn chain(error: &dyn std::error::Error) -> String {
         let mut text = error.to_string();
         let mut at = error.source();

@@ -1,55 +1,55 @@
-//! Which bytes of a segment are given out: pure, deterministic, no memory of its own.
+//! Allocator of a segment's bytes: pure and deterministic, without memory of its own.
 //!
-//! Every rank keeps one and feeds it the same requests, so that all arrive at the same offsets.
-//! First fit by address: the oldest answer, but one that depends on nothing but the sequence of
-//! requests, and that leaves the large blocks at the end whole.
+//! Every rank keeps one and applies the same requests to it, so all ranks compute the same offsets.
+//! It uses first fit by address, because the result then depends only on the sequence of requests,
+//! and large blocks at the end stay whole.
 
 use std::collections::BTreeMap;
 
-/// The state of one segment.
+/// Allocation state of one segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     alignment: u64,
     capacity: u64,
-    /// Length by offset; no two adjoin.
+    /// Free blocks: length by offset; adjacent blocks are always merged.
     free: BTreeMap<u64, u64>,
     live: BTreeMap<u64, Block>,
     serial: u64,
 }
 
-/// One block that is given out.
+/// One allocated block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Bytes, rounded up to the alignment.
+    /// Length in bytes, rounded up to the alignment.
     pub bytes: u64,
-    /// Bytes that were asked for.
+    /// Length in bytes as requested.
     pub asked: u64,
-    /// Number of the allocation, never used twice.
+    /// Number of the allocation; never reused.
     pub serial: u64,
 }
 
-/// Why there is no block.
+/// Error for a request that does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full {
-    /// Bytes asked, rounded up to the alignment; `u64::MAX` where that overflows.
+    /// Bytes requested, rounded up to the alignment; `u64::MAX` if that overflows.
     pub asked: u64,
-    /// Bytes free.
+    /// Number of free bytes.
     pub free: u64,
-    /// Bytes of the largest free block.
+    /// Size of the largest free block in bytes.
     pub largest: u64,
 }
 
-/// What a block of `bytes` takes: at least one of the alignment's size; `u64::MAX` where that
+/// Size of a block for `bytes` bytes: a multiple of `alignment`, at least one; `u64::MAX` if that
 /// overflows.
 pub(crate) fn rounded(bytes: u64, alignment: u64) -> u64 {
     bytes.max(1).checked_next_multiple_of(alignment).unwrap_or(u64::MAX)
 }
 
 impl Layout {
-    /// Gives out the bytes `reserved..capacity` in multiples of `alignment`. Both ends are moved
-    /// inwards to such multiples.
+    /// Makes an allocator of the bytes `reserved..capacity`, in multiples of `alignment`. Both ends
+    /// are moved inwards to such multiples.
     ///
     /// # Panics
     /// If `alignment` is zero.
@@ -70,11 +70,11 @@ impl Layout {
         }
     }
 
-    /// Gives out a block of at least `bytes`; of none, one of the alignment's size, so that every
-    /// block has an offset of its own.
+    /// Allocates a block of at least `bytes` bytes. A request of 0 bytes gets a block of one
+    /// alignment unit, so that every block has its own offset.
     ///
     /// # Errors
-    /// [`Full`], and nothing has changed.
+    /// [`Full`]; the state is then unchanged.
     pub fn alloc(&mut self, bytes: u64) -> Result<Block, Full> {
         let whole = rounded(bytes, self.alignment);
         let found = self.free.iter().find(|&(_, &len)| len >= whole);
@@ -91,8 +91,8 @@ impl Layout {
         Ok(block)
     }
 
-    /// Takes back the block that begins at `offset` and has this serial number. `None`, and nothing
-    /// has changed, if there is no such block.
+    /// Frees the block that begins at `offset` and has this serial number. Returns `None`, without
+    /// any change, if there is no such block.
     pub fn free(&mut self, offset: u64, serial: u64) -> Option<Block> {
         let block = *self.live.get(&offset).filter(|b| b.serial == serial)?;
         self.live.remove(&offset);
@@ -111,29 +111,29 @@ impl Layout {
         Some(block)
     }
 
-    /// The block that holds all of `offset..offset + bytes`.
+    /// Allocated block that contains all of `offset..offset + bytes`.
     pub fn find(&self, offset: u64, bytes: u64) -> Option<Block> {
         let (_, block) = self.live.range(..=offset).next_back()?;
         let end = offset.checked_add(bytes)?;
         (end <= block.offset + block.bytes).then_some(*block)
     }
 
-    /// Bytes that could be given out if nothing were.
+    /// Size of the allocatable range in bytes.
     pub fn capacity(&self) -> u64 {
         self.capacity
     }
 
-    /// Bytes free.
+    /// Number of free bytes.
     pub fn free_bytes(&self) -> u64 {
         self.free.values().sum()
     }
 
-    /// Bytes of the largest free block.
+    /// Size of the largest free block in bytes.
     pub fn largest(&self) -> u64 {
         self.free.values().copied().max().unwrap_or(0)
     }
 
-    /// The blocks that are given out, by address.
+    /// Allocated blocks, by ascending address.
     pub fn blocks(&self) -> impl Iterator<Item = Block> + '_ {
         self.live.values().copied()
     }

@@ -1,4 +1,5 @@
-//! [`Module`] and [`Function`]: compiled kernels, the same interface on every device that loads such.
+//! Compiled kernels, with one interface for every device that loads them: [`Module`] and
+//! [`Function`].
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -8,8 +9,8 @@ use crate::control::Control;
 use crate::error::Result;
 use crate::stream::Stream;
 
-/// Compiled kernels that a heap's device has loaded, until the process ends. They are launched on
-/// streams of this heap only.
+/// Image of compiled kernels that a heap's device has loaded; it stays loaded until the process
+/// ends. Its kernels can be launched only on streams of this heap.
 #[derive(Clone)]
 pub struct Module {
     inner: Arc<dyn ModuleBackend>,
@@ -41,11 +42,12 @@ impl Module {
         Module { inner, heap: Arc::downgrade(heap) }
     }
 
-    /// The kernel of this name, loaded now and not at its first launch, with `shared_bytes` of
-    /// dynamic shared memory allowed.
+    /// The kernel of this name, with `shared_bytes` bytes of dynamic shared memory allowed. It is
+    /// loaded now rather than at its first launch.
     ///
     /// # Errors
-    /// [`Error::Device`](crate::Error::Device) if there is none, or if it cannot have that much.
+    /// [`Error::Device`](crate::Error::Device) if there is no such kernel, or if the device does
+    /// not have that much shared memory.
     pub fn function(&self, name: &str, shared_bytes: u32) -> Result<Function> {
         let inner = self.inner.function(name, shared_bytes)?;
         Ok(Function { inner, heap: self.heap.clone(), name: name.into() })
@@ -53,12 +55,13 @@ impl Module {
 }
 
 impl Function {
-    /// Its name.
+    /// Name of the kernel.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Registers a thread, and bytes of local memory a thread: more than none are spills or arrays.
+    /// Registers per thread, and bytes of local memory per thread; non-zero local memory means
+    /// spills or arrays.
     ///
     /// # Errors
     /// [`Error::Device`](crate::Error::Device).
@@ -66,7 +69,8 @@ impl Function {
         self.inner.resources()
     }
 
-    /// Workgroups of this size that run at the same time on the whole device, if nothing else does.
+    /// Number of workgroups of this size that are co-resident on the whole device if nothing else
+    /// runs.
     ///
     /// # Errors
     /// [`Error::Device`](crate::Error::Device).
@@ -74,9 +78,10 @@ impl Function {
         self.inner.resident(threads, shared_bytes)
     }
 
-    /// Clusters of `cluster` workgroups, as the kernel was compiled for, that run at the same time on the whole
-    /// device, of a launch of this shape, if nothing else does. They may be fewer than the workgroups that do
-    /// would make: those of a cluster need multiprocessors side by side.
+    /// Number of clusters of `cluster` workgroups that are co-resident on the whole device if
+    /// nothing else runs; `cluster` is the size that the kernel was compiled for. Clusters may hold
+    /// fewer workgroups than [`Function::resident`] reports, because the workgroups of a cluster
+    /// must run on neighbouring multiprocessors.
     ///
     /// # Errors
     /// [`Error::Device`](crate::Error::Device).
@@ -84,34 +89,35 @@ impl Function {
         self.inner.resident_clusters(shape, cluster)
     }
 
-    /// Enqueues a launch behind the heap's last op, on whatever stream that was; the next op waits
-    /// for it. The stream is of the heap that the module was loaded for: another heap would neither
-    /// order the launch with these ops nor wait for it.
+    /// Enqueues a launch on `stream` after the heap's last op, on whatever stream that op was; the
+    /// next op waits for this launch. The stream must belong to the heap that the module was loaded
+    /// for, since another heap would neither order the launch with its ops nor wait for it.
     ///
     /// # Errors
-    /// [`Error::Closed`](crate::Error::Closed); [`Error::Invalid`](crate::Error::Invalid) for a stream of
-    /// another heap; [`Error::Device`](crate::Error::Device).
+    /// [`Error::Closed`](crate::Error::Closed); [`Error::Invalid`](crate::Error::Invalid) for a
+    /// stream of another heap; [`Error::Device`](crate::Error::Device).
     ///
     /// # Safety
-    /// `args` are the bytes of the kernel's parameters, in order and each as long as the kernel has
-    /// it. What the kernel accesses through them stays valid until the stream has finished the
-    /// launch, and so does every replay of a graph that the launch is captured in. Workgroups that
-    /// wait for each other or for other ranks all fit the device at the same time.
+    /// `args` are the bytes of the kernel's parameters, in order and each of the size that the
+    /// kernel expects. All memory that the kernel accesses through them stays valid until the
+    /// launch has finished, and every replay of a graph that captured it. Workgroups that wait for
+    /// each other or for other ranks are co-resident.
     pub unsafe fn launch(&self, stream: &Stream, shape: LaunchShape, args: &[&[u8]]) -> Result<()> {
         stream.check_of(self.heap.as_ptr(), &self.name)?;
-        // SAFETY: as the caller says.
+        // SAFETY: by the contract of this function.
         unsafe { self.inner.launch(stream.backend(), LaunchOrder::Op, shape, args) }
     }
 
-    /// Enqueues a launch behind the heap's last op, which the next op does not wait for: the two run
-    /// at the same time. The stream is not that of the last op.
+    /// Enqueues a launch after the heap's last op; the next op does not wait for it, so the two run
+    /// at the same time. The stream must not be that of the last op.
     ///
     /// # Errors
-    /// As [`Function::launch`]; [`Error::Invalid`](crate::Error::Invalid) for the stream of the last op.
+    /// Errors of [`Function::launch`]; [`Error::Invalid`](crate::Error::Invalid) for the stream of
+    /// the last op.
     ///
     /// # Safety
-    /// As for [`Function::launch`]; and beside the workgroups of this launch all those of the ops
-    /// fit the device that are launched while it runs.
+    /// Contract of [`Function::launch`]; moreover this launch's workgroups and those of all ops
+    /// launched while it runs must fit on the device together.
     pub unsafe fn launch_beside(
         &self,
         stream: &Stream,
@@ -119,7 +125,7 @@ impl Function {
         args: &[&[u8]],
     ) -> Result<()> {
         stream.check_of(self.heap.as_ptr(), &self.name)?;
-        // SAFETY: as the caller says.
+        // SAFETY: the caller keeps this function's contract, which is the backend's.
         unsafe { self.inner.launch(stream.backend(), LaunchOrder::Beside, shape, args) }
     }
 }

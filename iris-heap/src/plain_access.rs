@@ -1,20 +1,21 @@
-//! Keeps copies by the host apart from kernels of the CPU that access the same bytes plainly.
+//! Mutual exclusion between copies by the host and CPU kernels that access the same bytes without
+//! atomics.
 //!
-//! A GEMM library and vectorised conversions make no atomic accesses, so a copy of their operands at
-//! the same time would be undefined behaviour even if the copy is atomic. While a launch runs, it
-//! therefore announces the bytes of its operands ([`Access::of_kernel`]); a copy waits until no launch
-//! writes what it reads, or accesses what it writes. Launches end by their own deadlines, so this wait
-//! needs none. A program that syncs its stream before it touches operands never waits here.
+//! A GEMM library and vectorised conversions make plain accesses, so a concurrent copy of their
+//! operands would be undefined behaviour even if the copy is atomic. So each launch announces the
+//! bytes of its operands while it runs ([`Access::of_kernel`]), and a copy waits until no launch
+//! writes what it reads or accesses what it writes. Launches end by their own deadlines, so this
+//! wait needs none. A program that syncs its stream before it touches operands never waits here.
 
 use std::ops::Range;
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use crate::util::lock;
 
-/// Bytes by address, and whether they are written.
+/// Range of addresses that is read or written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// Addresses in this process.
+    /// Address range in this process.
     pub bytes: Range<u64>,
     /// Whether the bytes are written; otherwise they are only read.
     pub written: bool,
@@ -27,15 +28,16 @@ impl Span {
     }
 }
 
-/// The two parties that exclude each other. Accesses of one party may overlap: copies are atomic, and
-/// the protocols order kernels.
+/// The two parties that exclude each other. Accesses of one party may overlap, because copies are
+/// atomic and the protocols order kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Party {
     Kernel,
     Copy,
 }
 
-/// All accesses of the process: ranks that are threads share one mapping of each segment.
+/// All accesses in progress in the process; global because ranks that are threads share one mapping
+/// of each segment.
 struct Active {
     next: u64,
     spans: Vec<(u64, Party, Span)>,
@@ -44,17 +46,18 @@ struct Active {
 static ACTIVE: Mutex<Active> = Mutex::new(Active { next: 0, spans: Vec::new() });
 static ENDED: Condvar = Condvar::new();
 
-/// An access that is under way, until this is dropped.
+/// Access in progress; it ends when this is dropped.
 #[derive(Debug)]
 pub struct Access(u64);
 
 impl Access {
-    /// Announces the operands of a launch that is about to run. Waits for copies that are under way.
+    /// Announces the operands of a launch that is about to run, and waits for copies in progress on
+    /// them.
     pub fn of_kernel(operands: &[Span]) -> Access {
         Access::begin(Party::Kernel, operands)
     }
 
-    /// Begins a copy. Waits for launches that access the bytes.
+    /// Begins a copy, and waits for launches that access the bytes.
     pub(crate) fn of_copy(spans: &[Span]) -> Access {
         Access::begin(Party::Copy, spans)
     }
@@ -89,7 +92,7 @@ mod tests {
         [Span { bytes, written }]
     }
 
-    /// Addresses that no mapping of another test has.
+    /// Start address that no mapping of another test uses.
     const BASE: u64 = 1;
 
     #[test]
@@ -118,7 +121,7 @@ mod tests {
                     let _second = begin(!copy_first);
                     say_second.send("second").unwrap();
                 });
-                // The second may come here late, but it never says anything before the first ends.
+                // The second party may start late, but it never sends before the first access ends.
                 for _ in 0..100 {
                     std::thread::yield_now();
                 }

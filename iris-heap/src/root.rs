@@ -1,5 +1,5 @@
-//! The root among the errors of several ranks: a failure on one rank makes the others fail, and some of
-//! these return first.
+//! Selection of the root error among several ranks' errors. A failure on one rank makes other ranks
+//! fail, and some of them return first.
 
 use std::sync::Mutex;
 
@@ -8,14 +8,14 @@ use iris_sync::FaultKind;
 use crate::error::Error;
 use crate::util::lock;
 
-/// Distance of an error from the root of a failure.
+/// Distance of an error from the root cause of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Distance {
-    /// Something is wrong on this rank, or a comparison of ranks found a difference.
+    /// Failure of this rank itself, or a difference found by comparing ranks.
     Root,
-    /// A rank was waited for in vain, which may have an error of its own.
+    /// Timeout while waiting for a rank, which may have an error of its own.
     Silence,
-    /// Another rank failed, gave up or left.
+    /// Consequence of another rank's failure, surrender or exit.
     Consequence,
 }
 
@@ -42,8 +42,9 @@ impl Distance {
     }
 }
 
-/// Whether the loss of a peer is why a kernel left `fault`: it waited for that peer, or another rank gave up. A difference
-/// between ranks, or another rank's silence, came before.
+/// Whether the loss of a peer explains the `fault` that a kernel left: the kernel waited for that
+/// peer, or another rank gave up. A difference between ranks, or the silence of a third rank, has
+/// another cause.
 pub(crate) fn explains(lost: &Error, fault: &Error) -> bool {
     match (lost, fault, Distance::of(fault)) {
         (Error::PeerLost { rank }, Error::Fault { fault, .. }, Distance::Silence) => {
@@ -56,18 +57,19 @@ pub(crate) fn explains(lost: &Error, fault: &Error) -> bool {
     }
 }
 
-/// The errors that the library has given the program of one rank: the least of their distances.
+/// Smallest distance among the errors that the library has returned to the program of one rank.
 #[derive(Debug, Default)]
-pub(crate) struct Told(Mutex<Option<Distance>>);
+pub(crate) struct ReturnedErrors(Mutex<Option<Distance>>);
 
-impl Told {
-    /// Notes an error that the program is given.
+impl ReturnedErrors {
+    /// Records an error that is returned to the program.
     pub(crate) fn note(&self, error: &Error) {
         let (mut least, new) = (lock(&self.0), Distance::of(error));
         *least = Some(least.map_or(new, |least| least.min(new)));
     }
 
-    /// The distance of an error that the program returns: one that the library has not given it is its own.
+    /// Smallest distance recorded. If the library returned no error, the program's error is its
+    /// own, hence the root.
     pub(crate) fn distance(&self) -> Distance {
         lock(&self.0).unwrap_or(Distance::Root)
     }
@@ -79,7 +81,7 @@ mod tests {
 
     #[test]
     fn the_nearest_error_counts() {
-        let told = Told::default();
+        let told = ReturnedErrors::default();
         assert_eq!(told.distance(), Distance::Root, "an error of the program");
         told.note(&Error::PeerLost { rank: 1 });
         assert_eq!(told.distance(), Distance::Consequence);

@@ -13,31 +13,32 @@ use crate::error::{Error, Result};
 use crate::plain_access::{Access, Span};
 use crate::util::{check_file_size, lock};
 
-/// One mapping of a memfd, unmapped when it is dropped; or memory of the caller's, left alone.
+/// Mapping of a memfd, unmapped on drop; or memory of the caller, which is left mapped.
 ///
-/// The bytes are shared with other ranks, which write them at any time: no reference to them is ever
-/// made but to atomics. Copies are atomic ([`atomic_copy`]) and keep apart from kernels that access
-/// the bytes plainly ([`plain_access`](crate::plain_access)), so a race yields old or new words and
-/// nothing undefined. Whoever resolves an address for code of their own vouches for that code.
+/// Other ranks write these bytes at any time, so no reference to them is made except to atomics.
+/// Copies are atomic ([`atomic_copy`]) and exclude kernels that access the bytes plainly
+/// ([`plain_access`](crate::plain_access)), so a race yields old or new words, never undefined
+/// behaviour. Code that resolves an address is itself responsible for its accesses.
 #[derive(Debug)]
 pub(crate) struct SharedMemory {
     base: NonNull<u8>,
     bytes: usize,
     owned: bool,
-    /// The name of memory that was made here and not yet shared: nothing is in it, and each rank's
-    /// may be exchanged for a part of one file.
+    /// Name of the memory if it was created here and has not been shared. Such memory is still
+    /// unused and may be replaced by a part of one joint file.
     fresh: Option<&'static str>,
-    /// Kept until it has been passed on; a mapping does not need it.
+    /// Descriptor, kept until it has been passed to the peers; the mapping does not need it.
     descriptor: Mutex<Option<OwnedFd>>,
 }
 
-// SAFETY: the struct owns its mapping, hands out references to atomics only, and its copies are atomic.
+// SAFETY: the struct owns its mapping, hands out references to atomics only, and its copies are
+// atomic.
 unsafe impl Send for SharedMemory {}
-// SAFETY: as for Send.
+// SAFETY: the reasons given for `Send` hold for `Sync` too.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// New memory, all zero. It takes pages only where it is touched.
+    /// Creates zeroed memory. Pages are taken only when they are touched.
     pub(crate) fn create(name: &'static str, bytes: u64) -> Result<SharedMemory> {
         let size = whole_pages(bytes)?;
         let fd = create_file(name, size)?;
@@ -46,7 +47,8 @@ impl SharedMemory {
         Ok(SharedMemory { base, bytes: size, owned: true, fresh: Some(name), descriptor })
     }
 
-    /// Maps memory that came as a descriptor: at least `bytes`, sealed against shrinking.
+    /// Maps memory that was received as a descriptor; it must have at least `bytes` bytes and be
+    /// sealed against shrinking.
     pub(crate) fn import(fd: OwnedFd, bytes: u64) -> Result<SharedMemory> {
         let size = whole_pages(bytes)?;
         check_file(&fd, bytes)?;
@@ -55,11 +57,11 @@ impl SharedMemory {
         Ok(SharedMemory { base, bytes: size, owned: true, fresh: None, descriptor })
     }
 
-    /// Memory of the caller's.
+    /// Uses memory of the caller.
     ///
     /// # Safety
-    /// It stays valid for reads and writes by any thread until this is dropped, and nobody keeps a
-    /// reference to it in the meantime.
+    /// The memory stays valid for reads and writes by any thread until this is dropped, and no
+    /// reference to it exists in the meantime.
     pub(crate) unsafe fn foreign(address: u64, bytes: u64) -> Result<SharedMemory> {
         let base = NonNull::new(address as *mut u8);
         let range = address.checked_add(bytes).filter(|&end| end <= isize::MAX as u64);
@@ -85,17 +87,17 @@ impl SharedMemory {
         self.bytes as u64
     }
 
-    /// Whether this is memory that was made here and never shared.
+    /// Whether this memory was created here and has never been shared.
     pub(crate) fn is_fresh(&self) -> bool {
         self.fresh.is_some()
     }
 
-    /// The name it was made with.
+    /// Name that the memory was created with; `iris` if it has been shared.
     pub(crate) fn name(&self) -> &'static str {
         self.fresh.unwrap_or("iris")
     }
 
-    /// A duplicate of the descriptor, for a peer.
+    /// Duplicate of the descriptor, for a peer.
     pub(crate) fn export(&self) -> Result<OwnedFd> {
         match &*lock(&self.descriptor) {
             Some(fd) => duplicate(fd.as_fd()),
@@ -103,12 +105,12 @@ impl SharedMemory {
         }
     }
 
-    /// Gives the descriptor back to the system, once the peers have theirs.
+    /// Closes the descriptor, once the peers have theirs.
     pub(crate) fn close_descriptor(&self) {
         lock(&self.descriptor).take();
     }
 
-    /// The word at byte `offset`.
+    /// The 32-bit word at byte `offset`.
     pub(crate) fn word(&self, offset: u64) -> Result<&AtomicI32> {
         let start = self.range(offset, 4)?;
         if !start.is_multiple_of(4) {
@@ -116,12 +118,12 @@ impl SharedMemory {
         }
         // SAFETY: `range` checked that the byte lies in the mapping.
         let word = unsafe { self.base.as_ptr().add(start) };
-        // SAFETY: the word is aligned, as a page and `start` are; it lives as long as `self`; and
-        // it is of a signal segment, in which copies are atomic and kernels have no operands.
+        // SAFETY: the word is aligned, as page and `start` are; it lives as long as `self`; and it
+        // lies in a signal segment, where copies are atomic and no kernel has operands.
         Ok(unsafe { AtomicI32::from_ptr(word.cast::<i32>()) })
     }
 
-    /// The word of 64 bits at byte `offset`, of memory that is accessed by such words only.
+    /// The 64-bit word at byte `offset`; the memory must be accessed by such words only.
     pub(crate) fn long(&self, offset: u64) -> Result<&AtomicU64> {
         let start = self.range(offset, 8)?;
         if !start.is_multiple_of(8) {
@@ -129,8 +131,8 @@ impl SharedMemory {
         }
         // SAFETY: `range` checked that the byte lies in the mapping.
         let word = unsafe { self.base.as_ptr().add(start) };
-        // SAFETY: the word is aligned, as a page and `start` are; it lives as long as `self`; and who makes
-        // such memory, issue boards, accesses it by atomic operations only.
+        // SAFETY: the word is aligned, as page and `start` are; it lives as long as `self`; and
+        // issue boards, the only users, access this memory by atomic operations only.
         Ok(unsafe { AtomicU64::from_ptr(word.cast::<u64>()) })
     }
 
@@ -140,7 +142,8 @@ impl SharedMemory {
         // SAFETY: `range` checked that the bytes lie in the mapping.
         let to = unsafe { self.base.as_ptr().add(start) };
         let _access = Access::of_copy(&[self.span(start, data.len(), true)]);
-        // SAFETY: as above; nobody accesses the bytes plainly during `_access` (see the type).
+        // SAFETY: `range` checked the bytes, and `_access` excludes plain accesses to them (see the
+        // type).
         unsafe { atomic_copy::store(data, to) };
         Ok(())
     }
@@ -151,12 +154,13 @@ impl SharedMemory {
         // SAFETY: `range` checked that the bytes lie in the mapping.
         let from = unsafe { self.base.as_ptr().add(start) };
         let _access = Access::of_copy(&[self.span(start, data.len(), false)]);
-        // SAFETY: as above; nobody writes the bytes plainly during `_access` (see the type).
+        // SAFETY: `range` checked the bytes, and `_access` excludes plain writes to them (see the
+        // type).
         unsafe { atomic_copy::load(from, data) };
         Ok(())
     }
 
-    /// Sets `bytes` bytes from `offset` on, atomically word by word.
+    /// Sets `bytes` bytes from `offset` on to `value`, atomically word by word.
     pub(crate) fn fill(&self, offset: u64, bytes: u64, value: u8) -> Result<()> {
         self.range(offset, bytes)?;
         let part = [value; 4096];
@@ -167,7 +171,8 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Copies between mappings, which may be the same, atomically word by word.
+    /// Copies `bytes` bytes from `at` in `from` to `offset` here, atomically word by word; both may
+    /// be the same mapping.
     pub(crate) fn copy(&self, offset: u64, from: &SharedMemory, at: u64, bytes: u64) -> Result<()> {
         let start = self.range(offset, bytes)?;
         let source = from.range(at, bytes)?;
@@ -175,10 +180,11 @@ impl SharedMemory {
         let spans = vec![self.span(start, len, true), from.span(source, len, false)];
         // SAFETY: `range` checked that the bytes lie in the mapping.
         let to = unsafe { self.base.as_ptr().add(start) };
-        // SAFETY: as above, of the other mapping.
+        // SAFETY: `from.range` checked that the bytes lie in the other mapping.
         let source = unsafe { from.base.as_ptr().add(source) };
         let _access = Access::of_copy(&spans);
-        // SAFETY: as above; nobody accesses the bytes plainly during `_access` (see the type).
+        // SAFETY: both ranges were checked, and `_access` excludes plain accesses to them (see the
+        // type).
         unsafe { atomic_copy::copy(source, to, len) };
         Ok(())
     }
@@ -206,8 +212,8 @@ impl Drop for SharedMemory {
         if !self.owned {
             return;
         }
-        // SAFETY: the mapping was made by `map` with this length, and whoever uses its addresses
-        // holds it by `Arc`, so nobody is left.
+        // SAFETY: `map` made the mapping with this length, and every user of its addresses holds it
+        // by `Arc`, so there is no user left.
         let outcome = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
         if let Err(error) = outcome {
             tracing::warn!(%error, bytes = self.bytes, "munmap failed");
@@ -215,22 +221,23 @@ impl Drop for SharedMemory {
     }
 }
 
-/// One file that holds memory of all ranks: each rank's part in whole pages, one after the other.
+/// One file with the memory of all ranks: one part per rank, each in whole pages, one after the
+/// other.
 #[derive(Debug)]
 pub(crate) struct JointMemory {
     descriptor: OwnedFd,
-    /// Pages of each part, in bytes.
+    /// Length of each part in bytes, a multiple of the page size.
     sizes: Vec<usize>,
 }
 
 impl JointMemory {
-    /// A new file for parts of these sizes, all zero.
+    /// Creates a zeroed file for parts of these sizes.
     pub(crate) fn create(name: &str, sizes: &[u64]) -> Result<JointMemory> {
         let (sizes, whole) = JointMemory::parts(sizes)?;
         Ok(JointMemory { descriptor: create_file(name, whole)?, sizes })
     }
 
-    /// A file that another rank made for parts of these sizes.
+    /// Takes over a file that another rank created for parts of these sizes.
     pub(crate) fn import(descriptor: OwnedFd, sizes: &[u64]) -> Result<JointMemory> {
         let (sizes, whole) = JointMemory::parts(sizes)?;
         check_file(&descriptor, whole as u64)?;
@@ -240,7 +247,7 @@ impl JointMemory {
     fn parts(sizes: &[u64]) -> Result<(Vec<usize>, usize)> {
         let parts = sizes.iter().map(|&bytes| whole_pages(bytes)).collect::<Result<Vec<_>>>()?;
         let whole = parts.iter().try_fold(0u64, |sum, &part| sum.checked_add(part as u64));
-        // Of pages already: what is rejected is a sum that no mapping could have.
+        // The sizes are multiples of a page already; this rejects a sum that no mapping could have.
         let whole = whole_pages(whole.unwrap_or(u64::MAX))?;
         Ok((parts, whole))
     }
@@ -249,7 +256,7 @@ impl JointMemory {
         self.descriptor
     }
 
-    /// A mapping of each part. They need the descriptor no longer.
+    /// Maps each part. The mappings do not need the descriptor.
     pub(crate) fn map(self) -> Result<Vec<SharedMemory>> {
         let mut offset = 0;
         let mut mapped = Vec::with_capacity(self.sizes.len());
@@ -270,14 +277,15 @@ fn create_file(name: &str, size: usize) -> Result<OwnedFd> {
         .map_err(|e| Error::system(format!("memfd_create({name})"), e))?;
     rustix::fs::ftruncate(&fd, size as u64)
         .map_err(|e| Error::system(format!("ftruncate of {name} to {size} bytes"), e))?;
-    // A file that shrinks under a mapping would kill the process that touches the mapping.
+    // Sealed because a file that shrinks under a mapping would kill a process that touches the
+    // mapping.
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     rustix::fs::fcntl_add_seals(&fd, seals)
         .map_err(|e| Error::system(format!("sealing {name}"), e))?;
     Ok(fd)
 }
 
-/// A descriptor that came from elsewhere: at least `bytes`, sealed against shrinking.
+/// Checks a received descriptor: at least `bytes` bytes, sealed against shrinking.
 fn check_file(fd: &OwnedFd, bytes: u64) -> Result<()> {
     let there = rustix::fs::fstat(fd)
         .map_err(|e| Error::system("fstat of a passed descriptor", e))?
@@ -295,16 +303,16 @@ fn check_file(fd: &OwnedFd, bytes: u64) -> Result<()> {
         return Err(Error::invalid(
             "passed memory",
             "a memfd that may shrink",
-            "one with the seal F_SEAL_SHRINK",
+            "a memfd with the seal F_SEAL_SHRINK",
         ));
     }
     Ok(())
 }
 
-/// Maps `bytes` bytes from `offset` on, both of whole pages.
+/// Maps `bytes` bytes from `offset` on; both must be multiples of the page size.
 fn map(fd: &OwnedFd, offset: u64, bytes: usize) -> Result<NonNull<u8>> {
     let prot = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+    // SAFETY: a new mapping at an address that the kernel chooses touches no existing memory.
     let base = unsafe { rustix::mm::mmap(null_mut(), bytes, prot, MapFlags::SHARED, fd, offset) }
         .map_err(|e| Error::system(format!("mmap of {bytes} bytes"), e))?;
     NonNull::new(base.cast::<u8>())
@@ -318,7 +326,7 @@ pub(crate) fn duplicate(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
 fn whole_pages(bytes: u64) -> Result<usize> {
     let page = rustix::param::page_size() as u64;
     let size = bytes.max(1).checked_next_multiple_of(page);
-    // Rust's pointers reach isize::MAX bytes.
+    // Rust objects are at most isize::MAX bytes long.
     size.and_then(|s| isize::try_from(s).ok()).map(|s| s as usize).ok_or_else(|| {
         Error::invalid("size of a segment", bytes, format!("at most {} bytes", isize::MAX))
     })

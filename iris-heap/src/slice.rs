@@ -1,4 +1,4 @@
-//! [`SymSlice`]: a place in symmetric memory, the same on every rank, that carries no address.
+//! Symmetric slices, [`SymSlice`]: ranges at the same offset on every rank, without an address.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -7,15 +7,15 @@ use std::ops::{Bound, RangeBounds};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 
-/// The parts of symmetric memory.
+/// Segment of symmetric memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Segment {
     /// Matrices and messages.
     Data,
-    /// Words that peers poll: memory of its own, since a GPU caches it differently.
+    /// Words that peers poll. A separate segment, because a GPU caches it differently.
     Signal,
-    /// The caller's memory, by the number of its import.
+    /// Memory of the caller, by the number of its import.
     Registered(u16),
 }
 
@@ -31,21 +31,21 @@ impl fmt::Display for Segment {
 
 /// `len` elements of `T` at the same offset of the same segment on every rank.
 ///
-/// It is a value without lifetime: using it after its block was given back, or with another heap,
-/// is an error of the call that resolves it, also when the block has been given out again.
+/// It is a plain value without a lifetime. If it is used after its block was freed, or with another
+/// heap, the call that resolves it returns an error, even if the block has been reallocated.
 pub struct SymSlice<T> {
     heap: u64,
     segment: Segment,
-    /// Number of the allocation in its segment: tells a reused block from the old one.
+    /// Number of the allocation in its segment; distinguishes a reallocated block from the old one.
     serial: u64,
-    /// In bytes.
+    /// Offset in bytes.
     offset: u64,
-    /// In elements.
+    /// Length in elements.
     len: u64,
     element: PhantomData<fn() -> T>,
 }
 
-/// A slice of bytes.
+/// Symmetric slice of bytes.
 pub type RawSlice = SymSlice<u8>;
 
 impl<T> Clone for SymSlice<T> {
@@ -81,32 +81,32 @@ impl<T> SymSlice<T> {
         SymSlice { heap, segment, serial, offset, len, element: PhantomData }
     }
 
-    /// The heap it belongs to.
+    /// Id of the heap that the slice belongs to.
     pub fn heap(&self) -> u64 {
         self.heap
     }
 
-    /// Its segment.
+    /// Segment that the slice lies in.
     pub fn segment(&self) -> Segment {
         self.segment
     }
 
-    /// Where it begins in the segment, in bytes.
+    /// Offset of the slice in its segment, in bytes.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Elements.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Whether it has no element.
+    /// Whether the slice has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Bytes.
+    /// Length in bytes.
     pub fn bytes(&self) -> u64 {
         self.len * size_of::<T>() as u64
     }
@@ -115,7 +115,7 @@ impl<T> SymSlice<T> {
         self.serial
     }
 
-    /// The elements `range` of this slice.
+    /// Sub-slice of the elements `range`.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`] if the range reaches past the end or is reversed.
@@ -147,11 +147,11 @@ impl<T> SymSlice<T> {
 }
 
 impl<T: Element> SymSlice<T> {
-    /// The same bytes as elements of `U`.
+    /// The same bytes as a slice of `U`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the bytes are no whole number of `U` or begin at an offset that is no
-    /// multiple of its size.
+    /// [`Error::Invalid`] if the length in bytes or the offset is not a multiple of the size of
+    /// `U`.
     pub fn cast<U: Element>(&self) -> Result<SymSlice<U>> {
         let size = size_of::<U>() as u64;
         if !self.bytes().is_multiple_of(size) || !self.offset.is_multiple_of(size) {
@@ -164,13 +164,13 @@ impl<T: Element> SymSlice<T> {
         Ok(SymSlice::new(self.heap, self.segment, self.serial, self.offset, self.bytes() / size))
     }
 
-    /// The same bytes as bytes.
+    /// The same bytes as a slice of `u8`.
     pub fn raw(&self) -> RawSlice {
         SymSlice::new(self.heap, self.segment, self.serial, self.offset, self.bytes())
     }
 }
 
-/// Words that only this rank's device touches: counters of its own workgroups.
+/// Device-local words of this rank, such as counters of its workgroups; peers do not access them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DevWords {
     pub(crate) heap: u64,
@@ -180,17 +180,17 @@ pub struct DevWords {
 }
 
 impl DevWords {
-    /// Where they begin, in bytes from `HeapView::device_words`.
+    /// Offset in bytes from `HeapView::device_words`.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Words.
+    /// Number of words.
     pub fn len(&self) -> usize {
         self.words as usize
     }
 
-    /// Whether there is none.
+    /// Whether there are no words.
     pub fn is_empty(&self) -> bool {
         self.words == 0
     }

@@ -1,4 +1,5 @@
-//! [`Stream`] and [`Event`]: work in order, the same interface on every device.
+//! Ordered queues of work and points in them, with one interface for every device: [`Stream`] and
+//! [`Event`].
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,20 +9,20 @@ use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::util::check_may_wait;
 
-/// A queue of work that is done in order. Clones are the same stream.
+/// Queue of work that is done in order. Clones are the same stream.
 ///
-/// A stream of the CPU backend is a worker thread. It ends when the last clone is gone, after doing
-/// what was enqueued.
+/// A stream of the CPU backend is a worker thread. After the last clone is dropped it finishes the
+/// enqueued work and ends.
 #[derive(Clone)]
 pub struct Stream {
     inner: Arc<dyn StreamBackend>,
 }
 
-/// A point in a stream's order.
+/// Point in a stream's order; see [`Stream::record`].
 #[derive(Clone)]
 pub struct Event {
     inner: Arc<dyn EventBackend>,
-    /// That of the stream's heap.
+    /// Control block of the stream's heap.
     control: Arc<Control>,
 }
 
@@ -43,20 +44,20 @@ impl Stream {
         Stream { inner }
     }
 
-    /// Waits until everything enqueued before is done. A wait of seconds for a peer is told on stderr, or to
-    /// `tracing` where the program has set that up.
+    /// Waits until everything enqueued before is done. If it waits for seconds for a peer, that is
+    /// logged to `tracing`, or on stderr if the program has set up no subscriber.
     ///
     /// # Errors
-    /// The first error of enqueued work since the last call; it is returned once. Work behind a
-    /// failed piece is still done. [`Error::WaitFromWork`], from work that is enqueued.
+    /// The first error of enqueued work since the last call; it is returned once. Work enqueued
+    /// after a failed piece still runs. [`Error::WaitFromWork`] if called from enqueued work.
     pub fn sync(&self) -> Result<()> {
         check_may_wait("waiting for a stream")?;
         let control = self.inner.control();
         let _waiting = control.begin_wait();
-        self.inner.sync().inspect_err(|error| control.tell(error))
+        self.inner.sync().inspect_err(|error| control.note_returned(error))
     }
 
-    /// An event that is done when everything enqueued before is.
+    /// Records an event that is done when everything enqueued before it is done.
     ///
     /// # Errors
     /// [`Error::Closed`] after the heap was closed.
@@ -65,7 +66,7 @@ impl Stream {
         Ok(Event { inner, control: self.inner.control().clone() })
     }
 
-    /// Lets what is enqueued after this begin only when `event` is done, which may be one of a stream
+    /// Makes work that is enqueued after this call wait for `event`, which may belong to a stream
     /// of another heap.
     ///
     /// # Errors
@@ -74,26 +75,26 @@ impl Stream {
         self.inner.wait(event.backend())
     }
 
-    /// Enqueues a kernel of `groups` workgroups on the heap's threads.
+    /// Enqueues a CPU kernel of `groups` workgroups on the heap's threads.
     ///
-    /// The launches of all streams of a heap run one at a time, in the order in which they were
-    /// enqueued; with one thread the stream's worker runs them itself. A workgroup that panics sets
-    /// the abort words of all ranks, so that nobody waits for it.
+    /// Launches of all streams of a heap run one at a time, in the order in which they were
+    /// enqueued; in a heap of one thread the stream's worker runs them itself. A workgroup that
+    /// panics sets the abort words of all ranks, so that no rank waits for it.
     ///
     /// # Errors
-    /// [`Error::TooManyGroups`] or [`Error::Invalid`] (no group), [`Error::Closed`], and
-    /// [`Error::Unsupported`] on a GPU's stream. The kernel's own errors come from
+    /// [`Error::TooManyGroups`]; [`Error::Invalid`] for no workgroup; [`Error::Closed`];
+    /// [`Error::Unsupported`] on a GPU's stream. Errors of the kernel itself are returned by
     /// [`Stream::sync`].
     pub fn launch_cpu(&self, name: &'static str, groups: u32, kernel: CpuKernel) -> Result<()> {
         self.inner.control().count_launch(name)?;
         self.inner.launch_cpu(name, groups, kernel)
     }
 
-    /// Enqueues a function of the host.
+    /// Enqueues a function that runs on the host.
     ///
     /// # Errors
-    /// [`Error::Closed`]; [`Error::Unsupported`] on a GPU's stream. The function's own errors and
-    /// panics come from [`Stream::sync`].
+    /// [`Error::Closed`]; [`Error::Unsupported`] on a GPU's stream. Errors and panics of the
+    /// function are returned by [`Stream::sync`].
     pub fn call_cpu(
         &self,
         name: &'static str,
@@ -102,9 +103,9 @@ impl Stream {
         self.inner.call_cpu(name, Box::new(f))
     }
 
-    /// That it is a stream of the heap with this control block, which keeps memory until its own streams
-    /// have finished and orders ops among these. Whatever enqueues an access to the heap's memory asks
-    /// this.
+    /// Checks that this stream belongs to the heap with this control block. Every function that
+    /// enqueues an access to the heap's memory must check it: a heap keeps its memory until its own
+    /// streams have finished, and orders ops among these only.
     pub(crate) fn check_of(&self, heap: *const Control, what: &str) -> Result<()> {
         if std::ptr::eq(Arc::as_ptr(self.inner.control()), heap) {
             return Ok(());
@@ -112,11 +113,11 @@ impl Stream {
         Err(Error::invalid(
             format!("stream for {what}"),
             "one of another heap",
-            "one of this heap, which waits for its own before it gives memory back",
+            "a stream of this heap, which waits only for its own streams before it frees memory",
         ))
     }
 
-    /// The backend's stream.
+    /// The backend's implementation of this stream.
     pub(crate) fn backend(&self) -> &dyn StreamBackend {
         &*self.inner
     }
@@ -128,23 +129,23 @@ impl Stream {
 }
 
 impl Event {
-    /// Whether the work before it is done.
+    /// Whether the work before the event is done.
     pub fn is_done(&self) -> bool {
         self.inner.is_done()
     }
 
-    /// Waits on the host until it is.
+    /// Waits on the host until the event is done.
     ///
     /// # Errors
-    /// Those of the device; errors of the work come from [`Stream::sync`]. [`Error::WaitFromWork`],
-    /// from work that is enqueued.
+    /// Errors of the device; errors of the work are returned by [`Stream::sync`].
+    /// [`Error::WaitFromWork`] if called from enqueued work.
     pub fn sync(&self) -> Result<()> {
         check_may_wait("waiting for an event")?;
         let _waiting = self.control.begin_wait();
         self.inner.sync()
     }
 
-    /// The backend's event.
+    /// The backend's implementation of this event.
     pub(crate) fn backend(&self) -> &dyn EventBackend {
         &*self.inner
     }

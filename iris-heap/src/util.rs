@@ -1,4 +1,4 @@
-//! What every file may need, and which needs none but the error.
+//! Helpers for all files of the crate; they depend on the error type only.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -6,7 +6,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, Result};
 
-/// The state behind these locks is consistent between any two statements.
+/// Locks a mutex even if it is poisoned: the state behind the crate's locks is consistent between
+/// any two statements.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -21,7 +22,8 @@ pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
     }
 }
 
-/// Checks that a file may have so many bytes: beyond the limit the system ends the process by SIGXFSZ.
+/// Checks that a file may have `bytes` bytes; beyond its file-size limit the system would kill the
+/// process by SIGXFSZ.
 ///
 /// # Errors
 /// [`Error::Invalid`] with the limit and how to raise it.
@@ -42,19 +44,19 @@ pub(crate) fn unsupported(what: &str, why: &str) -> Error {
 }
 
 thread_local! {
-    /// Whether this thread does what was enqueued on streams, and nothing else.
-    static WORKS: Cell<bool> = const { Cell::new(false) };
+    /// Whether this thread runs work that was enqueued on streams.
+    static IS_WORKER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// From here on this thread does enqueued work.
-pub(crate) fn works_from_now_on() {
-    WORKS.set(true);
+/// Marks this thread as one that runs enqueued work.
+pub(crate) fn mark_worker() {
+    IS_WORKER.set(true);
 }
 
-/// That this is no enqueued work. What waits for streams, or holds what others hold while they wait
-/// for streams, may else wait for itself: for good.
+/// Fails if called from enqueued work. A function that waits for streams, or takes a lock that
+/// others hold while they wait for streams, would otherwise deadlock on itself.
 pub(crate) fn check_may_wait(what: &str) -> Result<()> {
-    match WORKS.get() {
+    match IS_WORKER.get() {
         true => Err(Error::WaitFromWork { what: what.into() }),
         false => Ok(()),
     }

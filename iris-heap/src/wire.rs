@@ -1,4 +1,4 @@
-//! Packing of the few messages that ranks exchange: little-endian numbers and counted bytes.
+//! Encoding of the messages that ranks exchange: little-endian numbers and length-prefixed bytes.
 
 use crate::error::{Error, Result};
 
@@ -71,8 +71,9 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// FNV-1a over 128 bits, of parts with their lengths, so that no two sequences of parts run together:
-/// names files, heaps and compiled kernels. No protection against intent, which private folders give.
+/// FNV-1a hash of 128 bits, over parts with their lengths, so that two different sequences of parts
+/// do not collide by concatenation. Used to name files, heaps and compiled kernels. No protection
+/// against deliberate collisions; the private folders protect against that.
 pub fn hash(parts: &[&[u8]]) -> u128 {
     let mut h: u128 = 0x6c62272e07bb014262b821756295c58d;
     for part in parts {

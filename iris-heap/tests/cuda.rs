@@ -1,5 +1,6 @@
-//! The CUDA backend on a GPU: memory, streams, faults, leaks. Without a GPU the tests are ignored.
-//! Ranks are threads, if not said otherwise; they share devices where there are fewer of these.
+//! Tests of the CUDA backend on a GPU: memory, streams, faults, leaks. Ignored on a machine without
+//! a GPU. Ranks are threads unless stated otherwise; if there are fewer devices than ranks, ranks
+//! share them.
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, ExitCode, Stdio};
@@ -45,7 +46,8 @@ fn options() -> HeapOptions {
     HeapOptions::new().backend(BackendKind::Cuda).data_bytes(8 << 20).signal_bytes(1 << 20)
 }
 
-/// What every size of world is put through, with virtual and with plain memory.
+/// Exercises memory and streams of a world of any size, with virtual memory or, if `legacy`, with
+/// plain memory.
 fn exchange(world: World, legacy: bool) -> Result<(), Error> {
     let (rank, size) = (world.rank(), world.size());
     let heap = SymmetricHeap::open(&world, options().legacy_memory(legacy))?;
@@ -53,7 +55,7 @@ fn exchange(world: World, legacy: bool) -> Result<(), Error> {
     let y = heap.zeros::<f32>(1000)?;
     heap.write(x, &vec![rank as f32 + 0.5; 1000])?;
     world.barrier()?;
-    // Peers' memory by the host, and by a copy on a stream.
+    // Access to peers' memory by the host, and by a copy on a stream.
     for peer in 0..size {
         assert_eq!(heap.read_from(x.slice(990..)?, peer)?, [peer as f32 + 0.5; 10]);
     }
@@ -71,7 +73,7 @@ fn exchange(world: World, legacy: bool) -> Result<(), Error> {
     let from = (rank + size - 1) % size;
     assert_eq!(heap.read(y)?, vec![from as f32 + 0.5; 1000]);
     assert_eq!(heap.read(x)?, vec![-1.0; 1000]);
-    // New memory is zero, the reserved words too.
+    // New memory is zeroed, including the reserved words.
     let words = heap.alloc_signal(64)?;
     assert_eq!(heap.read(words)?, [0; 64]);
     let device_words = heap.alloc_device_words(33)?;
@@ -104,7 +106,7 @@ fn ranks_see_each_others_memory() {
     }
 }
 
-/// One rank of the test below.
+/// Program of one rank, started by `processes_see_each_others_memory`.
 fn rank_program() {
     let legacy = std::env::var(LEGACY).expect("the other test says which memory") == "1";
     let world = World::from_env().unwrap();
@@ -182,7 +184,8 @@ fn memory_comes_back_after_a_hundred_heaps() {
     }
     let (after, _) = BackendKind::Cuda.memory_info(0).unwrap();
     println!("free before {before}, after {after}");
-    // Others may use the device; a single heap that is kept would show as 20 MiB, 100 as 2 GiB.
+    // Other processes may use the device, so allow a difference of 16 MiB; one leaked heap would
+    // show as 20 MiB, 100 heaps as 2 GiB.
     assert!(after + (16 << 20) > before, "free before {before}, after {after}");
 }
 
@@ -195,7 +198,7 @@ fn faults_and_losses_come_from_sync() {
         stream.sync()?;
         world.barrier()?;
         if world.rank() == 0 {
-            // As a kernel would leave it.
+            // Fault record as a kernel would write it.
             let fault = iris_sync::Fault {
                 kind: iris_sync::FaultKind::NoProgress,
                 op: op as i32,
@@ -214,13 +217,13 @@ fn faults_and_losses_come_from_sync() {
             world.abort();
             return Ok(());
         }
-        // The peer is gone: the word that kernels poll says so, without a call of the driver.
+        // The peer is gone; the abort word that kernels poll shows it without a driver call.
         let end = Instant::now() + Duration::from_secs(20);
         while heap.control().host_abort() == 0 && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(5));
         }
         assert!(matches!(stream.sync(), Err(Error::PeerLost { rank: 0 })));
-        // Closing what is left is an error and gives everything back.
+        // Closing after the loss returns an error, and frees everything.
         assert_eq!(heap.close().unwrap_err().kind(), ErrorKind::PeerLost);
         Ok::<_, Error>(())
     });
@@ -229,7 +232,7 @@ fn faults_and_losses_come_from_sync() {
     }
 }
 
-/// A heap that is dropped waits for nobody.
+/// Dropping a heap does not wait.
 fn a_heap_may_be_dropped() {
     let started = Instant::now();
     let results = World::run_threads_each(2, &Settings::default(), |world| {
@@ -247,8 +250,8 @@ fn a_heap_may_be_dropped() {
     assert!(started.elapsed() < Duration::from_secs(20));
 }
 
-/// What a stream still had to do when it was let go is no less under way: memory must stay, and the
-/// device must be as good as before.
+/// Work of a released stream may still be running when the heap is dropped: its memory must stay
+/// mapped, and the device must remain usable.
 fn a_heap_may_be_dropped_after_a_busy_stream() {
     let results = World::run_threads(2, |world| {
         let large = HeapOptions::new().backend(BackendKind::Cuda).data_bytes(1 << 30);
@@ -262,7 +265,7 @@ fn a_heap_may_be_dropped_after_a_busy_stream() {
         let done = stream.record()?;
         drop(stream);
         drop(heap);
-        // Else this showed nothing: some 100 ms of copies were enqueued in far less.
+        // Otherwise the test shows nothing; about 100 ms of copies were enqueued in far less time.
         assert!(!done.is_done(), "the copies were done before the heap was dropped");
         done.sync()
     });
@@ -270,7 +273,7 @@ fn a_heap_may_be_dropped_after_a_busy_stream() {
     World::run_threads(2, |world| exchange(world, false)).unwrap();
 }
 
-/// A heap closes while another thread enqueues copies: they are done, or refused.
+/// Copies that another thread enqueues while a heap closes are executed or refused.
 fn nothing_is_enqueued_on_a_heap_that_closes() {
     for round in 0..50 {
         let begun = Instant::now();
@@ -300,8 +303,8 @@ fn nothing_is_enqueued_on_a_heap_that_closes() {
     World::run_threads(2, |world| exchange(world, false)).unwrap();
 }
 
-/// The caller ends its stream as soon as the last `Stream` of it is dropped, while another thread
-/// waits for all streams of the heap.
+/// The caller destroys its stream as soon as the last `Stream` of it is dropped, while another
+/// thread waits for all streams of the heap.
 fn a_stream_of_the_callers_may_go_at_any_time() {
     let outcome = World::run_threads(1, |world| {
         let heap = SymmetricHeap::open(&world, options())?;
@@ -330,7 +333,7 @@ fn a_stream_of_the_callers_may_go_at_any_time() {
     outcome.unwrap();
 }
 
-/// Nobody can wait for it before its capture is over.
+/// The heap cannot wait for a released stream that is still captured, so it refuses to close.
 fn a_heap_stays_open_while_a_stream_that_was_let_go_is_captured() {
     let outcome = World::run_threads(1, |world| {
         let heap = SymmetricHeap::open(&world, options())?;
@@ -351,7 +354,7 @@ fn a_heap_stays_open_while_a_stream_that_was_let_go_is_captured() {
     outcome.unwrap();
 }
 
-/// Streams that are let go are used again, but not before they are done.
+/// Released streams are reused, but only when their work has ended.
 fn a_new_stream_waits_for_no_other() {
     let outcome = World::run_threads(1, |world| {
         let large = HeapOptions::new().backend(BackendKind::Cuda).data_bytes(1 << 30);
@@ -366,7 +369,7 @@ fn a_new_stream_waits_for_no_other() {
         drop(busy);
         let stream = heap.stream()?;
         let second = stream.raw_handle();
-        // Else this showed nothing, as above.
+        // Otherwise the test shows nothing, because the copies ended too early.
         assert!(!done.is_done(), "the copies were done before there was another stream");
         assert_ne!(first, second);
         heap.finish()?;
@@ -377,23 +380,24 @@ fn a_new_stream_waits_for_no_other() {
     outcome.unwrap();
 }
 
-/// Whatever made them: here another heap, whose handle and address are all that is taken.
+/// Handles and addresses suffice, whoever made them: here a stream and memory of another heap.
 fn streams_and_memory_come_as_numbers() {
     let outcome = World::run_threads(1, |world| {
         let (theirs, heap) =
             (SymmetricHeap::open(&world, options())?, SymmetricHeap::open(&world, options())?);
         let (stream, memory) = (theirs.stream()?, theirs.full::<f32>(1000, 1.5)?);
         let (raw, address) = (stream.raw_handle(), theirs.resolve(memory, 0)? as u64);
-        // SAFETY: `stream` is dropped behind the last use of what is made of its handle.
+        // SAFETY: `stream` is dropped after the last use of the wrapper.
         let same = unsafe { heap.stream_from_raw(raw) }?;
         assert_eq!(same.raw_handle(), raw);
-        // SAFETY: `memory` is given back behind the slice, and used by the heap alone until then.
+        // SAFETY: `memory` is freed after the imported slice, and only this heap uses it until
+        // then.
         let imported = unsafe { heap.import(address as *mut f32, 1000) }?;
         let y = heap.zeros::<f32>(1000)?;
         heap.copy_on(&same, (y, 0), (imported, 0))?;
         same.sync()?;
         assert_eq!(heap.read(y)?, [1.5; 1000]);
-        // A stream of the other heap is none of this one's, though it has the same handle.
+        // A stream of the other heap is refused, although it has the same handle.
         assert_eq!(heap.copy_on(&stream, (y, 0), (y, 0)).unwrap_err().kind(), ErrorKind::Usage);
         drop(same);
         heap.free(imported)?;
@@ -405,7 +409,8 @@ fn streams_and_memory_come_as_numbers() {
     outcome.unwrap();
 }
 
-/// Without a driver the answer is an error that says what is missing and where it was looked for.
+/// Without a driver, opening a heap fails with an error that names the missing library and the
+/// places searched.
 fn a_heap_without_a_device_is_an_error() {
     let error = World::run_threads(2, |world| SymmetricHeap::open(&world, options()).map(drop));
     let error = error.unwrap_err();

@@ -1,4 +1,4 @@
-//! What an error says, and that somebody gets it.
+//! Tests of error texts, and that every error is returned to some call of the program.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -11,7 +11,7 @@ fn options() -> HeapOptions {
     HeapOptions::new().data_bytes(64 << 10).signal_bytes(1 << 16).threads(1)
 }
 
-/// Runs ranks whose host deadline is 1.4 s, and gives every rank's result.
+/// Runs ranks whose host deadline is 7.2 s, and returns the result of every rank.
 fn each<T: Send>(
     size: usize,
     f: impl Fn(World) -> Result<T, Error> + Sync,
@@ -24,7 +24,7 @@ fn close(heap: &SymmetricHeap) -> Result<(), Error> {
     heap.world().close()
 }
 
-/// Whatever stands in the word: a peer may have been broken in any way.
+/// The word may hold any value, because a broken peer could write anything.
 #[test]
 fn an_abort_word_that_names_no_rank_is_an_error_that_shows_it() {
     World::run_threads(2, |w| {
@@ -48,7 +48,7 @@ fn an_abort_word_that_names_no_rank_is_an_error_that_shows_it() {
     .unwrap();
 }
 
-/// A part of a call is under way and the rest cannot follow: every rank learns of it.
+/// If a call was enqueued only in part, every rank is told.
 #[test]
 fn a_poisoned_heap_is_of_no_further_use_on_any_rank() {
     World::run_threads(3, |w| {
@@ -59,7 +59,7 @@ fn a_poisoned_heap_is_of_no_further_use_on_any_rank() {
         w.barrier()?;
         let e = heap.check().unwrap_err();
         match w.rank() {
-            1 => assert!(e.to_string().contains("enqueued in part"), "{e}"),
+            1 => assert!(e.to_string().contains("enqueued only in part"), "{e}"),
             _ => assert!(matches!(e, Error::GaveUp { rank: 1 }), "{e}"),
         }
         close(&heap)
@@ -76,8 +76,7 @@ fn a_fault(heap: &SymmetricHeap) -> [i32; FAULT_WORDS] {
     words
 }
 
-/// What an enqueued call left behind is returned by somebody: by the first who waits or checks, or
-/// by the one who closes.
+/// The fault of an enqueued call is returned by the first wait or check, or else by `close`.
 #[test]
 fn closing_returns_what_nobody_was_told() {
     World::run_threads(1, |w| {
@@ -91,7 +90,7 @@ fn closing_returns_what_nobody_was_told() {
         for (told, tell) in tells {
             let heap = SymmetricHeap::open(&w, options())?;
             let stream = heap.stream()?;
-            // As a kernel does that gives up.
+            // Record a fault and fail, as a kernel does that gives up.
             let (words, memory) = (a_fault(&heap), heap.memory());
             let kernel = move |_: Group| {
                 memory.control.record_fault(&words);
@@ -100,7 +99,7 @@ fn closing_returns_what_nobody_was_told() {
             stream.launch_cpu("gives up", 1, Arc::new(kernel))?;
             heap.finish()?;
             assert_eq!(tell(&heap, &stream).is_err(), told);
-            // Also where the stream is gone.
+            // True also after the stream was dropped.
             drop(stream);
             let closed = heap.close();
             match told {
@@ -112,7 +111,7 @@ fn closing_returns_what_nobody_was_told() {
             }
             assert_eq!(heap.close().unwrap_err().kind(), ErrorKind::Closed);
         }
-        // Other errors of enqueued work, too: the first of them.
+        // Other errors of enqueued work are returned, too; `close` returns the first of them.
         let heap = SymmetricHeap::open(&w, options())?;
         let (stream, other) = (heap.stream()?, heap.stream()?);
         stream.call_cpu("first", || Err(Error::GaveUp { rank: 7 }))?;
@@ -122,7 +121,7 @@ fn closing_returns_what_nobody_was_told() {
         stream.call_cpu("third", || Err(Error::GaveUp { rank: 9 }))?;
         drop(other);
         heap.finish()?;
-        // New streams do not make it forgotten.
+        // Making new streams does not drop the error of an old one.
         drop(heap.stream()?);
         assert!(matches!(heap.close(), Err(Error::GaveUp { rank: 8 })));
         w.close()
@@ -130,7 +129,8 @@ fn closing_returns_what_nobody_was_told() {
     .unwrap();
 }
 
-/// The host's wait is the consequence, what the kernel left is the cause.
+/// A host timeout is the consequence; the fault of this rank's kernel is the cause and part of the
+/// error.
 #[test]
 fn a_host_that_waits_in_vain_shows_what_its_kernel_left() {
     let gave_up = AtomicBool::new(false);
@@ -143,7 +143,7 @@ fn a_host_that_waits_in_vain_shows_what_its_kernel_left() {
             gave_up.store(true, Ordering::Relaxed);
             return freed;
         }
-        // It does not come.
+        // Rank 1 never calls `free`; it returns when rank 0 has given up.
         while !gave_up.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -157,7 +157,7 @@ fn a_host_that_waits_in_vain_shows_what_its_kernel_left() {
     assert!(e.to_string().contains("rank 1 has not entered"), "{e}");
 }
 
-/// A panic of a rank's thread is no workgroup's.
+/// The panic of a rank's thread is not reported as that of a workgroup.
 #[test]
 fn who_panicked_is_named_as_what_it_is() {
     let panics = |w: World| -> Result<(), Error> {
@@ -186,7 +186,8 @@ fn who_panicked_is_named_as_what_it_is() {
     .unwrap();
 }
 
-/// An error that shows its cause has none that is printed once more behind it.
+/// An error whose text includes its cause must not return the cause as `source`, which would print
+/// it twice.
 #[test]
 fn causes_are_printed_once() {
     let file = std::fs::File::open("/dev/null").unwrap().into();

@@ -1,4 +1,4 @@
-//! What is wrong ends in an error on every rank that names it, and changes nothing.
+//! Tests of misuse: it is an error on every rank that names the problem, and changes nothing.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -11,7 +11,7 @@ fn options() -> HeapOptions {
     HeapOptions::new().data_bytes(64 << 10).signal_bytes(1 << 16).threads(1)
 }
 
-/// Runs ranks whose host deadline is 7.2 s, and gives every rank's result.
+/// Runs ranks whose host deadline is 7.2 s, and returns the result of every rank.
 fn each<T: Send>(
     size: usize,
     f: impl Fn(World) -> Result<T, Error> + Sync,
@@ -24,7 +24,7 @@ fn close(heap: &SymmetricHeap) -> Result<(), Error> {
     heap.world().close()
 }
 
-/// The most that this process has had mapped at a time.
+/// Peak virtual memory of this process, in bytes.
 fn mapped_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmPeak:")).unwrap();
@@ -88,7 +88,7 @@ fn different_sizes_are_a_disagreement() {
             e => panic!("{e}"),
         }
         assert_eq!(heap.free_bytes(Segment::Data), before);
-        // A type of the same size is another request, too.
+        // Another element type of the same size is another request, too.
         let e = match w.rank() {
             0 => alloc_named(&heap, "f32 x 6"),
             _ => alloc_named(&heap, "i32 x 6"),
@@ -100,7 +100,7 @@ fn different_sizes_are_a_disagreement() {
     .unwrap();
 }
 
-/// From one place of the program, whatever the rank.
+/// Allocates from one call site on all ranks.
 fn alloc_named(heap: &SymmetricHeap, name: &'static str) -> Result<(), Error> {
     heap.alloc_many("alloc", &[Request::new(Segment::Data, 24, name)]).map(drop)
 }
@@ -121,7 +121,7 @@ fn ranks_that_do_not_allocate_are_named() {
     });
     for (rank, result) in results.into_iter().enumerate() {
         let e = result.unwrap_err();
-        // The late ones learn why the others have given up.
+        // The late ranks are told why the others gave up.
         assert!(matches!(&e, Error::Absent { ranks, .. } if ranks == &[1, 3]), "rank {rank}: {e}");
         assert!(e.to_string().contains("alloc at") && e.to_string().contains("faults.rs"), "{e}");
         assert_eq!(e.kind(), ErrorKind::Timeout);
@@ -144,7 +144,7 @@ fn other_calls_are_a_mismatch() {
             e => panic!("{e}"),
         }
         assert_eq!(e.kind(), ErrorKind::Disagreement);
-        // The ranks are still in step.
+        // The ranks remain synchronised after the error.
         assert_eq!(heap.alloc::<u8>(1)?.offset(), 0);
         close(&heap)
     })
@@ -180,7 +180,7 @@ fn use_after_free_and_after_close() {
         let part = x.slice(2..4)?;
         let words = heap.alloc_signal(4)?;
         let mut mine = [0f32; 4];
-        // SAFETY: the array outlives the slice, which is given back below.
+        // SAFETY: the array outlives the slice, which is freed below.
         let imported = unsafe { heap.import(mine.as_mut_ptr(), 4) }?;
         for part in [
             part.raw(),
@@ -197,7 +197,7 @@ fn use_after_free_and_after_close() {
             assert!(rest, "a part is no block: {e}");
             assert_eq!(e.kind(), ErrorKind::Usage);
         }
-        // Nothing has changed, and the whole is free under another type as well.
+        // Nothing has changed, and the whole block can also be freed under another type.
         assert_eq!(heap.read(x)?, [0.0; 5]);
         heap.free(words.cast::<u8>()?)?;
         heap.free(imported)?;
@@ -264,7 +264,7 @@ fn one_rank_without_its_part_stops_all() {
     World::run_threads(2, |w| {
         let heap = SymmetricHeap::open(&w, options())?;
         let x = heap.zeros::<f32>(5)?;
-        // Rank 1 gives a slice with the same offset and number, but of a heap that is not this.
+        // Rank 1 passes a slice with the same offset and serial number, but of another heap.
         let other = SymmetricHeap::open(&w, options())?;
         let y = other.zeros::<f32>(5)?;
         let e = heap.free(if w.rank() == 1 { y } else { x }).unwrap_err();
@@ -289,7 +289,8 @@ fn options_that_differ_or_cannot_be() {
         assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
         let e = SymmetricHeap::open(&w, options().signal_bytes(100)).unwrap_err().to_string();
         assert!(e.contains("signal_bytes is 100"), "{e}");
-        // Kernels number words by 32 bits: what lies beyond would be taken for what lies in front.
+        // Kernels number words with 32 bits, so a word beyond that range would alias an earlier
+        // one.
         let (most, page) = (16 << 30, 4096);
         let e = SymmetricHeap::open(&w, options().signal_bytes(most + page)).unwrap_err();
         assert!(e.to_string().contains("at most 17179869184") && mapped_bytes() < most, "{e}");
@@ -332,7 +333,7 @@ fn an_open_heap_keeps_the_world_open() {
         let heap = SymmetricHeap::open(&w, options())?;
         let e = w.close().unwrap_err();
         assert!(matches!(e, Error::StillOpen { rank: 0, heaps: 1, worlds: 0 }), "{e}");
-        // Nothing is lost by it, though there is no clone.
+        // The world is still usable, although `w` is its only handle.
         w.barrier()?;
         close(&heap)?;
         assert_eq!(w.close().unwrap_err().kind(), ErrorKind::Closed);

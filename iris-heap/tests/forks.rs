@@ -1,6 +1,7 @@
-//! A rank that forks without exec: it stays the rank, and the child can do no harm.
+//! Tests of a rank that forks without exec: the parent stays the rank, and the child can do no
+//! harm.
 //!
-//! This test program starts itself, once a rank.
+//! This test program starts itself once per rank.
 
 mod job;
 
@@ -11,11 +12,11 @@ use job::{CASE, Job, contains, env, no_vars, report, result, wait_for, wait_for_
 use rustix::process::{Pid, WaitOptions, waitpid};
 
 unsafe extern "C" {
-    /// POSIX fork: returns 0 in the child, which has this thread alone.
+    /// POSIX fork: returns 0 in the child, which has only the calling thread.
     safe fn fork() -> i32;
 }
 
-/// One rank of a case, started by the tests below.
+/// Program of one rank, started by the tests below.
 #[test]
 #[ignore = "the program of one rank, which the other tests start"]
 fn rank_program() {
@@ -34,7 +35,7 @@ fn open(world: &World) -> Result<Arc<SymmetricHeap>, Error> {
     )
 }
 
-/// The rank `VICTIM` dies while its child lives, until the file `GO` is there.
+/// Rank `VICTIM` dies while its forked child lives on, until the file `GO` exists.
 fn outlived() -> Result<String, Error> {
     let world = World::from_env()?;
     let _heap = open(&world)?;
@@ -49,7 +50,7 @@ fn outlived() -> Result<String, Error> {
     world.barrier().map(|()| "not lost".into())
 }
 
-/// The child of each rank uses and drops what it has inherited, and the ranks go on.
+/// The forked child of each rank uses and drops the objects that it inherited; the ranks continue.
 fn used() -> Result<String, Error> {
     let world = World::from_env()?;
     let heap = open(&world)?;
@@ -89,7 +90,7 @@ fn a_rank_that_its_child_outlives_is_lost() {
             let text = result(child);
             assert!(text.contains(&format!("error rank {victim} is lost")), "rank {rank}: {text}");
         }
-        // The child has its parent's stdout.
+        // The child holds its parent's stdout open.
         std::fs::write(&go, "").unwrap();
         contains(&result(dead), &["signal"]);
     }

@@ -1,13 +1,13 @@
-//! Properties of the allocator, against a map of bytes that cannot be wrong.
+//! Property tests of the allocator, compared with a simple map of allocated units.
 
 use iris_heap::layout::{Block, Layout};
 use proptest::prelude::*;
 
-/// What a program does.
+/// Operation on an allocator.
 #[derive(Clone, Debug)]
 enum Step {
     Alloc(u64),
-    /// The block of this number among those that are live, modulo their count.
+    /// Frees a live block: its number, modulo the number of live blocks.
     Free(usize),
 }
 
@@ -24,7 +24,7 @@ fn geometry() -> impl Strategy<Value = (u64, u64, u64)> {
     (0u64..70_000, 0u64..5000, prop::sample::select(vec![1u64, 16, 128, 1024]))
 }
 
-/// The largest run of free units, and their number.
+/// Length of the longest run of free units, and the number of free units.
 fn free_runs(map: &[bool]) -> (usize, usize) {
     let (mut longest, mut run, mut free) = (0, 0, 0);
     for &taken in map {
@@ -44,7 +44,7 @@ proptest! {
         let mut twin = layout.clone();
         let start = reserved.div_ceil(unit);
         let units = (capacity / unit).saturating_sub(start) as usize;
-        // One entry a unit: whether it is given out.
+        // One entry per unit: whether it is allocated.
         let mut map = vec![false; units];
         let mut live: Vec<Block> = Vec::new();
         let fresh = layout.clone();

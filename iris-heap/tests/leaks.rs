@@ -1,11 +1,11 @@
-//! A thousand worlds and heaps leave nothing behind. A test program of its own: what it counts is
-//! the whole process's.
+//! Leak test: a thousand worlds and heaps leave nothing behind. In a test program of its own,
+//! because it counts resources of the whole process.
 
 use std::fs;
 
 use iris_heap::{Error, HeapOptions, SymmetricHeap, World};
 
-/// Descriptors, threads, mappings of ours, all mappings.
+/// Number of descriptors, of threads, of mappings made by iris, and of all mappings.
 fn state() -> [usize; 4] {
     let count = |folder: &str| fs::read_dir(folder).unwrap().count();
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
@@ -32,12 +32,12 @@ fn a_thousand_worlds_leave_nothing() {
                 heap.free(x)?;
             }
             let mut own = [0f32; 4];
-            // SAFETY: the array outlives the slice, which is given back at once.
+            // SAFETY: the array outlives the slice, which is freed at once.
             let import = unsafe { heap.import(own.as_mut_ptr(), 4) }?;
             heap.free(import)?;
             let part = w.split(Some(w.rank() as u32), 0)?;
             part.map_or(Ok(()), |part| part.close())?;
-            // Some rounds end in disorder: a heap or a world that nobody closes.
+            // Some rounds leave a heap or a world unclosed.
             if number % 10 == 3 {
                 return Ok(());
             }
@@ -50,12 +50,13 @@ fn a_thousand_worlds_leave_nothing() {
         };
         World::run_threads(2, rank).unwrap();
     };
-    // What the process keeps for itself (stacks for threads to come, arenas) is there after these.
+    // After these rounds the process has the resources that it keeps (thread stacks, allocator
+    // arenas).
     (0..50).for_each(round);
     let settle = |want: [usize; 4]| {
-        // Threads that nobody joins, of heaps that nobody closed, take a moment to end.
-        // Which threads happen to allocate at once decides how many arenas the C library has: two
-        // mappings each, a few dozen at most. A mapping left by every tenth round would be a hundred.
+        // Threads of unclosed heaps are not joined and take a moment to end. The number of C
+        // library arenas, two mappings each, depends on which threads allocate at once and varies
+        // by a few dozen. A mapping leaked in every tenth round would add a hundred.
         let enough =
             |s: [usize; 4]| (0..3).all(|kind| s[kind] <= want[kind]) && s[3] < want[3] + 64;
         let end = std::time::Instant::now() + std::time::Duration::from_secs(10);

@@ -1,4 +1,4 @@
-//! Ranks as processes: this test program starts itself, once a rank.
+//! Tests of ranks that are processes: this test program starts itself once per rank.
 //!
 //! Long because a rank and the test that starts it must be the same program.
 
@@ -14,7 +14,7 @@ fn options() -> HeapOptions {
     HeapOptions::new().data_bytes(1 << 20).signal_bytes(1 << 16).threads(1)
 }
 
-/// One rank of a case, started by the tests below.
+/// Program of one rank, started by the tests below.
 #[test]
 #[ignore = "the program of one rank, which the other tests start"]
 fn rank_program() {
@@ -65,7 +65,7 @@ fn heap() -> Result<String, Error> {
         heap.free(x)?;
         heap.free(y)?;
     }
-    // A signal: each rank sets a word of the next one, which waits for it in a kernel.
+    // Signal: each rank sets a word of the next rank, which waits for it in a kernel.
     let s = heap.alloc_signal(32)?;
     heap.write(s, &[0; 32])?;
     w.barrier()?;
@@ -134,7 +134,7 @@ fn skip() -> Result<String, Error> {
     let w = world()?;
     let gave_up = |rank: usize| format!("{}/{rank}", env("NOTES"));
     if w.rank() == 1 {
-        // It comes when the others have given up.
+        // This rank arrives when the others have given up.
         [0, 2].map(gave_up).iter().for_each(wait_for_file);
     }
     let met = w.barrier();
@@ -219,7 +219,7 @@ fn sizes() -> Result<String, Error> {
     let before = heap.free_bytes(iris_heap::Segment::Data);
     let e = heap.alloc::<f32>(10 + w.rank()).unwrap_err();
     assert_eq!(heap.free_bytes(iris_heap::Segment::Data), before);
-    // The world goes on: nothing was changed.
+    // The world is still usable, because nothing was changed.
     let x = heap.alloc::<f32>(10)?;
     assert_eq!(x.offset(), 0);
     heap.close()?;
@@ -232,7 +232,7 @@ fn import() -> Result<String, Error> {
     let w = world()?;
     let heap = SymmetricHeap::open(&w, options())?;
     let mut own = [0f32; 4];
-    // SAFETY: it fails before the memory is touched.
+    // SAFETY: the import fails before the memory is accessed.
     let e = unsafe { heap.import(own.as_mut_ptr(), 4) }.unwrap_err().to_string();
     assert!(e.contains("import_descriptor"), "{e}");
     let fd = rustix::fs::memfd_create("iris-test", MemfdFlags::ALLOW_SEALING).unwrap();
@@ -281,7 +281,8 @@ fn many() -> Result<String, Error> {
         heap.close()?;
         w.close()?;
     }
-    // A thread that was joined is among the tasks for a moment more: now, or when `before` was counted.
+    // A joined thread remains among the process's tasks for a moment, now or when `before` was
+    // counted.
     let more = || state().0 > before.0 || state().1 > before.1;
     (0..1000).take_while(|_| more()).for_each(|_| std::thread::sleep(Duration::from_millis(10)));
     assert!(!more(), "descriptors and threads: {before:?}, then {:?}", state());
@@ -370,7 +371,7 @@ fn a_rank_that_does_not_come_is_named() {
     for text in job.results(ranks.into()) {
         contains(&text, &["error", "rank 2", "waited"]);
     }
-    // Without rank 0 nobody listens.
+    // If rank 0 is absent, no process listens.
     let job = Job::new("barrier");
     let vars = [("RANK", "1"), ("WORLD_SIZE", "2"), ("IRIS_DEADLINE", "0.0005")];
     let text = result(job.rank(&vars));
@@ -387,7 +388,7 @@ fn a_rank_that_skips_a_collective_is_named() {
     for text in [&texts[0], &texts[2]] {
         contains(text, &["error", "barrier at", "processes.rs", "for rank 1"]);
     }
-    // Who comes too late learns why the others have given up.
+    // A rank that arrives too late is told why the others gave up.
     contains(&texts[1], &["error"]);
 }
 
@@ -439,7 +440,7 @@ fn a_stale_socket_is_harmless() {
     dead.kill().unwrap();
     dead.wait().unwrap();
     assert!(socket.exists(), "a killed process leaves its socket");
-    // Rank 1 comes first and finds it dead.
+    // Rank 1 starts first and finds a dead socket.
     let one = with("1");
     std::thread::sleep(Duration::from_millis(200));
     assert_eq!(job.results(vec![with("0"), one]), ["ok met"; 2]);
@@ -460,7 +461,8 @@ fn wrong_ranks_and_sizes_are_named() {
     }
     let text = result(job.rank(&[("RANK", "2"), ("WORLD_SIZE", "2")]));
     contains(&text, &["error RANK=2", "from 0 to 1"]);
-    // Two ranks 0: the second finds the first listening; the world of the first is not complete.
+    // Two processes with rank 0: the second finds the first listening, and the first one's world
+    // stays incomplete.
     let factor = ("IRIS_DEADLINE", "0.005");
     let ranks = ["0", "0"].map(|r| job.rank(&[("WORLD_SIZE", "2"), ("RANK", r), port, factor]));
     let texts = job.results(ranks.into());
@@ -493,7 +495,7 @@ fn a_difference_at_open_is_named() {
 #[test]
 fn a_limit_on_file_sizes_is_named() {
     let job = Job::new("open");
-    // Memory is a file; so is the note of a world that comes to nothing.
+    // Shared memory is a file, and so is the note of a world that could not be formed.
     for text in job.results(job.ranks(2, |_| vec![("FILE_LIMIT", "8".into())])) {
         contains(&text, &["error", "iris-", "4096, the limit on file sizes", "ulimit -f"]);
     }

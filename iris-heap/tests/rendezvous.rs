@@ -1,8 +1,9 @@
-//! Processes that meet, and what keeps them from it: limits of the system, ranks that die, stop or
-//! come too late, and strangers at the door.
+//! Tests of the rendezvous of processes, and of what can prevent it: system limits, ranks that die,
+//! stop or are late, and connections of strangers.
 //!
-//! This test program starts itself, once a rank. Long because each way to fail needs its part of a
-//! rank and its test.
+//! This test program starts itself once per rank.
+//!
+//! Long because each failure needs a case for its rank and a test.
 
 mod job;
 
@@ -18,7 +19,7 @@ use job::{CASE, Job, contains, env, no_vars, report, result, said, wait_for, wai
 use rustix::fs::MemfdFlags;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// One rank of a case, started by the tests below.
+/// Program of one rank, started by the tests below.
 #[test]
 #[ignore = "the program of one rank, which the other tests start"]
 fn rank_program() {
@@ -36,7 +37,7 @@ fn rank_program() {
     });
 }
 
-/// Every rank reads what every other wrote.
+/// Each rank reads what every other rank wrote.
 fn heap() -> Result<String, Error> {
     let world = World::from_env()?;
     let options = HeapOptions::new().data_bytes(1 << 16).signal_bytes(1 << 16).threads(1);
@@ -51,8 +52,8 @@ fn heap() -> Result<String, Error> {
     Ok("read".into())
 }
 
-/// As the memory of a GPU is shared: each rank gives descriptors of its own, some ranks more; or one
-/// rank alone gives one.
+/// Shares descriptors as a GPU backend does: each rank passes descriptors of its own, some ranks
+/// more than others; or only rank `GIVER` passes one.
 fn descriptors() -> Result<String, Error> {
     let world = World::from_env()?;
     let giver = env("GIVER").parse::<usize>().ok();
@@ -79,7 +80,7 @@ fn descriptors() -> Result<String, Error> {
     Ok("shared".into())
 }
 
-/// Has 200 descriptors on their way, to nobody who receives them, until the file `GO` is there.
+/// Keeps 200 descriptors in transit that no process receives, until the file `GO` exists.
 fn hog() -> Result<String, Error> {
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
     let (from, _to) = UnixStream::pair().unwrap();
@@ -96,7 +97,7 @@ fn hog() -> Result<String, Error> {
     Ok("gone".into())
 }
 
-/// Begins to meet when the file `GO` is there.
+/// Starts the rendezvous when the file `GO` exists.
 fn barrier() -> Result<String, Error> {
     let go = env("GO");
     if !go.is_empty() {
@@ -108,7 +109,7 @@ fn barrier() -> Result<String, Error> {
     Ok("met".into())
 }
 
-/// A barrier, and the part of the time this process computed.
+/// Runs a barrier, and checks that the process used little CPU time while waiting.
 fn busy() -> Result<String, Error> {
     let started = Instant::now();
     let met = barrier();
@@ -166,7 +167,8 @@ fn all_are(expected: &str, texts: &[String]) {
 
 #[test]
 fn an_ordinary_users_limits_suffice() {
-    // Only so many files, and so many descriptors on their way from all processes of the user.
+    // Limits: number of open files, and number of descriptors in transit from all processes of the
+    // user.
     for (ranks, limit) in [(64, 1024), (16, 256)] {
         for (case, expected) in [("heap", "ok read"), ("descriptors", "ok shared")] {
             let job = Job::limited(case, limit, 65534);
@@ -186,7 +188,7 @@ fn descriptors_that_do_not_get_through_are_tried_again_or_named() {
         let hog = hog.start("hog", &[("HELD", &path(&held)), ("GO", &path(&go))]);
         wait_for_file(&held);
         let ranks = job.ranks(3, |rank| {
-            // The hub of rank 0 cannot pass on what another rank could give.
+            // The hub on rank 0 cannot forward descriptors that another rank may pass.
             let limit = if rank == 0 { 64 } else { 1024 };
             vec![
                 ("IRIS_DEADLINE", factor.to_string()),
@@ -197,7 +199,7 @@ fn descriptors_that_do_not_get_through_are_tried_again_or_named() {
         (job, hog, ranks, go)
     };
     for giver in [0, 1] {
-        // Time enough, and the descriptors are received while the ranks try.
+        // With a long deadline the descriptors in transit are received while the ranks try again.
         let (job, hog, ranks, go) = start("1", giver);
         std::thread::sleep(Duration::from_millis(500));
         std::fs::write(&go, "").unwrap();
@@ -242,7 +244,7 @@ fn a_rank_0_with_few_descriptors_names_the_limit() {
     }
 }
 
-/// Kills rank 0 when it listens, removes its socket and returns where that was.
+/// Kills rank 0 when it listens, removes its socket, and returns the socket's path.
 fn remove_socket(job: &Job, mut zero: Child) -> PathBuf {
     let socket = job.socket();
     zero.kill().and_then(|()| zero.wait()).unwrap();
@@ -265,7 +267,7 @@ fn a_rank_0_that_cannot_listen_tells_the_others() {
     let with = |rank| job.rank(&[("RANK", rank), ("WORLD_SIZE", "3"), ("MASTER_PORT", "29514")]);
     let socket = remove_socket(&job, with("0"));
     std::fs::create_dir(&socket).unwrap();
-    // Rank 0 of this run comes last.
+    // Rank 0 of this run starts last.
     let mut ranks = vec![with("1"), with("2")];
     for rank in ["rank1", "rank2"] {
         let file = socket.with_extension(rank);
@@ -287,7 +289,7 @@ fn a_rank_that_dies_before_it_has_connected_is_lost() {
             job::files(job.temp.path()).into_iter().find(name)
         })
     };
-    // One that waits when the rank dies, and rank 0, which comes later.
+    // One rank waits when rank 1 dies; rank 0 starts later.
     let early = with("2");
     file(".rank2");
     let mut dead = with("1");
@@ -306,7 +308,7 @@ fn a_reason_reaches_all_however_late_they_are() {
     let go = job.temp.path().join("go");
     let late = |go: &str| job.rank(&[("RANK", "3"), ("WORLD_SIZE", "4"), ("GO", go)]);
     let late = late(go.to_str().unwrap());
-    // A rank that begins later than the world's end does not belong to it.
+    // A rank that starts after the world has failed does not belong to it.
     std::thread::sleep(Duration::from_millis(200));
     let size = |rank: usize| if rank == 1 { "3" } else { "4" };
     let ranks =
@@ -318,7 +320,7 @@ fn a_reason_reaches_all_however_late_they_are() {
         contains(text, &["error", "the size of the world is 4 on rank 0, 3 on rank 1"]);
     }
     std::fs::remove_file(go).unwrap();
-    // The next run is not concerned, whoever of it comes first.
+    // The next run is not affected, whichever of its ranks starts first.
     let one = job.rank(&[("RANK", "1"), ("WORLD_SIZE", "2")]);
     std::thread::sleep(Duration::from_millis(200));
     let zero = job.rank(&[("RANK", "0"), ("WORLD_SIZE", "2")]);
@@ -353,7 +355,7 @@ fn a_rank_0_that_gave_up_or_died_is_not_waited_for() {
     }
 }
 
-/// Stops a process, and returns when all of its threads stand still.
+/// Stops a process, and returns when all of its threads are stopped.
 fn stop(child: &Child) {
     kill_process(Pid::from_child(child), Signal::STOP).unwrap();
     let threads = format!("/proc/{}/task", child.id());
@@ -369,7 +371,7 @@ fn stop(child: &Child) {
 #[test]
 fn a_rank_0_that_was_stopped_blames_nobody_else() {
     let factor = ("IRIS_DEADLINE", "0.01");
-    // Before the others have come: it listens, and they connect.
+    // Stopped before the others have arrived: it listens, and they connect.
     let gathering = std::thread::spawn(move || {
         let job = Job::new("barrier");
         let with = |rank| job.rank(&[("RANK", rank), ("WORLD_SIZE", "4"), factor]);
@@ -391,7 +393,7 @@ fn a_rank_0_that_was_stopped_blames_nobody_else() {
             });
             let zero = ranks.remove(0);
             wait_for_file(note("READY"));
-            // Time to enter the barrier, if that is what comes next.
+            // Time to enter the barrier, if that is the next step.
             std::thread::sleep(Duration::from_millis(100));
             stop(&zero);
             std::fs::write(note("STOPPED"), "").unwrap();
@@ -410,7 +412,7 @@ fn a_rank_0_that_was_stopped_blames_nobody_else() {
     }
 }
 
-/// Reads what a rank says on stderr, up to a line with these words.
+/// Reads a rank's stderr up to a line with these words.
 fn hear(rank: &mut Child, words: &[&str]) -> BufReader<ChildStderr> {
     let mut said = BufReader::new(rank.stderr.take().unwrap());
     let mut all = String::new();
@@ -453,7 +455,7 @@ fn who_is_missing_is_said_on_stderr() {
     assert_eq!(texts[2].err.matches("waits for").count(), 0, "one rank says it for all");
 }
 
-/// The bytes of a frame: the length of its body, its kind, descriptors, body.
+/// Encodes a frame: length of the body, kind, number of descriptors, body.
 fn frame(kind: u32, body: &[u8]) -> Vec<u8> {
     [&(body.len() as u64).to_le_bytes()[..], &kind.to_le_bytes(), &[0; 4], body].concat()
 }
@@ -469,7 +471,7 @@ fn strangers_hurt_nobody() {
         stream.set_write_timeout(Some(Duration::from_secs(30))).unwrap();
         stream
     };
-    // What a hello of another job looks like.
+    // Body of a hello of another job.
     let mut hello = Vec::new();
     let job_name = b"another job";
     hello.extend((job_name.len() as u64).to_le_bytes());
@@ -489,13 +491,13 @@ fn strangers_hurt_nobody() {
     for bytes in wrong {
         let mut stream = connect();
         stream.write_all(&bytes).unwrap();
-        // Closed, with or without a word.
+        // The connection is closed, with or without a message.
         let mut rest = Vec::new();
         let closed = stream.read_to_end(&mut rest);
         let reset = |e: &std::io::Error| e.kind() == std::io::ErrorKind::ConnectionReset;
         assert!(closed.as_ref().map_or_else(reset, |_| true), "{bytes:?}: {closed:?}");
     }
-    // A frame that never ends is not stored.
+    // The beginning of an overlong frame is not stored.
     let mut stream = connect();
     let mut header = frame(1, &[]);
     header[..8].copy_from_slice(&(64u64 << 20).to_le_bytes());
@@ -507,7 +509,7 @@ fn strangers_hurt_nobody() {
         taken += more;
     }
     assert!(taken < 1 << 20, "{taken} bytes were taken of a stranger");
-    // As many silent ones as there is room for, and more.
+    // More silent connections than the limit.
     let silent: Vec<_> = (0..100).map(|_| connect()).collect();
     let one = job.rank(&[("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_PORT", "29512")]);
     assert_eq!([result(zero), result(one)], ["ok met"; 2]);

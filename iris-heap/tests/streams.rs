@@ -1,5 +1,5 @@
-//! Streams that meet what they should not: another heap's memory, waits from within, a heap that goes.
-//! Whatever is wrong is an error, and nothing waits for ever: each test has a bound.
+//! Tests of misused streams: memory of another heap, waits from enqueued work, heaps that close or
+//! are dropped. Misuse is an error and never a hang; each test has a time limit.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -15,7 +15,7 @@ fn options() -> HeapOptions {
     HeapOptions::new().data_bytes(1 << 20).signal_bytes(1 << 16).threads(2)
 }
 
-/// Runs `f` on a thread of its own, and fails if that takes longer than a hang would.
+/// Runs `f` on a thread of its own, and fails if it does not end within 300 s.
 #[track_caller]
 fn bounded<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, outcome) = mpsc::channel();
@@ -29,13 +29,13 @@ fn bounded<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
     }
 }
 
-/// A world of one with `N` heaps.
+/// Makes `N` heaps in a world of one rank.
 fn heaps<const N: usize>() -> [Arc<SymmetricHeap>; N] {
     let world = World::threads(1).unwrap().remove(0);
     std::array::from_fn(|_| SymmetricHeap::open(&world, options()).unwrap())
 }
 
-/// Keeps a stream busy until the sender is dropped, or something is sent.
+/// Keeps a stream busy until a message is sent or the sender is dropped.
 fn hold(stream: &Stream) -> mpsc::Sender<()> {
     let (go, gone) = mpsc::channel::<()>();
     let wait = move || {
@@ -46,7 +46,7 @@ fn hold(stream: &Stream) -> mpsc::Sender<()> {
     go
 }
 
-/// What `f` returns when it is called by work on `stream`, while this thread waits for all streams.
+/// Result of `f`, called by work on `stream` while this thread waits for all streams.
 fn inside<T: Send + 'static>(
     heap: &Arc<SymmetricHeap>,
     stream: &Stream,
@@ -56,7 +56,7 @@ fn inside<T: Send + 'static>(
     let (both, begun) = (heap.clone(), mpsc::channel::<()>());
     let this = stream.clone();
     let call = move || {
-        // The other thread is in its wait by then.
+        // The other thread has started its wait by then.
         let _ = begun.1.recv();
         std::thread::sleep(Duration::from_millis(20));
         let _ = give.send(f(both, this));
@@ -68,7 +68,8 @@ fn inside<T: Send + 'static>(
     got.recv().unwrap()
 }
 
-/// A wait from within would be one for the work itself, or for a thread that waits for it.
+/// A wait from enqueued work would wait for the work itself, or for a thread that waits for that
+/// work.
 #[test]
 fn what_is_enqueued_cannot_wait_for_streams() {
     let refused = |what: &str, outcome: Result<(), Error>| {
@@ -96,7 +97,7 @@ fn what_is_enqueued_cannot_wait_for_streams() {
             let [heap] = heaps();
             let stream = heap.stream().unwrap();
             refused(what, inside(&heap, &stream, action));
-            // Also by a workgroup of a kernel.
+            // The same checks from a workgroup of a kernel.
             let outcomes = Arc::new(Mutex::new(Vec::new()));
             let (all, this, within) = (outcomes.clone(), stream.clone(), heap.clone());
             let kernel = move |_: Group| {
@@ -109,7 +110,7 @@ fn what_is_enqueued_cannot_wait_for_streams() {
             let outcomes = std::mem::take(&mut *outcomes.lock().unwrap());
             assert_eq!(outcomes.len(), 2);
             outcomes.into_iter().for_each(|outcome| refused(what, outcome));
-            // The heap is as it was.
+            // The heap is unchanged.
             heap.close().unwrap();
         });
     }
@@ -134,7 +135,7 @@ fn what_is_enqueued_may_make_streams_and_enqueue() {
                 second.lock().unwrap().push(2);
                 Ok(())
             })?;
-            // Let go from within, as is the stream below, with work on it.
+            // Dropped from enqueued work, like the stream below, which has work.
             drop((heap, other));
             Ok::<_, Error>(this)
         });
@@ -147,7 +148,7 @@ fn what_is_enqueued_may_make_streams_and_enqueue() {
     assert_eq!(order, [1, 2]);
 }
 
-/// Whoever closes the heap waits for the work, which in turn wants something of the heap.
+/// `close` waits for enqueued work, which in turn asks the heap for a stream.
 #[test]
 fn a_heap_closes_while_work_asks_it_for_streams() {
     bounded(|| {
@@ -170,7 +171,7 @@ fn a_heap_closes_while_work_asks_it_for_streams() {
     });
 }
 
-/// Two waits of two threads, while streams come and go: neither misses what the other waits for.
+/// Two threads wait for all streams while streams are made and dropped; both waits return.
 #[test]
 fn several_threads_wait_for_all_streams() {
     bounded(|| {
@@ -199,7 +200,7 @@ fn several_threads_wait_for_all_streams() {
     });
 }
 
-/// Destructors of what was enqueued are somebody else's code, too.
+/// Destructors of enqueued closures are code of the program, which may panic, too.
 #[test]
 fn a_destructor_that_panics_ends_no_stream() {
     struct Bomb(Arc<AtomicU32>);
@@ -226,8 +227,8 @@ fn a_destructor_that_panics_ends_no_stream() {
     });
 }
 
-/// Memory of one heap on a stream of another: the first would neither wait for the copy before it
-/// gives the memory back, nor keep it.
+/// A copy of one heap's memory on another heap's stream is refused: the first heap would neither
+/// wait for the copy before it frees the memory, nor keep the memory mapped.
 #[test]
 fn a_copy_on_a_stream_of_another_heap_is_refused() {
     bounded(|| {
@@ -244,7 +245,7 @@ fn a_copy_on_a_stream_of_another_heap_is_refused() {
             let text = outcome.unwrap_err().to_string();
             assert!(text.contains("another heap"), "{text}");
         }
-        // So nothing of it is under way when its block goes, and the next one's owner is alone there.
+        // So no copy into the block is in progress when the block is freed and allocated again.
         heap.free(x).unwrap();
         let y: SymSlice<u8> = heap.zeros(1000).unwrap();
         drop(go);
@@ -257,7 +258,8 @@ fn a_copy_on_a_stream_of_another_heap_is_refused() {
     });
 }
 
-/// An event is no memory: streams of two heaps may be ordered by it, whichever heap goes first.
+/// Events carry no memory: streams of two heaps may be ordered by them, whichever heap closes
+/// first.
 #[test]
 fn an_event_of_another_heap_orders_and_keeps_nobody() {
     type End = fn(Arc<SymmetricHeap>);
@@ -301,7 +303,7 @@ fn imported_memory_stays_while_work_may_use_it() {
             Ok(())
         };
         stream.launch_cpu("reads", 1, Arc::new(kernel)).unwrap();
-        // The launch has begun before the heap goes; what has not is skipped.
+        // The launch must have begun before the heap is dropped, because later work is skipped.
         while Arc::strong_count(&heap) > 1 {
             std::thread::yield_now();
         }
@@ -320,7 +322,7 @@ fn memory_file(bytes: u64) -> OwnedFd {
     file
 }
 
-/// Whether this process has something mapped there.
+/// Whether this process has a mapping at this address.
 fn mapped(address: usize) -> bool {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     maps.lines().any(|line| {
@@ -331,7 +333,7 @@ fn mapped(address: usize) -> bool {
     })
 }
 
-/// Ranks whose host deadline is short.
+/// Runs ranks whose host deadline is 7.2 s, and returns the result of every rank.
 fn ranks<T: Send>(
     size: usize,
     f: impl Fn(World) -> Result<T, Error> + Sync,
@@ -339,14 +341,14 @@ fn ranks<T: Send>(
     World::run_threads_each(size, &Settings::default().deadline(0.01), f).unwrap()
 }
 
-/// The second exchange of a step is no other call than the first.
+/// Both exchanges of `close` carry the program's call site.
 #[test]
 fn the_call_site_of_every_exchange_is_the_callers() {
     let gave_up = Arc::new(AtomicBool::new(false));
     let outcomes = ranks(2, |world| {
         let heap = SymmetricHeap::open(&world, options())?;
         if world.rank() == 1 {
-            // Closing waits for this, between its two exchanges.
+            // `close` waits for this work between its two exchanges.
             let (stream, gave_up) = (heap.stream()?, gave_up.clone());
             stream.call_cpu("slow", move || {
                 while !gave_up.load(Ordering::Relaxed) {
@@ -371,8 +373,8 @@ fn the_call_site_of_every_exchange_is_the_callers() {
     }
 }
 
-/// Words that the host and a stream copy at the same time are old or new. Under ThreadSanitizer (see
-/// CONTRIBUTING.md) this also shows that the copies are atomic.
+/// Words copied by the host and by a stream at the same time are old or new. Under ThreadSanitizer
+/// (see CONTRIBUTING.md) this test also shows that the copies are atomic.
 #[test]
 fn copies_that_race_yield_whole_words() {
     bounded(|| {

@@ -1,4 +1,4 @@
-//! Ranks as threads: collectives, heap, streams, and how they fail.
+//! Tests of ranks that are threads: collectives, heap, streams, and their failures.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,7 +12,7 @@ fn options() -> HeapOptions {
     HeapOptions::new().data_bytes(1 << 20).signal_bytes(1 << 16).threads(2)
 }
 
-/// Runs ranks whose deadline is 12 s, and gives every rank's result.
+/// Runs ranks whose host deadline is 14.4 s, and returns the result of every rank.
 fn each<T: Send>(
     size: usize,
     f: impl Fn(World) -> Result<T, Error> + Sync,
@@ -20,7 +20,7 @@ fn each<T: Send>(
     World::run_threads_each(size, &Settings::default().deadline(0.02), f).unwrap()
 }
 
-/// Waits as a kernel does. A test that fails shall end, so not for ever.
+/// Waits by polling, as a kernel does, for at most 300 s, so that a failing test ends.
 fn wait_until(done: impl Fn() -> bool) {
     let until = Instant::now() + Duration::from_secs(300);
     while !done() {
@@ -29,7 +29,7 @@ fn wait_until(done: impl Fn() -> bool) {
     }
 }
 
-/// All ranks fail with an error for which `right` holds.
+/// Checks that all ranks fail with an error for which `right` returns true.
 #[track_caller]
 fn all_fail<T>(results: Vec<Result<T, Error>>, right: impl Fn(usize, &Error) -> bool) {
     for (rank, result) in results.into_iter().enumerate() {
@@ -417,7 +417,7 @@ fn a_refused_step_waits_for_nothing() {
         let stream = heap.stream()?;
         let (go, gone) = std::sync::mpsc::channel();
         stream.call_cpu("wait", move || {
-            // For ever, if the step waits for this.
+            // Ends only by the timeout if `free` waits for this work.
             let _ = gone.recv_timeout(Duration::from_secs(10));
             Ok(())
         })?;

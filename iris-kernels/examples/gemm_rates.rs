@@ -255,7 +255,7 @@ fn measure(world: &World, argument: &str, dtype: DType) -> Outcome<()> {
         };
         // Compared before it is timed.
         heap.write(c.slice, &vec![0xff; m * n * 2])?;
-        // SAFETY: as above.
+        // SAFETY: for the reason given above.
         let launched = unsafe { gemm.launch(gpu, &stream, &args) }?;
         stream.sync()?;
         let result: Vec<u16> = words(&heap.read(c.slice)?);
@@ -275,7 +275,7 @@ fn measure(world: &World, argument: &str, dtype: DType) -> Outcome<()> {
             continue;
         }
         let graph = clock.captured(|| {
-            // SAFETY: as above.
+            // SAFETY: for the reason given above.
             unsafe { gemm.launch(gpu, &stream, &args) }?;
             Ok(())
         })?;

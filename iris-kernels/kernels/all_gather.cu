@@ -1,4 +1,4 @@
-// Every rank's rows, at every rank.
+// All-gather of messages: every rank gets all ranks' rows.
 #include "iris/body/deliver.h"
 #include "iris/body/ll.h"
 #include "iris/body/sums.h"
@@ -11,7 +11,8 @@ IRIS_KERNEL iris_all_gather(IRIS_ARGS OpArgs args) {
     run_deliver<AllGatherPlan, LoadProducer, false>(args, none);
 }
 
-// Where a copy engine moves the rows, or workgroups in its place, for what reads them part by part.
+// All-gather with transfers by copy engines, or by workgroups in their place (iris_copies), for
+// consumers that read the rows part by part.
 IRIS_KERNEL iris_open(IRIS_ARGS OpArgs args) {
     port::take_turn();
     flow::open(launch_of(args));

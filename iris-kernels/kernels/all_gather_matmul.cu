@@ -1,9 +1,10 @@
-// The product of an A that is split over the ranks, by rows or by columns, and the own B.
+// All-gather then product: A is split over the ranks by rows or by columns; each rank multiplies
+// the gathered A by its own B.
 #include "iris/body/gather.h"
 
 using namespace iris;
 
-// By push: gather, barrier, gathered.
+// Variant by push, in the order gather, barrier, gathered.
 IRIS_KERNEL iris_gather(IRIS_ARGS OpArgs args) {
     port::take_turn();
     GatherBody body(args);
@@ -29,6 +30,7 @@ IRIS_KERNEL iris_staged(IRIS_ARGS OpArgs args) {
     IRIS_SHARED(Product::Shared, shared);
     GatheredBody<true> body(args, shared);
     const StagingPlan staging{body.shards.units, args.channel.rank, body};
-    // The first workgroups fetch, and are not to be of one die: nobody is renumbered.
+    // The first workgroups fetch and should be spread over all dies, so workgroups are not
+    // renumbered by die here.
     flow::staged(launch_of(args), args.movers, staging, body);
 }

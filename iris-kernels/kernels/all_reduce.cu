@@ -1,4 +1,4 @@
-// The sum over ranks of their messages, at every rank.
+// All-reduce of messages: every rank gets the sum of all ranks' messages.
 #include "iris/body/accumulate.h"
 #include "iris/body/deliver.h"
 #include "iris/body/ll.h"
@@ -18,7 +18,7 @@ IRIS_KERNEL iris_two_shot(IRIS_ARGS OpArgs args) {
     run_two_shot<LoadProducer>(args, none);
 }
 
-// The accumulating variants: zero, barrier, add, barrier, convert.
+// Accumulating variants, in the order zero, barrier, add, barrier, convert.
 IRIS_KERNEL iris_zero(IRIS_ARGS OpArgs args) {
     port::take_turn();
     run_zero(args);
@@ -41,7 +41,8 @@ IRIS_KERNEL iris_convert(IRIS_ARGS OpArgs args) {
     run_convert(args);
 }
 
-// Where a copy engine moves the blocks, or workgroups in its place, for what adds them up.
+// All-reduce with transfers by copy engines, or by workgroups in their place (iris_blocks,
+// iris_results): iris_sums adds the received blocks.
 IRIS_KERNEL iris_open(IRIS_ARGS OpArgs args) {
     port::take_turn();
     flow::open(launch_of(args));

@@ -1,6 +1,6 @@
-// The sum over ranks of their messages, at every rank, with a residual, ahead of the norm of its rows; and with
-// the norm, of words that carry their data. Kernels of their own, as those of plain sums have not the registers
-// for it.
+// All-reduce of messages with an optional residual, followed by an RMSNorm of the rows;
+// iris_one_shot_ll, the LL variant, includes the RMSNorm. These are separate from the kernels of
+// plain sums, which would otherwise need more registers.
 #include "iris/body/deliver.h"
 #include "iris/body/ll.h"
 #include "iris/body/reduce.h"
@@ -19,7 +19,8 @@ IRIS_KERNEL iris_two_shot(IRIS_ARGS OpArgs args) {
     run_two_shot<LoadProducer, true>(args, none);
 }
 
-// Where a copy engine moves the blocks, or workgroups in its place, for what adds them up.
+// All-reduce with transfers by copy engines, or by workgroups in their place (iris_blocks,
+// iris_results): iris_sums adds the received blocks.
 IRIS_KERNEL iris_open(IRIS_ARGS OpArgs args) {
     port::take_turn();
     flow::open(launch_of(args));

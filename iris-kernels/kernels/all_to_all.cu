@@ -1,4 +1,4 @@
-// Block r of every rank's rows, at rank r.
+// All-to-all: rank r gets block r of every rank's rows.
 #include "iris/body/deliver.h"
 #include "iris/body/ll.h"
 

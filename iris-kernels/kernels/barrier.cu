@@ -1,5 +1,5 @@
-// The barrier of some ranks: one workgroup. `phase` tells two barriers of one call apart; `last` is 1
-// if the call is over after it.
+// Device barrier of some ranks, in one workgroup. `phase` (0 or 1) distinguishes the two barriers
+// of a call; `last` is 1 if the barrier ends the call.
 #include "iris/args.h"
 
 using namespace iris;

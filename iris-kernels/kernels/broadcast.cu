@@ -1,4 +1,4 @@
-// The matrix of one rank, at every rank.
+// Broadcast: every rank gets the root's matrix.
 #include "iris/body/deliver.h"
 #include "iris/body/ll.h"
 

@@ -1,5 +1,5 @@
-// The message of this rank alone, and the norm of its rows: what any op comes to in a world of one. And the times
-// before and after a launch that writes no trace itself.
+// Copy of this rank's own message, which is every op in a world of one rank; RMSNorm of the rows of
+// C; and time stamps before and after a launch that writes no trace itself.
 #include "iris/body/norm.h"
 #include "iris/body/partial.h"
 
@@ -16,8 +16,8 @@ IRIS_KERNEL iris_norm(IRIS_ARGS OpArgs args) {
     run_norm(args);
 }
 
-// One thread before a GEMM, and one after it (`after` is 1), which is a `span` of the first workgroup's, about `rows`
-// rows.
+// Time stamp by one thread, before a GEMM (`after` is 0) or after it (`after` is 1). The second one
+// records a span of kind `span` for workgroup 0, about `rows` rows.
 IRIS_KERNEL iris_stamp(IRIS_ARGS OpArgs args, u32 after, u64 rows, u32 span) {
     port::take_turn();
     Trace trace(args.trace, args.trace_spans, args.counters, 0);

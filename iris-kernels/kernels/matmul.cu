@@ -1,4 +1,4 @@
-// The product of this rank alone.
+// Product of this rank alone, without communication.
 #include "iris/gemm/producer.h"
 
 using namespace iris;

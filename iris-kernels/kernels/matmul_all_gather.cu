@@ -1,4 +1,4 @@
-// Every rank's rows of the product, at every rank.
+// Product then all-gather: every rank gets all ranks' rows of the product.
 #include "iris/body/deliver.h"
 #include "iris/gemm/producer.h"
 

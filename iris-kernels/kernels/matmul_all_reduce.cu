@@ -1,4 +1,4 @@
-// The sum over ranks of their products, at every rank.
+// Product then all-reduce: every rank gets the sum of all ranks' products.
 #include "iris/body/accumulate.h"
 #include "iris/gemm/producer.h"
 #include "iris/body/reduce.h"
@@ -17,7 +17,7 @@ IRIS_KERNEL iris_two_shot(IRIS_ARGS OpArgs args) {
     run_two_shot<GemmProducer>(args, shared);
 }
 
-// The accumulating variants: zero, barrier, add, barrier, convert.
+// Accumulating variants, in the order zero, barrier, add, barrier, convert.
 IRIS_KERNEL iris_zero(IRIS_ARGS OpArgs args) {
     port::take_turn();
     run_zero(args);

@@ -1,4 +1,4 @@
-// The sum over ranks of their products, its rows split over the ranks.
+// Product then reduce-scatter: each rank gets its rows of the sum of all ranks' products.
 #include "iris/gemm/producer.h"
 #include "iris/body/reduce.h"
 

@@ -1,4 +1,4 @@
-// The sum over ranks of their messages, its rows split over the ranks.
+// Reduce-scatter of messages: each rank gets its rows of the sum of all ranks' messages.
 #include "iris/body/deliver.h"
 #include "iris/body/ll.h"
 #include "iris/body/reduce.h"
@@ -11,7 +11,8 @@ IRIS_KERNEL iris_reduce_scatter(IRIS_ARGS OpArgs args) {
     run_reduce_scatter<LoadProducer>(args, none);
 }
 
-// Where a copy engine moves the blocks, or workgroups in its place, for what adds them up.
+// Reduce-scatter with transfers by copy engines, or by workgroups in their place (iris_blocks):
+// iris_sums adds the received blocks.
 IRIS_KERNEL iris_open(IRIS_ARGS OpArgs args) {
     port::take_turn();
     flow::open(launch_of(args));

@@ -1,4 +1,5 @@
-//! Compiling ahead of time: every kernel that operators take, into a folder that a program carries with it.
+//! Ahead-of-time compilation: every kernel that operators use, into a folder that is shipped with a
+//! program.
 
 use std::num::NonZero;
 use std::path::Path;
@@ -13,8 +14,8 @@ use crate::rtc::{self, Compiler, Vendor};
 use crate::source::{self, SourceKind};
 use crate::{gemm, parallel};
 
-/// Every build for an architecture (`sm_90a`, `gfx942`) that an operator may ask for, except for calls that are traced,
-/// counted or held up by a test.
+/// All builds that operators may use on an architecture (`sm_90a`, `gfx942`). Not included: builds
+/// with tracing, with counters, or with delays for stress tests.
 pub fn builds(arch: &str) -> Vec<Build> {
     let mut builds = gemm::builds(arch);
     for &source in source::KERNELS {
@@ -30,24 +31,24 @@ pub fn builds(arch: &str) -> Vec<Build> {
     builds
 }
 
-/// Compiles every build for these architectures (`sm_90a`, `gfx942`), of one vendor or both, into a folder, on
-/// all cores, where a program beside it finds them: [`crate::cache`] says how. `done` is told of each, one at
-/// a time. Returns how many there are.
+/// Compiles every build for these architectures (`sm_90a`, `gfx942`; both vendors' may be mixed)
+/// into a folder, on all cores; [`crate::cache`] describes how a program finds the folder. Calls
+/// `done` after each build, from one thread at a time. Returns the number of builds.
 ///
 /// # Errors
-/// As [`rtc::compile`]; [`rtc::Error::Cache`] for a folder that others may enter.
+/// Errors of [`rtc::compile`]; [`rtc::Error::Cache`] for a folder that other users may access.
 pub fn precompile<'a>(
     folder: &Path,
     arches: &[&'a str],
     done: impl FnMut(&Build, &str) + Send,
 ) -> rtc::Result<usize> {
     let cache = Cache::open(folder)?;
-    // A compiler that is missing is said before the others begin.
+    // Find all compilers first, so that a missing one is reported before work begins.
     let of = |&arch: &&'a str| Ok((Compiler::of(Vendor::of(arch), arch)?, arch));
     let arches: Vec<_> = arches.iter().map(of).collect::<rtc::Result<_>>()?;
     let builds_of = |&of: &(_, &'a str)| builds(of.1).into_iter().map(move |build| (build, of));
     let mut jobs: Vec<(Build, (_, &str))> = arches.iter().flat_map(builds_of).collect();
-    // The longest is begun first, so that no core is left with it in the end.
+    // Start with the longest compilations, so that no single core is left with one at the end.
     let area = |tile: TileConfig| -i64::from(tile.size.m * tile.size.n);
     jobs.sort_by_key(|(build, _)| build.tile.map_or(0, area));
     let done = Mutex::new(done);

@@ -1,4 +1,4 @@
-//! What a kernel is given by value, laid out alike in Rust and in `kernels/iris/args.h`.
+//! Kernel arguments that are passed by value; `kernels/iris/args.h` has the same layout.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use iris_heap::abi::HeapView;
 use iris_heap::plain_access::Span;
 use iris_sync::{Channel, Record};
 
-/// A matrix in memory that this rank's kernels can address.
+/// A matrix in memory that this rank's kernels can address; address 0 means that there is none.
 ///
 /// Element (r, c) lies `r * ld + c` elements from `address`, or `c * ld + r` if `transposed` is 1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
@@ -18,23 +18,24 @@ pub struct Matrix {
     pub address: u64,
     /// Leading dimension, in elements.
     pub ld: u64,
-    /// Rows as the op sees them.
+    /// Number of rows.
     pub rows: u32,
-    /// Columns as the op sees them.
+    /// Number of columns.
     pub cols: u32,
-    /// Element type: [`dtype_code`].
+    /// Element type, by its [`dtype_code`].
     pub dtype: u32,
-    /// 1 if stored column by column.
+    /// Storage order: 0 for row-major, 1 for column-major.
     pub transposed: u32,
 }
 
 impl Matrix {
-    /// Bytes of an element.
+    /// Size of an element in bytes.
     pub(crate) fn element_bytes(&self) -> u64 {
         element_bytes(self.dtype) as u64
     }
 
-    /// Addresses from the first element to the last, with gaps between lines; empty for no matrix.
+    /// Address range from the first element to the last, including the gaps between rows (or
+    /// columns); empty if there is no matrix.
     fn bytes(&self) -> Range<u64> {
         let (lines, len) = match self.transposed {
             1 => (self.cols, self.rows),
@@ -48,128 +49,135 @@ impl Matrix {
     }
 }
 
-/// The element types of kernels: the code of each is its place. `IRIS_DTYPES` of `args.h` has the same
-/// rows, and the bytes of an element.
+/// Element types of kernels; a type's code is its index here. `IRIS_DTYPES` of `args.h` has the
+/// same order, and the size of each type.
 pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
-/// Code of an element type in kernels: its place in [`DTYPES`].
+/// Code of an element type in kernels: its index in [`DTYPES`]; `None` if kernels do not support
+/// the type.
 pub fn dtype_code(dtype: DType) -> Option<u32> {
     DTYPES.iter().position(|&known| known == dtype).map(|place| place as u32)
 }
 
-/// Bytes of one element of this code.
+/// Size in bytes of the element type with this code.
 pub(crate) fn element_bytes(dtype: u32) -> usize {
     DTYPES[dtype as usize].size()
 }
 
-/// What is done to the final value of an element, once over all ranks: bit of `epilogue`.
+/// Bits of [`OpArgs::epilogue`]: functions applied once to the sum over all ranks.
 pub mod epilogue {
-    /// x = x / 2 * (1 + erf(x / sqrt 2)), after the bias.
+    /// GELU by erf: x = x / 2 * (1 + erf(x / sqrt 2)), after the bias.
     pub const GELU: u32 = 1;
 }
 
-/// Where the partial of a tile comes from: value of `producer`.
+/// Values of [`OpArgs::producer`]: source of a rank's partial tiles.
 pub mod producer {
-    /// The product of A and B.
+    /// Partial tiles are tiles of the product of A and B.
     pub const GEMM: u32 = 0;
-    /// The elements of A themselves.
+    /// Partial tiles are the elements of A.
     pub const LOAD: u32 = 1;
 }
 
-/// The arguments of every op kernel.
+/// Arguments of every kernel of an operator.
 ///
-/// Offsets are bytes from the start of a rank's data segment, the same on all ranks. The inbox is
-/// `[parity][sources][max_tiles][slot]` (of a broadcast one source, whoever sends a tile), where a tile's place is its number among those that go to
-/// the same rank: of two_shot and the accumulating variants `tile / size`, of a reduce-scatter its
-/// number in its owner's part. The result inbox is `[parity][tile][result_slot]`, the workspace
-/// `[parity][max_tiles][tile_m * tile_n]` of f32 with the same places; in a slot a tile lies row by row, `tile_n` elements
-/// apart, whatever its real size. The gathered A of the baseline lies in the inbox as
-/// `[parity][m][k]`; the staging buffer is `[m][k]`, or `[k][m]` if `m_contiguous` is 1.
+/// Offsets are in bytes from the start of a rank's data segment, equal on all ranks.
+///
+/// The inbox is `[parity][sources][max_tiles][slot]`; a broadcast has one source, whichever rank
+/// sends a tile. A tile's index in `max_tiles` is its number among the tiles that go to the same
+/// rank: `tile / size` for two_shot and the accumulating variants, and its number in the owner's
+/// part for a reduce-scatter. The result inbox is `[parity][tile][result_slot]`. The workspace is
+/// `[parity][max_tiles][tile_m * tile_n]` of f32, with the inbox's tile index. In a slot a tile is
+/// row-major with leading dimension `tile_n`, whatever its real size. The gathered A of the
+/// baseline lies in the inbox as `[parity][m][k]`. The staging buffer is `[m][k]`, or `[k][m]` if
+/// `m_contiguous` is 1.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct OpArgs {
-    /// The heap as this rank sees it.
+    /// Addresses of the heap as this rank sees it.
     pub heap: HeapView,
-    /// The words of the op.
+    /// Layout of the op's synchronisation words.
     pub channel: Channel,
-    /// What this rank says about the call.
+    /// This rank's description of the call, compared with its peers'.
     pub record: Record,
-    /// What the mean of squares is never below, in an RMSNorm; 0 without one.
+    /// Epsilon of the RMSNorm, added to the mean of squares; 0 without an RMSNorm.
     pub epsilon: f32,
-    /// Left factor, or the message.
+    /// Left factor A of the product, or the message.
     pub a: Matrix,
-    /// Right factor.
+    /// Right factor B of the product.
     pub b: Matrix,
-    /// Result.
+    /// Result C.
     pub c: Matrix,
-    /// A row of N elements added to every row of the result; address 0 for none.
+    /// Bias: one row of N elements that is added to every row of the result; address 0 for none.
     pub bias: Matrix,
-    /// Added to the result, element by element, before it is rounded; address 0 for none.
+    /// Residual: matrix that is added to the result before rounding; address 0 for none.
     pub residual: Matrix,
-    /// A row of N factors of the RMSNorm.
+    /// Weights of the RMSNorm: one row of N factors.
     pub weight: Matrix,
-    /// The RMSNorm of the rows of C; address 0 for none.
+    /// Output of the RMSNorm of the rows of C; address 0 for none.
     pub normed: Matrix,
-    /// Offset of the inbox.
+    /// Offset of the inbox in bytes.
     pub inbox: u64,
-    /// Bytes of one tile in the inbox.
+    /// Size of one tile's slot in the inbox, in bytes.
     pub slot: u64,
-    /// Offset of the result inbox.
+    /// Offset of the result inbox in bytes.
     pub results: u64,
-    /// Bytes of one tile in the result inbox.
+    /// Size of one tile's slot in the result inbox, in bytes.
     pub result_slot: u64,
-    /// Offset of the f32 workspace or of the staging buffer.
+    /// Offset of the f32 workspace or of the staging buffer, in bytes.
     pub workspace: u64,
-    /// Offset of a peer's A, where kernels pull it; the same on all ranks.
+    /// Offset in bytes of each peer's A if kernels pull it; equal on all ranks.
     pub pulled: u64,
-    /// Leading dimension of a peer's A, in elements, the same on all ranks; 0 if it has no gaps.
+    /// Leading dimension of a peer's A in elements, equal on all ranks; 0 if the rows are
+    /// contiguous.
     pub pulled_ld: u64,
     /// Address of this rank's [`crate::trace`] buffer; 0 for no trace.
     pub trace: u64,
     /// Address of this rank's counters; 0 for none.
     pub counters: u64,
-    /// Rows of the whole product or message.
+    /// Number of rows of the whole product or message.
     pub m: u32,
-    /// Columns of this rank's product or message.
+    /// Number of columns of this rank's product or message.
     pub n: u32,
-    /// Depth: of this rank's factors, or of the gathered A.
+    /// Depth of the product: of this rank's factors, or of the gathered A.
     pub k: u32,
-    /// Rows of a tile.
+    /// Number of rows of a tile.
     pub tile_m: u32,
-    /// Columns of a tile.
+    /// Number of columns of a tile.
     pub tile_n: u32,
-    /// Columns of A in one unit of a staged gather.
+    /// Number of columns of A in one unit of a staged gather.
     pub k_group: u32,
-    /// Places for tiles in the inbox, of the largest plan.
+    /// Number of tile slots in the inbox per parity and source; that of the largest plan.
     pub max_tiles: u32,
-    /// Places for tiles in the result inbox, of the largest plan.
+    /// Number of tile slots in the result inbox per parity; that of the largest plan.
     pub max_results: u32,
-    /// Type in which partials travel: [`dtype_code`].
+    /// Type in which partial tiles are transferred, by its [`dtype_code`].
     pub wire: u32,
-    /// Bits of [`epilogue`].
+    /// Functions applied to the result: bits of [`epilogue`].
     pub epilogue: u32,
-    /// One of [`producer`].
+    /// Source of partial tiles: a value of [`producer`].
     pub producer: u32,
-    /// The rank that broadcasts.
+    /// Root rank of a broadcast.
     pub root: u32,
-    /// Workgroups with one task: that fetch, of a staged gather; that only send, of a sum at owners, an all-gather
-    /// or an all-to-all, where 0 says that all send, and take or add up.
+    /// Number of workgroups with a dedicated task: fetching in a staged gather; sending in a
+    /// reduction at owners, an all-gather or an all-to-all. 0 means that every workgroup sends, and
+    /// also receives or reduces.
     pub movers: u32,
-    /// 0 if A is split by rows, 1 by columns.
+    /// Dimension in which A is split across ranks: 0 for rows, 1 for columns.
     pub shard: u32,
-    /// 1 if the staging buffer is stored column by column, and its units are fetched along M first.
+    /// Storage order of the staging buffer: 1 for column-major, with units fetched along M first; 0
+    /// for row-major.
     pub m_contiguous: u32,
-    /// Spans a workgroup has room for in the trace.
+    /// Number of spans per workgroup that fit in the trace buffer.
     pub trace_spans: u32,
-    /// Sources that the inbox has places for.
+    /// Number of sources that the inbox has slots for.
     pub sources: u32,
-    /// Fills the last 8 bytes; 0.
+    /// Padding to a multiple of 8 bytes; always 0.
     pub padding: u32,
 }
 
 impl OpArgs {
-    /// Bytes of the matrices of a call, in this rank's memory. Peers access them only while this rank
-    /// is in the call.
+    /// Address ranges of the call's matrices in this rank's memory. Peers access them only while
+    /// this rank is in the call.
     pub(crate) fn operands(&self) -> [Span; 7] {
         let OpArgs { a, b, c, bias, residual, weight, normed, .. } = self;
         let read = |matrix: &Matrix| Span { bytes: matrix.bytes(), written: false };
@@ -178,56 +186,58 @@ impl OpArgs {
     }
 }
 
-/// Which words say that a tile of C has come: value of [`TileView::arrival`].
+/// Values of [`TileView::arrival`]: words that signal the arrival of a tile of C.
 pub mod arrival {
-    /// Tile t is the result of its owner, t mod size.
+    /// Result words: tile t is the result of its owner, rank t mod size.
     pub const RESULTS: u32 = 0;
-    /// The rows of C are split over the ranks, and each sends its own.
+    /// Signal words of parts: the rows of C are split over the ranks, and each rank sends its own
+    /// rows.
     pub const PARTS: u32 = 1;
-    /// All tiles come from the root.
+    /// Signal words of the root, which sends all tiles.
     pub const ROOT: u32 = 2;
-    /// Tiles come from the root, or by one of the other ranks: `Relays` of iris-sync says whom.
+    /// Signal words of the root or of a relay, as `Relays` of iris-sync assigns them.
     pub const RELAYS: u32 = 3;
 }
 
-/// One call of an op as a user's kernel beside it is given it, to wait for tiles of C: `Tiles` of
-/// `iris/tiles.h` reads it. Its channel numbers the call by copies of the op's own words.
+/// View of one call of an op for a user's kernel that runs beside the op and waits for tiles of C;
+/// `Tiles` of `iris/tiles.h` reads it. Its channel takes the call number from copies of the op's
+/// words, because the op itself advances its words when the call ends.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct TileView {
-    /// The heap as this rank sees it.
+    /// Addresses of the heap as this rank sees it.
     pub heap: HeapView,
-    /// The words of the op; `call` and `sequence` are the copies.
+    /// Layout of the op's words, except `call` and `sequence`, which refer to the copies.
     pub channel: Channel,
-    /// What this rank says about the call.
+    /// This rank's description of the call.
     pub record: Record,
-    /// Rows of C.
+    /// Number of rows of C.
     pub rows: u32,
-    /// Columns of C.
+    /// Number of columns of C.
     pub cols: u32,
-    /// Rows of a tile.
+    /// Number of rows of a tile.
     pub tile_m: u32,
-    /// Columns of a tile.
+    /// Number of columns of a tile.
     pub tile_n: u32,
-    /// One of [`arrival`].
+    /// Kind of arrival: a value of [`arrival`].
     pub arrival: u32,
-    /// The rank that broadcasts.
+    /// Root rank of a broadcast.
     pub root: u32,
-    /// Workgroups of the op.
+    /// Number of workgroups of the op.
     pub groups: u32,
 }
 
-/// How many counters a rank has, and which is which.
+/// Indices of a rank's counters.
 pub mod counter {
-    /// Bytes written to peers.
+    /// Number of bytes written to peers.
     pub const PUSHED: usize = 0;
-    /// Bytes read from peers.
+    /// Number of bytes read from peers.
     pub const PULLED: usize = 1;
-    /// Signals and flags raised.
+    /// Number of signals and flags raised.
     pub const FLAGS: usize = 2;
-    /// Waits begun.
+    /// Number of waits begun.
     pub const WAITS: usize = 3;
-    /// How many there are.
+    /// Number of counters.
     pub const COUNT: usize = 8;
 }
 
@@ -239,7 +249,7 @@ const _: () = {
     assert!(std::mem::offset_of!(TileView, rows) == 1172);
     assert!(size_of::<TileView>() == 1200);
 };
-/// Some rows of a matrix.
+/// The rows `rows` of a matrix, as a matrix.
 pub(crate) fn rows_of(matrix: Matrix, rows: &Range<u32>) -> Matrix {
     let apart = if matrix.transposed == 0 { matrix.ld } else { 1 };
     let address =

@@ -1,4 +1,4 @@
-//! Source of an operator's kernels, and the options that it is compiled with.
+//! Builds of an operator's kernels: which source, with which compile options.
 
 use iris_heap::DType;
 use iris_sync::Access;
@@ -10,65 +10,67 @@ use crate::rtc::{self, Error, Options};
 use crate::source::{self, SourceKind, Text};
 use crate::{Kernel, Target, cpu};
 
-/// What a stress test has device kernels do worse than they should; nothing by default.
+/// Faults that a stress test compiles into device kernels; the default injects none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Injected {
-    /// The longest of random delays before each access of the protocols, in nanoseconds; that of
-    /// `IRIS_DELAY` if it is longer.
+    /// Maximum random delay before each access of the protocols, in nanoseconds. If `IRIS_DELAY` is
+    /// longer, it applies instead.
     pub delay_ns: u32,
-    /// The access whose waits are left out, so that results must be wrong: for tests that show that
-    /// they can fail. Without [`Access::EntryLoad`] records are not compared either: they are of
-    /// other calls then, and a fault would be all that is ever seen.
+    /// Access whose waits are left out, so that results must become wrong; shows that a test can
+    /// fail. Without [`Access::EntryLoad`] records are not compared either, because they then
+    /// belong to other calls and every run would end in a mismatch fault.
     pub without: Option<Access>,
-    /// Where workgroups are held up, and for how many nanoseconds: at the place that a wait guards,
-    /// so that what is wrong without it does not wait for luck.
+    /// Point at which workgroups are delayed, and the delay in nanoseconds. The point is one that a
+    /// wait protects, so that leaving out the wait fails reliably.
     pub hold: Option<(Hold, u32)>,
-    /// Whether calls are done as they are without all this, where ranks share a device, too: by copy engines, and
-    /// by products of whole matrices that wait for peers and store to them, which are built with it; and which
-    /// kernels go without the access then. Else kernels of messages do in their place what they do, which can be held
-    /// up and left without waits at more places.
+    /// Whether calls use copy engines and fused whole-matrix GEMMs as they do without injection,
+    /// even if ranks share a device, and which kernels then leave out the wait. If `None`, message
+    /// kernels do the same work instead; they can be delayed, and can leave out waits, at more
+    /// points.
     pub whole: Option<Without>,
 }
 
-/// Which kernels go without an access, of a call in which a product of whole matrices takes part.
+/// Kernels that leave out the wait in a call with a fused whole-matrix GEMM.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Without {
-    /// The product.
+    /// The whole-matrix GEMM leaves out the wait.
     Products,
-    /// Those around it, which open and close the call, and the gates.
+    /// The kernels around the GEMM leave out the wait: those that open and close the call, and the
+    /// gates.
     Others,
 }
 
-/// Where workgroups can be held up; as in memory.h, in its order. Rank 0 alone is, so that the others
-/// go on meanwhile; at an addition all are.
+/// Point at which workgroups can be delayed; memory.h has the same values. Only rank 0 is delayed,
+/// so that the other ranks continue meanwhile; at an addition all ranks are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Hold {
-    /// Before the kernel in front of an op touches what the op reads and writes.
+    /// Before the kernel that precedes an op accesses the op's operands.
     Filling,
-    /// After the rank has entered a call, before it sends, reads or fetches anything in it.
+    /// After the rank has entered a call, before it sends, reads or fetches.
     Entered,
-    /// After the signals of a tile have come, before it is read.
+    /// After the signals of a tile have been seen, before the tile is read.
     Received,
     /// After the source of a unit has entered, before the unit is copied to the staging buffer.
     Fetching,
     /// Between the read and the write of an addition under a lock.
     Adding,
-    /// Before a product of whole matrices stores a tile of a result to the peers.
+    /// Before a whole-matrix GEMM stores a tile of its result at the peers.
     Storing,
 }
 
 impl Injected {
-    /// The options of kernels with this in them, but for products of whole matrices.
+    /// Adds the options for these faults, for all kernels except whole-matrix GEMMs.
     pub fn options(self, options: Options) -> Options {
         self.with(options, self.whole != Some(Without::Products))
     }
 
-    /// Those of products of whole matrices.
+    /// Adds the options for these faults, for whole-matrix GEMMs.
     pub fn options_of_products(self, options: Options) -> Options {
         self.with(options, self.whole == Some(Without::Products))
     }
 
-    /// Whether kernels of messages do what copy engines and products of whole matrices do in other builds.
+    /// Whether message kernels do the work that copy engines and whole-matrix GEMMs do in other
+    /// builds.
     pub fn is_by_messages(self) -> bool {
         self != Self::default() && self.whole.is_none()
     }
@@ -92,47 +94,48 @@ impl Injected {
     }
 }
 
-/// What of an op decides about its kernels.
+/// Properties of an op that select the builds of its kernels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OpBuild {
-    /// The op's name.
+    /// Name of the op.
     pub op: &'static str,
-    /// Whether there is a product in it.
+    /// Whether the op contains a matrix product.
     pub product: bool,
-    /// Whether rows of its result are normalised.
+    /// Whether the rows of the op's result are normalised (RMSNorm).
     pub norm: bool,
-    /// Type of A and B, or of the message.
+    /// Element type of A and B, or of the message.
     pub dtype: DType,
-    /// Rows of a tile.
+    /// Number of rows of a tile.
     pub tile_m: u32,
-    /// Columns of a tile.
+    /// Number of columns of a tile.
     pub tile_n: u32,
-    /// What a test asks for.
+    /// Faults injected by a test.
     pub injected: Injected,
-    /// Whether the kernels write traces and count what they move.
+    /// Whether the kernels write traces and count transferred bytes.
     pub observed: bool,
 }
 
-/// A source and what it is compiled with.
+/// Device source with its compile options.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Build {
-    /// The source.
+    /// Source text.
     pub source: Text,
-    /// Its options.
+    /// Compile options.
     pub options: Options,
-    /// Threads of a workgroup.
+    /// Number of threads per workgroup.
     pub threads: u32,
-    /// How it multiplies, of a product.
+    /// GEMM parameters, if the source contains a product.
     pub tile: Option<TileConfig>,
 }
 
 impl Build {
-    /// Of a source without a product.
+    /// Build of a source without a matrix product.
     pub(crate) fn message(source: Text) -> Self {
         let threads =
             if source.kind == SourceKind::Barrier { BARRIER_THREADS } else { MESSAGE_THREADS };
         let options = Options::new().define("IRIS_THREADS", threads);
-        // Rows that are normalised: while one workgroup adds up, another one reads.
+        // At least two workgroups per multiprocessor, so that one reads while the other one
+        // reduces.
         let options = match source.kind {
             SourceKind::Local => options.define("IRIS_TOGETHER", 2),
             _ => options,
@@ -144,7 +147,8 @@ impl Build {
         Self { source, options: tile.options(), threads: THREADS, tile: Some(tile) }
     }
 
-    /// Bytes of dynamic shared memory of a workgroup of `kernel`, which is in it.
+    /// Bytes of dynamic shared memory per workgroup of `kernel`, which must be contained in this
+    /// build.
     pub fn shared_bytes(&self, kernel: Kernel) -> u32 {
         match self.tile {
             Some(tile) if kernel.multiplies() => tile.shared_bytes(),
@@ -152,7 +156,8 @@ impl Build {
         }
     }
 
-    /// With what an op asks for beside its kernels: none of it is built ahead.
+    /// Adds the options for injected faults and observation; builds with any are not compiled ahead
+    /// of time.
     fn with(self, op: &OpBuild) -> Self {
         let options = op.injected.options(self.options);
         let options = if op.observed { options.define("IRIS_OBSERVED", 1) } else { options };
@@ -161,11 +166,12 @@ impl Build {
 }
 
 impl OpBuild {
-    /// The build for an architecture (`sm_90a`) that holds `kernel`; the other kernels of the op may be in
-    /// another.
+    /// The build for an architecture (`sm_90a`) that contains `kernel`; other kernels of the op may
+    /// be in other builds.
     ///
     /// # Errors
-    /// The name of what has no kernel on devices: a source, a type, a tile that is too large.
+    /// Name of the property that no device kernel supports: a source, a type, or a tile that is too
+    /// large.
     pub fn of(&self, kernel: Kernel, arch: &str) -> Result<Build, String> {
         let name = match kernel {
             Kernel::Barrier { .. } => "barrier",
@@ -188,11 +194,11 @@ impl OpBuild {
     }
 }
 
-/// The machine code of a build for a target.
+/// Machine code of a build for a target.
 ///
 /// # Errors
-/// As [`rtc::compile`]; [`Error::NotCarried`] if there is no compiler, and the folder of kernels beside the program does
-/// not have the build.
+/// Errors of [`rtc::compile`]; [`Error::NotCarried`] if there is no compiler and the folder of
+/// kernels shipped with the program lacks the build.
 pub fn compile(build: &Build, target: &Target) -> rtc::Result<Vec<u8>> {
     let Build { source, options, .. } = build;
     let compiled = rtc::compile(target.vendor, (*source).into(), options, &target.arch);
@@ -238,7 +244,7 @@ pub(crate) mod tests {
         let plain = OP.of(Kernel::OneShot, ARCH).expect("a build");
         let more = &build.options.defines[plain.options.defines.len()..];
         let pair = |name: &str, value: &str| (name.to_string(), value.to_string());
-        // SignalLoad is the fifth of the table.
+        // `SignalLoad` is number 4 of the table, from 0.
         let expected = [
             pair("IRIS_TEST_DELAY_NS", "500"),
             pair("IRIS_TEST_NO_WAIT", "4"),
@@ -265,7 +271,7 @@ pub(crate) mod tests {
             let [products, rest] = [injected.options_of_products(none()), injected.options(none())];
             assert_eq!(goes_without(&products), product, "{whole:?}");
             assert_eq!(goes_without(&rest), others, "{whole:?}");
-            // Both are held up.
+            // The delay is compiled into both.
             assert!([&products, &rest].iter().all(|it| it.defines.len() >= 2), "{whole:?}");
             assert_eq!(injected.is_by_messages(), whole.is_none());
         }
@@ -293,7 +299,8 @@ pub(crate) mod tests {
         assert!(odd.contains("i32"), "{odd}");
     }
 
-    /// Those that a launcher has beside the kernels of a row, which are looked for where rows are.
+    /// Checks kernels that the executor launches besides those of an operator's row; other tests
+    /// check those of rows.
     #[test]
     fn what_stands_beside_copies_is_in_the_source_of_the_message() {
         use Kernel::{Gate, Results, Sums};

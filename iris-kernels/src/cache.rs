@@ -1,7 +1,8 @@
-//! Compiled kernels on disk. What lies here is executed, so the folder must be the user's alone.
+//! Cache of compiled kernels on disk. Its files are executed, so the folder must be accessible to
+//! its user only.
 //!
-//! An entry is written to a temporary name and then renamed, so that processes that start at once
-//! see it whole or not at all. One that does not match its checksum counts as absent, and is
+//! An entry is written under a temporary name and then renamed, so that concurrent processes see it
+//! complete or not at all. An entry that does not match its checksum counts as absent and is
 //! written anew.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -17,7 +18,7 @@ use crate::rtc::error::{Error, Result};
 const MAGIC: &[u8; 8] = b"iriscub1";
 const HEADER: usize = 8 + 16 + 16;
 
-/// The name of an entry.
+/// Name of an entry.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Key {
     file: String,
@@ -35,22 +36,22 @@ impl Key {
     }
 }
 
-/// A folder of compiled kernels.
+/// Folder of compiled kernels.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Cache {
     folder: PathBuf,
 }
 
 impl Cache {
-    /// The cache of this user: `IRIS_CACHE`, or `iris` in the user's folder of caches.
+    /// The cache of this user: `IRIS_CACHE`, or `iris` in the user's cache folder.
     ///
     /// # Errors
-    /// As [`Cache::open`].
+    /// Errors of [`Cache::open`].
     pub fn of_user() -> Result<Self> {
         Self::open(&Self::user_folder())
     }
 
-    /// The folder of [`Cache::of_user`], which need not be there.
+    /// Folder that [`Cache::of_user`] uses; it may not exist.
     pub fn user_folder() -> PathBuf {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         match (variable("IRIS_CACHE"), variable("XDG_CACHE_HOME"), variable("HOME")) {
@@ -61,11 +62,11 @@ impl Cache {
         }
     }
 
-    /// A folder, made with access for the user alone if it is not there.
+    /// Opens a folder; creates it with access for the user only if it does not exist.
     ///
     /// # Errors
-    /// [`Error::Cache`] if it cannot be made, is a link or no folder, belongs to somebody else or
-    /// lets others in.
+    /// [`Error::Cache`] if the folder cannot be created, is a link or not a folder, belongs to
+    /// another user, or is accessible to others.
     pub fn open(folder: &Path) -> Result<Self> {
         let wrong = |why: String| Error::Cache { path: folder.into(), why };
         DirBuilder::new()
@@ -73,7 +74,7 @@ impl Cache {
             .mode(0o700)
             .create(folder)
             .map_err(|error| wrong(format!("cannot be made: {error}")))?;
-        // Of the path itself: a link could be pointed elsewhere by whoever owns the folder it is in.
+        // The link itself is checked: the owner of its folder could redirect it.
         let metadata = fs::symlink_metadata(folder).map_err(|error| wrong(error.to_string()))?;
         if !metadata.is_dir() {
             return Err(wrong("is no folder; expected one of this user's".into()));
@@ -89,7 +90,7 @@ impl Cache {
         Ok(Self { folder: folder.into() })
     }
 
-    /// The code of an entry; none if it is absent or damaged.
+    /// Code of an entry; `None` if it is absent or damaged.
     pub fn get(&self, key: &Key) -> Option<Vec<u8>> {
         let path = self.folder.join(&key.file);
         let mut bytes = Vec::new();
@@ -105,7 +106,7 @@ impl Cache {
         Some(bytes.split_off(HEADER))
     }
 
-    /// Keep the code of an entry, in place of what is there.
+    /// Stores the code of an entry, replacing an earlier one.
     ///
     /// # Errors
     /// [`Error::Cache`] if it cannot be written.
@@ -123,14 +124,15 @@ impl Cache {
         })
     }
 
-    /// The folder.
+    /// Folder of the cache.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 }
 
-/// The folder of kernels that a program carries with it, which may not exist: `kernels` beside its executable. It is
-/// trusted as much as the executable. `None` if the system does not say where that is.
+/// Folder of kernels shipped with the program, which may not exist: `kernels` beside the
+/// executable. It is trusted like the executable. `None` if the system does not report the
+/// executable's path.
 pub fn carried_folder() -> Option<PathBuf> {
     Some(std::env::current_exe().ok()?.with_file_name("kernels"))
 }
@@ -142,7 +144,7 @@ pub(crate) fn carried() -> Option<Cache> {
 }
 
 fn write_new(path: &Path, parts: &[&[u8]]) -> std::io::Result<()> {
-    // A file of this name can only be what a killed process with our number left behind.
+    // A file of this name can only be left from a killed process with the same process id.
     let _ = fs::remove_file(path);
     let bytes = parts.iter().map(|part| part.len() as u64).sum();
     check_file_size("the entry", bytes).map_err(std::io::Error::other)?;
@@ -196,7 +198,7 @@ mod tests {
             fs::write(&file, &whole[..len]).expect("writable");
             assert_eq!(cache.get(&key(1)), None, "cut to {len}");
         }
-        // The right code under another's name.
+        // The code of one entry under the name of another.
         cache.put(&key(2), b"other code").expect("room");
         fs::copy(cache.folder().join(&key(2).file), &file).expect("writable");
         assert_eq!(cache.get(&key(1)), None);
@@ -224,7 +226,7 @@ mod tests {
         fs::write(&file, "").expect("room");
         assert!(Cache::open(&file).is_err());
 
-        // Of the root user everything is its own; elsewhere `/` belongs to somebody else.
+        // The root user owns everything; for other users `/` belongs to somebody else.
         if user() != 0 {
             let error = Cache::open("/".as_ref()).expect_err("not ours").to_string();
             assert!(error.contains("belongs to user"), "{error}");

@@ -1,13 +1,14 @@
-//! The executor: enqueues the steps of a program for one call.
+//! Executor: enqueues the steps of a program for one call.
 //!
-//! [`Executor::new`] loads the kernels and GEMMs that a program can use on the heap's device. [`Executor::run`] takes
-//! the first alternative whose conditions the call meets, goes through its steps in order (`call.rs`), makes the
-//! arguments of each from the call's operands (`places.rs`) and enqueues it. A step that cannot be done is replaced by
-//! its own alternative.
+//! [`Executor::new`] loads the kernels and GEMMs that a program can use on the heap's device.
+//! [`Executor::run`] selects the first alternative whose conditions the call meets, visits its
+//! steps in order (`call.rs`), derives the arguments of each step from the call's operands
+//! (`places.rs`) and enqueues it. If a step cannot be done, its own alternative steps replace it.
 //!
-//! A call is committed by its first step that a peer can see: if a later one fails, the call can never end, and the
-//! heap is poisoned on all ranks. Before that, a failed call may be tried again. In a capture, nothing is seen before
-//! the graph is launched: the capture is made invalid.
+//! A call is committed by its first step that a peer can see: if a later step fails, the call can
+//! never end, and the heap is poisoned on all ranks. Before that point a failed call may be
+//! retried. In a capture nothing is visible before the graph is launched, so the capture is
+//! invalidated instead.
 
 mod call;
 mod gemm;
@@ -33,38 +34,39 @@ use kernels::KernelSet;
 pub use kernels::Workgroups;
 pub(crate) use kernels::{fits, share};
 
-/// Runs one program on the device of a heap.
+/// Executor of one program on the device of a heap.
 #[derive(Debug)]
 pub struct Executor {
     program: Program,
-    /// The alternatives that calls on this device can take, by preference.
+    /// Alternatives that calls on this device can take, most preferred first.
     alternatives: Vec<&'static Alternative>,
     kernels: KernelSet,
     gemms: Option<Gemms>,
     areas: Areas,
-    /// Transfers of the program.
+    /// Transfers between ranks in the program.
     transfers: Vec<Transfer>,
-    /// Whether what is moved is counted or held up, or ranks share the device, so that workgroups must move it.
+    /// Whether workgroups must do the transfers instead of copy engines: transferred bytes are
+    /// counted, delays are injected, or ranks share the device.
     by_workgroups: bool,
 }
 
-/// A call that was not enqueued as a whole.
+/// Error of a call that was enqueued only in part.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// The step that failed.
+    /// Step that failed.
     pub step: Work,
-    /// Its error.
+    /// Error of the step.
     pub cause: Error,
-    /// Recovery.
+    /// Recovery from the failure.
     pub then: Then,
 }
 
 /// Recovery after a call has failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Then {
-    /// No peer can see anything of the call: it may be tried again.
+    /// No peer can see anything of the call, so it may be tried again.
     Retry,
-    /// Peers may be in the call: the heap is poisoned on all ranks.
+    /// Peers may be in the call, so the heap is poisoned on all ranks.
     Close,
     /// The call was being captured: the capture is invalid, and its graph must be discarded.
     Discard,
@@ -83,16 +85,17 @@ impl fmt::Display for Then {
 }
 
 impl Executor {
-    /// Prepares to run a program on the heap's device. On a GPU, kernels are compiled, unless they were before, and
-    /// loaded, which may wait for the device: call it where all ranks make the operator. `op` is the build of the
-    /// message's kernels; `whole` the library GEMM of a program that has GEMMs, whose calls need its
-    /// [`Whole::library_bytes`] and the [`Areas`] of the program as workspace; `counted` says whether what is moved is
+    /// Prepares to run a program on the heap's device. On a GPU the kernels are loaded, and
+    /// compiled if they are not cached; loading may wait for the device, so call it where all ranks
+    /// make the operator. `op` describes the builds of message kernels. `whole` describes the
+    /// library GEMM of a program with GEMMs; calls of such a program need a workspace of
+    /// [`Whole::library_bytes`] plus the program's [`Areas`]. `counted` tells whether transferred
+    /// bytes are counted; if so, workgroups do the transfers.
     /// counted, so that workgroups must move it.
     ///
-    /// # Errors
-    /// [`Error::Unsupported`] for a device, type or tile that there are no kernels for; [`Error::Other`] with an
-    /// [`crate::rtc::Error`]; [`Error::Device`]; [`Error::TooManyGroups`] if so many ranks share the device that not
-    /// one workgroup of each is resident.
+    /// [`Error::Unsupported`] for a device, element type or tile without kernels; [`Error::Other`]
+    /// with an [`crate::rtc::Error`]; [`Error::Device`]; [`Error::TooManyGroups`] if so many ranks
+    /// share the device that not even one workgroup of each is co-resident.
     pub fn new(
         heap: &SymmetricHeap,
         op: &OpBuild,
@@ -123,12 +126,13 @@ impl Executor {
         Ok(Self { program, alternatives, kernels, gemms, areas, transfers, by_workgroups })
     }
 
-    /// The libraries whose GEMMs it uses, if it uses any.
+    /// Names of the libraries whose GEMMs the executor uses; `None` if it uses none.
     pub fn library(&self) -> Option<String> {
         self.gemms.as_ref()?.library()
     }
 
-    /// Makes an executor without library GEMMs and without ours: for worlds in which not all ranks have them.
+    /// Makes an executor that uses neither the vendor's library GEMMs nor this crate's whole-matrix
+    /// GEMMs, for worlds in which not all ranks have them.
     #[must_use]
     pub fn without_library(&self) -> Self {
         let gemms = self.gemms.as_ref().map(Gemms::without_library);
@@ -143,20 +147,22 @@ impl Executor {
         }
     }
 
-    /// Workgroups that run at the same time: a launch whose workgroups wait may have no more.
+    /// Number of co-resident workgroups: upper limit for a launch whose workgroups wait for each
+    /// other.
     pub fn resident(&self) -> u32 {
         self.kernels.resident()
     }
 
-    /// Enqueues one call on `stream`. `groups` are the workgroups of kernels that work on tiles.
+    /// Enqueues one call on `stream`; `groups` is the size of launches of kernels that process
+    /// tiles.
     ///
     /// # Errors
-    /// [`Failure`], with the step and what can be done then. What goes wrong in a kernel comes from
+    /// [`Failure`], with the failed step and the recovery. Errors inside a kernel are returned by
     /// [`Stream::sync`].
     ///
     /// # Safety
-    /// Every address in `args` must be live until the stream has finished the call, and
-    /// every replay of a graph that it is captured in. Those of the heap are until it is closed.
+    /// Every address in `args` is live until the stream has finished the call, and every replay of
+    /// a graph that captured it. Addresses in the heap are live until the heap is closed.
     pub unsafe fn run(
         &self,
         heap: &Arc<SymmetricHeap>,
@@ -166,19 +172,19 @@ impl Executor {
         groups: Workgroups,
     ) -> Result<(), Box<Failure>> {
         let mut progress = Progress::default();
-        // SAFETY: as the caller says.
+        // SAFETY: the caller keeps this function's contract, which is that of `Call::new`.
         let call = unsafe { Call::new(self, (heap, stream), args, groups) };
         let Err(failed) = self.steps(call, &mut progress) else { return Ok(()) };
         let (step, cause) = *failed;
         if progress.forked {
-            // The call will never end; a graph that it is captured in still must.
+            // The call will never end, but a graph that captures it must still be completed.
             warn(heap.gpu().and_then(|gpu| gpu.join_copies(stream)));
         }
         let captured = issuing.discard_capture(stream);
         let then = match captured {
             Ok(true) => Then::Discard,
             Ok(false) if !progress.visible => Then::Retry,
-            // Whether it is captured is not known: a peer may wait.
+            // Whether the call is captured is unknown, so a peer may be waiting.
             Ok(false) | Err(_) => {
                 warn(heap.poison(abort::INCOMPLETE));
                 Then::Close
@@ -187,11 +193,11 @@ impl Executor {
         Err(Box::new(Failure { step, cause, then }))
     }
 
-    /// Enqueues the steps of a call, as far as it comes.
+    /// Enqueues the steps of a call until one fails.
     fn steps(&self, mut call: Call<'_>, progress: &mut Progress) -> Result<(), Box<(Work, Error)>> {
         let of = call.alternative().map_err(|error| Box::new((self.first_step(), error)))?;
         if !of.direct {
-            // A rank says the same of C in all launches of a call.
+            // The record of a rank must be equal in all launches of a call.
             call.args.record.direct = 0;
         }
         let parts = if self.transfers.is_empty() { 0 } else { call.places().parts() };
@@ -200,7 +206,7 @@ impl Executor {
         self.program.walk(of, (parts, &peers), &mut visit)
     }
 
-    /// The step that a call begins with if it meets no condition.
+    /// First step of a call that meets no condition, for errors.
     fn first_step(&self) -> Work {
         let mut first = None;
         if let Some(of) = self.alternatives.last() {
@@ -210,7 +216,7 @@ impl Executor {
     }
 }
 
-/// The alternatives that can be taken with these GEMMs.
+/// Alternatives that can be taken with these GEMMs.
 fn possible(program: &Program, gemms: Option<&Gemms>) -> Vec<&'static Alternative> {
     let may = |when: &When| gemms.is_none_or(|gemms| gemms.may_meet(*when));
     program.alternatives.iter().filter(|of| of.when.iter().all(may)).collect()

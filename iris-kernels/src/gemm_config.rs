@@ -1,30 +1,31 @@
-//! What products are built with, in one place: tiles, threads, bytes of shared memory, the types of the
-//! operands, the slab of K in bytes and how many slabs there are in shared memory at a time.
+//! Compile-time parameters of GEMM kernels: tile sizes, threads, shared memory, operand types, the
+//! slab size along K in bytes, and the number of slabs in shared memory (pipeline stages).
 //!
-//! **Problem.** Such numbers stand in each core twice, for the host, which launches it, and for the device;
-//! and a type of one byte, or another device, changes them all.
+//! **Problem.** Host and device code both need these numbers, and a new element size or device
+//! changes all of them.
 //!
-//! **Solution.** The host says them, and the headers are built with them: they assert what does not follow.
-//! [`TileConfig`] is that of the products of tiles that operators hand out, by any of the [`Core`]s;
-//! [`CoreConfig`] is that of products of whole matrices. A slab has bytes, not elements, since lines of
-//! shared memory and copies to it do: its depth follows from the type.
+//! **Solution.** The host defines them and passes them to the headers as macros; the headers assert
+//! what must follow from them. [`TileConfig`] has those of tile GEMMs inside operators, for each
+//! [`Core`]; [`CoreConfig`] has those of whole-matrix GEMMs. Slab sizes are given in bytes, because
+//! shared memory lines and copies have sizes in bytes; the depth in elements follows from the
+//! element type.
 //!
-//! **Limits.** A and B have the same type.
+//! **Limits.** A and B have the same element type.
 
 use crate::args::DTYPES;
 use crate::rtc::Options;
 
-/// Threads of a workgroup of the kernels with a product on a device, and of users' kernels.
+/// Number of threads per workgroup of device kernels with a product, and of users' kernels.
 pub const THREADS: u32 = 256;
 
-/// Threads of a workgroup of the kernels of messages: few workgroups with many bytes under way fill a
-/// link, and each signal of a workgroup waits for its stores once.
+/// Number of threads per workgroup of message kernels. Few large workgroups with many bytes in
+/// flight fill a link, and the release of a signal waits for the stores of its workgroup only once.
 pub const MESSAGE_THREADS: u32 = 512;
 
-/// Threads of the one workgroup of a barrier.
+/// Number of threads of the single workgroup of a barrier.
 pub const BARRIER_THREADS: u32 = 32;
 
-/// The largest tile that a build of kernels takes. Plans may use any smaller tile.
+/// Largest tile that a build of a kernel can process; plans may use any smaller tile.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[allow(missing_docs, reason = "as the type says")]
 pub struct TileSize {
@@ -33,35 +34,35 @@ pub struct TileSize {
 }
 
 impl TileSize {
-    /// Those that there are builds for, largest first.
+    /// All sizes that kernels are built for, largest first.
     pub const ALL: [TileSize; 3] =
         [TileSize { m: 128, n: 128 }, TileSize { m: 64, n: 64 }, TileSize { m: 32, n: 32 }];
 
-    /// The smallest that takes a tile of this size; none if it is too large.
+    /// Smallest size that fits a tile; `None` if the tile is too large.
     pub fn fitting(tile_m: u32, tile_n: u32) -> Option<TileSize> {
         Self::ALL.into_iter().rev().find(|size| tile_m <= size.m && tile_n <= size.n)
     }
 }
 
-/// The instructions that multiply tiles: each is a header of `kernels/iris/gemm/`, and `product.h` there
-/// chooses as [`Core::of`] does.
+/// Instruction set of a tile GEMM. Each is a header of `kernels/iris/gemm/`; `product.h` there
+/// selects in the same way as [`Core::of`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Core {
-    /// wgmma, of f16 and bf16 in tiles of 128 x 128.
+    /// wgmma, for f16 and bf16 in tiles of 128 x 128.
     Sm90,
-    /// The same of tiles of few rows, of 64 x 64.
+    /// wgmma with operands swapped, for f16 and bf16 in tiles of 64 x 64 with few rows.
     Sm90Flipped,
-    /// mma.sync, of f16 and bf16.
+    /// mma.sync, for f16 and bf16.
     Sm80,
-    /// MFMA.
+    /// MFMA on CDNA 3.
     Cdna3,
-    /// Multiply-add, which every compiler and type has.
+    /// Multiply-add, for every architecture and type.
     Fma,
 }
 
 impl Core {
-    /// That of an architecture (`sm_90a`, `gfx942`), of elements of type `dtype`
-    /// ([`crate::args::dtype_code`]).
+    /// The instruction set for an architecture (`sm_90a`, `gfx942`), element type
+    /// ([`crate::args::dtype_code`]) and tile size.
     pub fn of(arch: &str, dtype: u32, size: TileSize) -> Core {
         let arch = arch_of(arch);
         let short = element_bytes(dtype) == 2;
@@ -75,7 +76,7 @@ impl Core {
     }
 }
 
-/// Of `gfx942:sramecc+` the architecture is what is before the colon.
+/// Strips feature suffixes: `gfx942` from `gfx942:sramecc+`.
 fn arch_of(arch: &str) -> &str {
     arch.split(':').next().unwrap_or_default()
 }
@@ -84,40 +85,42 @@ fn element_bytes(dtype: u32) -> u32 {
     DTYPES.get(dtype as usize).map_or(4, |dtype| dtype.size() as u32)
 }
 
-/// A build of the product of tiles: the macros of `iris/gemm_config.h`.
+/// Compile-time parameters of a tile GEMM: the macros of `iris/gemm_config.h`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct TileConfig {
-    /// The largest tile.
+    /// Largest tile.
     pub size: TileSize,
-    /// Type of A and B: [`crate::args::dtype_code`].
+    /// Element type of A and B: [`crate::args::dtype_code`].
     pub dtype: u32,
-    /// What multiplies.
+    /// Instruction set.
     pub core: Core,
-    /// Bytes of a row of A, and of a column of B, in a slab of K.
+    /// Bytes of one row of A, and of one column of B, in a slab along K.
     pub slab_bytes: u32,
-    /// Slabs in shared memory at a time.
+    /// Number of slabs in shared memory at a time.
     pub stages: u32,
-    /// Dies of the device, each with a cache of its own, to which it hands workgroups in turns:
-    /// [`crate::schedule::dealt`]. Another number than the device has is slower, and no less right.
+    /// Number of dies of the device, each with its own cache, to which workgroups are assigned
+    /// round-robin: see [`crate::schedule::dealt`]. A wrong number is slower but gives correct
+    /// results.
     pub dies: u32,
 }
 
-/// Dies of MI300X, MI325X and MI355X, as one device.
+/// Number of dies of MI300X, MI325X and MI355X as one device.
 const DIES_GFX94: u32 = 8;
 
 impl TileConfig {
-    /// The build for an architecture.
+    /// Parameters of the build for an architecture.
     pub fn of(arch: &str, dtype: u32, size: TileSize) -> TileConfig {
         let core = Core::of(arch, dtype, size);
         let smallest = size.m <= 32;
         let (slab_bytes, stages) = match core {
-            // Lines as long as the swizzle; two workgroups share a multiprocessor.
+            // Lines as long as the swizzle; two workgroups fit on a multiprocessor.
             Core::Sm90 => (128, 3),
-            // Few rows are over when B is read: as many on their way as two workgroups have room for.
+            // With few rows the loads of B dominate: as many slabs in flight as fit for two
+            // workgroups.
             Core::Sm90Flipped => (128, 7),
             Core::Sm80 => (if smallest { 32 } else { 64 }, 2),
-            // Two stages of the largest tile leave room for three workgroups on a compute unit; blocks of
-            // 16 x 16 take 64 bytes at a time.
+            // With two stages of the largest tile three workgroups fit on a compute unit; MFMA
+            // blocks of 16 x 16 consume 64 bytes at a time.
             Core::Cdna3 => (if size.m == 128 { 32 } else { 64 }, 2),
             Core::Fma => (element_bytes(dtype) * if smallest { 16 } else { 32 }, 1),
         };
@@ -128,16 +131,16 @@ impl TileConfig {
         TileConfig { size, dtype, core, slab_bytes, stages, dies }
     }
 
-    /// Columns of A and rows of B in a slab.
+    /// Number of columns of A and rows of B in a slab.
     pub fn depth(&self) -> u32 {
         self.slab_bytes / element_bytes(self.dtype)
     }
 
-    /// Bytes of dynamic shared memory; 0 if the kernel has what it needs without asking. `product.h`
-    /// asserts the number.
+    /// Bytes of dynamic shared memory; 0 if static shared memory suffices. `product.h` asserts the
+    /// number.
     pub fn shared_bytes(&self) -> u32 {
         match self.core {
-            // Slabs, and what aligning them costs.
+            // Slabs, and room for aligning them.
             Core::Sm90 | Core::Sm90Flipped => {
                 self.stages * (self.size.m + self.size.n) * self.slab_bytes + 1024
             }
@@ -145,7 +148,7 @@ impl TileConfig {
         }
     }
 
-    /// What kernels are compiled with.
+    /// Macros that a kernel is compiled with.
     pub fn options(&self) -> Options {
         Options::new()
             .define("IRIS_DTYPE", self.dtype)
@@ -155,42 +158,46 @@ impl TileConfig {
             .define("IRIS_STAGES", self.stages)
             .define("IRIS_SHARED_BYTES", self.shared_bytes())
             .define("IRIS_DIES", self.dies)
-            // One multiplies while the other waits.
+            // At least two workgroups per multiprocessor, so that one multiplies while the other
+            // waits.
             .define("IRIS_TOGETHER", 2)
     }
 }
 
-/// A build of the product of whole matrices: the macros of `iris/gemm/core.h`.
+/// Compile-time parameters of the whole-matrix GEMM kernel, passed as macros of `iris/gemm/core.h`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct CoreConfig {
-    /// Columns of a tile.
+    /// Number of columns of a tile.
     pub width: u32,
-    /// Consumers, each with 64 rows of a tile.
+    /// Number of consumer warpgroups, each for 64 rows of a tile.
     pub groups: u32,
-    /// Workgroups of a cluster.
+    /// Number of workgroups per cluster.
     pub cluster: u32,
-    /// Places of the ring.
+    /// Number of stages of the shared-memory ring.
     pub stages: u32,
-    /// Whether a tile is stored in the shadow of the next.
+    /// Whether a tile is stored while the next tile is multiplied (deferred store).
     pub hold: bool,
-    /// Whether tiles are those of C transposed.
+    /// Whether tiles are computed for the transpose of C.
     pub flipped: bool,
-    /// Whether the depth goes from line to line of the tiles' left factor.
+    /// Whether depth is the strided dimension of the tiles' left factor, instead of the contiguous
+    /// one.
     pub a_across: bool,
-    /// The same of the right factor.
+    /// Whether depth is the strided dimension of the tiles' right factor, instead of the contiguous
+    /// one.
     pub b_across: bool,
-    /// Rows of clusters that are taken before the next column of tiles.
+    /// Number of rows of clusters that are processed before the next column of tiles.
     pub group: u32,
 }
 
 impl CoreConfig {
-    /// Bytes of a row of A, and of a column of B, in a slab of K: as long as the swizzle.
+    /// Bytes of one row of A, and of one column of B, in a slab along K; equal to the swizzle
+    /// width.
     pub const SLAB_BYTES: u32 = 128;
 
-    /// Columns of A and rows of B in a slab: elements have two bytes.
+    /// Number of columns of A and rows of B in a slab, for two-byte elements.
     pub const DEPTH: u32 = Self::SLAB_BYTES / 2;
 
-    /// Tiles of C of this width, of A and B by rows.
+    /// Tiles of C with this width, for row-major A and B.
     pub fn wide(width: u32, cluster: u32, stages: u32) -> CoreConfig {
         CoreConfig {
             width,
@@ -205,8 +212,8 @@ impl CoreConfig {
         }
     }
 
-    /// Tiles of C transposed, for up to `width` rows of C, of A and B by rows. With one consumer there
-    /// are more workgroups that load at a time.
+    /// Tiles of the transpose of C, for up to `width` rows of C, with row-major A and B. With one
+    /// consumer, more workgroups load at the same time.
     pub fn flipped(width: u32, groups: u32, stages: u32) -> CoreConfig {
         CoreConfig {
             width,
@@ -221,7 +228,7 @@ impl CoreConfig {
         }
     }
 
-    /// The same where A and B lie by columns or not.
+    /// The same parameters for A and B stored column-major or not, as (A, B).
     #[must_use]
     pub fn with_layout(self, (a_columns, b_columns): (bool, bool)) -> CoreConfig {
         if self.flipped {
@@ -231,27 +238,27 @@ impl CoreConfig {
         }
     }
 
-    /// Whether A and B lie by columns.
+    /// Whether A and B are stored column-major, as (A, B).
     pub fn layout(&self) -> (bool, bool) {
         if self.flipped { (self.b_across, !self.a_across) } else { (self.a_across, !self.b_across) }
     }
 
-    /// Rows of a tile.
+    /// Number of rows of a tile.
     pub fn rows(&self) -> u32 {
         64 * self.groups
     }
 
-    /// Rows of the tiles of a cluster.
+    /// Number of rows of the tiles of a cluster.
     pub fn unit_rows(&self) -> u32 {
         self.rows() * self.cluster
     }
 
-    /// Threads of a workgroup.
+    /// Number of threads per workgroup.
     pub fn threads(&self) -> u32 {
         128 * (self.groups + 1)
     }
 
-    /// Columns that are stored at a time.
+    /// Number of columns that are stored at a time.
     pub(crate) fn chunk_cols(&self) -> u32 {
         match self.width {
             width if self.flipped => width,
@@ -264,24 +271,25 @@ impl CoreConfig {
         self.width / self.chunk_cols()
     }
 
-    /// Clusters below each other, and tiles beside each other.
+    /// Numbers of clusters in a column, and of tiles in a row, of a C of `rows` x `cols`.
     pub(crate) fn tiles(&self, rows: u32, cols: u32) -> (u32, u32) {
         (rows.div_ceil(self.unit_rows()), cols.div_ceil(self.width))
     }
 
-    /// Workgroups of a launch that has so many tiles for a cluster.
+    /// Number of workgroups of a launch with `tiles` tiles per cluster position.
     pub(crate) fn workgroups(&self, tiles: u32, multiprocessors: u32) -> u32 {
         let most = multiprocessors / self.cluster;
-        // Whole waves without four multiprocessors are faster than more of them that are cut off.
+        // Full waves on four fewer multiprocessors are faster than a larger grid with a partial
+        // last wave.
         let whole = 128 / self.cluster;
         let clusters = if most > whole && tiles.is_multiple_of(whole) { whole } else { most };
         clusters.min(tiles) * self.cluster
     }
 
-    /// Bytes of dynamic shared memory: `SHARED_BYTES`.
+    /// Bytes of dynamic shared memory; the macro `IRIS_GEMM_SHARED_BYTES`.
     pub fn shared_bytes(&self) -> u32 {
         let b_loaded = match self.b_across {
-            // In blocks of 64 columns.
+            // B is loaded in blocks of 64 columns.
             true => self.width.div_ceil(64) * Self::DEPTH * 128,
             false => self.width * Self::SLAB_BYTES,
         };
@@ -291,7 +299,8 @@ impl CoreConfig {
         self.stages * stage + staging + barriers + 1024
     }
 
-    /// What it is compiled with, for elements of this type ([`crate::args::dtype_code`]).
+    /// Macros that the kernel is compiled with, for elements of this type
+    /// ([`crate::args::dtype_code`]).
     pub fn options(&self, dtype: u32) -> Options {
         let flag = u32::from;
         Options::new()
@@ -334,7 +343,7 @@ mod tests {
                 assert_eq!(config.core, expected, "{arch}");
                 let dies = if ["gfx942", "gfx950"].contains(&arch_of(arch)) { 8 } else { 1 };
                 assert_eq!(config.dies, dies, "{arch}");
-                // Two workgroups on a multiprocessor of 227 KiB.
+                // Two workgroups fit on a multiprocessor with 227 KiB.
                 assert!(config.shared_bytes() <= 227 * 512, "{config:?}");
             }
         }

@@ -1,123 +1,127 @@
-//! The kernels by name, and how one is launched.
+//! Kernels of the operators by name, and their effects on peers.
 
 use iris_sync::barrier::Members;
 
 use crate::args::{OpArgs, element_bytes};
 use crate::schedule::{Collective, Items};
 
-/// Every kernel of the ops. One launch is one of these over some workgroups.
+/// Kernel of an operator. A launch runs one kernel on a number of workgroups.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Kernel {
-    /// The product of this rank alone.
+    /// Product of this rank alone, without communication.
     Local,
-    /// All-reduce: every rank adds up every tile.
+    /// All-reduce in which every rank reduces every tile.
     OneShot,
-    /// All-reduce: the owner of a tile adds it up and sends the result to all.
+    /// All-reduce in which the owner of a tile reduces it and sends the result to all ranks.
     TwoShot,
-    /// Reduce-scatter: the owner of a tile adds it up.
+    /// Reduce-scatter in which the owner of a tile reduces it.
     ReduceScatter,
-    /// Accumulating all-reduce: clear.
+    /// Accumulating all-reduce, step 1: clear the workspace.
     Zero,
-    /// Accumulating all-reduce: add under a lock.
+    /// Accumulating all-reduce, step 2: add partials under a lock.
     AddLocked,
-    /// Accumulating all-reduce: add atomically.
+    /// Accumulating all-reduce, step 2: add partials atomically.
     AddAtomic,
-    /// Accumulating all-reduce: read the sums.
+    /// Accumulating all-reduce, step 3: read the sums.
     Convert,
-    /// The RMSNorm of the rows of C, behind what a rank does alone.
+    /// RMSNorm of the rows of C, after a call's last write to C on this rank.
     Norm,
-    /// All-gather in front of a product: push the shard to all.
+    /// All-gather before a product, step 1: push the shard to all ranks.
     Gather,
-    /// All-gather in front of a product: multiply what was pushed.
+    /// All-gather before a product, step 2: multiply the pushed shards.
     Gathered,
-    /// All-gather in front of a product: multiply straight from the peers.
+    /// All-gather before a product that reads the peers' shards directly.
     Pull,
-    /// All-gather in front of a product: some workgroups fetch, the others multiply.
+    /// All-gather before a product in which some workgroups fetch and the others multiply.
     Staged,
-    /// Every rank's rows of the product, or of the message, to all.
+    /// All-gather of each rank's rows of the product, or of the message.
     AllGather,
-    /// Every rank's block for each other rank.
+    /// All-to-all: each rank's blocks of rows for each other rank.
     AllToAll,
-    /// The root's message to all.
+    /// Broadcast of the root's message to all ranks.
     Broadcast,
-    /// The same, each tile by one of those that get it.
+    /// Broadcast in which one receiver of each tile forwards it to the others.
     Relay,
-    /// A message by a copy engine beside products: before it may copy.
+    /// Copy-engine message: waits until the engine may copy.
     Open,
-    /// The same: this rank's rows to all, where workgroups copy them.
+    /// Copy-engine message: copies this rank's rows to all ranks by workgroups, if no engine does.
     Copies,
-    /// The same: the rows of this rank's partial that each rank owns, to that.
+    /// Copy-engine message: copies to each rank the rows of this rank's partial that it owns, by
+    /// workgroups.
     Blocks,
-    /// The same: this rank's rows of the sum to all, behind [`Kernel::Blocks`].
+    /// Copy-engine message: copies this rank's rows of the sum to all ranks, after
+    /// [`Kernel::Blocks`], by workgroups.
     Results,
-    /// The same: the sum of blocks that have come, or one of them as it is.
+    /// Copy-engine message: adds the received blocks, or copies a single one.
     Sums,
-    /// The same: in front of what reads parts of a rank's rows.
+    /// Copy-engine message: waits for parts of a rank's rows, before a kernel reads them.
     Gate {
-        /// The rank.
+        /// Rank that the parts come from.
         source: u32,
-        /// Its first part.
+        /// Number of the first part.
         first: u32,
-        /// How many.
+        /// Number of parts.
         parts: u32,
     },
-    /// The same: behind all of it.
+    /// Copy-engine message: ends the call.
     Close,
-    /// [`Kernel::OneShot`] of a small message, in words that carry their data.
+    /// [`Kernel::OneShot`] for small messages, by the LL protocol (data and flag in one word).
     OneShotLl,
-    /// [`Kernel::ReduceScatter`] of a small message, likewise.
+    /// [`Kernel::ReduceScatter`] for small messages, by the LL protocol.
     ReduceScatterLl,
-    /// [`Kernel::AllGather`] of a small message, likewise.
+    /// [`Kernel::AllGather`] for small messages, by the LL protocol.
     AllGatherLl,
-    /// [`Kernel::AllToAll`] of a small message, likewise.
+    /// [`Kernel::AllToAll`] for small messages, by the LL protocol.
     AllToAllLl,
-    /// [`Kernel::Broadcast`] of a small message, likewise.
+    /// [`Kernel::Broadcast`] for small messages, by the LL protocol.
     BroadcastLl,
-    /// The time before a GEMM that writes no trace itself, or the span that ends after it.
+    /// Time stamp for traces, before or after a GEMM that writes no trace itself; the second one
+    /// ends the span.
     Stamp {
-        /// Whether the GEMM is over.
+        /// Whether the GEMM has ended.
         after: bool,
-        /// Rows that the GEMM multiplies.
+        /// Number of rows that the GEMM multiplies.
         rows: u32,
     },
-    /// A barrier. `phase` tells two of one call apart; `last` ends the call.
+    /// Device barrier. `phase` distinguishes the two barriers of a call; `last` ends the call.
     Barrier {
-        /// 0 or 1.
+        /// Number of the barrier in its call, 0 or 1.
         phase: u32,
-        /// Who takes part.
+        /// Ranks that take part.
         members: Members,
-        /// Whether the call is over after it.
+        /// Whether the barrier ends the call.
         last: bool,
     },
 }
 
-/// The meaning of a launch, or of another step of a call, to other ranks.
+/// Effects of a launch, or of another step of a call, on other ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Effects {
-    /// Peers are told that this rank is in the call.
+    /// Whether peers are told that this rank is in the call.
     pub opens: bool,
-    /// Peers' memory or words are written, or peers are waited for.
+    /// Whether it writes peers' memory or words, or waits for peers.
     pub peers: bool,
-    /// The call is over when it is.
+    /// Whether it ends the call.
     pub ends: bool,
 }
 
 impl Effects {
-    /// Nothing that a peer sees.
+    /// No effect that a peer can see.
     pub(crate) const NONE: Effects = Effects { opens: false, peers: false, ends: false };
-    /// A call in one launch.
+    /// Effects of a call that consists of one launch.
     pub(crate) const ALL: Effects = Effects { opens: true, peers: true, ends: true };
 
-    /// Whether a peer can see that it was enqueued: a call that stops after it can never end.
+    /// Whether a peer can see that it was enqueued; a call that fails after such a step can never
+    /// end.
     pub fn are_visible(self) -> bool {
         self.opens || self.peers || self.ends
     }
 }
 
 impl Kernel {
-    /// Whether it multiplies, in an op that has a product, and so needs shared memory for its tiles. A new kernel
-    /// does not compile until it stands in one of the lists.
+    /// Whether the kernel multiplies tiles, in an op with a product, and so needs their shared
+    /// memory. A new kernel must be added to one of the lists, otherwise this does not compile.
     pub fn multiplies(self) -> bool {
         use Kernel::*;
         match self {
@@ -147,7 +151,7 @@ impl Kernel {
         }
     }
 
-    /// The meaning of a launch to other ranks.
+    /// Effects of a launch on other ranks.
     pub fn effects(self) -> Effects {
         use Kernel::*;
         let peers = Effects { peers: true, ..Effects::NONE };
@@ -178,7 +182,8 @@ impl Kernel {
         }
     }
 
-    /// The name of the form in which each thread has several items of a message between two ranks, where there is one.
+    /// Name of the variant in which each thread processes several items of a message between two
+    /// ranks; `None` if there is no such variant.
     pub fn name_of_pair(self) -> Option<&'static str> {
         match self {
             Kernel::OneShotLl => Some("one_shot_ll_pair"),
@@ -189,7 +194,7 @@ impl Kernel {
         }
     }
 
-    /// The items of a message in words that carry their data, of such a kernel.
+    /// Items of the kernel's message if it uses the LL protocol; `None` for other kernels.
     pub(crate) fn items(self, args: &OpArgs) -> Option<Items> {
         let collective = match self {
             Kernel::OneShotLl => Collective::AllReduce,
@@ -205,7 +210,7 @@ impl Kernel {
         Some(Items { collective, size: args.channel.size, rows: args.m, cols: args.n, per_item })
     }
 
-    /// The name in traces and errors.
+    /// Name of the kernel in traces and errors.
     pub fn name(self) -> &'static str {
         match self {
             Kernel::Local => "local",

@@ -1,21 +1,21 @@
-//! The kernels of iris: what runs on a device, as one source for AMD, NVIDIA and a host compiler,
-//! and as Rust for the CPU.
+//! Kernels of iris: device code from one source for AMD, NVIDIA and a host compiler, and Rust code
+//! for the CPU.
 //!
-//! **Problem.** A kernel that multiplies and communicates is written once a vendor and once a
+//! **Problem.** A kernel that multiplies and communicates is usually written once per vendor and
 //! library, and each copy has its own subtle protocol.
 //!
-//! **Solution.** The protocols are those of [`iris_sync`], the same functions everywhere. [`args`]
-//! is what a kernel is given, laid out alike on both sides; [`schedule`] says who computes what
-//! and who waits for what; [`cpu`] runs it here.
+//! **Solution.** The protocols are those of [`iris_sync`], with the same functions everywhere.
+//! [`args`] defines the kernels' arguments with one layout for host and device; [`schedule`]
+//! assigns tiles to workgroups and defines who waits for whom; [`cpu`] runs the kernels on the CPU.
 //!
-//! **Running.** Operators are [`program`]s, which an [`Executor`] runs; nobody else needs to launch kernels. Kernels of one's own,
-//! from source that includes the same headers, are [`UserKernel`]s: `examples/ring.rs` is one, and
-//! `kernels/README.md` says what they may call.
+//! **Running.** Operators are [`program`]s, which an [`Executor`] runs; other code need not launch
+//! kernels. A user's own kernel, from source that includes the same headers, is a [`UserKernel`]:
+//! `examples/ring.rs` has one, and `kernels/README.md` lists the functions that it may call.
 //!
-//! **Debugging.** With a [`trace`] buffer in its arguments a kernel leaves a span for every
-//! fetch, product, wait, signal and reduction of each workgroup.
+//! **Debugging.** With a [`trace`] buffer in its arguments a kernel records a span for every fetch,
+//! product, wait, signal and reduction of each workgroup.
 //!
-//! **Limits.** f32, f16 and bf16, sums in f32.
+//! **Limits.** Elements are f32, f16 or bf16; sums are f32.
 
 pub mod ahead;
 pub mod args;

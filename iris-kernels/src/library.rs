@@ -1,26 +1,26 @@
-//! A product of whole matrices that is asked for: whose it is, and of what.
+//! Description of a requested whole-matrix GEMM: its shape, and the preferred library.
 
 use iris_heap::{BackendKind, DType};
 
 use crate::target::library_workspace;
 
-/// Whose product of whole matrices is used, where operands fit it.
+/// Choice of the whole-matrix GEMM, for operands that it supports.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Library {
-    /// Ours where it was measured to be faster than what the vendor's library chooses at once, else the
-    /// vendor's, else ours.
+    /// The built-in GEMM for shapes for which it was measured to be faster than the vendor's
+    /// library, else the vendor's library, else the built-in GEMM.
     #[default]
     Auto,
-    /// The vendor's where its library is there, else ours.
+    /// The vendor's library if it is installed, else the built-in GEMM.
     Vendor,
-    /// Ours.
+    /// The built-in GEMM.
     Ours,
-    /// Nobody's: the kernels that operators are fused with multiply.
+    /// No whole-matrix GEMM: operators use their own tile GEMM.
     None,
 }
 
 impl Library {
-    /// All of them.
+    /// All choices.
     pub const ALL: [Library; 4] = [Library::Auto, Library::Vendor, Library::Ours, Library::None];
 }
 
@@ -44,35 +44,37 @@ impl std::str::FromStr for Library {
     }
 }
 
-/// A product of whole matrices that is asked for.
+/// Requested whole-matrix GEMM.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Whole {
-    /// Whose.
+    /// Choice of the library.
     pub library: Library,
-    /// On what.
+    /// Kind of device.
     pub backend: BackendKind,
-    /// Most rows, columns, depth.
+    /// Maximum m, n and k.
     pub shape: [usize; 3],
-    /// Rows of the largest of the calls that are done in this way, which may be fewer.
+    /// Number of rows of the largest call that uses this GEMM; may be smaller than the maximum m.
     pub rows: usize,
-    /// Type of A and B.
+    /// Element type of A and B.
     pub dtype: DType,
-    /// Type of C, or of the partial.
+    /// Element type of C, or of the partial.
     pub output: DType,
-    /// Rows and columns of a tile of our kernel, for calls that do not fit the library.
+    /// Rows and columns of a tile of the tile GEMM, for calls that the library cannot do.
     pub tile: (u32, u32),
-    /// Rows and columns that have a signal, if it stores what others own to them itself, where there is a build
-    /// for it.
+    /// Rows and columns per signal, for a GEMM that stores tiles directly at their owners, if there
+    /// is a build of it; `None` for other GEMMs.
     pub signalled: Option<[u32; 2]>,
-    /// Whether a GEMM of ours may wait for the parts of A that engines bring, where there is a build for it.
+    /// Whether the built-in GEMM may wait for parts of A that copy engines bring, if there is a
+    /// build of it.
     pub gated: bool,
-    /// Whether a GEMM of ours may do the message of few rows, where there is a build for it.
+    /// Whether the built-in GEMM may exchange a message of few rows itself, if there is a build of
+    /// it.
     pub exchanges: bool,
 }
 
 impl Whole {
-    /// Bytes of workspace of the library, which come first: behind them lie the [`Areas`](crate::program::Areas) of
-    /// the program.
+    /// Bytes of the library's workspace. It comes first; the program's
+    /// [`Areas`](crate::program::Areas) follow.
     pub fn library_bytes(&self) -> u64 {
         match self.library {
             Library::Auto | Library::Vendor => library_workspace(self.backend).unwrap_or(0),

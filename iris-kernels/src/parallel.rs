@@ -1,17 +1,18 @@
-//! Independent pieces of work over the cores of the host.
+//! Parallel execution of independent jobs on the cores of the host.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-/// The stack of a thread that compiles: as much as a program's first thread has.
+/// Stack size of a compiling thread in bytes; that of a program's main thread.
 const STACK: usize = 8 << 20;
 
-/// Do `work` for each of the jobs, in their order, on up to `threads` threads, of which the caller's
-/// is one. After the first error no further job is begun.
+/// Runs `work` for each job, in order of the jobs, on up to `threads` threads including the calling
+/// one. After the first error no further job is begun.
 ///
 /// # Errors
-/// The first one of a job. A thread that cannot be started is none: the others take longer.
+/// The first error of a job. A thread that cannot be started is no error; the other threads do its
+/// jobs.
 pub(crate) fn for_each<J: Sync, E: Send>(
     jobs: &[J],
     threads: usize,
@@ -61,7 +62,7 @@ mod tests {
 
     #[test]
     fn jobs_run_side_by_side() {
-        // Each waits until all have begun.
+        // Each job waits until all four have begun.
         let (begun, change) = (Mutex::new(0), Condvar::new());
         let meet = |_: &usize| {
             let mut count = begun.lock().expect("nobody panicked");

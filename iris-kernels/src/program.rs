@@ -1,17 +1,19 @@
 //! Programs: the steps of a call, as data.
 //!
-//! **Problem.** A call of an operator is one launch or fifty: a library GEMM and a message, or parts of both that
-//! take turns with copies by engines. Who plans a call, who enqueues it, who prints it and who checks it must mean
-//! the same steps.
+//! **Problem.** A call of an operator is one launch or fifty: a library GEMM and a message, or
+//! parts of both that alternate with copies by engines. The code that plans a call, enqueues it,
+//! prints it and checks it must agree on the steps.
 //!
-//! **Solution.** A [`Program`] is a list of [`Alternative`]s: the first whose conditions a call meets is taken. An
-//! alternative is a list of [`Item`]s, which are [`Step`]s and loops over parts and peers. A step is one piece of
-//! [`Work`], and one enqueue. What a step means to other ranks ([`Work::effects`]) and how it may overlap the step
-//! before it ([`Work::early`]) follows from its work. [`Program::check`] checks the rules that all programs keep;
-//! [`crate::Executor`] runs them.
+//! **Solution.** A [`Program`] is a list of [`Alternative`]s; a call takes the first one whose
+//! conditions it meets. An alternative is a list of [`Item`]s: [`Step`]s, and loops over parts and
+//! peers. A step is one piece of [`Work`] and one enqueue. The effects of a step on other ranks
+//! ([`Work::effects`]) and its overlap with the step before it ([`Work::early`]) follow from its
+//! work. [`Program::check`] checks the rules that all programs must keep; [`crate::Executor`] runs
+//! them.
 //!
-//! **Limits.** All alternatives of a program use the same words in the same way, so that ranks whose calls meet
-//! different conditions (one captures, another does not) take part in the same call.
+//! **Limits.** All alternatives of a program use the same synchronisation words in the same way, so
+//! that ranks whose calls meet different conditions (one captures, another does not) can take part
+//! in the same call.
 
 use std::fmt;
 
@@ -25,7 +27,7 @@ pub use check::Broken;
 pub use walk::At;
 pub(crate) use walk::walk;
 
-/// An enum whose values have words, by which programs are printed.
+/// Defines an enum and the text of each value, with which programs are printed.
 macro_rules! vocabulary {
     ($(#[$doc:meta])* $type:ident { $($(#[$about:meta])* $name:ident = $words:literal,)* }) => {
         $(#[$doc])*
@@ -47,162 +49,170 @@ mod check;
 mod show;
 mod walk;
 
-/// The steps of a call of one size class.
+/// Steps of a call for one class of message sizes.
 #[derive(Clone, Copy, Debug)]
 pub struct Program {
-    /// In order of preference; the last has no conditions.
+    /// Alternatives, most preferred first; the last one has no conditions.
     pub alternatives: &'static [Alternative],
-    /// Whether and where rows of the result are normalised.
+    /// Place of the RMSNorm in a call, if there is one.
     pub norm: Norm,
-    /// Ranks of a barrier that is a call by itself; not read by other programs.
+    /// Members of a barrier that is a call of its own; unused by other programs.
     pub members: Members,
 }
 
-/// The place of the RMSNorm in a program.
+/// Place of the RMSNorm in a program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Norm {
-    /// Rows are not normalised.
+    /// No RMSNorm.
     None,
-    /// In the kernel of the message, whose workgroups have whole rows. A GEMM that does the message itself has
-    /// tiles, so that a step of its own follows it.
+    /// RMSNorm inside the kernel of the message, whose workgroups process whole rows. If a GEMM
+    /// exchanges the message itself, it processes tiles, so a separate step follows it.
     Within,
-    /// In a step of its own, the last of the call.
+    /// RMSNorm as a separate step, the last of the call.
     Last,
 }
 
-/// One way to do a call.
+/// One way to perform a call.
 #[derive(Clone, Copy, Debug)]
 pub struct Alternative {
-    /// Conditions, all of which a call must meet.
+    /// Conditions; a call must meet all of them.
     pub when: &'static [When],
     /// Steps and loops, in the order of the stream.
     pub items: &'static [Item],
-    /// Whether peers may be told that they can store into C, if the call allows it.
+    /// Whether peers may store directly into C if the call allows it.
     pub direct: bool,
 }
 
 vocabulary! {
-    /// A condition of an [`Alternative`].
+    /// Condition of an [`Alternative`].
     When {
-        /// One GEMM launch can do the message as well: operands fit it, and all of its tiles are resident.
+        /// One GEMM launch can exchange the message as well: operands fit it, and all of its tiles
+        /// are co-resident.
         Exchanges = "one GEMM launch can do the message",
-        /// A GEMM can store its tiles to the peers that own them.
+        /// A GEMM can store its tiles at the peers that own them.
         Stores = "a GEMM can store to peers",
-        /// Copy engines can move the message: no rank shares the device, nothing is converted or observed, and the
-        /// stream takes copies that carry signals.
+        /// Copy engines can do the transfers: no rank shares the device, elements need no
+        /// conversion, nothing is counted or delayed, and the stream allows copies that carry
+        /// signals.
         Engines = "copy engines can move the message",
-        /// Engines can move the message ([`When::Engines`]), and a GEMM can wait for the parts of A that engines bring.
+        /// Copy engines can do the transfers ([`When::Engines`]), and a GEMM can wait for the parts
+        /// of A that they bring.
         Gated = "a GEMM can wait for what copy engines bring",
         /// A is split by columns.
         ByColumns = "A is split by columns",
-        /// C has so many columns that a row of A takes longer to be multiplied than to come from a peer.
+        /// C has so many columns that multiplying a row of A takes longer than receiving it from a
+        /// peer.
         Wide = "rows of A come faster than they are multiplied",
-        /// There is one peer, and the library GEMM adds what came from it.
+        /// There is only one peer, and the library GEMM can add the rows received from it.
         Adds = "the library adds the peer's rows",
     }
 }
 
-/// A step, or a loop.
+/// Step or loop of a program.
 #[derive(Clone, Copy, Debug)]
 pub enum Item {
     /// One step.
     Do(Step),
-    /// For each part of the rows that a rank sends, a row of tiles each.
+    /// Loop over the parts of the rows that a rank sends; each part is one row of tiles.
     Parts(&'static [Item]),
-    /// In a loop over parts: steps for the part before, which follow those of this one; after the last part,
-    /// for that.
+    /// Inside a loop over parts: steps for the previous part, which follow those of the current
+    /// part. They run once more after the loop, for the last part.
     Late(&'static [Item]),
-    /// For each peer, the next rank first.
+    /// Loop over the peers, starting with the next rank.
     Peers(&'static [Item]),
 }
 
-/// One piece of work, which is one enqueue.
+/// One piece of work, enqueued at once.
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
-    /// Work to enqueue.
+    /// Work to be enqueued.
     pub work: Work,
-    /// Steps with the same words and results that take its place if it cannot be done, which may be known only
-    /// when it is enqueued (a library refuses an algorithm). Empty if it always can.
+    /// Alternative steps with the same words and results, if the work cannot be done; that may be
+    /// known only when it is enqueued, for example if a library refuses an algorithm. Empty if the
+    /// work can always be done.
     pub or: &'static [Item],
 }
 
-/// Work of a step. The loops around it choose its rows: a loop over parts one part, a loop over peers the peer's rows;
-/// without loops it works on all rows.
+/// Work of a step. The loops around it select its rows: a loop over parts selects one part, a loop
+/// over peers the peer's rows; without a loop it works on all rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Work {
-    /// A kernel of the operator over its tiles.
+    /// Kernel of the operator, over its tiles.
     Kernel(Kernel, Operands),
-    /// A matrix product.
+    /// Matrix product.
     Gemm(Gemm),
-    /// Waits until all peers are in the call; engines and GEMMs may store to them after it.
+    /// Wait until all peers are in the call; after it, engines and GEMMs may store to the peers.
     Open(Transfer),
-    /// Copies by engines, on a stream beside, to the peer of the loop or to all.
+    /// Copies by engines on a side stream, to the peer of the loop or to all peers.
     Copies(Transfer),
-    /// Waits until rows of the loop's peer have come.
+    /// Wait until rows of the loop's peer have arrived.
     Gate(Transfer),
-    /// Adds up this rank's rows of the partials of all ranks.
+    /// Sum of this rank's rows of the partials of all ranks.
     Sums {
-        /// Destination.
+        /// Destination of the sum.
         to: Target,
     },
-    /// Takes the peer's rows to their place in C.
+    /// Copy of the peer's rows to their position in C.
     Take(Transfer),
-    /// Ends the call, after copies beside have been joined.
+    /// End of the call, after copies on the side stream have been joined.
     Close(Transfer),
-    /// A barrier of all ranks inside a call; the number tells two of one call apart.
+    /// Barrier of all ranks inside a call; the number, 0 or 1, distinguishes the two barriers of a
+    /// call.
     Barrier(u32),
-    /// A barrier of [`Program::members`] that is a call by itself.
+    /// Barrier of [`Program::members`] that is a call of its own.
     BarrierCall,
-    /// The RMSNorm of the rows of C.
+    /// RMSNorm of the rows of C.
     RmsNorm,
 }
 
-/// Operands of a kernel.
+/// Operands of an operator's kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Operands {
     /// A, B and C of the call.
     Call,
-    /// A matrix in the workspace takes the place of the product of A and B.
+    /// A workspace area in place of the product of A and B.
     Area(Area),
-    /// This rank's rows of C, which are there.
+    /// This rank's rows of C, already computed.
     OwnRows,
     /// Source and destination of a transfer.
     Of(Transfer),
 }
 
 vocabulary! {
-    /// Rows that go from rank to rank, and the places they go to.
+    /// Transfer of rows between ranks, with its source and destination.
     Transfer {
-        /// Each rank's shard of A, to the gathered A of all; where its columns are split, of A's transpose.
+        /// Each rank's shard of A goes to the gathered A of all ranks; of A's transpose, if A is
+        /// split by columns.
         Shards = "shards of A",
-        /// The rows of this rank's partial that each rank owns, to their owner.
+        /// The rows of each rank's partial go to their owners.
         Blocks = "partials",
-        /// Each rank's rows of the sum, to all; signals follow those of [`Transfer::Blocks`].
+        /// Each rank's rows of the sum go to all ranks; their signals are numbered after those of
+        /// [`Transfer::Blocks`].
         Sums = "sums",
-        /// Each rank's rows of C, to all.
+        /// Each rank's rows of C go to all ranks.
         Rows = "rows of C",
     }
 }
 
-/// A matrix product.
+/// Matrix product of a program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Gemm {
-    /// Matrix A.
+    /// Factor A.
     pub source: Source,
-    /// Rows of A, if the loops do not say them.
+    /// Rows of A, unless the loops select them.
     pub rows: Rows,
-    /// Destination.
+    /// Destination of the product.
     pub to: Target,
-    /// Implementation.
+    /// GEMM implementation.
     pub core: Core,
 }
 
-/// The A of a GEMM.
+/// Factor A of a GEMM.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Source {
-    /// A of the call, which has all rows.
+    /// A of the call, with all rows.
     Input,
-    /// A of the call, which has this rank's rows.
+    /// A of the call, with this rank's rows only.
     Shard,
     /// A matrix in the workspace.
     Area(Area),
@@ -211,15 +221,16 @@ pub enum Source {
 vocabulary! {
     /// Rows of a GEMM.
     Rows {
-        /// All.
+        /// All rows.
         All = "all rows",
         /// Rows that this rank owns.
         Own = "own rows",
-        /// Rows before [`Rows::Own`]; the step is left out if there are none.
+        /// Rows before [`Rows::Own`]; the step is skipped if there are none.
         BeforeOwn = "rows before the own",
-        /// Rows after [`Rows::Own`]; the step is left out if there are none.
+        /// Rows after [`Rows::Own`]; the step is skipped if there are none.
         AfterOwn = "rows after the own",
-        /// The part of the loop: of the loop's peer, or of this rank where no loop over peers is.
+        /// Rows of the loop's part: of the loop's peer, or of this rank if there is no loop over
+        /// peers.
         Part = "the part's rows",
     }
 }
@@ -227,9 +238,9 @@ vocabulary! {
 /// Destination of results.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Target {
-    /// C, at the rows' place among all.
+    /// C, at the rows' position among all rows.
     C,
-    /// C, which has the rows that this rank owns and no others.
+    /// C, which has only the rows that this rank owns.
     Own,
     /// The rows of C that this rank owns.
     OwnOfC,
@@ -237,53 +248,56 @@ pub enum Target {
     Area(Area),
 }
 
-/// GEMM implementation.
+/// GEMM implementation that a step asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Core {
-    /// The vendor's library, our whole-matrix GEMM, or the tile core, whichever fits and is preferred.
+    /// The vendor's library, the built-in whole-matrix GEMM, or the tile GEMM, in order of
+    /// preference and fit.
     Any,
-    /// The vendor's library, which adds the rows of the one peer.
+    /// The vendor's library, adding the rows of the only peer.
     Adding,
-    /// Our GEMM that waits for parts of A.
+    /// The built-in GEMM that waits for parts of A.
     Gated,
-    /// Our GEMM that stores its tiles to peers.
+    /// The built-in GEMM that stores its tiles at peers.
     Storing {
         /// Whether tiles of this rank's partial go to their owners ([`Transfer::Blocks`]).
         blocks: bool,
-        /// Results that go to all.
+        /// Transfer of results to all ranks, if the GEMM does one.
         results: Option<Transfer>,
     },
-    /// Our GEMM that does the message of this kernel itself.
+    /// The built-in GEMM that exchanges the message of this kernel itself.
     Exchanging(Kernel),
 }
 
-/// The earliest time at which a launch may begin.
+/// Earliest time at which a launch may begin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Early {
-    /// When the step before is over.
+    /// After the previous step has ended.
     No,
-    /// While the step before runs: it waits for its end itself, before it does anything.
+    /// During the previous step; the launch itself waits for that step's end before it accesses
+    /// memory.
     AfterTurn,
-    /// While the step before opens the call: it multiplies meanwhile, and waits before it touches peers.
+    /// During the previous step, which opens the call; the launch multiplies meanwhile, and waits
+    /// before it accesses peers.
     BehindOpen,
 }
 
-/// The stream of a step.
+/// Stream of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lane {
     /// Stream of the call.
     Main,
-    /// Stream beside it, from this point of the call on.
+    /// Side stream, from this point of the call on.
     Side,
 }
 
 impl Program {
-    /// A program without an RMSNorm.
+    /// Makes a program without an RMSNorm.
     pub const fn new(alternatives: &'static [Alternative]) -> Self {
         Program { alternatives, norm: Norm::None, members: Members::from_bits(0) }
     }
 
-    /// The items of an alternative, the RMSNorm included.
+    /// Items of an alternative, including the RMSNorm.
     pub fn items<'a>(&self, of: &'a Alternative) -> impl Iterator<Item = &'a Item> + use<'a> {
         const NORM: Item = step(Work::RmsNorm);
         let last = match self.norm {
@@ -294,7 +308,7 @@ impl Program {
         of.items.iter().chain(last.then_some(&NORM))
     }
 
-    /// Calls `see` for each step of an alternative once, and for those that take its place.
+    /// Calls `see` once for each step of an alternative, and for each of its alternative steps.
     pub fn each_step_of(&self, of: &Alternative, see: &mut dyn FnMut(&Step)) {
         fn each<'a>(items: impl IntoIterator<Item = &'a Item>, see: &mut dyn FnMut(&Step)) {
             for item in items {
@@ -312,13 +326,13 @@ impl Program {
         each(self.items(of), see);
     }
 
-    /// Calls `see` for each step of all alternatives.
+    /// Calls `see` once for each step of all alternatives.
     pub fn each_step(&self, see: &mut dyn FnMut(&Step)) {
         self.alternatives.iter().for_each(|of| self.each_step_of(of, see));
     }
 
-    /// The GEMM of an alternative that does more than a plain product: waits for peers, stores to them, or adds what
-    /// they sent.
+    /// GEMM of an alternative that does more than a plain product: it waits for peers, stores to
+    /// them, or adds their rows. `None` if there is none.
     pub fn special_gemm(&self, of: &Alternative) -> Option<Gemm> {
         let mut found = None;
         self.each_step_of(of, &mut |step| match step.work {
@@ -328,7 +342,7 @@ impl Program {
         found
     }
 
-    /// The operator's kernel that a step launches, if it launches one.
+    /// Kernel of the operator that this work launches; `None` if it launches none.
     pub fn kernel_of(&self, work: Work) -> Option<Kernel> {
         let members = self.members;
         Some(match work {
@@ -344,14 +358,14 @@ impl Program {
         })
     }
 
-    /// Whether it has alternatives with this condition.
+    /// Whether an alternative has this condition.
     pub fn asks(&self, when: When) -> bool {
         self.alternatives.iter().any(|it| it.when.contains(&when))
     }
 }
 
 impl Source {
-    /// The matrix in the workspace that it is.
+    /// Workspace area of the factor, if it lies in one.
     pub(crate) fn area(self) -> Option<Area> {
         match self {
             Source::Area(area) => Some(area),
@@ -361,7 +375,7 @@ impl Source {
 }
 
 impl Target {
-    /// The matrix in the workspace that it is.
+    /// Workspace area of the destination, if it is one.
     pub(crate) fn area(self) -> Option<Area> {
         match self {
             Target::Area(area) => Some(area),
@@ -371,7 +385,7 @@ impl Target {
 }
 
 impl Work {
-    /// The transfer that a step is part of, if it is no kernel over tiles.
+    /// Transfer that the work belongs to; `None` for kernels over tiles and GEMMs.
     pub(crate) fn transfer(self) -> Option<Transfer> {
         match self {
             Work::Open(of)
@@ -383,7 +397,7 @@ impl Work {
         }
     }
 
-    /// Meaning to other ranks.
+    /// Effects of the work on other ranks.
     pub fn effects(self) -> Effects {
         let peers = Effects { peers: true, ..Effects::NONE };
         match self {
@@ -401,17 +415,17 @@ impl Work {
         }
     }
 
-    /// The earliest time at which its launch may begin.
+    /// Earliest time at which the launch of the work may begin.
     pub fn early(self) -> Early {
         match self {
             Work::Gemm(Gemm { core: Core::Gated | Core::Storing { .. }, .. }) => Early::BehindOpen,
-            // Copies of engines, which it follows, are no launches.
+            // The copies that it follows are no launches, so there is nothing to overlap with.
             Work::Copies(_) | Work::Close(_) => Early::No,
             _ => Early::AfterTurn,
         }
     }
 
-    /// The stream it is enqueued on.
+    /// Stream on which the work is enqueued.
     pub fn lane(self) -> Lane {
         match self {
             Work::Copies(_) => Lane::Side,
@@ -420,38 +434,38 @@ impl Work {
     }
 }
 
-/// A step without an alternative.
+/// Makes a step without alternative steps.
 pub const fn step(work: Work) -> Item {
     Item::Do(Step { work, or: &[] })
 }
 
-/// A step, or others that take its place if it cannot be done.
+/// Makes a step with alternative steps, for the case that it cannot be done.
 pub const fn or(work: Work, or: &'static [Item]) -> Item {
     Item::Do(Step { work, or })
 }
 
-/// A kernel over the operands of the call.
+/// Makes a step that launches a kernel over the operands of the call.
 pub const fn kernel(kernel: Kernel) -> Item {
     step(Work::Kernel(kernel, Operands::Call))
 }
 
-/// A GEMM by whatever core fits.
+/// Makes a GEMM step by any implementation that fits.
 pub const fn gemm(source: Source, rows: Rows, to: Target) -> Item {
     step(Work::Gemm(Gemm { source, rows, to, core: Core::Any }))
 }
 
-/// An alternative that all calls meet.
+/// Makes an alternative without conditions.
 pub const fn always(items: &'static [Item]) -> Alternative {
     when(&[], items)
 }
 
-/// An alternative for calls that meet these conditions.
+/// Makes an alternative for calls that meet these conditions.
 pub const fn when(when: &'static [When], items: &'static [Item]) -> Alternative {
     Alternative { when, items, direct: true }
 }
 
 impl Alternative {
-    /// Forbids peers to store into C.
+    /// Forbids peers to store directly into C.
     pub const fn indirect(self) -> Self {
         Alternative { direct: false, ..self }
     }

@@ -1,29 +1,29 @@
-//! A bounded cache: the entry that was used longest ago makes room for a new one.
+//! Bounded cache with least-recently-used eviction.
 
-/// Values by key, at most as many as [`Recent::new`] says.
+/// Cache of values by key; [`Recent::new`] sets the capacity.
 #[derive(Debug)]
 pub(crate) struct Recent<K, V> {
     most: usize,
-    /// Ordered by last use, the most recent last.
+    /// Entries ordered by last use, the most recent last.
     entries: Vec<(K, V)>,
 }
 
 impl<K: PartialEq, V> Recent<K, V> {
-    /// An empty cache for `most` values, at least one.
+    /// Makes an empty cache for up to `most` values, at least one.
     pub(crate) fn new(most: usize) -> Recent<K, V> {
         Recent { most: most.max(1), entries: Vec::new() }
     }
 
-    /// Returns the value of `key` and makes it first if it is missing. A value that is found costs no allocation.
+    /// Returns the value of `key`, and makes it first if it is missing. A hit allocates nothing.
     ///
     /// # Errors
-    /// Those of `make`; then nothing is kept for this key.
+    /// Errors of `make`; nothing is stored for the key then.
     pub(crate) fn get_or_make<E>(
         &mut self,
         key: K,
         make: impl FnOnce() -> Result<V, E>,
     ) -> Result<&mut V, E> {
-        // From the end: a program that repeats its calls finds them there.
+        // Searched from the end, because a program that repeats its calls finds them there.
         match self.entries.iter().rposition(|(known, _)| *known == key) {
             Some(at) => self.entries[at..].rotate_left(1),
             None => {

@@ -1,11 +1,13 @@
-//! Who computes what, and who waits for what: pure functions of (shape, tile, world), the same in
-//! `kernels/iris/schedule.h`. Nothing here depends on the size of the grid, but for [`dealt`].
+//! Schedules: assignment of tiles and units to ranks and workgroups, as pure functions of shape,
+//! tile size and world. `kernels/iris/schedule.h` has the same functions. Nothing here depends on
+//! the size of the grid, except [`dealt`].
 //!
-//! Long because all schedules stand side by side, as in their twin.
+//! Long because all schedules are here, as in the device header.
 
 use std::ops::Range;
 
-/// The part of `total` items that is number `part` of `parts`: even, the remainder to the first.
+/// Range of part number `part` if `total` items are split into `parts` parts as evenly as possible;
+/// the first parts get the remainder.
 ///
 /// With fewer items than parts the last parts are empty.
 pub fn split(total: u32, parts: u32, part: u32) -> Range<u32> {
@@ -14,18 +16,18 @@ pub fn split(total: u32, parts: u32, part: u32) -> Range<u32> {
     start..start + each + u32::from(part < more)
 }
 
-/// The part of [`split`] that item `at` falls into.
+/// Number of the part of [`split`] that contains item `at`.
 pub fn part_of(total: u32, parts: u32, at: u32) -> u32 {
     let (each, more) = (total / parts, total % parts);
     let long = more * (each + 1);
     if at < long { at / (each + 1) } else { more + (at - long) / each }
 }
 
-/// The number under which workgroup `workgroup` of `count` works, on a device that hands workgroups to its
-/// `dies` in turns: each die has numbers that follow each other, and so tiles that share operands, which
-/// its own cache then holds. A permutation of the workgroups; 0 stays 0.
+/// Work index of workgroup `workgroup` of `count`, on a device that assigns workgroups to its
+/// `dies` round-robin. Each die gets consecutive work indices, and so tiles that share operands,
+/// which its own cache then holds. It is a permutation of the workgroups; 0 stays 0.
 ///
-/// Which workgroup of a rank takes which tile is nothing to its peers.
+/// Peers do not depend on which workgroup of a rank processes which tile.
 pub fn dealt(workgroup: u32, count: u32, dies: u32) -> u32 {
     if dies <= 1 {
         return workgroup;
@@ -33,7 +35,7 @@ pub fn dealt(workgroup: u32, count: u32, dies: u32) -> u32 {
     split(count, dies, workgroup % dies).start + workgroup / dies
 }
 
-/// A rectangle of a matrix, in elements.
+/// Rectangle of a matrix, in elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "row, column, rows, columns")]
 pub struct Tile {
@@ -43,7 +45,8 @@ pub struct Tile {
     pub cols: u32,
 }
 
-/// A matrix of `rows` x `cols` cut into tiles, numbered row by row; those at the edge are smaller.
+/// Matrix of `rows` x `cols` divided into tiles, numbered in row-major order; tiles at the edge are
+/// smaller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "as the type says")]
 pub struct Grid {
@@ -54,17 +57,17 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// Tiles in a row of tiles.
+    /// Number of tiles in a row of tiles.
     pub fn across(&self) -> u32 {
         self.cols.div_ceil(self.tile_n)
     }
 
-    /// How many tiles there are.
+    /// Number of tiles.
     pub fn tiles(&self) -> u32 {
         self.rows.div_ceil(self.tile_m) * self.across()
     }
 
-    /// Where tile `tile` lies.
+    /// Position of tile `tile`.
     pub fn tile(&self, tile: u32) -> Tile {
         let (row, col) = (tile / self.across() * self.tile_m, tile % self.across() * self.tile_n);
         Tile {
@@ -76,13 +79,13 @@ impl Grid {
     }
 }
 
-/// The rank that adds up tile `tile` of a two-shot or accumulating all-reduce.
+/// Rank that reduces tile `tile` of a two-shot or accumulating all-reduce.
 pub fn owner(tile: u32, size: u32) -> u32 {
     tile % size
 }
 
-/// The tiles of a matrix whose rows are split over `size` ranks: no tile crosses a boundary. Tiles
-/// are numbered rank by rank.
+/// Tiles of a matrix whose rows are split over `size` ranks; no tile crosses a boundary between
+/// ranks. Tiles are numbered rank by rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "as the type says")]
 pub struct SplitGrid {
@@ -91,23 +94,23 @@ pub struct SplitGrid {
 }
 
 impl SplitGrid {
-    /// The tiles of `rank`'s rows, with rows counted from the first of them.
+    /// Tiles of the rows of `rank`, with rows counted from the first of them.
     pub fn part(&self, rank: u32) -> Grid {
         let rows = split(self.grid.rows, self.size, rank);
         Grid { rows: rows.end - rows.start, ..self.grid }
     }
 
-    /// Tiles before those of `rank`.
+    /// Number of tiles before those of `rank`.
     pub fn first(&self, rank: u32) -> u32 {
         (0..rank).map(|before| self.part(before).tiles()).sum()
     }
 
-    /// How many tiles there are.
+    /// Number of tiles.
     pub fn tiles(&self) -> u32 {
         self.first(self.size)
     }
 
-    /// The rank that tile `tile` belongs to.
+    /// Rank that owns tile `tile`.
     pub fn owner(&self, tile: u32) -> u32 {
         let mut after = 0;
         for rank in 0..self.size {
@@ -119,7 +122,7 @@ impl SplitGrid {
         self.size - 1
     }
 
-    /// Where tile `tile` lies in the whole matrix.
+    /// Position of tile `tile` in the whole matrix.
     pub fn tile(&self, tile: u32) -> Tile {
         let owner = self.owner(tile);
         let part = self.part(owner).tile(tile - self.first(owner));
@@ -127,20 +130,20 @@ impl SplitGrid {
     }
 }
 
-/// Which dimension of A is split over the ranks of an all-gather in front of a product.
+/// Dimension of A that is split over the ranks in an all-gather before a product.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shard {
-    /// Each rank has some rows of A and all of K.
+    /// Each rank has some rows of A, with all of K.
     Rows,
-    /// Each rank has all rows of A and some of K.
+    /// Each rank has all rows of A, with a part of K.
     Columns,
 }
 
-/// The units of a staged gather of A (`m` x `k`), each from one rank, and the tiles that need them.
+/// Units of a staged gather of A (`m` x `k`), each from one rank, and the tiles that need them.
 ///
-/// A unit is `tile_m` rows by one group of `k_group` columns, both cut short at the boundary of a
-/// shard. Units are numbered source by source, and in a source either along K first or along M
-/// first, as `m_contiguous` says.
+/// A unit is `tile_m` rows by one group of `k_group` columns, both cut off at the boundary of a
+/// shard. Units are numbered source by source, and within a source along M first if `m_contiguous`,
+/// else along K first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "as the type says")]
 pub struct Units {
@@ -154,7 +157,7 @@ pub struct Units {
 }
 
 impl Units {
-    /// The rows and columns of A that `source` has.
+    /// Rows and columns of A that `source` has.
     pub fn shard_of(&self, source: u32) -> (Range<u32>, Range<u32>) {
         match self.shard {
             Shard::Rows => (split(self.m, self.size, source), 0..self.k),
@@ -162,7 +165,7 @@ impl Units {
         }
     }
 
-    /// Row blocks and K groups of `source`'s shard.
+    /// Number of row blocks and of K groups in the shard of `source`.
     pub fn blocks(&self, source: u32) -> (u32, u32) {
         let (rows, cols) = self.shard_of(source);
         let rows = (rows.end - rows.start).div_ceil(self.tile_m);
@@ -170,7 +173,7 @@ impl Units {
         (rows, cols)
     }
 
-    /// Units before those of `source`.
+    /// Number of units before those of `source`.
     pub fn first(&self, source: u32) -> u32 {
         (0..source)
             .map(|before| {
@@ -180,17 +183,17 @@ impl Units {
             .sum()
     }
 
-    /// How many units there are, this rank's own among them.
+    /// Number of units, including this rank's own.
     pub fn units(&self) -> u32 {
         self.first(self.size)
     }
 
-    /// The rank that `unit` comes from.
+    /// Rank that `unit` comes from.
     pub fn source(&self, unit: u32) -> u32 {
         (0..self.size).find(|&rank| unit < self.first(rank + 1)).unwrap_or(self.size - 1)
     }
 
-    /// The number of the unit of `source` in row block `row` and K group `group`, both counted in
+    /// Number of the unit of `source` in row block `row` and K group `group`, both counted within
     /// its shard.
     pub fn unit(&self, source: u32, row: u32, group: u32) -> u32 {
         let (rows, groups) = self.blocks(source);
@@ -198,7 +201,7 @@ impl Units {
         self.first(source) + within
     }
 
-    /// The rows and columns of A that `unit` covers: `col`, `cols` are along K.
+    /// Rows and columns of A that `unit` covers; `col` and `cols` are along K.
     pub fn area(&self, unit: u32) -> Tile {
         let source = self.source(unit);
         let (rows, groups) = self.blocks(source);
@@ -213,8 +216,8 @@ impl Units {
         Tile { row, col, rows: self.tile_m.min(m.end - row), cols: self.k_group.min(k.end - col) }
     }
 
-    /// The row blocks of C: those of the shards where rows are split, so that no tile of C needs
-    /// rows of two ranks. Returns the number of blocks over all ranks.
+    /// Number of row blocks of C over all ranks. If rows are split, row blocks end at the
+    /// boundaries of shards, so that no tile of C needs rows of two ranks.
     pub fn row_blocks(&self) -> u32 {
         match self.shard {
             Shard::Rows => (0..self.size).map(|source| self.blocks(source).0).sum(),
@@ -222,8 +225,8 @@ impl Units {
         }
     }
 
-    /// First row and number of rows of row block `block` of C, the rank that has it (of a split by
-    /// columns: 0), and its index in that rank's shard.
+    /// First row and number of rows of row block `block` of C, the rank that has it (0 if A is
+    /// split by columns), and its index in that rank's shard.
     pub fn row_block(&self, block: u32) -> (u32, u32, u32, u32) {
         let mut before = 0;
         let mut source = 0;
@@ -238,9 +241,10 @@ impl Units {
         (row, self.tile_m.min(rows.end - row), source, block - before)
     }
 
-    /// Number `position` of what the ranks other than `rank` have, of which `of` says how much each
-    /// has: the rank, and which of its own. They take turns, beginning with the rank behind, so that the
-    /// links to all of them are busy at once; some may have more than others, all of those the same.
+    /// Position-th element in a round-robin order over the ranks other than `rank`, starting with
+    /// the next rank, so that the links to all of them are busy. `of` returns the number of
+    /// elements of a rank; some ranks may have more than others, all of these the same number.
+    /// Returns the rank and the index of the element within the rank.
     fn in_turns(&self, rank: u32, position: u32, of: impl Fn(u32) -> u32) -> (u32, u32) {
         let others = || (1..self.size).map(|step| (rank + step) % self.size);
         let least = others().map(&of).min().unwrap_or(0);
@@ -254,8 +258,8 @@ impl Units {
         (more().nth((turn % longer) as usize).unwrap_or(rank), least + turn / longer)
     }
 
-    /// The row block that `rank` works on as number `position`: its own rows first, since they need
-    /// nobody, then those of the others as they come.
+    /// Row block that `rank` processes as number `position`: its own row blocks first, since they
+    /// need no other rank, then those of the other ranks in order of arrival.
     pub fn worked(&self, position: u32, rank: u32) -> u32 {
         if self.shard == Shard::Columns {
             return position;
@@ -269,8 +273,8 @@ impl Units {
         (0..source).map(rows).sum::<u32>() + within
     }
 
-    /// The unit that `rank` fetches as number `position`: of all other ranks in turns; its own come
-    /// last.
+    /// Unit that `rank` fetches as number `position`: units of all other ranks round-robin; its own
+    /// come last.
     pub fn fetched(&self, position: u32, rank: u32) -> u32 {
         let of = |source| self.first(source + 1) - self.first(source);
         let others = self.units() - of(rank);
@@ -281,8 +285,8 @@ impl Units {
         self.first(source) + within
     }
 
-    /// The units that row block `block` needs, in the order in which rank `rank` takes them: its
-    /// own first, then those of the others as they come.
+    /// Units that row block `block` needs, in the order in which `rank` uses them: its own first,
+    /// then those of the other ranks in order of arrival.
     pub fn needs(&self, block: u32, rank: u32) -> impl Iterator<Item = u32> + use<> {
         let units = *self;
         let (_, _, source, row) = units.row_block(block);
@@ -303,37 +307,37 @@ impl Units {
     }
 }
 
-/// A collective of small messages, by what goes from whom to whom.
+/// Collective of small messages, by its data flow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Collective {
-    /// All of every rank's message to all, which add it up in the order of ranks.
+    /// Each rank's whole message goes to all ranks, which add the messages in the order of ranks.
     AllReduce,
-    /// Block `to` of every rank's rows to rank `to`, which adds them up, its own first.
+    /// Block `to` of each rank's rows goes to rank `to`, which adds the blocks, its own first.
     ReduceScatter,
-    /// Every rank's rows to all.
+    /// Each rank's rows go to all ranks.
     AllGather,
-    /// Block `to` of every rank's rows to rank `to`.
+    /// Block `to` of each rank's rows goes to rank `to`.
     AllToAll,
-    /// The root's message to all.
+    /// The root's message goes to all ranks.
     Broadcast {
-        /// Who sends.
+        /// The sending rank.
         root: u32,
     },
 }
 
-/// The items of a message in words that carry their data: eight bytes each, of rows that are taken one
-/// behind the other. The last one of a part may be short.
+/// Items of a message in the LL protocol: eight bytes each, of concatenated rows. The last item of
+/// a part may be short.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Items {
-    /// What goes where.
+    /// Data flow of the message.
     pub collective: Collective,
-    /// Ranks.
+    /// Number of ranks.
     pub size: u32,
-    /// Rows of the whole message.
+    /// Number of rows of the whole message.
     pub rows: u32,
-    /// Columns of it.
+    /// Number of columns of the whole message.
     pub cols: u32,
-    /// Elements of an item.
+    /// Number of elements per item.
     pub per_item: u32,
 }
 
@@ -342,7 +346,8 @@ impl Items {
         split(self.rows, self.size, rank)
     }
 
-    /// Rows that `from` sends to `to`; with the two the same, those that it has for itself.
+    /// Number of rows that `from` sends to `to`; if both are the same rank, the number of rows that
+    /// it keeps.
     pub fn rows_sent(&self, from: u32, to: u32) -> u32 {
         match self.collective {
             Collective::AllReduce => self.rows,
@@ -353,13 +358,13 @@ impl Items {
         }
     }
 
-    /// Items that `from` sends to `to`; the largest number there is for more, which no plan takes.
+    /// Number of items that `from` sends to `to`; saturates at `u32::MAX`, which no plan accepts.
     pub fn sent(&self, from: u32, to: u32) -> u32 {
         let elements = u64::from(self.rows_sent(from, to)) * u64::from(self.cols);
         u32::try_from(elements.div_ceil(u64::from(self.per_item))).unwrap_or(u32::MAX)
     }
 
-    /// The most that one rank sends to another.
+    /// Largest number of items that one rank sends to another.
     pub fn most(&self) -> u32 {
         let root = match self.collective {
             Collective::Broadcast { root } => root,
@@ -369,7 +374,7 @@ impl Items {
         self.sent(root, 0)
     }
 
-    /// The row of its matrix from which on a rank sends to `to`.
+    /// First row, in a rank's matrix, of its data for `to`.
     pub fn source_row(&self, to: u32) -> u32 {
         match self.collective {
             Collective::ReduceScatter | Collective::AllToAll => self.part(to).start,
@@ -377,7 +382,7 @@ impl Items {
         }
     }
 
-    /// The row of the result of `to` at which what `from` sends begins.
+    /// First row, in the result of `to`, of the data from `from`.
     pub fn target_row(&self, from: u32, to: u32) -> u32 {
         match self.collective {
             Collective::AllGather => self.part(from).start,
@@ -386,18 +391,21 @@ impl Items {
         }
     }
 
-    /// Whether a sum begins with this rank's own part; else it is in the order of ranks.
+    /// Whether a sum begins with this rank's own part; otherwise parts are added in the order of
+    /// ranks.
     pub fn own_first(&self) -> bool {
         self.collective == Collective::ReduceScatter
     }
 }
 
-/// The order in which a rank multiplies tiles of a product whose rows ranks own, `tiles` of each of
-/// `ranks`: in rounds of `span` tiles of each. First a round of the others', of the next rank's first; then
-/// a round of the others' and this rank's own of the round before, which the others have stored meanwhile; at
-/// the end its own of the last.
+/// Order in which a rank multiplies the tiles of a product whose rows are owned by `ranks` ranks,
+/// `tiles` per rank, in rounds of `span` tiles per rank. The first round has tiles of the other
+/// ranks, the next rank's first. Each later round has tiles of the other ranks, and this rank's own
+/// tiles of the previous round, which the other ranks have stored meanwhile. The last own tiles
+/// come at the end.
 ///
-/// A workgroup that takes every span-th tile has thus stored what others need of two rounds before it waits
+/// A workgroup that takes every span-th tile has thus stored two rounds of tiles for the other
+/// ranks before it waits for their tiles of the first round, so the waits form no cycle.
 /// for what it needs of the first of them: nobody waits in a circle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "as the type says")]
@@ -408,7 +416,8 @@ pub struct Rounds {
 }
 
 impl Rounds {
-    /// Of the ranks from the next on, this one the last, which; and which of its tiles.
+    /// Rank and tile at `position`: the rank as its distance from the next rank (this rank is the
+    /// last), and the number of the tile among those of that rank.
     pub fn at(&self, position: u32) -> (u32, u32) {
         let Self { tiles, span, ranks } = *self;
         let (others, first, last) = (ranks - 1, span.min(tiles), (tiles - 1) / span * span);
@@ -429,8 +438,8 @@ impl Rounds {
     }
 }
 
-/// Rows that are gathered while they are multiplied, `rows` of each rank, in parts of `part`, of which the
-/// last may be smaller: in the order in which they are there.
+/// Order of arrival of rows that are gathered while they are multiplied: `rows` rows per rank, in
+/// parts of `part` rows, of which the last may be smaller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "as the type says")]
 pub struct Arriving {
@@ -441,8 +450,8 @@ pub struct Arriving {
 }
 
 impl Arriving {
-    /// This rank's own rows first, then part by part those of its peers, of which the one before this
-    /// rank sends it its part first.
+    /// Row at position `turn`: this rank's own rows first, then part by part the rows of its peers,
+    /// beginning with the preceding rank, which sends to this rank first.
     pub fn row(&self, turn: u32) -> u32 {
         let Self { rows, part, size, rank } = *self;
         if turn < rows {
@@ -491,7 +500,7 @@ mod tests {
             let each = (0..ranks).flat_map(|rank| (0..tiles).map(move |tile| (rank, tile)));
             assert_eq!(sorted, each.collect::<Vec<_>>(), "{rounds:?}");
             for (position, &(rank, tile)) in all.iter().enumerate() {
-                // What of others' comes before this rank's own, and the other way round.
+                // Tiles of other ranks before this rank's own tile, and the reverse.
                 let before = &all[..position];
                 if rank == ranks - 1 {
                     let needed = ((tile / span + 2) * span).min(tiles) * (ranks - 1);

@@ -1,4 +1,4 @@
-//! The device source, embedded: headers that any kernel may include, and the kernels of the ops.
+//! Embedded device source: headers that any kernel may include, and the kernels of the ops.
 
 use std::sync::OnceLock;
 
@@ -14,36 +14,36 @@ macro_rules! embed {
     };
 }
 
-/// Kind of a source: decides the parameters that it is compiled with.
+/// Kind of a source, which determines its compile-time parameters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SourceKind {
-    /// Header, which is not compiled by itself.
+    /// Header, not compiled by itself.
     Header,
-    /// Barrier, in one workgroup.
+    /// Barrier kernel, which has one workgroup.
     Barrier,
-    /// Copy or norm of a rank's own rows: two workgroups share a multiprocessor.
+    /// Copy or RMSNorm of a rank's own rows; two workgroups share a multiprocessor.
     Local,
-    /// Message without a GEMM, which has no type and no tile.
+    /// Message kernels without a GEMM, compiled without element type and tile size.
     Message,
-    /// GEMM by tiles, with or without a message: type and tile are compiled into it.
+    /// Tile GEMM with or without a message, compiled for one element type and tile size.
     TileGemm,
-    /// Whole-matrix GEMM: `crate::gemm`.
+    /// Whole-matrix GEMM, see `crate::gemm`.
     WholeGemm,
 }
 
-/// A source by name.
+/// Source file with its name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Text {
-    /// Its name: what `#include` says of a header, the file's name of a kernel.
+    /// Name: the path in `#include` for a header, the file name for a kernel.
     pub name: &'static str,
-    /// Its text.
+    /// Text of the file.
     pub text: &'static str,
-    /// Its kind.
+    /// Kind of the source.
     pub kind: SourceKind,
 }
 
-/// The headers, as kernels include them: `#include "iris/sync.h"`. In the order of their layers: each
-/// includes only what stands before it.
+/// Headers that kernels include, such as `#include "iris/sync.h"`, in the order of their layers:
+/// each includes only earlier ones.
 pub const HEADERS: &[Text] = embed![Header:
     "iris/port_cuda.h",
     "iris/port_hip.h",
@@ -103,7 +103,7 @@ pub const HEADERS: &[Text] = embed![Header:
     "iris/body/reduce.h",
 ];
 
-/// The kernels, one source an op.
+/// Kernel sources, one per op.
 pub const KERNELS: &[Text] = embed![
     Barrier: "barrier.cu";
     Local: "copy.cu";
@@ -122,7 +122,7 @@ pub const KERNELS: &[Text] = embed![
     "matmul_reduce_scatter.cu"
 ];
 
-/// The sources of products of whole matrices: `crate::gemm`. The first is fused with nothing.
+/// Sources of whole-matrix GEMMs, see `crate::gemm`. The first is fused with no communication.
 pub const GEMMS: &[Text] = embed![WholeGemm:
     "gemm_sm90.cu",
     "gemm_sm90_gather.cu",
@@ -131,7 +131,7 @@ pub const GEMMS: &[Text] = embed![WholeGemm:
     "gemm_sm90_one_shot.cu",
 ];
 
-/// A hash of all of it: ranks whose kernels are compiled from other sources make no op together.
+/// Hash of all sources. Ranks whose kernels come from different sources cannot make an op together.
 pub fn hash() -> u128 {
     static HASH: OnceLock<u128> = OnceLock::new();
     *HASH.get_or_init(|| hash_of(HEADERS.iter().chain(KERNELS).chain(GEMMS)))
@@ -142,7 +142,7 @@ fn hash_of<'a>(texts: impl Iterator<Item = &'a Text>) -> u128 {
     fnv(&parts)
 }
 
-/// The source of the kernels of an op, by the op's name: `matmul_all_reduce`.
+/// Source of the kernels of an op, by the op's name such as `matmul_all_reduce`.
 pub fn kernel(op: &str) -> Option<Text> {
     KERNELS.iter().copied().find(|text| text.name.strip_suffix(".cu") == Some(op))
 }

@@ -1,4 +1,4 @@
-//! What kernels are compiled for: the one file of the crate that asks which kind a device is of.
+//! Compilation target of kernels; the only file of the crate that distinguishes kinds of device.
 
 use std::sync::{Arc, OnceLock};
 
@@ -7,28 +7,28 @@ use iris_heap::{BackendKind, DeviceInfo, Error, Result};
 use crate::rtc::Vendor;
 use crate::vendor::{self, Blas, Dialect, Prepared};
 
-/// Whose compiler makes machine code for a device, and for which architecture.
+/// Compiler vendor and architecture for a device.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Target {
-    /// Whose.
+    /// Vendor of the compiler.
     pub vendor: Vendor,
-    /// As the compiler is told it: `sm_90a`, `gfx942`.
+    /// Architecture as the compiler expects it: `sm_90a`, `gfx942`.
     pub arch: String,
 }
 
 impl Target {
-    /// That of a device.
+    /// The target of a device.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a device that runs the host's code.
+    /// [`Error::Unsupported`] for the CPU, whose kernels are host code.
     pub fn of(device: &DeviceInfo) -> Result<Target> {
         Self::new(device.kind, &device.arch)
     }
 
-    /// The target for an architecture, as the driver names it: `sm_90`, `gfx942`.
+    /// The target for an architecture as the driver names it: `sm_90`, `gfx942`.
     ///
     /// # Errors
-    /// As [`Target::of`].
+    /// Errors of [`Target::of`].
     pub fn new(kind: BackendKind, arch: &str) -> Result<Target> {
         match kind {
             BackendKind::Cuda => Ok(Target::nvidia(arch)),
@@ -40,7 +40,8 @@ impl Target {
         }
     }
 
-    /// An architecture of NVIDIA's: from `sm_90` on with what only this architecture has, `sm_90a`.
+    /// The target for an architecture of NVIDIA; from `sm_90` on with the architecture-specific
+    /// features: `sm_90a`.
     pub fn nvidia(arch: &str) -> Target {
         let number = arch.strip_prefix("sm_").and_then(|number| number.parse::<u32>().ok());
         let only = if number.is_some_and(|number| number >= 90) { "a" } else { "" };
@@ -48,7 +49,7 @@ impl Target {
     }
 }
 
-/// The vendor's library of products for a kind of device, if one is called there.
+/// Names and numbers of the vendor's GEMM library for a kind of device; `None` for the CPU.
 pub(crate) fn dialect(kind: BackendKind) -> Option<&'static Dialect> {
     match kind {
         BackendKind::Cuda => Some(&Dialect::CUBLASLT),
@@ -58,11 +59,12 @@ pub(crate) fn dialect(kind: BackendKind) -> Option<&'static Dialect> {
 }
 
 impl Blas {
-    /// The library of this machine for a kind of device, loaded the first time: where the library's variable
-    /// says (`IRIS_CUBLASLT`, `IRIS_HIPBLASLT`), else where it usually is.
+    /// GEMM library of this machine for a kind of device, loaded at the first call: from the place
+    /// that the library's variable names (`IRIS_CUBLASLT`, `IRIS_HIPBLASLT`), else from its usual
+    /// places.
     ///
     /// # Errors
-    /// [`vendor::Error::NotFound`] says where it was looked for.
+    /// [`vendor::Error::NotFound`] with the places that were searched.
     pub fn get(kind: BackendKind) -> vendor::Result<Arc<Blas>> {
         static LOADED: [OnceLock<vendor::Result<Arc<Blas>>>; 2] = [const { OnceLock::new() }; 2];
         let dialect = dialect(kind).ok_or(vendor::Error::None { kind })?;
@@ -71,7 +73,7 @@ impl Blas {
     }
 }
 
-/// Bytes of workspace that it is given.
+/// Bytes of workspace for the vendor's GEMM library.
 pub(crate) fn library_workspace(kind: BackendKind) -> Option<u64> {
     dialect(kind).map(|_| Prepared::WORKSPACE)
 }

@@ -1,36 +1,36 @@
-//! Spans that workgroups leave behind: what each did, from when to when.
+//! Trace spans that workgroups record: activity, start and end.
 //!
 //! A trace buffer is `count[MAX_GROUPS]`, then `[group][capacity]` of [`TraceSpan`]. A workgroup
-//! writes only its own part; when that is full, further spans are counted and dropped.
+//! writes only its own part; when the part is full, further spans are counted but dropped.
 
 use bytemuck::{Pod, Zeroable};
 
-/// Workgroups that a trace buffer has room for.
+/// Largest number of workgroups in a trace buffer.
 pub const MAX_GROUPS: usize = 512;
 
-/// One span of one workgroup.
+/// Span of one workgroup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct TraceSpan {
-    /// When it began, in nanoseconds of the clock that all ranks of a host share.
+    /// Start time in nanoseconds, on a clock that all ranks of a host share.
     pub begin: u64,
-    /// When it ended.
+    /// End time, on the same clock.
     pub end: u64,
-    /// Which: number of an [`iris_sync::Span`].
+    /// Activity: number of an [`iris_sync::Span`].
     pub kind: u32,
-    /// The tile, unit or rank it was about.
+    /// Number of the tile, unit or rank concerned.
     pub what: u32,
 }
 
-/// Bytes of a trace buffer with room for `capacity` spans a workgroup.
+/// Size in bytes of a trace buffer for `capacity` spans per workgroup.
 pub const fn buffer_bytes(capacity: u32) -> usize {
     MAX_GROUPS * 4 + MAX_GROUPS * capacity as usize * size_of::<TraceSpan>()
 }
 
-/// The spans in a trace buffer, workgroup by workgroup, and how many were dropped.
+/// Spans in a trace buffer, by workgroup, and the number of dropped spans.
 ///
 /// # Panics
-/// If `bytes` is not as long as [`buffer_bytes`] says.
+/// If the length of `bytes` is not [`buffer_bytes`] of `capacity`.
 pub fn read_buffer(bytes: &[u8], capacity: u32) -> (Vec<Vec<TraceSpan>>, u64) {
     assert_eq!(bytes.len(), buffer_bytes(capacity), "bytes of a trace buffer");
     let (counts, spans) = bytes.split_at(MAX_GROUPS * 4);

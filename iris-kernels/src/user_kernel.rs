@@ -7,28 +7,29 @@ use crate::execute::{fits, share};
 use crate::rtc::{self, KernelSource, Options};
 use crate::target::Target;
 
-/// A kernel of the user's on the GPU of a heap, from source that may include the headers of
-/// [`crate::source::HEADERS`]: `#include "iris/sync.h"`.
+/// Kernel of the user on the GPU of a heap, from source that may include the headers of
+/// [`crate::source::HEADERS`], such as `#include "iris/sync.h"`.
 #[derive(Clone, Debug)]
 pub struct UserKernel {
     function: Function,
     resident: u32,
     threads: u32,
     shared_bytes: u32,
-    /// This rank's part of the device's multiprocessors.
+    /// Number of multiprocessors of this rank's share of the device.
     multiprocessors: u32,
-    /// The address of the heap's control block, by which a view of it is known.
+    /// Address of the heap's control block, which identifies the heap of a view.
     control: u64,
 }
 
 impl UserKernel {
-    /// Compile a source, unless it was before, and load the kernel `name`, which is declared by
-    /// `IRIS_KERNEL` or `extern "C" __global__`. It may wait for the device: call it where all ranks
-    /// do. It is launched on streams of this heap only. `threads` a workgroup are [`THREADS`](crate::gemm_config::THREADS) for a
-    /// kernel of `IRIS_KERNEL`; `shared_bytes` is its dynamic shared memory.
+    /// Compiles a source, unless it is cached, and loads the kernel `name`, which is declared by
+    /// `IRIS_KERNEL` or `extern "C" __global__`. It may wait for the device, so call it where all
+    /// ranks do. The kernel can be launched on streams of this heap only. `threads` is the number
+    /// per workgroup, [`THREADS`](crate::gemm_config::THREADS) for a kernel declared by
+    /// `IRIS_KERNEL`; `shared_bytes` is the dynamic shared memory per workgroup.
     ///
     /// # Errors
-    /// As [`Executor::new`](crate::Executor::new).
+    /// Errors of [`Executor::new`](crate::Executor::new).
     pub fn new(
         heap: &SymmetricHeap,
         source: KernelSource<'_>,
@@ -44,48 +45,49 @@ impl UserKernel {
         Ok(Self { function, resident, threads, shared_bytes, multiprocessors, control })
     }
 
-    /// Workgroups that run at the same time beside those of the ranks that share the device.
+    /// Number of co-resident workgroups, beside those of other ranks that share the device.
     pub fn resident(&self) -> u32 {
         self.resident
     }
 
-    /// Enqueue a launch behind the last op of the heap; the next op waits for it. `args` are the bytes
-    /// of the parameters, in order: of a heap's view, `bytemuck::bytes_of(&heap.view())`.
+    /// Enqueues a launch after the last op of the heap; the next op waits for it. `args` are the
+    /// bytes of the parameters, in order; for a heap's view `bytemuck::bytes_of(&heap.view())`.
     ///
     /// # Errors
-    /// [`Error::TooManyGroups`]; [`Error::Invalid`] for a stream of another heap; [`Error::Closed`],
-    /// [`Error::Device`]. What goes wrong in the kernel comes from [`Stream::sync`].
+    /// [`Error::TooManyGroups`]; [`Error::Invalid`] for a stream of another heap;
+    /// [`Error::Closed`]; [`Error::Device`]. Errors inside the kernel are returned by
+    /// [`Stream::sync`].
     ///
     /// # Safety
-    /// As for [`Function::launch`]: the parameters are the kernel's, and what it accesses through
-    /// them is valid until the stream has finished the launch.
+    /// Contract of [`Function::launch`]: the parameters are those of the kernel, and memory that it
+    /// accesses through them is valid until the stream has finished the launch.
     pub unsafe fn launch(&self, stream: &Stream, groups: u32, args: &[&[u8]]) -> Result<()> {
         let shape = self.shape(groups)?;
-        // SAFETY: the caller vouches for the parameters; `groups` are resident.
+        // SAFETY: the caller guarantees the parameters; `groups` are co-resident.
         unsafe { self.function.launch(stream, shape, args) }
     }
 
-    /// Enqueue a launch beside the next call of an op, on a stream of its own: it runs behind what
-    /// was issued before, and the call does not wait for it. The kernel's first parameter is the
-    /// `TileView` that the op gave for the call; `args` are the bytes of the others. Run the call
-    /// next: a kernel that waits for one that does not come leaves a fault after its deadline.
+    /// Enqueues a launch beside the next call of an op, on a stream of its own: it runs after the
+    /// work issued before, and the call does not wait for it. The kernel's first parameter is the
+    /// `TileView` that the op returned for the call; `args` are the bytes of the others. Run the
+    /// call next: a kernel that waits for a missing call leaves a fault after its deadline.
     ///
-    /// A workgroup that waits keeps its place on the device, so there must be a multiprocessor for
-    /// each workgroup of both: those of the op and `groups` are together at most
-    /// [`SymmetricHeap::workgroups`], this rank's part of the multiprocessors: plan the op with
-    /// `Options::beside(groups)`, on all ranks. That all are resident follows, whatever each needs of a
-    /// multiprocessor, as long as nothing else waits on the device.
+    /// A waiting workgroup keeps its place on the device, so there must be one multiprocessor for
+    /// each workgroup of both: the op's workgroups and `groups` together must not exceed
+    /// [`SymmetricHeap::workgroups`], this rank's share of the multiprocessors. So plan the op with
+    /// `Options::beside(groups)` on all ranks. Then all workgroups are co-resident, whatever
+    /// resources each needs, as long as nothing else waits on the device.
     ///
     /// # Errors
-    /// [`Error::TooManyGroups`] if they are more; [`Error::Invalid`] for the stream of the last op, and
-    /// for a stream or a view of another heap; [`Error::Closed`], [`Error::Device`]. What goes wrong in
-    /// the kernel comes from [`Stream::sync`].
+    /// [`Error::TooManyGroups`] if there are more; [`Error::Invalid`] for the stream of the last
+    /// op, and for a stream or a view of another heap; [`Error::Closed`]; [`Error::Device`]. Errors
+    /// inside the kernel are returned by [`Stream::sync`].
     ///
     /// # Safety
-    /// As for [`UserKernel::launch`]. No other kernel that waits, of this program's own, runs beside
-    /// the same call. What the kernel reads is not written before it is over: let the op's stream
-    /// wait for an event behind it before the next call that writes C, or the next with a kernel
-    /// beside it, is issued.
+    /// Contract of [`UserKernel::launch`]. No other waiting kernel of the program runs beside the
+    /// same call. Data that the kernel reads is not overwritten before the kernel has ended: let
+    /// the op's stream wait for an event recorded after the kernel, before the next call that
+    /// writes C, or that has a kernel beside it, is issued.
     pub unsafe fn launch_beside(
         &self,
         stream: &Stream,
@@ -113,8 +115,9 @@ impl UserKernel {
             });
         }
         let args = [&[bytemuck::bytes_of(view)], args].concat();
-        // SAFETY: the caller vouches for the parameters. A workgroup that is not yet resident finds
-        // a multiprocessor without one, since there are as many as workgroups, and fits that.
+        // SAFETY: the caller guarantees the parameters. There are as many multiprocessors as
+        // workgroups, so a workgroup that is not resident yet finds an empty multiprocessor, where
+        // it fits.
         unsafe { self.function.launch_beside(stream, shape, &args) }
     }
 

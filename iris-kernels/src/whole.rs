@@ -1,5 +1,5 @@
-//! The product of whole matrices, nothing fused into it: by the vendor's library or by our own core,
-//! behind one interface.
+//! Whole-matrix GEMM without fused communication: the vendor's library or the built-in one, behind
+//! one interface.
 
 use iris_heap::{DType, Error, Gpu, Result, Stream, SymmetricHeap};
 
@@ -9,22 +9,22 @@ use crate::library::{Library, Whole};
 use crate::target::library_workspace;
 use crate::vendor::{Blas, Multiplier, Prepared};
 
-/// What multiplies whole matrices on the device of a heap.
+/// Whole-matrix GEMM implementations on the device of a heap.
 #[derive(Debug)]
 pub struct WholeProduct {
     vendor: Option<Prepared>,
     ours: Option<Gemm>,
-    /// Whether ours goes first where it is preferred.
+    /// Whether the built-in GEMM is tried first for shapes for which it is preferred.
     chooses: bool,
 }
 
 impl WholeProduct {
-    /// What there is on this heap's device for this product; none if there is neither the vendor's
-    /// library nor a build of ours. Where ranks share the device there is no vendor's. It may compile
-    /// and load: call it where all ranks make an op.
+    /// Loads the implementations for this product on the heap's device; `None` if there is neither
+    /// the vendor's library nor a build of the built-in GEMM. The vendor's library is not used if
+    /// ranks share the device. It may compile and load, so call it where all ranks make an op.
     ///
     /// # Errors
-    /// Those of the device, of the compiler, and of a library that is there and fails.
+    /// Errors of the device, of the compiler, and of an installed library that fails.
     pub fn new(heap: &SymmetricHeap, whole: &Whole) -> Result<Option<WholeProduct>> {
         let Whole { library, shape, dtype, output, .. } = *whole;
         let device = heap.device();
@@ -36,12 +36,12 @@ impl WholeProduct {
         let vendor = match library {
             Library::Ours => None,
             _ if library_workspace(device.kind).is_none() => None,
-            // It loads a kernel when that is first enqueued, which waits for the device: for a kernel of
-            // another rank, too, that waits for this one.
+            // The library loads a kernel when it first enqueues it, which waits for the device, and
+            // so perhaps for a kernel of another rank that waits for this one.
             _ if heap.sharing() > 1 => None,
             _ => vendor(gpu, shape, (dtype, output))?,
         };
-        // Beside the vendor's, only the builds that are preferred to it.
+        // Besides the vendor's library, only the builds that are preferred to it.
         let chooses = library == Library::Auto && vendor.is_some();
         let ours = match library {
             Library::Vendor if vendor.is_some() => None,
@@ -51,36 +51,36 @@ impl WholeProduct {
         Ok(found.then_some(WholeProduct { vendor, ours, chooses }))
     }
 
-    /// What it is: with the device it decides the bits of results.
+    /// Names of the implementations; with the device they determine the bits of results.
     pub fn title(&self) -> String {
         let vendor = self.vendor.as_ref().map(Prepared::library);
         let ours = self.ours.as_ref().map(|_| "gemm_sm90".to_string());
         [vendor, ours].into_iter().flatten().collect::<Vec<_>>().join(" or ")
     }
 
-    /// Whether it does this call. The others are for the kernels of operators.
+    /// Whether it can do this call; other calls use the kernels of operators.
     pub fn fits(&self, args: &OpArgs) -> bool {
         self.vendor.as_ref().is_some_and(|it| it.fits(args, None))
             || self.ours.as_ref().is_some_and(|it| it.fits(args))
     }
 
-    /// Whether it does this call with an addend, by [`WholeProduct::enqueue_adding`]: only the vendor's
-    /// library does, and only of a matrix that is like C (of its shape and type, by rows), if all matrices
-    /// are aligned to 16 bytes and, unless C is of f32, columns and depth are multiples of 8.
+    /// Whether it can do this call with an addend, by [`WholeProduct::enqueue_adding`]. Only the
+    /// vendor's library can, and only for a row-major addend of C's shape and type. All matrices
+    /// must be aligned to 16 bytes, and, unless C is f32, n and k must be multiples of 8.
     pub fn fits_adding(&self, args: &OpArgs, addend: &Matrix) -> bool {
         self.vendor.as_ref().is_some_and(|it| it.fits(args, Some(addend)))
     }
 
-    /// Enqueues the product of a call in the order of the heap's ops, if it does this call; whether it
-    /// does. `workspace` is the address of as many bytes as [`Whole::memory`] says.
+    /// Enqueues the product of a call in the order of the heap's ops; returns false if it cannot do
+    /// the call. `workspace` is the address of a workspace of [`Whole::library_bytes`] bytes.
     ///
     /// # Errors
-    /// [`Error::Device`], [`Error::Closed`], those of the library; [`Error::Invalid`] for a stream of
-    /// another heap.
+    /// [`Error::Device`]; [`Error::Closed`]; errors of the library; [`Error::Invalid`] for a stream
+    /// of another heap.
     ///
     /// # Safety
     /// The matrices in `args` and the workspace are on the device, and live until the stream has
-    /// finished the product, and every replay of a graph that it is captured in.
+    /// finished the product, and every replay of a graph that captured it.
     #[allow(unsafe_code, reason = "products are given the addresses of matrices")]
     pub unsafe fn enqueue(
         &self,
@@ -92,23 +92,24 @@ impl WholeProduct {
         let gpu = heap.gpu()?;
         let prefers = |gemm: &&Gemm| !self.chooses || gemm.is_preferred(args);
         if let Some(gemm) = self.ours.as_ref().filter(prefers)
-            // SAFETY: as the caller says.
+            // SAFETY: by the contract of this function.
             && unsafe { gemm.launch(gpu, stream, args) }?
         {
             return Ok(true);
         }
-        // SAFETY: as the caller says.
+        // SAFETY: by the contract of this function.
         unsafe { self.enqueue_vendors(gpu, stream, (args, None), workspace) }
     }
 
-    /// As [`WholeProduct::enqueue`], of C = A B + the addend, the call's bias added as well: by the vendor's
-    /// library, or not at all. Whoever is told that it is not adds by a kernel of its own.
+    /// Enqueues C = A B + addend, plus the call's bias, by the vendor's library. Returns false if
+    /// it cannot; the caller must then add by a kernel of its own.
     ///
     /// # Errors
-    /// As [`WholeProduct::enqueue`].
+    /// Errors of [`WholeProduct::enqueue`].
     ///
     /// # Safety
-    /// As for [`WholeProduct::enqueue`], of the addend, too, which nowhere overlaps C.
+    /// Contract of [`WholeProduct::enqueue`], which extends to the addend; the addend does not
+    /// overlap C.
     #[allow(unsafe_code, reason = "products are given the addresses of matrices")]
     pub unsafe fn enqueue_adding(
         &self,
@@ -118,14 +119,14 @@ impl WholeProduct {
         addend: &Matrix,
         workspace: u64,
     ) -> Result<bool> {
-        // SAFETY: as the caller says.
+        // SAFETY: by the contract of this function.
         unsafe { self.enqueue_vendors(heap.gpu()?, stream, (args, Some(addend)), workspace) }
     }
 
-    /// By the vendor's library, if it does this call.
+    /// Enqueues the product by the vendor's library; returns false if the library cannot do it.
     ///
     /// # Safety
-    /// As for [`WholeProduct::enqueue_adding`].
+    /// Contract of [`WholeProduct::enqueue_adding`].
     #[allow(unsafe_code, reason = "products are given the addresses of matrices")]
     unsafe fn enqueue_vendors(
         &self,
@@ -139,7 +140,8 @@ impl WholeProduct {
         };
         let mut done = false;
         gpu.enqueue(stream, |raw| {
-            // SAFETY: as the caller says; the device is current, and the stream of it.
+            // SAFETY: by the contract of this function; the device is current, and the stream
+            // belongs to it.
             let outcome = unsafe { prepared.enqueue(args, addend, workspace, raw) };
             done = outcome.map_err(Error::other)?;
             Ok(())
@@ -148,7 +150,8 @@ impl WholeProduct {
     }
 }
 
-/// The vendor's library on this device, if it is there and multiplies such matrices.
+/// Prepares the vendor's library on this device; `None` if it is missing or does not support such
+/// products.
 fn vendor(gpu: &Gpu, shape: [usize; 3], types: (DType, DType)) -> Result<Option<Prepared>> {
     use crate::vendor::Error as Missing;
     let made = gpu.apart(|| {

@@ -1,5 +1,5 @@
 //! That NVRTC compiles the device source, and what it refuses. Without NVRTC the tests are ignored,
-//! and it is said where it was looked for. What instructions come out is read in iris-testkit,
+//! and it is said where it was looked for. What instructions come out is read in iris-models,
 //! `check/device_code`.
 
 use std::process::{Command, ExitCode};
@@ -52,7 +52,7 @@ fn nvrtc() -> &'static Compiler {
 }
 
 /// Compiles products for every type and two of the three tiles. The third tile, and messages, which have neither
-/// type nor tile, are left to iris-testkit's checks: they compile all kernels for sm_90a, with one constant changed.
+/// type nor tile, are left to iris-models's checks: they compile all kernels for sm_90a, with one constant changed.
 fn every_kernel_compiles() {
     let [first, second, _] = TileSize::ALL;
     compile_all(&[second], &[("sm_90a", 0), ("sm_90a", 2)], false);
@@ -180,7 +180,7 @@ fn the_kernels_of_the_stress_test_compile() {
 }
 
 fn the_kernel_of_the_benchmark_compiles() {
-    let text = include_str!("../../iris-testkit/src/bin/iris/gpu_bench/norm.cu");
+    let text = include_str!("../../iris-testkit/cli/src/gpu_bench/norm.cu");
     let options = Options::new().define("IRIS_THREADS", 512);
     let code = nvrtc().compile(KernelSource { name: "norm.cu", text }, &options, "sm_90a");
     let code = code.unwrap_or_else(|error| panic!("{error}"));

@@ -1,12 +1,13 @@
 //! That clang compiles the device source for AMD's devices. Without a clang that has them as targets
-//! the tests are ignored. What instructions come out is read in iris-testkit, `check/device_code`.
+//! the tests are ignored. What instructions come out is read in iris-models, `check/device_code`.
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use iris_kernels::rtc::{Compiler, Options};
 use iris_kernels::source::{KERNELS, SourceKind};
-use iris_testkit::harness::{self, Group, named, over_all};
+use iris_testkit::harness::{self, Group, named};
+use rayon::prelude::*;
 
 const KERNEL_FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels");
 
@@ -53,14 +54,14 @@ fn assembly(clang: &str, source: &Path, arch: &str, defines: &[&str]) -> String 
     String::from_utf8(output.stdout).expect("assembly is text")
 }
 
-/// Compiles products for bf16, and only parses messages, which have no type: iris-testkit's checks compile these to
+/// Compiles products for bf16, and only parses messages, which have no type: iris-models's checks compile these to
 /// instructions, with one constant changed, but do not ask for warnings.
 fn every_kernel_compiles() {
     let clang = clang();
     let arches = ["gfx90a", "gfx942"];
     let jobs: Vec<_> =
         arches.iter().flat_map(|arch| KERNELS.iter().map(move |it| (arch, it))).collect();
-    over_all(&jobs, |(arch, text)| {
+    jobs.par_iter().for_each(|(arch, text)| {
         let source = Path::new(KERNEL_FOLDER).join(text.name);
         let product = text.kind == SourceKind::TileGemm;
         let how = if product { "-O3" } else { "-fsyntax-only" };
@@ -94,7 +95,7 @@ fn kernels_of_users_compile() {
     let root = env!("CARGO_MANIFEST_DIR");
     let operations = Path::new(root).join("tests/user_kernels.cu");
     assert!(assembly(clang(), &operations, "gfx942", &[]).contains("copies_16"));
-    let of_bench = Path::new(root).join("../iris-testkit/src/bin/iris/gpu_bench/norm.cu");
+    let of_bench = Path::new(root).join("../iris-testkit/cli/src/gpu_bench/norm.cu");
     assert!(assembly(clang(), &of_bench, "gfx942", &[]).contains("add_norm"));
     for program in ["examples/ring.rs", "../iris-ops/examples/wait_on_tile.rs"] {
         let text = std::fs::read_to_string(format!("{root}/{program}")).expect("the example");

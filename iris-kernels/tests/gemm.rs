@@ -410,7 +410,7 @@ fn a_whole_product_is_that_of_whichever_library() {
             // SAFETY: the matrices are in the heap, which is closed after its streams.
             assert!(unsafe { product.enqueue(heap, &stream, &args, at) }?);
             let gelu = OpArgs { epilogue: 1, ..args };
-            // SAFETY: as above.
+            // SAFETY: for the reason given above.
             assert!(!unsafe { product.enqueue(heap, &stream, &gelu, at) }?);
             stream.sync()?;
             results.push(heap.read(c.slice)?);

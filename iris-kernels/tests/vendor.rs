@@ -13,13 +13,11 @@ use iris_kernels::args::{Matrix, OpArgs, epilogue};
 use iris_kernels::vendor::{Addresses, Blas, Layout, Multiplier, Prepared, Problem, Product};
 use iris_kernels::{Library, Whole, WholeProduct};
 use iris_testkit::allocations::Counting;
+use iris_testkit::fake_hip as fake;
 use iris_testkit::harness::{self, Group, named};
 
 #[path = "host/described.rs"]
 mod described;
-#[path = "../../iris-testkit/tests/hip/fake.rs"]
-#[allow(dead_code, reason = "other tests need the rest")]
-mod fake;
 #[path = "host/numbers.rs"]
 mod numbers;
 #[path = "vendor/sample.rs"]

@@ -1,5 +1,6 @@
-//! A kernel of one's own that adds up each tile of C as it arrives, while `matmul_all_reduce` still
-//! runs. Exit code 0: the sums are right; 1: not, or a call failed; 77: no GPU, nothing was checked.
+//! Example: a kernel of the caller that adds up each tile of C as it arrives, while
+//! `matmul_all_reduce` still runs. Exit code 0: the sums are right; 1: they are wrong or a call
+//! failed; 77: no GPU, so nothing was checked.
 use bytemuck::bytes_of;
 use iris_heap::{BackendKind, HeapOptions, SymmetricHeap, World};
 use iris_kernels::{UserKernel, gemm_config::THREADS};
@@ -9,7 +10,8 @@ const M: usize = 500;
 const SOURCE: &str = r#"
 #include "iris/tiles.h"
 using namespace iris;
-// Peers' tiles beside the op, each when it has come; our own in a second launch, behind the op.
+// Adds up tiles of peers beside the op, each when it has arrived (`behind` 0), or tiles of this
+// rank in a second launch queued after the op (`behind` 1).
 IRIS_KERNEL add_up(IRIS_ARGS TileView view, Slice<float> c, Slice<float> sums, u32 behind) {
     Tiles tiles(view);
     const auto from = view.heap.at(c, view.heap.rank), to = view.heap.at(sums, view.heap.rank);
@@ -38,10 +40,12 @@ fn rank(world: World) -> anyhow::Result<()> {
         let views = [heap.slice_view(c)?, heap.slice_view(sums)?];
         let [from, to] = views.each_ref().map(bytes_of);
         let view = op.beside(&args, &stream)?;
-        // SAFETY: these are the kernel's parameters; C is not written before both launches end.
+        // SAFETY: the arguments match the kernel's parameters; C is not written before both
+        // launches end.
         unsafe { kernel.launch_beside(&side, each, &view, &[from, to, &[0; 4]])? };
         op.run(&args, &stream)?;
-        // SAFETY: as above.
+        // SAFETY: the arguments match the kernel's parameters; C is not written before both
+        // launches end.
         unsafe { kernel.launch(&stream, each, &[bytes_of(&view), from, to, bytes_of(&1_u32)])? };
         stream.wait(&side.record()?)?;
         stream.sync()?;

@@ -1,4 +1,4 @@
-//! Any operator behind one type, for programs that know only at run time which.
+//! One type for all operators, for programs that choose the operator at run time.
 
 use std::sync::Arc;
 
@@ -20,59 +20,62 @@ use crate::ranks::Ranks;
 use crate::spec::Part;
 use crate::workspace::Workspace;
 
-/// An operator, whichever its plan is of.
+/// Operator of any kind; its plan determines which.
 #[derive(Debug)]
 pub struct AnyOp {
     operator: Operator,
 }
 
-/// The matrices of one call of any operator: what it does not use may be anything.
+/// Matrices of one call of any operator. An operator ignores those that it does not have.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Operands {
-    /// A, or the input.
+    /// A, or the input of a collective.
     pub a: MatRef,
-    /// B; not used by an op without a product.
+    /// B; ignored by operators without a matrix product.
     pub b: MatRef,
-    /// C, or the output.
+    /// C, or the output of a collective.
     pub c: MatRef,
-    /// The bias, if there is one; not used by an op without a product.
+    /// Bias of 1 x N elements, or `None`; ignored by operators without a matrix product.
     pub bias: Option<MatRef>,
-    /// What belongs to an RMSNorm, if the plan has one.
+    /// Matrices of the RMSNorm; required exactly if the plan has `rms_norm`.
     pub norm: Option<NormArgs>,
 }
 
 impl AnyOp {
-    /// Make the operator of this plan: collective, as `new` of each.
+    /// Makes the operator of the plan. Collective, as `new` of each operator.
     ///
     /// # Errors
-    /// As `new` of each.
+    /// Errors of the operator's `new`, such as [`AllReduce::new`](crate::AllReduce::new).
     #[track_caller]
     pub fn new(heap: &Arc<SymmetricHeap>, plan: &Plan) -> Result<Self> {
         Ok(Self { operator: Operator::new(plan.op(), heap, plan)? })
     }
 
-    /// Make it in a workspace that there is: collective, as `in_workspace` of each.
+    /// Makes the operator of the plan in an existing workspace. Collective.
     ///
     /// # Errors
-    /// As `in_workspace` of each.
+    /// Errors of the operator's `in_workspace`, such as
+    /// [`AllReduce::in_workspace`](crate::AllReduce::in_workspace).
     #[track_caller]
     pub fn in_workspace(workspace: &Arc<Workspace>, plan: &Plan) -> Result<Self> {
         Ok(Self { operator: Operator::within(plan.op(), workspace, plan)? })
     }
 
-    /// Enqueue a call.
+    /// Enqueues a call on `stream`.
     ///
     /// # Errors
-    /// As `run` of each.
+    /// Errors of the operator's `run`, such as [`AllReduce::run`](crate::AllReduce::run).
     pub fn run(&self, operands: &Operands, stream: &Stream) -> Result<()> {
         self.operator.run(stream, &self.matrices(operands))
     }
 
-    /// What a user's kernel needs that runs beside the next call, as of each operator that has it.
+    /// Describes the next call to a kernel of the caller that runs beside it, as
+    /// [`AllReduce::beside`](crate::AllReduce::beside) does.
     ///
     /// # Errors
-    /// As `beside` of each; [`Invalid`](crate::OpError::Invalid) for one that has none.
+    /// Errors of `AllReduce::beside`; [`Invalid`](crate::OpError::Invalid) for an operator or
+    /// variant whose tiles of C have no signals.
     pub fn beside(&self, operands: &Operands, stream: &Stream) -> Result<TileView> {
         self.operator.beside(stream, &self.matrices(operands))
     }
@@ -84,39 +87,42 @@ impl AnyOp {
         Matrices { a: Some(a), b, c: Some(c), bias, norm }
     }
 
-    /// What it was planned for.
+    /// Plan that the op was made with.
     pub fn plan(&self) -> &Plan {
         self.operator.plan()
     }
 
-    /// What its calls did so far.
+    /// Bytes moved and words used by the op's calls on this rank so far. Synchronise the stream
+    /// first.
     ///
     /// # Errors
-    /// As `counters` of each.
+    /// [`Invalid`](crate::OpError::Invalid) on a GPU if the plan lacks `counted`; errors of the
+    /// device.
     pub fn counters(&self) -> Result<Counters> {
         self.operator.counters()
     }
 
-    /// The spans of its calls so far.
+    /// Trace spans of the op's calls so far, one list per workgroup; empty if the plan has no
+    /// `trace_spans`. Synchronise the stream first.
     ///
     /// # Errors
-    /// As `trace` of each.
+    /// Errors of the device.
     pub fn trace(&self) -> Result<Vec<Vec<TraceSpan>>> {
         self.operator.trace()
     }
 
-    /// Whether its heap has a fault.
+    /// Checks whether enqueued calls of this heap have failed. It neither waits nor communicates.
     ///
     /// # Errors
-    /// That fault.
+    /// The fault that a call left.
     pub fn check(&self) -> Result<()> {
         self.operator.check()
     }
 
-    /// Give its memory back: collective.
+    /// Frees the op's memory. Collective; waits for the streams of the heap.
     ///
     /// # Errors
-    /// As `free` of each.
+    /// Errors of [`SymmetricHeap::free`](iris_heap::SymmetricHeap::free).
     #[track_caller]
     pub fn free(self) -> Result<()> {
         self.operator.free()
@@ -124,18 +130,18 @@ impl AnyOp {
 }
 
 impl Operands {
-    /// Neither bias nor RMSNorm.
+    /// Operands without bias and RMSNorm. For an operator without B, pass any matrix as `b`.
     pub fn new(a: MatRef, b: MatRef, c: MatRef) -> Self {
         Self { a, b, c, bias: None, norm: None }
     }
 
-    /// With a bias: 1 x N.
+    /// Sets the bias of 1 x N elements, or removes it.
     #[must_use]
     pub fn bias(self, bias: impl Into<Option<MatRef>>) -> Self {
         Self { bias: bias.into(), ..self }
     }
 
-    /// With what belongs to an RMSNorm.
+    /// Sets the matrices of the RMSNorm, or removes them.
     #[must_use]
     pub fn norm(self, norm: impl Into<Option<NormArgs>>) -> Self {
         Self { norm: norm.into(), ..self }
@@ -143,37 +149,41 @@ impl Operands {
 }
 
 impl Op {
-    /// Whether there is a product in it.
+    /// Whether the operator has a matrix product.
     pub fn multiplies(self) -> bool {
         ops::row(self).multiplies()
     }
 
-    /// Its variants.
+    /// Variants of the operator, on any device.
     pub fn variants(self) -> Vec<Variant> {
         ops::row(self).forms.iter().map(|form| form.variant).collect()
     }
 
-    /// Its variants that a device has kernels for: all but `epilogue`, unless GEMMs there store to peers.
+    /// Variants of the operator that the device has kernels for: all, except `epilogue` on GPUs
+    /// without GEMMs that store to peers.
     pub fn variants_on(self, device: Device) -> Vec<Variant> {
         on_device::variants(ops::row(self), device).collect()
     }
 
-    /// Its variant of this name, where hyphens are as good as underscores; none for `auto`, which leaves the choice
-    /// to the plan.
+    /// Variant of the operator with this name, in which hyphens count as underscores; `None` for
+    /// `auto`, which leaves the choice to the plan.
     ///
     /// # Errors
-    /// [`Invalid`](Error::Invalid) for what is no variant of it; the error names those that are.
+    /// [`Invalid`](Error::Invalid) if the operator has no such variant; the error lists those that
+    /// it has.
     pub fn variant(self, name: &str) -> Result<Option<Variant>> {
         ops::row(self).variant(name)
     }
 
-    /// The options that it reads, by the names of their setters, beside those that every operator has.
+    /// Names of the options that the operator reads (names of setters), except those that every
+    /// operator has.
     pub fn options(self) -> &'static [&'static str] {
         ops::options(self)
     }
 
-    /// To plan it for at most `m` rows, `n` columns and depth `k`, of which it takes those that it has;
-    /// what else is asked of it is written into the fields.
+    /// Request for a plan of the operator for at most `m` rows, `n` columns and inner dimension
+    /// `k`; a dimension that the operator does not have is ignored. Set further options in the
+    /// fields of the result.
     pub fn request(self, m: usize, n: usize, k: usize) -> Request {
         let row = ops::row(self);
         let (m, n) = if row.c == Part::None { (0, 0) } else { (m, n) };
@@ -182,10 +192,11 @@ impl Op {
 }
 
 impl Request {
-    /// Plan it, as `plan` of the operator's own options.
+    /// Makes the plan, as `plan` of the operator's own `Options` does.
     ///
     /// # Errors
-    /// [`Invalid`](Error::Invalid) for what the operator does not take, and for what it does not read.
+    /// [`Invalid`](Error::Invalid) for a value that the operator cannot take, and for an option
+    /// that it does not read.
     pub fn plan(&self, ranks: impl Into<Ranks>) -> Result<Plan> {
         let op = self.op();
         let unasked = op.request(0, 0, 0);
@@ -213,7 +224,7 @@ impl Request {
             if let Some(value) = value
                 && !op.options().contains(&what)
             {
-                let expected = "nothing, since this operator does not read it".into();
+                let expected = "the default, because this operator does not read the option".into();
                 return Err(Error::Invalid { op, what: what.into(), value, expected });
             }
         }

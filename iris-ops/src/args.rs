@@ -1,35 +1,38 @@
 use crate::matrix::MatRef;
 
-/// The matrices of one call of an op with a product: C = A B, and a bias if there is one.
+/// Matrices of one call of an operator with a matrix product: C = A B (+ bias), reduced or gathered
+/// over the ranks as the operator defines.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct MatmulArgs {
-    /// Left factor.
+    /// Left factor, M x K, with the plan's dtype; the operator defines which rows or columns of it
+    /// this rank passes.
     pub a: MatRef,
-    /// Right factor.
+    /// Right factor, K x N, with the plan's dtype.
     pub b: MatRef,
-    /// Result.
+    /// Result, with the plan's output dtype; the operator defines which rows of it this rank gets.
     pub c: MatRef,
-    /// One row of N elements, added to every row of the result exactly once over all ranks.
+    /// Bias of 1 x N elements, f32, f16 or bf16. It is added to every row of the result once, not
+    /// once per rank; all ranks pass the same values.
     pub bias: Option<MatRef>,
-    /// What belongs to an RMSNorm: given where the plan has one, and only there.
+    /// Matrices of the RMSNorm; required if the plan has `rms_norm`, and an error if it has not.
     pub norm: Option<NormArgs>,
 }
 
 impl MatmulArgs {
-    /// C = A B.
+    /// Arguments for C = A B, without a bias and without an RMSNorm.
     pub fn new(a: MatRef, b: MatRef, c: MatRef) -> Self {
         Self { a, b, c, bias: None, norm: None }
     }
 
-    /// C = A B + bias: 1 x N, the same on all ranks.
+    /// Adds a bias of 1 x N elements to every row of C. All ranks must pass the same values.
     #[must_use]
     pub fn bias(mut self, bias: MatRef) -> Self {
         self.bias = Some(bias);
         self
     }
 
-    /// With the RMSNorm that the plan has.
+    /// Sets the matrices of the RMSNorm, if the plan has `rms_norm`.
     #[must_use]
     pub fn norm(mut self, norm: NormArgs) -> Self {
         self.norm = Some(norm);
@@ -37,15 +40,15 @@ impl MatmulArgs {
     }
 }
 
-/// The matrices of the RMSNorm of one call, beside its result: C, or the output.
+/// Matrices of the RMSNorm of one call, in addition to its result C (of a collective: the output).
 ///
 /// ```text
 /// C[i, j]      = sum + residual[i, j]            rounded to the type of C
 /// normed[i, j] = C[i, j] / sqrt(mean over j of C[i, j]^2 + epsilon) * weight[j]
 /// ```
 ///
-/// The second line is reckoned in f32 from C as it was rounded, and rounded to the same type. Sums of
-/// squares are added in one order: where ranks have the same residual and weight, they get the same bits.
+/// `normed` is computed in f32 from the rounded C and then rounded to the type of C. Squares are
+/// summed in a fixed order, so ranks with the same residual and weight get the same bits.
 ///
 /// ```
 /// use iris_heap::{HeapOptions, SymmetricHeap, World};
@@ -73,22 +76,25 @@ impl MatmulArgs {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct NormArgs {
-    /// M x N, of the type of C, the same on all ranks: what the sum is added to, behind bias and epilogue.
-    /// It may be C itself, which is then the new residual where the old one was.
+    /// Residual, M x N, same dtype as C, same values on all ranks. It is added to the sum after
+    /// bias and epilogue. It may be C itself: then the call replaces the old residual by the new
+    /// one.
     pub residual: Option<MatRef>,
-    /// 1 x N, of any type that C may have, the same on all ranks.
+    /// Weight, 1 x N, f32, f16 or bf16, same values on all ranks.
     pub weight: MatRef,
-    /// M x N, of the type of C: apart from all other matrices of the call.
+    /// Normalised rows, M x N, same dtype as C; written by the call. Must not overlap any other
+    /// matrix of the call.
     pub normed: MatRef,
 }
 
 impl NormArgs {
-    /// The RMSNorm of the rows of C, times `weight`, goes to `normed`.
+    /// Arguments for an RMSNorm without a residual: `normed` = RMSNorm of the rows of C, times
+    /// `weight`.
     pub fn new(weight: MatRef, normed: MatRef) -> Self {
         Self { residual: None, weight, normed }
     }
 
-    /// And C is the sum with the residual added.
+    /// Adds `residual` to the sum before C is written and normalised.
     #[must_use]
     pub fn residual(mut self, residual: MatRef) -> Self {
         self.residual = Some(residual);
@@ -96,31 +102,32 @@ impl NormArgs {
     }
 }
 
-/// What is sent and got in one call of an op without a product: matrices, or
-/// [vectors](MatRef::vector) of elements.
+/// Input and output of one call of a collective without a matrix product: matrices, or
+/// [vectors](MatRef::vector) if it was planned by elements.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct CollectiveArgs {
-    /// What this rank sends; none on a rank that only receives a broadcast.
+    /// Data that this rank sends; `None` on a rank that only receives a broadcast.
     pub input: Option<MatRef>,
-    /// What it gets.
+    /// Data that this rank receives; written by the call.
     pub output: MatRef,
-    /// What belongs to an RMSNorm, of an all-reduce: given where the plan has one, and only there.
+    /// Matrices of the RMSNorm of an all-reduce; required if the plan has `rms_norm`, and an error
+    /// if it has not.
     pub norm: Option<NormArgs>,
 }
 
 impl CollectiveArgs {
-    /// Send `input`, get `output`.
+    /// Arguments that send `input` and receive `output`.
     pub fn new(input: MatRef, output: MatRef) -> Self {
         Self { input: Some(input), output, norm: None }
     }
 
-    /// Get `output` only: of a broadcast, on all ranks but the root.
+    /// Arguments for a rank without input: every rank of a broadcast but its root.
     pub fn receive(output: MatRef) -> Self {
         Self { input: None, output, norm: None }
     }
 
-    /// With the RMSNorm that the plan has.
+    /// Sets the matrices of the RMSNorm, if the plan has `rms_norm`.
     #[must_use]
     pub fn norm(mut self, norm: NormArgs) -> Self {
         self.norm = Some(norm);
@@ -128,7 +135,8 @@ impl CollectiveArgs {
     }
 }
 
-/// The matrices of one call of any op, whether it uses all of them or not.
+/// Matrices of one call of any operator; `None` for those that it does not have. A collective's
+/// input is `a`, its output `c`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Matrices {
     pub(crate) a: Option<MatRef>,

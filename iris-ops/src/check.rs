@@ -1,4 +1,4 @@
-//! What ops check of the matrices of a call before anything is launched.
+//! Checks of a call's matrices against the plan, before anything is launched.
 
 use iris_heap::DType;
 
@@ -10,23 +10,23 @@ use crate::options::Request;
 use crate::plan::Plan;
 use crate::spec::{Part, Row};
 
-/// One call of an op, whose matrices have the plan's types and fit together.
+/// Call whose matrices have the plan's element types and consistent shapes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
-    /// Rows and columns of the whole product or message.
+    /// M and N of the whole product or message, over all ranks.
     pub(crate) m: usize,
     pub(crate) n: usize,
     pub(crate) matrices: Matrices,
 }
 
 impl Call {
-    /// By what the plan chooses how it is done.
+    /// Size by which the plan picks the choice: M, or the number of elements of a part.
     pub(crate) fn size(&self, plan: &Plan) -> usize {
         if plan.request().elements { self.n } else { self.m }
     }
 }
 
-/// The call of these matrices.
+/// Checks the matrices of a call and returns the call with its M and N.
 pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Call> {
     let (request, row) = (plan.request(), plan.row());
     let op = plan.op();
@@ -34,7 +34,7 @@ pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Call> {
         return member(plan).map(|()| Call { m: 0, n: 0, matrices: Matrices::default() });
     }
     let mut matrices = *matrices;
-    // What only the root has nobody else is asked for.
+    // Matrices that only the root has are ignored on other ranks.
     let has = |part| part != Part::Root || request.root == plan.ranks().rank;
     matrices.a = matrices.a.filter(|_| has(row.a));
     matrices.c = matrices.c.filter(|_| has(row.c));
@@ -43,7 +43,7 @@ pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Call> {
             op,
             what: what.into(),
             value: "missing".into(),
-            expected: "a matrix, which this rank has".into(),
+            expected: "a matrix: this rank takes part with one".into(),
         })
     };
     let names = names(row);
@@ -74,7 +74,7 @@ pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Call> {
         [(names[0], a, shapes.a, row.a), (names[1], c, shapes.c, row.c)]
     {
         let Some(matrix) = matrix else { continue };
-        shaped(op, name, &matrix, shape, part.about())?;
+        shaped(op, name, &matrix, shape, part.description())?;
     }
     let Request { n, dtype, .. } = *request;
     for (name, matrix, dtype) in
@@ -84,7 +84,7 @@ pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Call> {
     }
     if let Some(shape) = shapes.b {
         let b = needed(b, "B")?;
-        shaped(op, "B", &b, shape, "that of the plan")?;
+        shaped(op, "B", &b, shape, "K x N of the plan")?;
         if let Some(bias) = &bias {
             shaped(op, "bias", bias, (1, n), "1 x N of the plan")?;
         }
@@ -96,12 +96,13 @@ pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Call> {
     Ok(call)
 }
 
-/// What a user calls what an op reads and what it writes.
+/// Names of the input and the output in errors.
 pub(crate) fn names(row: &Row) -> [&'static str; 2] {
     if row.multiplies() { ["A", "C"] } else { ["input", "output"] }
 }
 
-/// A call has what belongs to an RMSNorm if the plan has one, and only then.
+/// Checks that the call has RMSNorm matrices exactly if the plan has `rms_norm`, and their shapes
+/// and types.
 fn normed(plan: &Plan, norm: Option<NormArgs>, shape: (usize, usize)) -> Result<()> {
     let op = plan.op();
     let invalid = |value: &str, expected: &str| {
@@ -112,20 +113,21 @@ fn normed(plan: &Plan, norm: Option<NormArgs>, shape: (usize, usize)) -> Result<
         (Some(norm), Some(_)) => norm,
         (None, None) => return Ok(()),
         (None, Some(_)) => {
-            return invalid("missing", "weight and normed, as the plan has rms_norm");
+            return invalid("missing", "weight and normed, because the plan has rms_norm");
         }
-        (Some(_), None) => return invalid("given", "none, as the plan has no rms_norm"),
+        (Some(_), None) => return invalid("given", "none, because the plan has no rms_norm"),
     };
     let output = plan.request().output_dtype();
     for (name, matrix) in [("residual", residual), ("normed", Some(normed))] {
         let Some(matrix) = matrix else { continue };
-        shaped(op, name, &matrix, shape, "M x N, as C has")?;
+        shaped(op, name, &matrix, shape, "M x N, the shape of C")?;
         typed(op, name, &matrix, output)?;
     }
     shaped(op, "weight", &weight, (1, shape.1), "1 x N of the plan")
 }
 
-/// Input and output as so many rows as the message has parts there, and the elements of a part.
+/// Reshapes input and output of a message of elements to one row per part; returns them and the
+/// number of elements of a part.
 fn elements(
     plan: &Plan,
     names: [&'static str; 2],
@@ -146,11 +148,12 @@ fn elements(
         expected,
     };
     let len = |name: &'static str, matrix: &MatRef| {
-        let gaps = || refused(name, matrix, "elements without gaps between them".into());
+        let gaps =
+            || refused(name, matrix, "a contiguous matrix, without gaps between rows".into());
         matrix.elements().ok_or_else(gaps)
     };
     let (parts_a, parts_c) = (parts(row.a), parts(row.c));
-    // The one with fewer parts says how long a part is.
+    // The matrix with fewer parts determines the number of elements of a part.
     let count = match (a, c) {
         (Some(a), Some(_)) if parts_a < parts_c => len(names[0], &a)? / parts_a,
         (_, Some(c)) => len(names[1], &c)? / parts_c,
@@ -161,7 +164,7 @@ fn elements(
         if Some(len(name, &matrix)?) == parts.checked_mul(count) {
             return Ok(matrix.in_rows(parts, count));
         }
-        let expected = format!("{parts} x {count} elements, those of the other");
+        let expected = format!("{parts} x {count} elements, to match the other matrix");
         Err(refused(name, &matrix, expected))
     };
     let a = a.map(|a| in_rows(names[0], a, parts_a)).transpose()?;
@@ -169,7 +172,7 @@ fn elements(
     Ok((a, c, count))
 }
 
-/// Whether this rank takes part in a barrier.
+/// Checks that this rank is a member of the barrier.
 fn member(plan: &Plan) -> Result<()> {
     let rank = plan.ranks().rank;
     if plan.members().contains(rank as u32) {
@@ -179,11 +182,14 @@ fn member(plan: &Plan) -> Result<()> {
         op: plan.op(),
         what: "rank".into(),
         value: rank.to_string(),
-        expected: format!("one of {:?}", plan.request().members),
+        expected: format!(
+            "a member of the barrier: one of {:?}",
+            plan.request().members.as_deref().unwrap_or_default()
+        ),
     })
 }
 
-/// Check the shape of a matrix; `why` says where the numbers come from.
+/// Checks the shape of a matrix; `why` explains the expected one in the error.
 fn shaped(
     op: Op,
     name: &'static str,
@@ -203,7 +209,7 @@ fn shaped(
     })
 }
 
-/// Checks that a matrix may be written.
+/// Checks that the call may write a matrix.
 fn written(op: Op, name: &'static str, matrix: &MatRef) -> Result<()> {
     if matrix.is_writable() {
         return Ok(());
@@ -216,7 +222,7 @@ fn written(op: Op, name: &'static str, matrix: &MatRef) -> Result<()> {
     })
 }
 
-/// Check the element type of a matrix.
+/// Checks the element type of a matrix.
 fn typed(op: Op, name: &'static str, matrix: &MatRef, expected: DType) -> Result<()> {
     if matrix.dtype() == expected {
         return Ok(());
@@ -234,11 +240,12 @@ mod tests {
     use crate::ranks::Ranks;
     use crate::spec::Row;
 
-    /// As a sum that the root alone gets.
+    /// Operator that only tests have: all ranks have an input, only the root has an output, as in a
+    /// reduce to one rank.
     static TO_ROOT: Row = Row { a: Part::All, c: Part::Root, ..broadcast::ROW };
 
     #[test]
-    fn what_only_the_root_has_is_asked_of_no_other_rank() {
+    fn matrices_of_the_root_are_optional_on_other_ranks() {
         let world = World::threads(1).unwrap().remove(0);
         let heap = SymmetricHeap::open(&world, HeapOptions::new().data_bytes(1 << 20)).unwrap();
         let matrix = MatRef::sym(heap.zeros::<f32>(12).unwrap(), 3, 4);
@@ -252,7 +259,7 @@ mod tests {
                 let made = of(Some(matrix)).unwrap();
                 assert_eq!(made.matrices.c.is_some(), rank == 1);
                 assert_eq!(made.size(&plan), if elements { 12 } else { 3 });
-                // Without one, too, but at the root.
+                // Only the root needs an output.
                 assert_eq!(of(None).is_ok(), rank == 0);
             }
         }

@@ -1,16 +1,18 @@
-//! Cost of a call: its predicted time, from the steps of its program and a few parameters of the machine.
+//! Cost model: the predicted time of a call, from the steps of its program and the parameters of
+//! the machine.
 //!
-//! **Problem.** Which of several programs is the quickest depends on the shape, the number of ranks and the machine.
-//! Thresholds for one of them say nothing of another.
+//! **Problem.** Which program is fastest depends on shape, number of ranks and machine. Thresholds
+//! measured for one machine do not hold for another.
 //!
-//! **Solution.** A [`Machine`] is some twenty parameters with units, which `iris tune` measures. The time of a step
-//! follows from them ([`steps`]); a program adds up what is one after the other and takes the longer of what overlaps
-//! ([`programs`]). Parameters are fitted to GEMMs, barriers and messages; products with messages are put together of
-//! these.
+//! **Solution.** A [`Machine`] has about twenty parameters with units, which `iris tune` measures.
+//! The time of a step is computed from them ([`steps`]). The time of a program is the sum of steps
+//! that run one after the other, and the maximum of those that overlap ([`programs`]). Parameters
+//! are fitted to times of GEMMs, barriers and collectives; products with collectives are combined
+//! from these.
 //!
-//! **Limits.** Ranks are alike and alone on their devices. Clocks that fall under load, routes between GPUs that
-//! differ, and what else runs on the machine are not in it: errors of a tenth are usual. It compares programs; it
-//! does not replace a measurement.
+//! **Limits.** The model assumes that ranks are alike and have their devices to themselves. It
+//! ignores clocks that drop under load, differing routes between GPUs, and other work on the
+//! machine, so errors of 10 % are usual. It compares programs and does not replace a measurement.
 
 mod machine;
 mod programs;
@@ -25,8 +27,8 @@ use crate::kind::Op;
 use crate::spec::Part;
 
 impl Problem {
-    /// Predicted time of a call by a program with this tile, in microseconds; none for a program with a step that
-    /// nobody prefers and so has no prediction.
+    /// Predicted time in microseconds of a call by this program with this tile; `None` if a step
+    /// has no prediction because it is never the fastest.
     pub(crate) fn predict(
         &self,
         machine: &Machine,
@@ -36,7 +38,8 @@ impl Problem {
         self.time(machine, program, tile).filter(|us| us.is_finite())
     }
 
-    /// Time in microseconds that no program is below: of the product, or of the bytes that a rank must send at least.
+    /// Lower limit in microseconds for any program: the time of the product alone, or of the bytes
+    /// that a rank must send, whichever is longer.
     pub(crate) fn limit(&self, machine: &Machine) -> f64 {
         let [m, n, k] = self.shape.map(|it| it as f64);
         let world = self.world as f64;
@@ -44,7 +47,8 @@ impl Problem {
         let columns = if row.gathers_a() { k } else { n };
         let part = m * columns * self.wire.size() as f64 / world;
         let rows = if row.a == Part::Own { m / world } else { m };
-        // What one rank has all of goes to the next rank, as if each passed it on while it comes.
+        // A broadcast is counted as a pipeline, in which each rank passes the data on to one other
+        // while it arrives.
         let (sent, peers) = match row.message {
             Op::AllReduce => (2.0 * part * (world - 1.0), world - 1.0),
             Op::Broadcast if self.world > 1 => (part * world, 1.0),

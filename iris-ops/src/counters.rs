@@ -1,6 +1,6 @@
 use std::fmt;
 
-/// Bytes moved and words used by the calls of one op on this rank, since it was made.
+/// Counts of bytes and words over all calls of one op on this rank, since the op was made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Counters {
@@ -8,9 +8,9 @@ pub struct Counters {
     pub pushed: u64,
     /// Bytes read from peers' memory.
     pub pulled: u64,
-    /// Signals and flags raised.
+    /// Number of signals and flags that were raised.
     pub flags: u64,
-    /// Waits begun.
+    /// Number of waits that were begun.
     pub waits: u64,
 }
 

@@ -1,10 +1,10 @@
-//! The device that plans are made for, in the few words that a choice depends on.
+//! Device that plans are made for: the properties on which a choice depends.
 //!
-//! **Problem.** A plan is made before there is a heap, at times on a host without GPUs; but which variants there are,
-//! and which tiles fill the device, depends on the GPU.
+//! **Problem.** A plan is made before a heap is open, sometimes on a host without GPUs; but which
+//! variants exist and which tiles fill the device depends on the GPU.
 //!
-//! **Solution.** A [`Device`] comes from a heap, from the driver, or from a name. Where nobody knows, one is
-//! assumed, and every plan says so.
+//! **Solution.** A [`Device`] comes from a heap, from the driver, or from a name. If none of them
+//! is available, a usual device is assumed, and every plan says so.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -16,27 +16,31 @@ use iris_kernels::gemm::Gemm;
 
 use crate::kind::UnknownName;
 
-/// Description of a rank's device: everything that plans depend on.
+/// Device of a rank: the properties that plans depend on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Device {
-    /// Kind of device.
+    /// Backend: cpu, cuda or hip.
     pub backend: BackendKind,
-    /// Name of the product, such as `NVIDIA H200`; the architecture of a host.
+    /// Product name, such as `NVIDIA H200`; for a host its architecture.
     pub name: &'static str,
-    /// Architecture as the vendor's tools name it, without features: `sm_90`, `gfx942`; `x86_64` for a host.
+    /// Architecture as the vendor's tools name it, without feature suffixes: `sm_90`, `gfx942`;
+    /// `x86_64` for a host.
     pub arch: &'static str,
-    /// Number of multiprocessors (NVIDIA) or compute units (AMD), however many ranks share them; 0 for a host.
+    /// Number of multiprocessors (NVIDIA) or compute units (AMD) of the device, also if ranks share
+    /// it; 0 for a host.
     pub multiprocessors: u32,
-    /// Version of the driver as the vendor counts; 0 for a host, and for a device by name.
+    /// Driver version in the vendor's encoding; 0 for a host and for a device made by name.
     pub driver: u32,
-    /// Number of ranks that use the device, this rank included; `None` if no heap has told. Always `None` for a host.
+    /// Number of ranks that use the device, including this one; `None` if it is not known because
+    /// no heap is open, and for a host.
     pub sharing: Option<u32>,
-    /// Whether nobody described the device, so that the usual one of its backend is assumed.
+    /// Whether the device is assumed, because no heap, driver or name described it.
     pub assumed: bool,
 }
 
-/// Devices that [`Device::named`] knows, one GPU (or one die, as the driver counts) each.
+/// Devices that [`Device::named`] knows: one GPU each (for MI250X one of its two dies, which the
+/// driver counts as a GPU).
 const NAMED: [(&str, Device); 8] = {
     use BackendKind::{Cuda, Hip};
     [
@@ -100,7 +104,7 @@ impl Device {
     /// [`HeapOptions::device`](iris_heap::HeapOptions::device) names another, as the driver describes it.
     ///
     /// # Errors
-    /// Those of [`BackendKind::device_of`]: no driver, no device.
+    /// Errors of [`BackendKind::device_of`], such as a missing driver or device.
     pub fn of_rank(backend: BackendKind, local_rank: usize) -> iris_heap::Result<Self> {
         if backend.traits().host_threads {
             return Ok(Self::host());
@@ -118,19 +122,20 @@ impl Device {
         Self { assumed: true, ..usual }
     }
 
-    /// Whether there are GEMMs that wait for peers and store to them: on sm_90. A host has no GEMM of this kind, but
-    /// does all that these do.
+    /// Whether GEMMs on the device can wait for peers and store to them: on sm_90. A host has no
+    /// such GEMM, but its kernels do all that these GEMMs do.
     pub(crate) fn stores_to_peers(&self) -> bool {
         self.backend.traits().host_threads || self.has_wgmma()
     }
 
-    /// Whether the whole-matrix GEMM of our own runs here, which multiplies by wgmma.
+    /// Whether our own whole-matrix GEMM runs on the device; it uses wgmma instructions.
     pub(crate) fn has_wgmma(&self) -> bool {
         let target = Target::new(self.backend, self.arch);
         target.is_ok_and(|target| Gemm::is_there(&target, DType::BF16))
     }
 
-    /// Properties that decide a plan, for comparison between ranks: not the name, and not who shares the device.
+    /// Properties on which a plan depends, as text that ranks compare: backend, architecture,
+    /// number of multiprocessors. The product name and the sharing of the device are left out.
     pub(crate) fn deciding(&self) -> String {
         let Self { backend, arch, .. } = self;
         match self.multiprocessors {
@@ -147,21 +152,25 @@ impl Device {
 }
 
 impl From<&DeviceInfo> for Device {
-    /// The device as a driver describes it, `sharing` unknown.
+    /// Device as its driver describes it, with `sharing` unknown.
     fn from(info: &DeviceInfo) -> Self {
         if info.kind.traits().host_threads {
             return Self::host();
         }
-        // Titles end with the architecture, and AMD's have features behind it.
+        // The driver's title ends with the architecture, and AMD's architecture has features
+        // appended after a colon.
         let name = info.name.strip_suffix(&info.arch).unwrap_or(&info.name).trim_end();
         let arch = info.arch.split(':').next().unwrap_or_default();
         let driver = info.kind.driver_version().unwrap_or(0);
-        Self { driver, ..Self::gpu(info.kind, kept(name), kept(arch), info.multiprocessors) }
+        Self {
+            driver,
+            ..Self::gpu(info.kind, interned(name), interned(arch), info.multiprocessors)
+        }
     }
 }
 
 impl From<&SymmetricHeap> for Device {
-    /// The device of the heap.
+    /// Device of the heap, with the number of ranks that share it.
     fn from(heap: &SymmetricHeap) -> Self {
         let device = Self::from(heap.device());
         let sharing = (device.multiprocessors > 0).then(|| heap.sharing());
@@ -170,8 +179,8 @@ impl From<&SymmetricHeap> for Device {
 }
 
 impl fmt::Display for Device {
-    /// One line: `cpu`, `cuda (NVIDIA A100, sm_80, 108 multiprocessors)`, or `cuda (device not known, taken for NVIDIA
-    /// H200, sm_90, 132 multiprocessors)`.
+    /// One line: `cpu`; `cuda (NVIDIA A100, sm_80, 108 multiprocessors)`; or `cuda (device not
+    /// known, taken for NVIDIA H200, sm_90, 132 multiprocessors)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { backend, name, arch, sharing, assumed, .. } = self;
         write!(f, "{backend}")?;
@@ -187,10 +196,11 @@ impl fmt::Display for Device {
     }
 }
 
-/// The text, kept until the process ends: one copy of each, and there are as many as kinds of GPU.
-fn kept(text: &str) -> &'static str {
-    static KEPT: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
-    let mut all = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+/// Interns a text for the life of the process. The set stays small: one name and architecture per
+/// kind of GPU.
+fn interned(text: &str) -> &'static str {
+    static INTERNED: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+    let mut all = INTERNED.lock().unwrap_or_else(PoisonError::into_inner);
     match all.get(text) {
         Some(known) => known,
         None => {
@@ -264,8 +274,8 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_kept_once() {
-        let [one, two] = ["some GPU", "some GPU"].map(|text| kept(text).as_ptr());
+    fn texts_are_interned_once() {
+        let [one, two] = ["some GPU", "some GPU"].map(|text| interned(text).as_ptr());
         assert_eq!(one, two);
     }
 }

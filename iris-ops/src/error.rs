@@ -3,143 +3,148 @@ use iris_kernels::Then;
 
 use crate::kind::{Op, UnknownName};
 
-/// Short for a result with this crate's [`enum@Error`].
+/// Result with this crate's [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Errors of plans and operators. Of those that `run` returns, only [`Error::Step`] can come after something was
-/// enqueued: it says what follows.
+/// Errors of plans and operators. `run` returns [`Error::Step`] if it failed while enqueuing; every
+/// other error of `run` comes before anything was enqueued.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A name of an op or a variant that there is none of.
+    /// Name that is no operator or no variant.
     #[error(transparent)]
     Unknown(#[from] UnknownName),
-    /// A tuning file cannot be read or written, or is of another machine.
+    /// Tuning file that cannot be read or written, or that was measured on another machine.
     #[error("tuning file {} {why}", path.display())]
     Tuning {
-        /// The file.
+        /// Path of the file.
         path: std::path::PathBuf,
-        /// What is wrong with it, and what was expected.
+        /// Reason, and what was expected.
         why: String,
     },
-    /// A workspace was asked for without a plan.
-    #[error("a workspace for no plan: expected at least one")]
+    /// Call of a function that needs at least one plan, such as `Workspace::for_plans`, with none.
+    #[error("no plan was given: expected at least one")]
     NoPlan,
-    /// An argument has a value that the op cannot take.
+    /// Argument or option with a value that the operator cannot take.
     #[error("{op}: {what} is {value}, expected {expected}")]
     Invalid {
-        /// The op.
+        /// Operator that refused it.
         op: Op,
-        /// The argument.
+        /// Name of the argument or option.
         what: String,
-        /// Its value.
+        /// Value that was refused.
         value: String,
-        /// What would be right.
+        /// Values that are allowed.
         expected: String,
     },
-    /// A matrix has another shape than the op's plan and the other matrices ask for.
+    /// Matrix whose shape differs from what the plan and the call's other matrices imply.
     #[error("{op}: {matrix} is {rows} x {cols}, expected {expected}")]
     Shape {
-        /// The op.
+        /// Operator of the call.
         op: Op,
-        /// Which matrix.
+        /// Name of the matrix: A, B, C, input, output, bias, residual, weight or normed.
         matrix: &'static str,
-        /// Its rows.
+        /// Number of rows of the matrix.
         rows: usize,
-        /// Its columns.
+        /// Number of columns of the matrix.
         cols: usize,
-        /// What would be right, and why.
+        /// Shape that was expected, and where it follows from.
         expected: String,
     },
-    /// A matrix has another element type than the plan.
+    /// Matrix whose element type differs from the plan's.
     #[error("{op}: {matrix} is of {dtype}, the plan says {expected}")]
     Dtype {
-        /// The op.
+        /// Operator of the call.
         op: Op,
-        /// Which matrix.
+        /// Name of the matrix: A, B, C, input, output, residual or normed.
         matrix: &'static str,
-        /// Its element type.
+        /// Element type of the matrix.
         dtype: DType,
-        /// That of the plan.
+        /// Element type in the plan.
         expected: DType,
     },
-    /// Two matrices share memory that the op writes.
-    #[error("{op}: {first} and {second} overlap")]
+    /// Two matrices of a call overlap, and the operator writes one of them.
+    #[error(
+        "{op}: {first} and {second} overlap, but {first} is written: expected memory of its own"
+    )]
     Overlap {
-        /// The op.
+        /// Operator of the call.
         op: Op,
-        /// The one that is written.
+        /// Name of the matrix that is written.
         first: &'static str,
-        /// The other.
+        /// Name of the matrix that overlaps it.
         second: &'static str,
     },
-    /// The call has more rows than the plan has room for.
-    #[error("{op}: {rows} rows, but the plan was made for at most {planned}")]
+    /// Call with more rows than the plan allows.
+    #[error("{op}: {rows} rows, but the plan was made for at most {planned}: make a larger plan")]
     TooManyRows {
-        /// The op.
+        /// Operator of the call.
         op: Op,
-        /// Rows of the call.
+        /// Number of rows of the call.
         rows: usize,
-        /// Rows of the plan.
+        /// Maximum number of rows, from the plan.
         planned: usize,
     },
-    /// A call has more elements than the op was planned for.
-    #[error("{op}: {elements} elements, but the plan was made for at most {planned}")]
-    TooManyElements {
-        /// The op.
-        op: Op,
-        /// Elements of the call, in each part of the message.
-        elements: usize,
-        /// Elements of the plan.
-        planned: usize,
-    },
-    /// A plan was made for another rank or world than that of the heap.
+    /// Call with more elements than the plan allows.
     #[error(
-        "{op}: planned for rank {planned_rank} of {planned_size}, the heap is of rank {rank} of {size}"
+        "{op}: {elements} elements, but the plan was made for at most {planned}: make a larger plan"
+    )]
+    TooManyElements {
+        /// Operator of the call.
+        op: Op,
+        /// Number of elements of the call, in each part of the message.
+        elements: usize,
+        /// Maximum number of elements of a part, from the plan.
+        planned: usize,
+    },
+    /// Plan made for a rank or world that is not the heap's.
+    #[error(
+        "{op}: the plan is for rank {planned_rank} of {planned_size}, the heap has rank {rank} of {size}: plan with this heap"
     )]
     OtherWorld {
-        /// The op.
+        /// Operator of the plan.
         op: Op,
-        /// The plan's rank.
+        /// Rank in the plan.
         planned_rank: usize,
-        /// The plan's world.
+        /// Number of ranks in the plan.
         planned_size: usize,
-        /// The heap's rank.
+        /// Rank of the heap.
         rank: usize,
-        /// The heap's world.
+        /// Number of ranks of the heap.
         size: usize,
     },
-    /// An earlier call of the heap failed; it must be closed and opened anew.
-    #[error("{op}: the heap is poisoned by an earlier fault: {cause}")]
+    /// An earlier call on the heap failed; close the heap and open a new one.
+    #[error("{op}: the heap is poisoned by an earlier fault, close it and open a new one: {cause}")]
     Poisoned {
-        /// The op that was asked.
+        /// Operator whose call was refused.
         op: Op,
-        /// What went wrong before.
+        /// Fault of the earlier call.
         cause: Box<iris_heap::Error>,
     },
-    /// A step of a call could not be enqueued.
+    /// A step of a call could not be enqueued. Steps before it may have been; `then` is what the
+    /// caller must do.
     #[error("{op}: step {step}: {cause}; {then}")]
     Step {
-        /// The op.
+        /// Operator of the call.
         op: Op,
-        /// The step, as the plan's program shows it.
+        /// Step that failed, as [`Plan::program`](crate::Plan::program) prints it.
         step: String,
-        /// The heap's error.
+        /// Error of the heap or the driver.
         cause: Box<iris_heap::Error>,
-        /// Recovery: retry, close the heap, or discard the capture.
+        /// Recovery: retry the call, close the heap, or discard the graph capture.
         then: Then,
     },
-    /// The heap or its world failed.
+    /// Error of the heap or its world.
     #[error("{}", named(op.name(), cause))]
     Heap {
-        /// The op.
+        /// Operator that called the heap.
         op: Op,
-        /// The heap's error.
+        /// Error of the heap.
         cause: Box<iris_heap::Error>,
     },
 }
 
-/// What went wrong, with the op's name in front, once.
+/// Text of `cause`, prefixed by the operator's name unless it starts with it.
 fn named(op: &str, cause: &iris_heap::Error) -> String {
     let cause = cause.to_string();
     let says = cause.strip_prefix(op).is_some_and(|rest| rest.starts_with(": "));
@@ -147,7 +152,8 @@ fn named(op: &str, cause: &iris_heap::Error) -> String {
 }
 
 impl Error {
-    /// What a caller can do about it: the same kinds as those of the heap's errors.
+    /// Kind of the error, by which a caller decides what to do; the same kinds as for errors of the heap.
+    /// Errors that this crate finds itself are [`ErrorKind::Usage`].
     pub fn kind(&self) -> ErrorKind {
         match self {
             Error::Poisoned { cause, .. }
@@ -158,7 +164,7 @@ impl Error {
     }
 }
 
-/// Adds the name of the op to an error of the heap.
+/// Attaches the operator's name to an error of the heap.
 pub(crate) trait InOp<T> {
     fn in_op(self, op: Op) -> Result<T>;
 }

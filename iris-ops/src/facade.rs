@@ -1,7 +1,7 @@
-//! What the files of the operators have in common, as macros: the type with its methods, which are
-//! those of [`Operator`](crate::nodes::Operator), and the enum of its variants.
+//! Macros for what the operators' files have in common: the public type with its methods, which
+//! call [`Operator`](crate::operator::Operator), and the enum of its variants.
 
-/// The type of an operator over its core.
+/// Defines the public type of an operator, with `run` and the common methods.
 macro_rules! operator {
     ($(#[$doc:meta])* $op:ident($args:ty)) => {
         $(#[$doc])*
@@ -11,13 +11,14 @@ macro_rules! operator {
         }
 
         impl $op {
-            /// Enqueue a call on `stream`. Calls of one heap run in the order in which they are issued,
-            /// also those on different streams; all ranks issue them in the same order. Threads may
-            /// issue calls of one operator: each call is enqueued as a whole.
+            /// Enqueues a call on `stream`. Calls of one heap run in the order in which they were
+            /// issued, also on different streams; all ranks must issue them in the same order.
+            /// Several threads may issue calls of one operator: calls do not interleave.
             ///
             /// # Errors
-            /// Matrices that the plan does not fit, before anything is enqueued;
-            /// [`Poisoned`](crate::OpError::Poisoned) after a fault of the heap.
+            /// Matrices that do not fit the plan (nothing has been enqueued then);
+            /// [`Step`](crate::OpError::Step) if a launch fails;
+            /// [`Poisoned`](crate::OpError::Poisoned) after a fault on the heap.
             pub fn run(&self, args: &$args, stream: &iris_heap::Stream) -> $crate::OpResult<()> {
                 self.operator.run(stream, &args.into())
             }
@@ -28,29 +29,30 @@ macro_rules! operator {
     };
 }
 
-/// `new` and what an operator tells of itself.
+/// Defines the methods that every operator has: `plan` of its options, `new`, `check`, `counters`,
+/// `trace`, `free`.
 macro_rules! common_methods {
     ($op:ident) => {
         impl Options {
-            /// Plan calls of up to this size: local, pure. `ranks` is a world (on the CPU), a heap, or
-            /// [`Ranks`](crate::Ranks).
+            /// Plans calls of up to this size; local and pure. `ranks` is a heap, a world (then the
+            /// plan is for the CPU), or [`Ranks`](crate::Ranks).
             ///
             /// # Errors
-            /// [`Invalid`](crate::OpError::Invalid) for what the operator cannot take.
+            /// [`Invalid`](crate::OpError::Invalid) for an option that the operator cannot take.
             pub fn plan(&self, ranks: impl Into<$crate::Ranks>) -> $crate::OpResult<$crate::Plan> {
                 $crate::Plan::new(ranks.into(), &self.request)
             }
         }
 
         impl $op {
-            /// Make the op: the one collective step. All ranks of the heap call it with plans that
-            /// agree; it takes a workspace and prepares it. Every rank ends it with the op, or every
-            /// rank with an error.
+            /// Makes the op. Collective: all ranks of the heap call it with plans that agree. It
+            /// allocates and prepares a workspace. Either every rank gets the op or every rank gets
+            /// an error.
             ///
             /// # Errors
-            /// A plan that differs between ranks (names item, values and ranks), a heap that is
-            /// full (nothing has changed on any rank then), a rank that cannot do its part, or an
-            /// absent rank after the deadline.
+            /// Plans that differ between ranks (the error names the item, the values and the
+            /// ranks); a full heap, which is left unchanged on all ranks; a failure of any rank; a
+            /// rank that does not come before the deadline.
             #[track_caller]
             pub fn new(
                 heap: &std::sync::Arc<iris_heap::SymmetricHeap>,
@@ -59,42 +61,43 @@ macro_rules! common_methods {
                 Ok(Self { operator: $crate::nodes::Operator::new(ROW.op, heap, plan)? })
             }
 
-            /// What it was planned for.
+            /// Plan that the op was made with.
             pub fn plan(&self) -> &$crate::Plan {
                 self.operator.plan()
             }
 
-            /// The fault that enqueued calls of this heap left, if any: talks to nobody and waits
-            /// for nothing.
+            /// Checks whether enqueued calls of this heap have failed. It neither waits nor
+            /// communicates.
             ///
             /// # Errors
-            /// That fault.
+            /// The fault that a call left.
             pub fn check(&self) -> $crate::OpResult<()> {
                 self.operator.check()
             }
 
-            /// Bytes and words of its calls on this rank so far. Synchronise the stream first. On a GPU
-            /// an op planned without [`Options::counted`] or a trace has none, which is an error.
+            /// Bytes moved and words used by the op's calls on this rank so far. Synchronise the
+            /// stream first.
             ///
             /// # Errors
-            /// [`Invalid`](crate::OpError::Invalid) where nothing is counted; those of the device.
+            /// [`Invalid`](crate::OpError::Invalid) on a GPU if the plan lacks
+            /// [`Options::counted`]; errors of the device.
             pub fn counters(&self) -> $crate::OpResult<$crate::Counters> {
                 self.operator.counters()
             }
 
-            /// The spans of its calls so far, a list for each workgroup; empty if the plan has no
-            /// [`Options::trace_spans`]. Synchronise the stream first.
+            /// Trace spans of the op's calls so far, one list per workgroup; empty if the plan has
+            /// no [`Options::trace_spans`]. Synchronise the stream first.
             ///
             /// # Errors
-            /// Those of the device.
+            /// Errors of the device.
             pub fn trace(&self) -> $crate::OpResult<Vec<Vec<$crate::TraceSpan>>> {
                 self.operator.trace()
             }
 
-            /// Give its memory back. Collective; waits for the streams of the heap.
+            /// Frees the op's memory. Collective; waits for the streams of the heap.
             ///
             /// # Errors
-            /// Those of [`SymmetricHeap::free`](iris_heap::SymmetricHeap::free).
+            /// Errors of [`SymmetricHeap::free`](iris_heap::SymmetricHeap::free).
             #[track_caller]
             pub fn free(self) -> $crate::OpResult<()> {
                 self.operator.free()
@@ -103,16 +106,16 @@ macro_rules! common_methods {
     };
 }
 
-/// `in_workspace` of an operator whose calls can be counted with those of others.
+/// Defines `in_workspace`, for operators that may share a workspace with others.
 macro_rules! shared_workspace {
     ($op:ident) => {
         impl $op {
-            /// Make the op in a workspace that was made for plans like this one: collective. The
-            /// workspace stays when the op is freed.
+            /// Makes the op in a workspace that was made for plans like this one. Collective. The
+            /// workspace outlives the op.
             ///
             /// # Errors
-            /// As [`new`](Self::new); [`Invalid`](crate::OpError::Invalid) for a workspace that is too
-            /// small.
+            /// Errors of [`new`](Self::new); [`Invalid`](crate::OpError::Invalid) if the workspace
+            /// is too small.
             #[track_caller]
             pub fn in_workspace(
                 workspace: &std::sync::Arc<$crate::Workspace>,
@@ -125,26 +128,28 @@ macro_rules! shared_workspace {
     };
 }
 
-/// `beside` of an op whose peers may write C directly.
+/// Defines `beside`, for operators whose peers may write C directly.
 macro_rules! beside_method {
     ($op:ident($args:ty)) => {
         impl $op {
-            /// What a kernel of the caller's needs that runs beside the next call, which is run with
-            /// the same arguments, and takes the tiles of C as they arrive: the first argument of
-            /// [`UserKernel::launch_beside`](iris_kernels::UserKernel::launch_beside), which reads
-            /// it by `Tiles` of `iris/tiles.h`. The number of the call is kept on `stream`, that of
-            /// the call, behind what was issued before; so it is right in graphs, too.
+            /// Describes the next call of this op to a kernel of the caller that runs beside it and
+            /// consumes tiles of C as they arrive. Pass the same `args` to [`run`](Self::run)
+            /// afterwards. The result is the first argument of
+            /// [`UserKernel::launch_beside`](iris_kernels::UserKernel::launch_beside); device code
+            /// reads it by `Tiles` of `iris/tiles.h`. Copies of the call number are enqueued on
+            /// `stream`, which must be the stream of the call, so graphs that contain them can be
+            /// replayed.
             ///
-            /// The op is planned with `Options::beside`, which says how many multiprocessors the kernel has.
-            /// Peers' tiles have a signal if they write C directly: C lies in the symmetric heap,
-            /// not transposed, apart from A, at the same offset and with the same leading dimension
-            /// on all ranks. This rank's own tiles have none: they are there when the call is over,
-            /// for a kernel that is launched behind it. Small messages between GPUs may travel
-            /// without signals: who wants their tiles names the variant.
+            /// The plan needs `Options::beside` with the number of multiprocessors that the kernel
+            /// occupies. Tiles from peers have signals only if peers write C directly: C must lie
+            /// in the symmetric heap, be row-major, not overlap A, and have the same offset and
+            /// leading dimension on all ranks. Tiles of this rank have no signals: consume them in
+            /// a kernel queued after the call. Small messages between GPUs may use the LL protocol,
+            /// which has no signals; to consume their tiles, choose another variant by name.
             ///
             /// # Errors
-            /// Those of [`run`](Self::run); [`Invalid`](crate::OpError::Invalid) for a C
-            /// whose tiles have no signals, and for a plan without `Options::beside`.
+            /// Errors of [`run`](Self::run); [`Invalid`](crate::OpError::Invalid) if the tiles of
+            /// this C have no signals, or if the plan lacks `Options::beside`.
             pub fn beside(
                 &self,
                 args: &$args,
@@ -156,23 +161,23 @@ macro_rules! beside_method {
     };
 }
 
-/// An enum of the variants of one operator. An arm may carry the options that only it reads, and has
-/// them written into the request.
+/// Defines the enum of one operator's variants. A variant may carry options that only it reads;
+/// they are written into the request.
 macro_rules! variants {
     ($row:expr; $($(#[$doc:meta])* $name:ident $(($own:ident => $field:ident))?,)*) => {
-        /// How it is done.
+        /// Variants of the operator: ways to compute the same result.
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
         #[non_exhaustive]
         pub enum Variant {
-            /// Chosen by table and shape; [`Plan::choices`](crate::Plan::choices) tells what for which
-            /// calls.
+            /// Variant chosen by the plan, from measurements or else by predicted time, for each
+            /// size of call; [`Plan::choices`](crate::Plan::choices) lists what was chosen.
             #[default]
             Auto,
             $($(#[$doc])* $name $(($own))?,)*
         }
 
         impl Variant {
-            /// The variant by its name alone; none for `Auto`.
+            /// Variant without its options; `None` for `Auto`.
             pub fn kind(self) -> Option<$crate::Variant> {
                 match self {
                     Variant::Auto => None,
@@ -180,8 +185,8 @@ macro_rules! variants {
                 }
             }
 
-            /// Write the choice into a request.
-            pub(crate) fn ask(self, request: &mut $crate::options::Request) {
+            /// Writes the variant and its options into a request.
+            pub(crate) fn write_to(self, request: &mut $crate::options::Request) {
                 request.variant = self.kind();
                 $($(if let Variant::$name($field) = self {
                     request.$field = $field;
@@ -189,7 +194,7 @@ macro_rules! variants {
             }
         }
 
-        /// Whether it is of this name, with whatever options of its own.
+        /// Compares the variant only, not its options.
         impl PartialEq<$crate::Variant> for Variant {
             fn eq(&self, other: &$crate::Variant) -> bool {
                 self.kind() == Some(*other)
@@ -205,7 +210,8 @@ macro_rules! variants {
         impl std::str::FromStr for Variant {
             type Err = $crate::OpError;
 
-            /// As [`Op::variant`](crate::Op::variant) reads it, with the default options.
+            /// Parses a name as [`Op::variant`](crate::Op::variant) does; the variant gets its
+            /// default options.
             fn from_str(text: &str) -> $crate::OpResult<Self> {
                 Ok(match $row.variant(text)? {
                     $(Some($crate::Variant::$name) => Variant::$name $(($own::default()))?,)*

@@ -1,11 +1,11 @@
-//! The items of messages in words that carry their data.
+//! Items of the LL protocol: units of 8 bytes of data, sent as two words with data and flag each.
 
 use iris_kernels::schedule::{Collective, Items};
 
 use crate::options::Request;
 use crate::ranks::Ranks;
 
-/// The items of a call of a shape, in words that carry their data.
+/// Items of a call whose whole message is `m` x `n`.
 pub(crate) fn of(
     ranks: Ranks,
     request: &Request,
@@ -20,7 +20,7 @@ pub(crate) fn of(
     Items { collective, size, rows, cols, per_item: 8 / dtype.size() as u32 }
 }
 
-/// Whether a row that is normalised is whole items, as it must be.
+/// Whether rows consist of whole items, as an RMSNorm requires.
 pub(crate) fn are_rows_whole(request: &Request, items: Items) -> bool {
     request.rms_norm.is_none() || request.n.is_multiple_of(items.per_item as usize)
 }

@@ -1,21 +1,21 @@
-//! The operators by name, and the ways they are done. Everything else in this crate is above it.
+//! Names of the operators and of their variants. This module imports nothing else of the crate.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A name that means nothing.
+/// Name that is not known. Its text lists the valid names.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{what} {value}: expected one of {expected}")]
 pub struct UnknownName {
-    /// What it should name.
+    /// Kind of thing that was named: `op`, `variant` or `device`.
     pub what: &'static str,
-    /// The name.
+    /// Name that was given.
     pub value: String,
-    /// The names there are.
+    /// Valid names, separated by commas.
     pub expected: String,
 }
 
-/// An enum whose values have names.
+/// Defines an enum whose values have names, with `Display`, `FromStr` and serde by name.
 macro_rules! named {
     ($(#[$doc:meta])* $type:ident, $what:literal {
         $($(#[$about:meta])* $name:ident = $text:expr,)*
@@ -27,10 +27,10 @@ macro_rules! named {
         }
 
         impl $type {
-            /// All of them.
+            /// All values, in the order of declaration.
             pub const ALL: [$type; [$($text),*].len()] = [$($type::$name,)*];
 
-            /// The name that [`FromStr`] reads, where hyphens are as good as underscores.
+            /// Name of the value. [`FromStr`] reads it, also with hyphens in place of underscores.
             pub const fn name(self) -> &'static str {
                 match self { $($type::$name => $text,)* }
             }
@@ -80,7 +80,8 @@ macro_rules! named {
 macro_rules! name_operators {
     ($($module:ident: $op:ident,)*) => {
         named! {
-            /// The operators. A new one breaks whoever tells them apart, which is how one finds all places.
+            /// Operators. The enum is exhaustive on purpose: a new operator breaks every `match`
+            /// that must handle it.
             Op, "op" {
                 $(#[doc = concat!("[`", stringify!($op), "`](crate::", stringify!($op), ").")]
                 $op = stringify!($module),)*
@@ -88,66 +89,71 @@ macro_rules! name_operators {
         }
     };
 }
-// The list stands with the operators, in `ops/mod.rs`.
+// The list of operators is in `ops/mod.rs`.
 each_operator!(name_operators);
 
 named! {
-    /// The ways in which operators are done; [`Op::variants`] says which an operator has.
+    /// Variants of operators: ways to compute the same result. [`Op::variants`] lists those of an
+    /// operator.
     Variant, "variant" {
-        /// Every rank pushes to all, and each adds up all of it.
+        /// Every rank pushes its data to all ranks, and each adds up everything itself.
         OneShot = "one_shot",
-        /// The owner of a tile adds it up, or gets it from the root, and sends it to all.
+        /// The owner of a tile adds it up and sends the sum to all. For a broadcast: a rank gets
+        /// the tile from the root and passes it on to the others.
         TwoShot = "two_shot",
-        /// Ranks add into the owner's tile under a lock.
+        /// Ranks add into the owner's tile under a spinlock.
         Spinlock = "spinlock",
-        /// Ranks add into the owner's tile atomically.
+        /// Ranks add into the owner's tile by atomic additions.
         Atomic = "atomic",
-        /// Tiles are pushed to whom they are for.
+        /// Each rank pushes tiles directly to the ranks that need them.
         Push = "push",
-        /// Small messages to whom they are for, in words that carry their data: one way long.
+        /// LL protocol for small messages: each word carries data and flag, so a message takes one
+        /// one-way latency.
         Ll = "ll",
-        /// Gather, barrier, multiply.
+        /// All-gather, barrier, product: the simplest order, as a baseline.
         Baseline = "baseline",
-        /// Multiply straight from the peers' memory.
+        /// The product reads peers' shards directly from their memory.
         Pull = "pull",
-        /// Some workgroups fetch, the others multiply.
+        /// Some workgroups fetch peers' shards into a staging buffer while the others multiply.
         Staged = "staged",
-        /// The product of whole matrices, then the sum by `two_shot`, or what else the message takes;
-        /// or the message first, where it is A.
+        /// Whole-matrix GEMM, then the message (for a sum by `two_shot`); for an all-gather of A
+        /// the message comes first.
         Unfused = "unfused",
-        /// The product of whole matrices, then the sum by `one_shot`.
+        /// Whole-matrix GEMM, then the sum by `one_shot`.
         UnfusedOneShot = "unfused_one_shot",
-        /// The product of whole matrices, then the sum by `ll`.
+        /// Whole-matrix GEMM, then the sum by the LL protocol (`ll`).
         UnfusedLl = "unfused_ll",
-        /// Copies of the device's driver push, and each part is multiplied when it has come. On NVIDIA's GPUs copy
-        /// engines make them. AMD's runtime makes them by kernels, which take compute units from the product:
-        /// always of rows with gaps, and of contiguous rows unless `ROC_P2P_SDMA_SIZE=0` is set.
+        /// Copies by the device's driver push parts of the message, and each part is multiplied
+        /// when it has arrived. On NVIDIA GPUs copy engines do the copies. AMD's runtime copies by
+        /// kernels, which take compute units from the product: always if rows have gaps, and for
+        /// contiguous rows unless `ROC_P2P_SDMA_SIZE=0` is set.
         CopyEngine = "copy_engine",
-        /// The product of whole matrices stores to others what they own, from its epilogue.
+        /// Whole-matrix GEMM whose epilogue stores tiles to the peers that own them.
         Epilogue = "epilogue",
-        /// The product of one rank alone.
+        /// Product of one rank, without communication.
         Local = "local",
-        /// Every member tells every other.
+        /// Barrier in which every member signals every other.
         Flat = "flat",
     }
 }
 
 impl Variant {
-    /// Whether the order in which ranks add, and so the last bits of a sum, vary between runs.
+    /// Whether the order in which ranks add varies between runs, and with it the last bits of a
+    /// sum.
     pub const fn order_varies(self) -> bool {
         matches!(self, Variant::Spinlock | Variant::Atomic)
     }
 }
 
-/// Why a variant was chosen.
+/// Reason for which a plan took a variant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Why {
-    /// It was asked for.
+    /// The caller asked for the variant.
     Asked,
-    /// It was measured for such calls on this machine, and was the quickest: `iris tune` wrote a row.
+    /// `iris tune` measured the variant as the fastest for such calls on this machine.
     Tuned,
-    /// It was measured for such calls on this kind of device, and was the quickest.
+    /// The variant was measured as the fastest for such calls on this kind of device.
     Measured,
-    /// It has the shortest predicted time of those that have run on such devices.
+    /// The variant has the shortest predicted time of those that have run on such devices.
     Predicted,
 }

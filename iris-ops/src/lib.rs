@@ -1,16 +1,18 @@
 //! Fused multi-rank operators: a matrix product together with the collective that follows or
 //! precedes it, and the collectives alone.
 //!
-//! **Problem.** A product split over ranks needs a collective before or after it. Run one after
-//! the other, the links idle while the product runs and the cores idle while the collective runs;
-//! and everything between the two (buffers, flags, barriers) is a source of rare wrong numbers.
+//! **Problem.** A matrix product that is split over ranks needs a collective before or after it. If
+//! the two run one after the other, the links idle while the product runs and the cores idle while
+//! the collective runs. Everything between the two (buffers, flags, barriers) is a source of rare
+//! wrong results.
 //!
-//! **Solution.** One kernel multiplies and communicates tile by tile, over the protocols of
-//! [`iris_sync`]. Making an op has three steps: `plan` is local and pure and tells the bytes it
-//! needs; `new` is the one collective step; `run` enqueues a call on a stream, allocates nothing
-//! and talks to no host.
+//! **Solution.** One operator ("op") computes the product and communicates tile by tile, over the
+//! protocols of [`iris_sync`]. Using an op takes three steps: `plan` is local and pure, and
+//! computes the bytes of heap that the op needs; `new` is collective, and takes that memory; `run`
+//! enqueues a call on a stream, without allocating and without talking to other hosts.
 //!
 //! **Running.**
+//!
 //! ```
 //! use iris_heap::{HeapOptions, SymmetricHeap, World};
 //! use iris_ops::{MatRef, MatmulAllReduce, MatmulArgs, matmul_all_reduce::Options};
@@ -38,39 +40,44 @@
 //! # anyhow::Ok(())
 //! ```
 //!
-//! On a GPU a kernel of the caller's may run beside a call and take the tiles of C as they arrive:
-//! [`AllGather::beside`], of the ops whose peers write C directly, and `examples/wait_on_tile.rs`.
-//! Calls may be captured in graphs; matrices may lie in memory of cudarc's, and streams be its own.
+//! On a GPU, a kernel of the caller can run beside a call and consume tiles of C as they arrive:
+//! see [`AllGather::beside`] (also on the other ops whose peers write C directly) and
+//! `examples/wait_on_tile.rs`. Calls can be captured in CUDA graphs. Matrices may lie in memory
+//! allocated by cudarc, and streams may be cudarc's.
 //!
-//! **Options.** Each operator has a struct of its own in its module, with what it reads and nothing
-//! else: what would be ignored does not compile.
+//! **Options.** The module of each operator has an `Options` struct with exactly the options that
+//! the operator reads, so an option that would be ignored does not compile.
+//!
 //! ```compile_fail
 //! iris_ops::all_gather::Options::new(100).epilogue(iris_ops::Epilogue::Gelu);
 //! ```
+//!
 //! ```compile_fail
 //! iris_ops::all_gather_matmul::Options::new(8, 8, 8).fetchers(2); // of the variant `staged`
 //! ```
+//!
 //! ```
 //! use iris_ops::all_gather_matmul::{Options, Staged, Variant};
 //! Options::new(8, 8, 8).variant(Variant::Staged(Staged::new().fetchers(2)));
 //! ```
 //!
-//! **Threads and streams.** Operators are `Send` and `Sync`, and `run` takes `&self`. The launches of a
-//! call are enqueued under one lock of the heap, so calls of several threads do not mix; but all
-//! ranks must issue the calls of a heap in the same order, and where several threads issue them that
-//! order is for the program to make. Calls run in the order in which they were issued, whatever
-//! streams they are issued on: on the CPU launches take turns, on a GPU a stream waits for an event
-//! behind the call before.
+//! **Threads and streams.** Operators are `Send` and `Sync`, and `run` takes `&self`. The launches
+//! of a call are enqueued under one lock of the heap, so calls of several threads do not
+//! interleave. All ranks must issue the calls of a heap in the same order; if several threads issue
+//! calls, the program must establish that order. Calls run in the order in which they were issued,
+//! on whatever streams: on the CPU launches run one at a time, and on a GPU a stream waits for an
+//! event recorded after the previous call.
 //!
-//! **Debugging.** Every wait ends: `stream.sync()` and `op.check()` return a fault that names op,
-//! call, tile, awaited rank, the value seen and the value wanted. After a fault every further call
-//! says so at once; close the heap and its world and open them anew.
+//! **Debugging.** Every wait has a deadline. After a timeout, `stream.sync()` and `op.check()`
+//! return a fault that names the op, the call, the tile, the awaited rank, and the value seen and
+//! expected. After a fault every further call fails at once; close the heap and its world and open
+//! new ones.
 //!
-//! **Limits.** f32, f16 and bf16; sums are f32.
+//! **Limits.** Element types are f32, f16 and bf16. Sums are accumulated in f32.
 
 #![deny(unsafe_code)]
 
-// First: its list of operators is read by the modules that follow.
+// Must be the first module: it defines the macro `each_operator!`, which the modules below use.
 #[macro_use]
 mod ops;
 
@@ -102,7 +109,8 @@ pub use args::{CollectiveArgs, MatmulArgs, NormArgs};
 pub use cost::Machine;
 pub use counters::Counters;
 pub use device::Device;
-// Under names of their own: iris_heap has an Error, a Result and a Request, too, and both crates may be imported whole.
+// Renamed because iris_heap also exports `Error`, `Result` and `Request`, and a program may
+// glob-import both crates.
 pub use error::{Error as OpError, Result as OpResult};
 pub use iris_kernels::Library;
 #[doc(hidden)]

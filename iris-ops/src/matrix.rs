@@ -1,4 +1,4 @@
-//! References to matrices, and the checks that every call makes on them before anything is launched.
+//! References to matrices, and the checks of each matrix before a call launches anything.
 
 use iris_heap::{DType, Element, RawSlice, Segment, SymSlice, SymmetricHeap};
 use iris_kernels::args::{self, Matrix};
@@ -6,17 +6,18 @@ use iris_kernels::args::{self, Matrix};
 use crate::error::{Error, InOp, Result};
 use crate::kind::Op;
 
-/// Where the elements of a matrix are.
+/// Memory that holds the elements of a matrix.
 #[derive(Clone, Copy, Debug)]
 enum Place {
     Sym(RawSlice),
     External { address: u64, bytes: u64, writable: bool },
 }
 
-/// A matrix in symmetric or other memory: by default row by row without gaps.
+/// Reference to a matrix in the symmetric heap or in other memory; by default row-major and
+/// contiguous.
 ///
 /// ```text
-/// element (r, c) = elements[r * ld + c], or elements[c * ld + r] of a transposed one
+/// element (r, c) = elements[r * ld + c], or elements[c * ld + r] if transposed
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct MatRef {
@@ -29,23 +30,28 @@ pub struct MatRef {
 }
 
 impl MatRef {
-    /// A matrix of `rows` x `cols` in a slice of the symmetric heap.
+    /// Matrix of `rows` x `cols` elements, row-major and contiguous, in a slice of the symmetric
+    /// heap.
+    ///
+    /// The size is checked by the calls that use the matrix: the slice must have at least `rows *
+    /// cols` elements.
     pub fn sym<T: Element>(slice: SymSlice<T>, rows: usize, cols: usize) -> Self {
         let place = Place::Sym(slice.raw());
         Self { place, dtype: T::DTYPE, rows, cols, ld: cols, transposed: false }
     }
 
-    /// All elements of a slice, as one row.
+    /// All elements of a slice of the symmetric heap, as a matrix with one row.
     pub fn vector<T: Element>(slice: SymSlice<T>) -> Self {
         Self::sym(slice, 1, slice.len())
     }
 
-    /// An input of `rows` x `cols` in memory that the device of the heap can address, with room for `len`
-    /// elements. As an output it is refused: [`MatRef::external_mut`].
+    /// Read-only matrix of `rows` x `cols` elements, row-major and contiguous, in memory outside
+    /// the heap that the heap's device can address. `len` is the number of elements in that memory.
+    /// Use [`MatRef::external_mut`] for outputs; an op refuses to write this one.
     ///
     /// # Safety
-    /// The memory must be mapped for the heap's device and stay so, written by nobody, until the stream has
-    /// finished the calls that use it.
+    /// The memory must stay mapped for the heap's device, and nobody may write it, until the stream
+    /// has finished the calls that use the matrix.
     #[allow(unsafe_code, reason = "the promise is about memory that outlives this value")]
     pub unsafe fn external<T: Element>(
         pointer: *const T,
@@ -56,10 +62,13 @@ impl MatRef {
         Self::at(pointer, len, (rows, cols), false)
     }
 
-    /// Same as [`MatRef::external`], for a matrix that may be an output.
+    /// Writable matrix of `rows` x `cols` elements outside the heap; otherwise like
+    /// [`MatRef::external`].
     ///
     /// # Safety
-    /// As for [`MatRef::external`]; as an output, the memory is neither written nor read by others until then.
+    /// The memory must stay mapped for the heap's device until the stream has finished the calls
+    /// that use the matrix. Until then nobody else may write it, and nobody else may read it if it
+    /// is an output.
     #[allow(unsafe_code, reason = "the promise is about memory that outlives this value")]
     pub unsafe fn external_mut<T: Element>(
         pointer: *mut T,
@@ -81,16 +90,19 @@ impl MatRef {
         Self { place, dtype: T::DTYPE, rows, cols, ld: cols, transposed: false }
     }
 
-    /// The same matrix with rows (columns, if transposed) `ld` elements apart.
+    /// Sets the leading dimension: rows (columns, if transposed) start `ld` elements apart. A value
+    /// below the length of a row makes the call fail.
     #[must_use]
     pub fn with_ld(mut self, ld: usize) -> Self {
         self.ld = ld;
         self
     }
 
-    /// The matrix whose rows are this one's columns: the same memory, read the other way.
+    /// Transposed view of the same memory: rows become columns. No data is moved.
     ///
-    /// B of a weight that is stored as `n` x `k`, as linear layers of PyTorch have it:
+    /// Use it for a weight stored as `n` x `k` (as in PyTorch's linear layers) where the op expects
+    /// B as `k` x `n`:
+    ///
     /// ```
     /// use iris_heap::{HeapOptions, SymmetricHeap, World};
     /// use iris_ops::{MatRef, Matmul, MatmulArgs, matmul::Options};
@@ -118,12 +130,12 @@ impl MatRef {
         self
     }
 
-    /// Rows as an op sees them.
+    /// Number of rows as an op sees them, after [`MatRef::transposed`].
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Columns as an op sees them.
+    /// Number of columns as an op sees them, after [`MatRef::transposed`].
     pub fn cols(&self) -> usize {
         self.cols
     }
@@ -133,12 +145,14 @@ impl MatRef {
         self.dtype
     }
 
-    /// Leading dimension, in elements.
+    /// Leading dimension: distance between the starts of two rows (columns, if transposed), in
+    /// elements.
     pub fn ld(&self) -> usize {
         self.ld
     }
 
-    /// Its offset in the data segment, if it lies there: where peers find theirs.
+    /// Byte offset of the matrix in the data segment of the heap, at which peers find their own;
+    /// `None` if it lies elsewhere.
     pub(crate) fn sym_offset(&self) -> Option<u64> {
         match self.place {
             Place::Sym(slice) if slice.segment() == Segment::Data => Some(slice.offset()),
@@ -146,7 +160,7 @@ impl MatRef {
         }
     }
 
-    /// Whether an op may write it.
+    /// Whether an op may write the matrix: false for [`MatRef::external`].
     pub(crate) fn is_writable(&self) -> bool {
         !matches!(self.place, Place::External { writable: false, .. })
     }
@@ -155,14 +169,14 @@ impl MatRef {
         self.transposed
     }
 
-    /// How many elements it has, if they lie one behind the other.
+    /// Number of elements if the matrix is contiguous; `None` if it has gaps.
     pub(crate) fn elements(&self) -> Option<usize> {
         let (lines, len) =
             if self.transposed { (self.cols, self.rows) } else { (self.rows, self.cols) };
         if lines > 1 && self.ld != len { None } else { lines.checked_mul(len) }
     }
 
-    /// The same elements, which lie one behind the other, as `rows` rows.
+    /// Reshapes a contiguous matrix to `rows` x `cols` with the same elements, row-major.
     pub(crate) fn in_rows(self, rows: usize, cols: usize) -> Self {
         Self { rows, cols, ld: cols, transposed: false, ..self }
     }
@@ -190,7 +204,7 @@ impl MatRef {
         Self { place, rows: rows.len(), ..self }
     }
 
-    /// Bytes from the first element to the end of the last.
+    /// Bytes from the first element to the end of the last one, with the gaps between rows.
     fn extent(&self) -> u64 {
         let (lines, len) =
             if self.transposed { (self.cols, self.rows) } else { (self.rows, self.cols) };
@@ -201,7 +215,9 @@ impl MatRef {
         (elements as u64).saturating_mul(self.dtype.size() as u64)
     }
 
-    /// Check this matrix and give its address on this rank.
+    /// Checks leading dimension, size, element type and alignment of the matrix, and computes the
+    /// kernel argument for it, with its address on this rank. `name` is the matrix's name in
+    /// errors.
     pub(crate) fn resolve(
         &self,
         op: Op,
@@ -216,13 +232,14 @@ impl MatRef {
         };
         let len = if self.transposed { self.rows } else { self.cols };
         if self.ld < len {
-            let expected = format!("at least {len}, the length of a line");
+            let expected =
+                format!("at least {len}, the number of elements of a row (column, if transposed)");
             return Err(invalid("leading dimension", self.ld.to_string(), expected));
         }
         let limit = u32::MAX as usize / 2;
         if self.rows > limit || self.cols > limit {
             let value = format!("{} x {}", self.rows, self.cols);
-            return Err(invalid("shape", value, format!("at most {limit} either way")));
+            return Err(invalid("shape", value, format!("at most {limit} rows and columns")));
         }
         let code = args::dtype_code(self.dtype).ok_or_else(|| {
             invalid("element type", self.dtype.to_string(), "f32, f16 or bf16".into())
@@ -235,7 +252,7 @@ impl MatRef {
         };
         if self.extent() > bytes {
             let expected = format!(
-                "at least {} for {} x {}, lines {} apart",
+                "at least {} for {} x {} with leading dimension {}",
                 self.extent(),
                 self.rows,
                 self.cols,
@@ -244,7 +261,7 @@ impl MatRef {
             return Err(invalid("bytes", bytes.to_string(), expected));
         }
         if address % self.dtype.size() as u64 != 0 {
-            let expected = format!("a multiple of {}", self.dtype.size());
+            let expected = format!("a multiple of {}, the bytes of an element", self.dtype.size());
             return Err(invalid("address", format!("{address:#x}"), expected));
         }
         Ok(Matrix {
@@ -257,7 +274,8 @@ impl MatRef {
         })
     }
 
-    /// Whether the memory of two matrices has bytes in common.
+    /// Whether two matrices share bytes. `own` and `theirs` are the resolved forms of `self` and
+    /// `other`.
     pub(crate) fn overlaps(&self, own: &Matrix, other: &MatRef, theirs: &Matrix) -> bool {
         let (a, b) = (own.address, theirs.address);
         let before = |first: u64, matrix: &Self, second: u64| {

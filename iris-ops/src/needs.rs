@@ -1,64 +1,67 @@
-//! What ops need of a heap: one choice of a plan, and all of several together.
+//! Memory that ops need of a heap: of one choice of a plan, and the maximum over several.
 
 use iris_sync::{Channel, Shape, Words};
 
-/// Places for tiles begin at multiples of this many bytes.
+/// Alignment of inbox slots (places for one tile), in bytes.
 pub(crate) const SLOT_ALIGNMENT: u64 = 128;
 
-/// Device-local words of the counters of an op.
+/// Device-local words that hold an op's counters: two 32-bit words for each 64-bit counter.
 pub(crate) const COUNTER_WORDS: usize = iris_kernels::args::counter::COUNT * 2;
 
-/// Device-local words of an op itself: its counters, then number and sequence of a call for a kernel
-/// beside it.
+/// Device-local words of an op that it shares with no other: its counters, and copies of the call
+/// number and of the sequence number for a kernel beside the call.
 pub(crate) const OWN_WORDS: usize = COUNTER_WORDS + 2;
 
-/// What the workspace of a choice consists of.
+/// Sizes of the workspace of one choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Needs {
-    /// Tiles with a signal.
+    /// Number of tiles that have a signal, per source.
     pub(crate) tiles: u32,
-    /// Flags of a staged gather.
+    /// Number of flags, of a staged gather or of copies by engines.
     pub(crate) flags: u32,
-    /// A lock a tile.
+    /// Whether each tile has a lock.
     pub(crate) locks: bool,
-    /// Pairs of words that carry data, from one rank to another.
+    /// Number of items that one rank sends another by the LL protocol: pairs of words, each word
+    /// with data and flag.
     pub(crate) pairs: u32,
-    /// Places for tiles in the inbox, a source and parity.
+    /// Number of inbox slots (places for one tile) per source and parity.
     pub(crate) places: u32,
-    /// Sources that have such places.
+    /// Number of sources that have slots in the inbox.
     pub(crate) sources: u32,
-    /// Bytes of a place: whole vectors.
+    /// Bytes of a slot of the inbox, a multiple of [`SLOT_ALIGNMENT`].
     pub(crate) slot: u64,
-    /// Places in the result inbox, a parity.
+    /// Number of slots of the result inbox per parity.
     pub(crate) results: u32,
-    /// Bytes of such a place: whole vectors.
+    /// Bytes of a slot of the result inbox, a multiple of [`SLOT_ALIGNMENT`].
     pub(crate) result_slot: u64,
-    /// Bytes of the f32 workspace or the staging buffer.
+    /// Bytes of the workspace outside the inboxes: f32 sums, staging buffer, or matrices beside a
+    /// GEMM.
     pub(crate) workspace: u64,
-    /// Columns of A in a unit of a staged gather.
+    /// Number of columns of A in a unit of a staged gather; 0 if A is not gathered.
     pub(crate) k_group: u32,
 }
 
 impl Needs {
-    /// Bytes of the inbox of one parity.
+    /// Bytes of the inbox slots of one parity of the call number.
     pub(crate) fn inbox_half(&self) -> u64 {
         (u64::from(self.sources) * u64::from(self.places)).saturating_mul(self.slot)
     }
 
-    /// Bytes of the result inbox of one parity.
+    /// Bytes of the result inbox slots of one parity of the call number.
     pub(crate) fn results_half(&self) -> u64 {
         u64::from(self.results).saturating_mul(self.result_slot)
     }
 }
 
-/// What a workspace has room for: the largest of what its ops need.
+/// Capacity of a workspace: the maximum of what its ops need.
 ///
-/// Calls that are done in different ways take turns in it. Both halves of an inbox, one for each parity
-/// of the call number, are where they are for all of them: what a call writes into its half cannot
-/// meet what a slower rank still reads of the call before, in the other.
+/// Calls of different variants and sizes use the same inbox one after the other. The inbox has one
+/// half for each parity of the call number, and the boundary between the halves is at the same byte
+/// for all variants. So a call never writes bytes that a slower rank still reads for the previous
+/// call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Extent {
-    /// How many ranks there are.
+    /// Number of ranks.
     size: u32,
     tiles: u32,
     flags: u32,
@@ -70,12 +73,12 @@ pub(crate) struct Extent {
 }
 
 impl Extent {
-    /// Room for nothing but the words of `size` ranks.
+    /// Capacity for the words that `size` ranks need in any case, and nothing else.
     pub(crate) fn new(size: u32) -> Self {
         Self { size, ..Self::default() }
     }
 
-    /// This one, with room for that, too.
+    /// Capacity for both: this one and the needs of one more choice.
     pub(crate) fn with(self, needs: &Needs) -> Self {
         Self {
             size: self.size,
@@ -89,7 +92,7 @@ impl Extent {
         }
     }
 
-    /// With room for either.
+    /// Maximum of two capacities.
     pub(crate) fn max(self, other: Self) -> Self {
         Self {
             size: self.size.max(other.size),
@@ -103,12 +106,13 @@ impl Extent {
         }
     }
 
-    /// Whether there is room for all of the other.
+    /// Whether everything that fits `other` fits here.
     pub(crate) fn holds(self, other: Self) -> bool {
         self.max(other) == self
     }
 
-    /// The words, which count calls by the device word `sequence`.
+    /// Layout parameters of the signal words; `sequence` is the index of the device word that
+    /// counts calls.
     pub(crate) fn shape(&self, sequence: u32) -> Shape {
         let Self { size, tiles, flags, locks, pairs, .. } = *self;
         Shape { op: 0, size, tiles, flags, locks, sequence, pairs }
@@ -118,22 +122,22 @@ impl Extent {
         Channel::lay_out(self.shape(0), 0, 0, 0).1
     }
 
-    /// Words of the signal segment.
+    /// Number of 32-bit words in the signal segment.
     pub(crate) fn signal_words(&self) -> u32 {
         self.words().signal
     }
 
-    /// Bytes of the signal segment.
+    /// Bytes in the signal segment.
     pub(crate) fn signal_bytes(&self) -> u64 {
         u64::from(self.signal_words()) * 4
     }
 
-    /// Device-local words.
+    /// Number of device-local words.
     pub(crate) fn device_words(&self) -> usize {
         self.words().device as usize
     }
 
-    /// The blocks of the data segment, by what they are for.
+    /// Blocks of the data segment: area and bytes, without empty ones.
     pub(crate) fn data_blocks(&self) -> Vec<(Area, u64)> {
         let parts = [
             (Area::Inbox, self.inbox_half.saturating_mul(2)),
@@ -143,31 +147,32 @@ impl Extent {
         parts.into_iter().filter(|&(_, bytes)| bytes > 0).collect()
     }
 
-    /// Where the inbox of a choice begins, counted from the block: its two halves meet where those of
-    /// the largest do.
+    /// Byte offset of a choice's inbox from the start of the inbox block. It is chosen so that the
+    /// boundary between the two halves is the same for all choices.
     pub(crate) fn inbox_of(&self, needs: &Needs) -> u64 {
         self.inbox_half - needs.inbox_half()
     }
 
-    /// The same of the result inbox.
+    /// Byte offset of a choice's result inbox from the start of its block, with the same boundary
+    /// between halves for all choices.
     pub(crate) fn results_of(&self, needs: &Needs) -> u64 {
         self.results_half - needs.results_half()
     }
 }
 
-/// What a block of the data segment is for.
+/// Purpose of a block of the data segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Area {
-    /// Tiles from peers.
+    /// Inbox: tiles from peers.
     Inbox,
-    /// Results from the owners of tiles.
+    /// Result inbox: finished tiles from their owners.
     Results,
-    /// Sums, or what is gathered.
+    /// Workspace: f32 sums, gathered A, or other matrices of a call.
     Workspace,
 }
 
 impl Area {
-    /// The name in errors.
+    /// Name of the area in errors.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Area::Inbox => "inbox",
@@ -181,7 +186,8 @@ impl Area {
 mod tests {
     use super::*;
 
-    /// Whatever the shapes of two choices, no byte of one parity is one of the other.
+    /// Tests that halves of different parity share no byte, for any two choices with different
+    /// slots.
     #[test]
     fn halves_of_different_choices_do_not_meet() {
         let inbox = |sources, places, slot| Needs { sources, places, slot, ..Needs::default() };

@@ -1,4 +1,4 @@
-//! What all operators are: a plan, a workspace, and what is needed to launch a call.
+//! Core of all operators: a plan, a workspace, and everything needed to launch a call.
 
 mod beside;
 mod make;
@@ -22,31 +22,31 @@ use crate::options::{Request, Shard};
 use crate::plan::Plan;
 use crate::workspace::Workspace;
 
-/// An op on one rank: its share of the heap and everything needed to launch it.
+/// Op of any kind on one rank: its memory in the heap and everything needed to launch its calls.
 ///
-/// It is `Send` and `Sync`. The launches of one call are enqueued under the issue lock of the heap, so
-/// that calls of several threads come one after the other; which of two is first is for the program
-/// to see to, since all ranks must issue the calls of a heap in one order. An op that is dropped
-/// without being freed keeps its blocks until its heap closes.
+/// It is `Send` and `Sync`. The launches of a call are enqueued under the issue lock of the heap,
+/// so calls of several threads do not interleave. The program must make all ranks issue the calls
+/// of a heap in the same order. An op that is dropped without `free` keeps its memory until its
+/// heap closes.
 pub(crate) struct Operator {
     heap: Arc<SymmetricHeap>,
     plan: Plan,
     workspace: Arc<Workspace>,
-    /// Whether the workspace goes with the op.
+    /// Whether `free` also frees the workspace, because no other op uses it.
     owns: bool,
-    /// Counters, and words for a kernel beside a call.
+    /// Device words: counters, and the call number for a kernel beside a call.
     words: DevWords,
     trace: Option<RawSlice>,
-    /// What is launched, by the choices of the plan.
+    /// Executors and arguments, one per choice of the plan.
     ready: Vec<Ready>,
 }
 
 /// Executor and arguments for calls of one choice.
 struct Ready {
     executor: Arc<Executor>,
-    /// Most workgroups of a launch.
+    /// Maximum number of workgroups of a launch.
     groups: u32,
-    /// All arguments but those that a call brings.
+    /// Kernel arguments, except those that depend on the call.
     args: OpArgs,
 }
 
@@ -57,15 +57,16 @@ impl fmt::Debug for Operator {
 }
 
 impl Operator {
-    /// Checks the matrices of a call and enqueues its steps, which follow each other, whoever else issues calls of
-    /// this heap.
+    /// Checks the matrices of a call and enqueues its steps under the issue lock, so that steps of
+    /// other calls of the heap cannot come between them.
     pub(crate) fn run(&self, stream: &Stream, matrices: &Matrices) -> Result<()> {
         let op = self.plan.op();
         let call = check::call(&self.plan, matrices)?;
         self.heap.check_stream(op.name(), stream).in_op(op)?;
         let issuing = self.heap.issue();
         let args = self.checked(&call)?;
-        // All ranks count all calls, except those of some ranks' barrier.
+        // All ranks count every call, so that their call numbers agree. A barrier of some ranks is
+        // not counted, because the others do not run it.
         let counted = self.plan.request().members.is_none();
         if counted {
             issuing.announce(stream, args.channel.op).in_op(op)?;
@@ -76,17 +77,17 @@ impl Operator {
         let several_items = self.plan.has_several_items(choice, (call.m, call.n), count);
         let groups = Workgroups { count, threads, several_items };
         let executor = &self.ready(&call).executor;
-        // SAFETY: `fill` checked every matrix against the heap, or its maker vouched for it; the workspace is that of
-        // this op.
+        // SAFETY: `fill` has checked every matrix against the heap, or the caller of
+        // `MatRef::external` has vouched for it; the workspace belongs to this op.
         #[allow(unsafe_code, reason = "the one place where ops hand addresses to kernels")]
         let done = unsafe { executor.run(&self.heap, &issuing, stream, &args, groups) };
         done.map_err(|failure| {
             let Failure { step, cause, then } = *failure;
-            let told =
+            let retracted =
                 if then == Then::Retry && counted { issuing.retract(stream) } else { Ok(()) };
-            if let Err(error) = told {
+            if let Err(error) = retracted {
                 let rank = self.heap.rank();
-                tracing::warn!(%op, rank, %error, "a call is counted that was not made");
+                tracing::warn!(%op, rank, %error, "a failed call could not be removed from the count of issued calls");
             }
             Error::Step { op, step: step.to_string(), cause: Box::new(cause), then }
         })
@@ -96,7 +97,8 @@ impl Operator {
         &self.ready[self.plan.index_at(call.size(&self.plan))]
     }
 
-    /// Workgroups of a call: on a GPU those without work would cost time, and poll.
+    /// Number of workgroups for a call. On a GPU, workgroups without work would take time to launch
+    /// and would poll, so there are none.
     fn groups_for(&self, call: &Call) -> u32 {
         let Ready { groups, args, .. } = self.ready(call);
         if self.plan.request().workgroups.is_some() || self.plan.on_cpu() {
@@ -107,7 +109,7 @@ impl Operator {
         if work <= *groups { work } else { spread(*groups, self.plan.size()) }
     }
 
-    /// The arguments of a call, if it can be issued.
+    /// Kernel arguments of a call; an error if the heap has a fault.
     fn checked(&self, call: &Call) -> Result<OpArgs> {
         let op = self.plan.op();
         let poisoned = |cause| Error::Poisoned { op, cause: Box::new(cause) };
@@ -138,14 +140,16 @@ impl Operator {
             ("weight", weight, args.weight),
             (output, *c, args.c),
         ];
-        // C is read again to be normalised, by nobody else.
+        // The normalising step reads C again after it is written, and only C of this rank: so C may
+        // be an input of that step.
         let written =
             [(output, *c, args.c, &read[..5]), ("normed", normed, args.normed, &read[..])];
         for (first, written, own, others) in written {
             let Some(written) = written else { continue };
             for &(second, other, theirs) in others {
                 let Some(other) = other else { continue };
-                // An element is read before it is written, by the same thread.
+                // In place is allowed if C is exactly the residual or the input: the thread that
+                // writes an element has read it before.
                 let may = second == "residual" || second == input && row.in_place;
                 let same = first == output && may && own == theirs;
                 if !same && written.overlaps(&own, &other, &theirs) {
@@ -169,19 +173,20 @@ impl Operator {
                     what: format!("A of variant {}", form.variant),
                     value: "external or transposed".into(),
                     expected: format!(
-                        "rows in the symmetric heap, since peers read it where it lies; any A by {}",
+                        "a row-major A in the symmetric heap, because peers read it in place; any A with variant {}",
                         names.join(", ")
                     ),
                 }
             })?;
             args.pulled_ld = self.pulled_ld(&args.a)?;
         }
-        self.say(&mut args.record, call, (args.pulled, args.pulled_ld));
+        self.complete_record(&mut args.record, call, (args.pulled, args.pulled_ld));
         Ok(args)
     }
 
-    /// The leading dimension of A that peers read where it lies: the same on all ranks, or 0 for
-    /// lines without gaps, whose lengths differ where the columns of A are split unevenly.
+    /// Leading dimension at which peers read this rank's A. It must be the same on all ranks, or A
+    /// must be contiguous, for which the result is 0; contiguous shards have rows of different
+    /// lengths if the columns of A are split unevenly.
     fn pulled_ld(&self, a: &Matrix) -> Result<u64> {
         let Request { shard, k, .. } = *self.plan.request();
         let longest = match shard {
@@ -199,11 +204,13 @@ impl Operator {
             op: self.plan.op(),
             what: "leading dimension of A".into(),
             value: a.ld.to_string(),
-            expected: format!("{len}, or the same above {longest} on all ranks: peers read A"),
+            expected: format!(
+                "{len} (contiguous), or one value above {longest} on all ranks, because peers read A"
+            ),
         })
     }
 
-    /// Whether a fault of this heap is known; what enqueued work left behind.
+    /// Returns the fault that enqueued calls of this heap left, if any.
     pub(crate) fn check(&self) -> Result<()> {
         self.heap.check().in_op(self.plan.op())
     }
@@ -213,8 +220,9 @@ impl Operator {
     }
 }
 
-/// At most so many workgroups, with no factor in common with the ranks: a workgroup has every so
-/// many-th tile, and owners take turns, so that else one would own all of its tiles or none.
+/// Largest number of workgroups, at most `groups`, that has no factor in common with the number of
+/// ranks. A workgroup takes every `groups`-th tile and owners alternate from tile to tile, so with
+/// a common factor all tiles of a workgroup would belong to few owners.
 fn spread(groups: u32, size: u32) -> u32 {
     let common =
         |groups: u32| (2..=size).any(|f| size.is_multiple_of(f) && groups.is_multiple_of(f));

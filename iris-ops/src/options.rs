@@ -1,6 +1,8 @@
-//! What an operator is planned with: each has a struct of its own, with the options that it reads.
+//! Options that operators are planned with. Each operator has its own `Options` struct, with the
+//! options that it reads.
 //!
-//! Long because every option stands here once, with its documentation, for the operators that read it.
+//! Long because each option and its documentation are defined here once, for all
+//! operators that read it.
 
 use iris_heap::{BackendKind, DType};
 use iris_kernels::Library;
@@ -12,15 +14,15 @@ use crate::kind::{Op, Variant};
 use crate::ranks::Ranks;
 use crate::spec::{Form, Norm, Row};
 
-/// Rows, and columns, that a tile may have.
+/// Maximum number of rows and of columns of a tile.
 pub(crate) const WIDEST: usize = 65536;
 
-/// Rows and columns of a tile.
+/// Shape of a tile, in elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TileShape {
-    /// Rows.
+    /// Number of rows.
     pub m: usize,
-    /// Columns.
+    /// Number of columns.
     pub n: usize,
 }
 
@@ -30,139 +32,144 @@ impl std::fmt::Display for TileShape {
     }
 }
 
-/// Which dimension of A is split over the ranks in front of an all-gather.
+/// Dimension of A that is split over the ranks, for an all-gather before the product.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Shard {
-    /// Rank r has the rows `split(m, size, r)` of A.
+    /// Rank r passes the rows `split(m, size, r)` of A.
     #[default]
     Rows,
-    /// Rank r has the columns `split(k, size, r)` of A, and its own part of K is multiplied first.
+    /// Rank r passes the columns `split(k, size, r)` of A. Each rank multiplies its own part of K
+    /// first.
     Columns,
 }
 
-/// How the staging buffer of `all_gather_matmul` lies, and in which order it is filled.
+/// Layout of the staging buffer of `all_gather_matmul` (variant `staged`), and the order in which
+/// it is filled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum StagingLayout {
-    /// `[m][k]`, filled along K first.
+    /// Row-major, `[m][k]`, filled along K first.
     #[default]
     KContiguous,
-    /// `[k][m]`, filled along M first.
+    /// Column-major, `[k][m]`, filled along M first.
     MContiguous,
 }
 
-/// What is done to a finished element, once over all ranks, after the bias.
+/// Function applied to each element of the result, after the bias and after the sum over ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Epilogue {
-    /// Nothing.
+    /// Identity.
     #[default]
     None,
-    /// x / 2 * (1 + erf(x / sqrt 2)).
+    /// GELU: x / 2 * (1 + erf(x / sqrt 2)).
     Gelu,
 }
 
-/// The options of the variant `staged`.
+/// Options of the variant `staged` of `all_gather_matmul`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Staged {
-    /// Columns of A that one flag stands for; the last of a shard may stand for fewer. By default 256,
-    /// on a GPU 2048, as a product of fewer columns begins and ends more often than it pays there.
+    /// Number of columns of A per flag (the last flag of a shard may cover fewer). Default: 256 on
+    /// a CPU, 2048 on a GPU, where short products have too much overhead.
     pub columns_per_flag: Option<usize>,
-    /// Workgroups that fetch; by default a quarter, at least one.
+    /// Number of workgroups that only fetch peers' shards; default: a quarter of the launch's
+    /// workgroups, at least one.
     pub fetchers: Option<usize>,
     /// Layout of the staging buffer.
     pub layout: StagingLayout,
 }
 
 impl Staged {
-    /// The defaults.
+    /// Default options.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Columns of A that one flag stands for.
+    /// Sets the number of columns of A per flag.
     #[must_use]
     pub fn columns_per_flag(self, columns: usize) -> Self {
         Self { columns_per_flag: Some(columns), ..self }
     }
 
-    /// Workgroups that fetch.
+    /// Sets the number of workgroups that only fetch peers' shards.
     #[must_use]
     pub fn fetchers(self, fetchers: usize) -> Self {
         Self { fetchers: Some(fetchers), ..self }
     }
 
-    /// Layout of the staging buffer.
+    /// Sets the layout of the staging buffer.
     #[must_use]
     pub fn layout(self, layout: StagingLayout) -> Self {
         Self { layout, ..self }
     }
 }
 
-/// All that was asked of a plan, whatever its operator: what the operators' own options come to. It
-/// can be read in the [`Plan`](crate::Plan); [`Op::request`] makes one for programs that know only at
-/// run time which operator it is for.
+/// Options of a plan of any operator. An operator's own `Options` are translated into this struct,
+/// which [`Plan::request`](crate::Plan::request) returns. Programs that choose the operator at run
+/// time make one with [`Op::request`] and set its fields.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Request {
     pub(crate) row: &'static Row,
-    /// The variant; none where the choice is left to the plan.
+    /// Variant; `None` if the plan chooses.
     pub variant: Option<Variant>,
-    /// Most rows of a call; of a message of elements, how many parts it has.
+    /// Maximum number of rows of a call. For a message planned by elements: number of its parts.
     pub m: usize,
-    /// Columns; of a message of elements, most elements of a part.
+    /// Number of columns. For a message planned by elements: maximum number of elements of a part.
     pub n: usize,
-    /// Depth; 0 for an op without a product.
+    /// Inner dimension K of the product; 0 for an operator without a product.
     pub k: usize,
-    /// Whether the message is a number of elements, and not rows.
+    /// Whether the message is planned by its number of elements, not by rows and columns.
     pub elements: bool,
     /// Element type of A and B, or of the message.
     pub dtype: DType,
-    /// Element type of C.
+    /// Element type of C; `None` for that of A.
     pub output: Option<DType>,
-    /// Element type that partials travel in.
+    /// Element type in which partial results travel between ranks; `None` for that of C.
     pub wire: Option<DType>,
-    /// Shape of a tile.
+    /// Shape of a tile; `None` if the plan chooses.
     pub tile: Option<TileShape>,
-    /// What is done to a finished element.
+    /// Function applied to each element of the result.
     pub epilogue: Epilogue,
-    /// The epsilon of the RMSNorm of the result's rows; none for no norm.
+    /// Epsilon of the RMSNorm of the result's rows; `None` for no RMSNorm.
     pub rms_norm: Option<f32>,
-    /// Dimension of A that is split.
+    /// Dimension of A that is split over the ranks.
     pub shard: Shard,
-    /// Of the variant `staged`.
+    /// Options of the variant `staged`.
     pub staged: Staged,
-    /// Rank that broadcasts.
+    /// Root of a broadcast.
     pub root: usize,
-    /// Ranks of a barrier; by default all.
+    /// Ranks that take part in a barrier; `None` for all.
     pub members: Option<Vec<usize>>,
-    /// Workgroups of a launch; by default as many as can be resident.
+    /// Number of workgroups of a launch; `None` for as many as can be resident.
     pub workgroups: Option<usize>,
-    /// Multiprocessors that calls leave to a kernel beside them; 0 for no such kernel.
+    /// Number of multiprocessors that calls leave free for a kernel of the caller beside them; 0 if
+    /// there is no such kernel.
     pub beside: usize,
-    /// Whose products of whole matrices are used.
+    /// GEMM implementation for whole-matrix products: the vendor's, ours, or the faster one.
     pub library: Library,
-    /// Whether all ranks have the same N and K, so that these decide how calls are done.
+    /// Whether N and K are the same on all ranks, so that the choice of variant may depend on them.
     pub even: bool,
-    /// Spans that each workgroup has room for in a trace; 0 for no trace.
+    /// Number of trace spans per workgroup; 0 for no trace.
     pub trace_spans: u32,
-    /// Whether kernels on GPUs count what they move.
+    /// Whether GPU kernels count the bytes they move and the signals they use.
     pub counted: bool,
     /// Number of blocks of a call over several nodes; by default by their size.
     #[doc(hidden)]
     pub blocks: Option<usize>,
-    /// Number of the first call.
+    /// Number of the first call, for tests of wrap-around; 1 otherwise.
     #[doc(hidden)]
     pub first_call: i32,
-    /// What a test has the kernels do worse than they should.
+    /// Faults and delays that a test injects into the kernels.
     #[doc(hidden)]
     pub injected: Injected,
 }
 
 impl Form {
-    /// Whether it does all that is asked for.
+    /// Whether the variant supports everything that is requested: all do, except that some have no
+    /// RMSNorm.
     pub(crate) fn serves(&self, request: &Request) -> bool {
         self.norm != Norm::None || request.rms_norm.is_none()
     }
@@ -199,38 +206,40 @@ impl Request {
         }
     }
 
-    /// The operator.
+    /// Operator that the request is for.
     pub fn op(&self) -> Op {
         self.row.op
     }
 
-    /// Whether kernels on GPUs are those that trace and count.
+    /// Whether GPU kernels are built with tracing and counting.
     pub fn is_observed(&self) -> bool {
         self.counted || self.trace_spans > 0
     }
 
-    /// Element type of C.
+    /// Element type of C, with the default resolved.
     pub fn output_dtype(&self) -> DType {
         self.output.unwrap_or(self.dtype)
     }
 
-    /// How it is done, if somebody asked for a variant that there is.
+    /// Form of the requested variant; `None` if the plan chooses or the operator has no such
+    /// variant.
     fn form(&self) -> Option<&'static Form> {
         self.row.form(self.variant?)
     }
 
-    /// Element type that partials travel in.
+    /// Element type in which partial results travel between ranks, with the default resolved.
     pub fn wire_dtype(&self) -> DType {
         self.wire.unwrap_or(self.output_dtype())
     }
 
-    /// Columns of A that one flag of a staged gather stands for.
+    /// Number of columns of A per flag of a staged gather, with the default for this backend
+    /// resolved.
     pub fn columns_per_flag(&self, backend: BackendKind) -> usize {
         let default = if backend.traits().host_threads { 256 } else { 2048 };
         self.staged.columns_per_flag.unwrap_or(default)
     }
 
-    /// Check every number by itself, before anything is computed from it.
+    /// Checks the range of each option by itself, so that nothing computed from them overflows.
     pub(crate) fn check(&self, ranks: Ranks) -> Result<()> {
         let op = self.op();
         let invalid = |what: &str, value: &dyn ToString, expected: &str| {
@@ -264,7 +273,7 @@ impl Request {
         }
         if let Some(tile @ TileShape { m, n }) = self.tile {
             if m.min(n) == 0 || m.max(n) > WIDEST {
-                return invalid("tile", &tile, &format!("from 1 to {WIDEST} either way"));
+                return invalid("tile", &tile, &format!("from 1 to {WIDEST} rows and columns"));
             }
             if !ranks.device.backend.traits().host_threads
                 && self.row.multiplies()
@@ -288,7 +297,11 @@ impl Request {
             return invalid("fetchers", &fetchers, &most);
         }
         if self.injected != Injected::default() && ranks.device.backend.traits().host_threads {
-            return invalid("injected", &format!("{:?}", self.injected), "nothing on the CPU");
+            return invalid(
+                "injected",
+                &format!("{:?}", self.injected),
+                "the default on the CPU: only device kernels inject faults",
+            );
         }
         if self.workgroups == Some(0) {
             return invalid("workgroups", &0, "at least 1");
@@ -311,7 +324,7 @@ impl Request {
         Ok(())
     }
 
-    /// Whether it can be done so.
+    /// Checks that a form supports the requested RMSNorm and the requested kernel beside the call.
     pub(crate) fn check_form(&self, form: &Form) -> Result<()> {
         if self.beside > 0 && form.arrival.is_none() {
             let able = self.row.forms.iter().filter(|form| form.arrival.is_some());
@@ -336,7 +349,7 @@ impl Request {
         })
     }
 
-    /// What can be said of an RMSNorm before it is known how a call is done.
+    /// Checks of the RMSNorm that do not depend on the variant.
     fn check_norm(&self) -> Result<()> {
         let Some(epsilon) = self.rms_norm else { return Ok(()) };
         let invalid = |what: &str, value: String, expected: String| {
@@ -347,18 +360,19 @@ impl Request {
             return invalid("epsilon of rms_norm", epsilon.to_string(), expected);
         }
         if self.elements {
-            let expected = "rows, as of Options::rows: it is rows that are normalised".into();
+            let expected = "a plan by rows, from Options::rows: an RMSNorm normalises rows".into();
             return invalid("message with rms_norm", format!("{} elements", self.n), expected);
         }
         if self.n > WIDEST {
-            let expected = format!("at most {WIDEST}: a workgroup normalises whole rows");
+            let expected = format!("at most {WIDEST}, because a workgroup normalises whole rows");
             return invalid("n with rms_norm", self.n.to_string(), expected);
         }
         Ok(())
     }
 }
 
-/// The struct of options of one operator, over a [`Request`], with the setters that are named.
+/// Defines the `Options` struct of an operator over a [`Request`], with a constructor and the
+/// listed setters.
 macro_rules! options {
     ($row:expr, $(#[$doc:meta])* {
         $(#[$new:meta])* $by:ident($($dimension:ident),*);
@@ -373,14 +387,14 @@ macro_rules! options {
         impl Options {
             $crate::options::constructor!($row, $(#[$new])* $by($($dimension),*));
             $($crate::options::setter!($setter);)*
-            // Every operator has these.
+            // Setters that every operator has.
             $crate::options::setter!(trace_spans);
             $crate::options::setter!(counted);
             $crate::options::setter!(first_call);
             $crate::options::setter!(injected);
         }
 
-        /// What the operator reads, beside what every operator does.
+        /// Names of the options that the operator reads, except those that every operator has.
         pub(crate) const READS: &[&str] = &[$(stringify!($setter)),*];
 
         impl AsRef<$crate::options::Request> for Options {
@@ -391,8 +405,8 @@ macro_rules! options {
     };
 }
 
-/// How options begin: a product by its three dimensions, a message by rows or by elements, which
-/// come in one part or in one for each rank.
+/// Defines the constructors of an `Options` struct: `new(m, n, k)` for a product; `new(count)` and
+/// `rows(m, n)` for a message by elements or by rows; `new()` for a barrier.
 macro_rules! constructor {
     ($row:expr, $(#[$new:meta])* product($($dimension:ident),*)) => {
         $(#[$new])*
@@ -408,8 +422,9 @@ macro_rules! constructor {
             Self { request }
         }
 
-        /// For at most `m` rows of `n` elements. What is split over the ranks are whole rows, evenly,
-        /// the remainder to the first; a call may have fewer rows, and matrices with leading dimensions.
+        /// Options for messages of at most `m` rows with `n` elements each. A message that is split
+        /// over the ranks is split by whole rows, as evenly as possible, with the remainder on the
+        /// first ranks. A call may have fewer rows, and its matrices may have leading dimensions.
         pub fn rows(m: usize, n: usize) -> Self {
             Self { request: $crate::options::Request::new(&$row, (m, n, 0)) }
         }
@@ -424,7 +439,7 @@ macro_rules! constructor {
 
 macro_rules! setter {
     (dtype) => {
-        /// Element type of A and B, or of the message: f32, f16 or bf16; by default f32.
+        /// Sets the element type of A and B, or of the message: f32 (default), f16 or bf16.
         #[must_use]
         pub fn dtype(mut self, dtype: iris_heap::DType) -> Self {
             self.request.dtype = dtype;
@@ -432,7 +447,7 @@ macro_rules! setter {
         }
     };
     (output) => {
-        /// Element type of C; by default that of A.
+        /// Sets the element type of C: f32, f16 or bf16. Default: that of A.
         #[must_use]
         pub fn output(mut self, output: iris_heap::DType) -> Self {
             self.request.output = Some(output);
@@ -440,7 +455,8 @@ macro_rules! setter {
         }
     };
     (wire) => {
-        /// Element type that partials travel in; by default that of the result.
+        /// Sets the element type in which partial results travel between ranks: f32, f16 or bf16.
+        /// Default: that of the result.
         #[must_use]
         pub fn wire(mut self, wire: iris_heap::DType) -> Self {
             self.request.wire = Some(wire);
@@ -448,7 +464,8 @@ macro_rules! setter {
         }
     };
     (tile) => {
-        /// Shape of a tile; by default chosen by the shape and the device.
+        /// Sets the shape of a tile. By default the plan chooses it by the call's shape and the
+        /// device.
         #[must_use]
         pub fn tile(mut self, tile: $crate::TileShape) -> Self {
             self.request.tile = Some(tile);
@@ -456,7 +473,8 @@ macro_rules! setter {
         }
     };
     (epilogue) => {
-        /// What is done to a finished element.
+        /// Sets the function applied to each element of the result. Default:
+        /// [`Epilogue::None`](crate::Epilogue::None).
         #[must_use]
         pub fn epilogue(mut self, epilogue: $crate::Epilogue) -> Self {
             self.request.epilogue = epilogue;
@@ -464,9 +482,10 @@ macro_rules! setter {
         }
     };
     (rms_norm) => {
-        /// Beside the result each call writes the RMSNorm of its rows, and it may add a residual:
-        /// [`NormArgs`](crate::NormArgs) says what is what. `epsilon` is added to the mean of squares.
-        /// Only some variants do it; the others are refused.
+        /// Adds an RMSNorm: each call also writes the RMSNorm of its result's rows, and may add a
+        /// residual first ([`NormArgs`](crate::NormArgs) has the formulas). `epsilon` is added to
+        /// the mean of squares; it must be finite and above 0. Planning fails for variants without
+        /// an RMSNorm.
         #[must_use]
         pub fn rms_norm(mut self, epsilon: f32) -> Self {
             self.request.rms_norm = Some(epsilon);
@@ -474,7 +493,8 @@ macro_rules! setter {
         }
     };
     (shard) => {
-        /// Dimension of A that is split.
+        /// Sets the dimension of A that is split over the ranks. Default:
+        /// [`Shard::Rows`](crate::Shard::Rows).
         #[must_use]
         pub fn shard(mut self, shard: $crate::Shard) -> Self {
             self.request.shard = shard;
@@ -482,15 +502,15 @@ macro_rules! setter {
         }
     };
     (variant) => {
-        /// How it is done; by default the plan chooses.
+        /// Sets the variant. By default the plan chooses one for each size of call.
         #[must_use]
         pub fn variant(mut self, variant: Variant) -> Self {
-            variant.ask(&mut self.request);
+            variant.write_to(&mut self.request);
             self
         }
     };
     (root) => {
-        /// Rank that broadcasts; by default 0.
+        /// Sets the root of the broadcast. Default: rank 0.
         #[must_use]
         pub fn root(mut self, root: usize) -> Self {
             self.request.root = root;
@@ -498,7 +518,7 @@ macro_rules! setter {
         }
     };
     (members) => {
-        /// Ranks that take part; by default all.
+        /// Sets the ranks that take part in the barrier. Default: all.
         #[must_use]
         pub fn members(mut self, members: Vec<usize>) -> Self {
             self.request.members = Some(members);
@@ -506,8 +526,9 @@ macro_rules! setter {
         }
     };
     (workgroups) => {
-        /// Number of workgroups of a launch of the operator's kernels: at most what can be resident, which is the
-        /// default. It changes neither the variant nor the launches of GEMMs, which may fill the device.
+        /// Sets the number of workgroups of a launch of the operator's kernels. Default and
+        /// maximum: as many as can be resident at once. It changes neither the variant nor the
+        /// launches of GEMMs, which may fill the device.
         #[must_use]
         pub fn workgroups(mut self, workgroups: usize) -> Self {
             self.request.workgroups = Some(workgroups);
@@ -515,9 +536,10 @@ macro_rules! setter {
         }
     };
     (beside) => {
-        /// Multiprocessors that the workgroups of a call leave to a kernel of the caller's beside it, which keeps its
-        /// place while it waits for tiles; by default none, and no kernel may run beside a call. Variants whose tiles
-        /// have no signals are refused: where `auto` takes one for some size, name another.
+        /// Leaves this number of multiprocessors free during a call, for a kernel of the caller
+        /// that runs beside it and waits for its tiles. Default: 0, and no kernel may run beside a
+        /// call. Planning fails if a variant has no signals for its tiles of C; if `auto` chooses
+        /// one, name another variant.
         #[must_use]
         pub fn beside(mut self, multiprocessors: usize) -> Self {
             self.request.beside = multiprocessors;
@@ -525,8 +547,8 @@ macro_rules! setter {
         }
     };
     (library) => {
-        /// Whose product of whole matrices is used, on a GPU and where nothing is fused into it; by
-        /// default that which was measured to be faster.
+        /// Sets the implementation of whole-matrix GEMMs on GPUs. It applies to unfused variants.
+        /// Default: the vendor's library or our own GEMM, whichever was measured to be faster.
         #[must_use]
         pub fn library(mut self, library: iris_kernels::Library) -> Self {
             self.request.library = library;
@@ -534,9 +556,10 @@ macro_rules! setter {
         }
     };
     (even) => {
-        /// Whether all ranks have the same N and K, also what of these is a rank's own: then it may decide
-        /// how calls are done, by what was measured for it. By default it does not, since each rank plans
-        /// for itself. Ranks of which one has others are told so when they make the operator.
+        /// Asserts that N and K are the same on all ranks, also if the operator allows them to
+        /// differ. The plan may then choose by measurements for that shape. Default: false, because
+        /// each rank plans by itself and ranks with different shapes would choose differently.
+        /// Making the operator fails if ranks differ.
         #[must_use]
         pub fn even(mut self, even: bool) -> Self {
             self.request.even = even;
@@ -544,9 +567,10 @@ macro_rules! setter {
         }
     };
     (trace_spans) => {
-        /// Number of spans that each workgroup has room for in a trace; 0, the default, for no trace. The variant and
-        /// what moves the message are those of calls without a trace. A GEMM of a library, or of ours that does more
-        /// than a product, is one span of the first workgroup's.
+        /// Sets the number of trace spans per workgroup; 0, the default, for no trace. Tracing
+        /// changes neither the variant nor whether workgroups or copy engines move the message. A
+        /// library GEMM, or a GEMM of ours that also communicates, is traced as one span of the
+        /// first workgroup.
         #[must_use]
         pub fn trace_spans(mut self, trace_spans: u32) -> Self {
             self.request.trace_spans = trace_spans;
@@ -554,8 +578,9 @@ macro_rules! setter {
         }
     };
     (counted) => {
-        /// Whether kernels on GPUs count what they move, which takes time; on the CPU they always do. The variant is
-        /// that of calls that are not counted, but workgroups move what copy engines and GEMMs would.
+        /// Makes GPU kernels count the bytes they move and the signals they use, which takes time;
+        /// on the CPU they always count. The variant stays that of uncounted calls, but workgroups
+        /// replace copy engines and storing GEMMs.
         #[must_use]
         pub fn counted(mut self, counted: bool) -> Self {
             self.request.counted = counted;
@@ -564,7 +589,7 @@ macro_rules! setter {
     };
     (first_call) => {
         #[doc(hidden)]
-        /// Number of the first call: for tests near the ends of the range.
+        /// Sets the number of the first call, for tests near the wrap-around of the call number.
         #[must_use]
         pub fn first_call(mut self, first_call: i32) -> Self {
             self.request.first_call = first_call;
@@ -573,7 +598,7 @@ macro_rules! setter {
     };
     (injected) => {
         #[doc(hidden)]
-        /// What a stress test has device kernels do worse than they should: late, or wrong.
+        /// Makes the device kernels of a stress test late or wrong on purpose.
         #[must_use]
         pub fn injected(mut self, injected: $crate::Injected) -> Self {
             self.request.injected = injected;

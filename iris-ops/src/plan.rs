@@ -1,4 +1,4 @@
-//! Plans: what an op will do and what it needs, computed by each rank for itself.
+//! Plans: variants, tiles and memory of an op's calls, computed by each rank for itself.
 
 pub(crate) mod composed;
 mod fingerprint;
@@ -30,33 +30,34 @@ use crate::spec::{self, Form, Memory, Part, Row, Tiles};
 use crate::split::split;
 use crate::tune::{self, GemmKind};
 
-/// What an op will do and what it needs of the heap. Pure: making one talks to nobody.
+/// Plan of an op: the variant and tile for each size of call, and the memory that the op needs.
+/// Making one is pure and does not communicate.
 ///
-/// A call takes the first [`Choice`] that is for so many rows, or elements, as it has. The workspace is
-/// the largest that any of them needs, so that one op serves calls of all sizes.
+/// A call takes the first [`Choice`] whose `upto` is at least its number of rows (or elements of a
+/// part). The workspace is sized for the largest choice, so one op serves calls of all sizes.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub(crate) ranks: Ranks,
     pub(crate) request: Request,
-    /// By size; at least one, and the last is for the largest call.
+    /// Choices by ascending size; never empty. The last one is for the largest call.
     choices: Vec<Choice>,
-    /// Whether it was logged whose figures chose.
-    told: Arc<Once>,
+    /// Guard for logging once by which tuning data the plan chose.
+    logged: Arc<Once>,
     /// Plans of its parts, where the ranks are on several nodes.
     composed: Option<Arc<composed::Composed>>,
 }
 
-/// How calls up to a size are done.
+/// Variant and tile of all calls up to a size.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Choice {
-    /// Most rows, or elements of a part, of such a call.
+    /// Maximum number of rows of a call, or of elements of a part, for which the choice is made.
     pub upto: usize,
-    /// The variant.
+    /// Variant of the calls.
     pub variant: Variant,
-    /// The shape of a tile.
+    /// Shape of a tile.
     pub tile: TileShape,
-    /// Why it is done so.
+    /// Reason for the choice of the variant.
     pub why: Why,
     pub(crate) form: &'static Form,
     pub(crate) needs: Needs,
@@ -64,22 +65,23 @@ pub struct Choice {
 }
 
 impl Plan {
-    /// Check what is asked, and choose.
+    /// Checks the request and makes a choice for each size class.
     pub(crate) fn new(ranks: Ranks, request: &Request) -> Result<Self> {
         let mut request = request.clone();
         if request.elements {
-            request.m = if request.row.tiles == Tiles::Whole { 1 } else { ranks.size };
+            request.m = if request.row.tiles == Tiles::All { 1 } else { ranks.size };
         }
         request.check(ranks)?;
         if ranks.nodes() > 1 {
             return Self::composed_of(ranks, request);
         }
         let ranks = tune::user::tuned(ranks)?;
-        let told = Arc::new(Once::new());
-        let mut plan = Self { ranks, request, choices: Vec::new(), told, composed: None };
+        let logged = Arc::new(Once::new());
+        let mut plan = Self { ranks, request, choices: Vec::new(), logged, composed: None };
         for upto in plan.sizes() {
             let choice = plan.choose(upto)?;
-            // The larger of two that are done alike is for both.
+            // If two consecutive sizes choose the same variant and tile, keep only the larger one's
+            // entry: it covers both.
             let alike =
                 |last: &mut Choice| (last.variant, last.tile) == (choice.variant, choice.tile);
             if plan.choices.last_mut().is_some_and(alike) {
@@ -87,7 +89,8 @@ impl Plan {
             }
             plan.choices.push(choice);
         }
-        // Where one variant is for all sizes, its tiles are those of the largest.
+        // If all sizes have the same variant, and no tile was measured for a size, the tile of the
+        // largest size serves all.
         let alike = |choice: &Choice| {
             choice.variant == plan.choices[0].variant
                 && !matches!(choice.why, Why::Measured | Why::Tuned)
@@ -98,8 +101,8 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Sizes up to which calls may be done in different ways, the plan's own last. Who says how it is
-    /// to be done says it for all calls.
+    /// Sizes at which the choice may change, ascending; the last is the largest call. A variant
+    /// that the caller asked for holds for all sizes.
     fn sizes(&self) -> Vec<usize> {
         let largest = self.largest();
         let mut sizes = Vec::new();
@@ -114,7 +117,7 @@ impl Plan {
         sizes
     }
 
-    /// How calls up to this size are done.
+    /// Choice for calls of up to `upto` rows, or elements of a part.
     fn choose(&self, upto: usize) -> Result<Choice> {
         let mut sized = self.request.clone();
         *if sized.elements { &mut sized.n } else { &mut sized.m } = upto;
@@ -144,14 +147,14 @@ impl Plan {
         sized.check_pairs(form)?;
         let needs = if self.alone() { Needs::default() } else { sized.needs(form, tile) };
         let workspace = sized
-            .whole(form, (upto, tile))
+            .whole_gemm(form, (upto, tile))
             .map_or(0, |whole| whole.library_bytes().saturating_add(sized.area_bytes(form)));
         let needs = Needs { workspace: needs.workspace.max(workspace), ..needs };
         let sizing = tune::Sizing::of(self.ranks, &sized.request, form);
         Ok(Choice { upto, variant, tile, why, form, needs, sizing })
     }
 
-    /// Bytes of the matrices that the largest call of a form keeps in the workspace.
+    /// Bytes of the matrices that the largest call of a form keeps in the workspace beside a GEMM.
     fn area_bytes(&self, form: &Form) -> u64 {
         let request = &self.request;
         let shape = [request.m, request.n, request.k].map(|it| it as u32);
@@ -160,7 +163,7 @@ impl Plan {
         sizes.map_or(0, |sizes| Areas::of(&self.program_of(form)).bytes(&sizes))
     }
 
-    /// What a form of this plan's largest call needs.
+    /// Sizes of the workspace for the largest call of a form.
     fn needs(&self, form: &Form, tile: TileShape) -> Needs {
         let (request, size) = (&self.request, self.size());
         let grid = self.grid(form, tile);
@@ -172,7 +175,7 @@ impl Plan {
         let (all, part) = (grid.tiles(), split.part(0).tiles());
         let owned = all.div_ceil(size);
         let a_bytes = (request.m * request.k * request.dtype.size()) as u64;
-        // Places for tiles that partials travel in, or that results do.
+        // Needs of a variant whose tiles travel through inbox slots, as partials or as results.
         let places = |tiles, places, sources, slot| Needs {
             tiles,
             places,
@@ -213,14 +216,19 @@ impl Plan {
         Needs { k_group, ..needs }
     }
 
-    /// The product of whole matrices of a form of this plan's largest call, for calls of up to so many rows with
-    /// this tile. A test that holds up the kernels of messages has the tile core multiply, which it holds up, too.
-    pub(crate) fn whole(&self, form: &Form, (rows, tile): (usize, TileShape)) -> Option<Whole> {
+    /// Whole-matrix GEMM of a form for calls of up to `rows` rows; `None` if the form has none.
+    /// `tile` is the tile of the message. If a test delays or breaks the kernels of messages, the
+    /// tile core replaces the GEMM, because the test can delay and break that, too.
+    pub(crate) fn whole_gemm(
+        &self,
+        form: &Form,
+        (rows, tile): (usize, TileShape),
+    ) -> Option<Whole> {
         let Request { m, n, k, dtype, library, .. } = self.request;
         let request = &self.request;
-        let output = match form.whole {
-            spec::Whole::None => return None,
-            spec::Whole::Partial if !self.alone() => request.wire_dtype(),
+        let output = match form.gemm {
+            spec::GemmStage::None => return None,
+            spec::GemmStage::Partial if !self.alone() => request.wire_dtype(),
             _ => request.output_dtype(),
         };
         let held_up = request.injected.is_by_messages();
@@ -248,13 +256,13 @@ impl Plan {
         })
     }
 
-    /// Columns of A in a unit of a gather.
+    /// Number of columns of A in a unit of a gather, at most K.
     fn k_group(&self) -> u32 {
         let columns = self.request.columns_per_flag(self.ranks.device.backend);
         columns.min(self.request.k.max(1)) as u32
     }
 
-    /// The units of a staged gather in the largest call.
+    /// Units of A that the largest call's staged gather fetches.
     fn units(&self, tile: TileShape) -> Units {
         let request = &self.request;
         Units {
@@ -271,27 +279,27 @@ impl Plan {
         }
     }
 
-    /// The op.
+    /// Operator that the plan is for.
     pub fn op(&self) -> Op {
         self.request.op()
     }
 
-    /// The ranks it was made for.
+    /// Rank, number of ranks and device that the plan was made for.
     pub fn ranks(&self) -> Ranks {
         self.ranks
     }
 
-    /// What was asked.
+    /// Request that the plan was made from, with the maximum sizes of a call.
     pub fn request(&self) -> &Request {
         &self.request
     }
 
-    /// How calls are done, by size.
+    /// Choices by ascending size.
     pub fn choices(&self) -> &[Choice] {
         &self.choices
     }
 
-    /// How a call of so many rows (of a message of elements: so many elements of a part) is done.
+    /// Choice for a call of `size` rows (for a message of elements: `size` elements of a part).
     pub fn at(&self, size: usize) -> &Choice {
         &self.choices[self.index_at(size)]
     }
@@ -301,33 +309,34 @@ impl Plan {
         after.unwrap_or(self.choices.len() - 1)
     }
 
-    /// The variant of the largest call.
+    /// Variant of the largest call.
     pub fn variant(&self) -> Variant {
         self.at(self.largest()).variant
     }
 
-    /// The shape of a tile in the largest call.
+    /// Shape of a tile in the largest call.
     pub fn tile(&self) -> TileShape {
         self.at(self.largest()).tile
     }
 
-    /// The size of the largest call.
+    /// Size of the largest call: rows, or elements of a part.
     pub(crate) fn largest(&self) -> usize {
         if self.request.elements { self.request.n } else { self.request.m }
     }
 
-    /// The rows that `rank` owns, where the rows of a call of `m` are split over the ranks.
+    /// Rows that `rank` owns in a call of `m` rows, for operators that split rows over the ranks.
     pub fn rows_of(&self, rank: usize, m: usize) -> Range<usize> {
         split(m, self.ranks.size, rank)
     }
 
-    /// The rank that owns row `row` in a call of `m` rows, where they are split over the ranks.
+    /// Rank that owns row `row` in a call of `m` rows, for operators that split rows over the
+    /// ranks.
     pub fn owner(&self, row: usize, m: usize) -> usize {
         let within = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
         part_of(within(m), self.size(), within(row)) as usize
     }
 
-    /// Bytes of the data segment that the op takes on every rank, gaps for alignment included.
+    /// Bytes that the op takes in the data segment of every rank, with padding.
     pub fn data_bytes(&self) -> u64 {
         if let Some(composed) = &self.composed {
             return composed.data_bytes();
@@ -338,7 +347,7 @@ impl Plan {
         })
     }
 
-    /// Bytes of the signal segment that the op takes on every rank.
+    /// Bytes that the op takes in the signal segment of every rank, with padding.
     pub fn signal_bytes(&self) -> u64 {
         if let Some(composed) = &self.composed {
             return composed.sum(Plan::signal_bytes);
@@ -346,7 +355,7 @@ impl Plan {
         self.extent().signal_bytes().next_multiple_of(ALIGNMENT)
     }
 
-    /// Device-local words that the op takes, gaps for alignment included.
+    /// Number of 32-bit device-local words that the op takes, with padding.
     pub fn device_words(&self) -> u64 {
         if let Some(composed) = &self.composed {
             return composed.sum(Plan::device_words);
@@ -356,12 +365,13 @@ impl Plan {
         words.next_multiple_of(line) + (OWN_WORDS as u64).next_multiple_of(line)
     }
 
-    /// A heap on the device that these plans are for, with room for the ops of all of them (a shared
-    /// workspace takes less) and for `more` bytes of data besides, the same on all ranks. Opening it compares the
-    /// plans of all ranks.
+    /// Options for a heap with room for the ops of all these plans (a shared workspace would take
+    /// less) and for `more` bytes of other data per rank. All ranks must pass the same plans and
+    /// the same `more`: opening the heap compares the plans.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if they are for different devices; [`Error::NoPlan`].
+    /// [`Error::Invalid`] if the plans are for different backends; [`Error::NoPlan`] if there are
+    /// none.
     pub fn heap_options(plans: &[&Plan], more: u64) -> Result<HeapOptions> {
         let first = plans.first().ok_or(Error::NoPlan)?;
         let backend = first.ranks.device.backend;
@@ -376,7 +386,8 @@ impl Plan {
         let sum = |of: fn(&Plan) -> u64| {
             plans.iter().fold(0, |sum: u64, plan| sum.saturating_add(of(plan)))
         };
-        // Before the sizes, which follow from them.
+        // Plans are compared before the sizes, because sizes follow from them and would be a less
+        // helpful error.
         let items = plans.iter().enumerate().flat_map(|(index, plan)| {
             let named = move |(name, value)| (format!("{name} of plan {index}"), value);
             plan.fingerprint().into_iter().map(named)
@@ -384,7 +395,7 @@ impl Plan {
         let options = HeapOptions::new().backend(backend).agreed(items);
         let (signal, words) = (options.signal_bytes, options.device_words);
         let reserved = iris_heap::abi::SIGNAL_RESERVED;
-        // The word that counts calls has a line of its own.
+        // The word that counts calls occupies a line of its own.
         let line = u64::from(LINE_WORDS);
         Ok(options
             .data_bytes(sum(Plan::data_bytes).saturating_add(more))
@@ -392,29 +403,29 @@ impl Plan {
             .device_words(sum(Plan::device_words).saturating_add(line).max(words)))
     }
 
-    /// The largest that any choice needs.
+    /// Maximum of what the plan's choices need.
     pub(crate) fn extent(&self) -> Extent {
         let none = Extent::new(self.size());
         self.choices.iter().fold(none, |extent, choice| extent.with(&choice.needs))
     }
 
-    /// The block that holds the trace.
+    /// Block for the trace buffer; `None` if the plan has no trace.
     pub(crate) fn trace_block(&self) -> Option<Block> {
         let spans = self.request.trace_spans;
         let bytes = iris_kernels::trace::buffer_bytes(spans) as u64;
         (spans > 0).then(|| Block::new(Segment::Data, bytes, "trace"))
     }
 
-    /// The largest product or message of a form as a grid of tiles.
+    /// Tiles of the largest product or message of a form.
     pub(crate) fn grid(&self, form: &Form, tile: TileShape) -> Grid {
         self.grid_of(form, tile, (self.request.m, self.request.n))
     }
 
-    /// The same of a call. Of an A that is gathered ahead of a product it is A; its transpose, where its
-    /// columns are split, so that what is split are always rows.
+    /// Tiles of a call's product or message. For an all-gather before a GEMM, the tiles are those
+    /// of A; if A is split by columns, those of its transpose, so that ranks always own rows.
     fn grid_of(&self, form: &Form, tile: TileShape, (m, n): (usize, usize)) -> Grid {
         let Request { k, shard, .. } = self.request;
-        let gathered = form.whole == spec::Whole::Gathered && !self.alone();
+        let gathered = form.gemm == spec::GemmStage::Gathered && !self.alone();
         let (rows, cols, tile) = match shard {
             _ if !gathered => (m, n, tile),
             Shard::Rows => (m, k, tile),
@@ -424,7 +435,7 @@ impl Plan {
         Grid { rows, cols, tile_m, tile_n }
     }
 
-    /// The same with rows split over the ranks.
+    /// The grid with its rows split over the ranks.
     pub(crate) fn split_grid(&self, grid: Grid) -> SplitGrid {
         SplitGrid { grid, size: self.size() }
     }
@@ -437,7 +448,7 @@ impl Plan {
         self.request.row
     }
 
-    /// The ranks of a barrier.
+    /// Members of a barrier.
     pub(crate) fn members(&self) -> Members {
         match &self.request.members {
             None => Members::all(self.size()),
@@ -445,21 +456,21 @@ impl Plan {
         }
     }
 
-    /// Whether there is nobody to talk to.
+    /// Whether there is only one rank, so that calls do not communicate.
     pub(crate) fn alone(&self) -> bool {
         self.ranks.size == 1
     }
 
-    /// Whether it runs on the host's cores.
+    /// Whether the plan's device is a host, not a GPU.
     pub(crate) fn on_cpu(&self) -> bool {
         self.ranks.device.backend.traits().host_threads
     }
 }
 
 impl fmt::Display for Plan {
-    /// One line: what was asked, the device, whose figures stand in for the device's own, how calls are done, and the
-    /// memory that this takes: `all_reduce of f32, rank 0 of 4 on cpu: two_shot up to 512 by tiles of 4 x 4096 (predicted);
-    /// 8192 bytes of data, 20480 of signals`.
+    /// One line: request, device, source of tuning data if it is another device, choices, memory.
+    /// Example: `all_reduce of f32, rank 0 of 4 on cpu: two_shot up to 512 by tiles of 4 x 4096
+    /// (predicted); 8192 bytes of data, 20480 of signals`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Ranks { rank, size, device, .. } = self.ranks;
         let Request { m, n, k, dtype, elements, .. } = self.request;

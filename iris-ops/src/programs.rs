@@ -1,4 +1,5 @@
-//! The programs of operators that consist of more than one kernel. Those of one kernel stand in the operator's row.
+//! Programs (sequences of steps) of variants that need more than one kernel. Programs of a single
+//! kernel are in the operators' rows.
 
 #[cfg(test)]
 mod tests;
@@ -9,19 +10,20 @@ use iris_kernels::program::{
     always, gemm, kernel, or, step, when,
 };
 
-/// The message of a rank that is alone: a copy.
+/// Collective with a single rank: a copy.
 pub(crate) const LOCAL: &[Alternative] = &[always(&[kernel(Kernel::Local)])];
 
-/// A product without a message, or of a rank that is alone.
+/// Product without communication: a GEMM of any implementation, or else the tile kernel.
 pub(crate) const MATMUL: &[Alternative] = &[always(&[or(
     Work::Gemm(Gemm { source: Source::Input, rows: Rows::All, to: Target::C, core: Core::Any }),
     &[kernel(Kernel::Local)],
 )])];
 
-/// A barrier that is a call by itself.
+/// Barrier as a call of its own.
 pub(crate) const BARRIER: &[Alternative] = &[always(&[step(Work::BarrierCall)])];
 
-/// An accumulating all-reduce: clear the sums, add to them, read them, with a barrier between.
+/// All-reduce by additions under a lock: clear the sums, barrier, add, barrier, convert the sums to
+/// C.
 pub(crate) const ADD_LOCKED: &[Alternative] = &[always(&[
     kernel(Kernel::Zero),
     step(Work::Barrier(0)),
@@ -30,7 +32,7 @@ pub(crate) const ADD_LOCKED: &[Alternative] = &[always(&[
     kernel(Kernel::Convert),
 ])];
 
-/// An accumulating all-reduce as [`ADD_LOCKED`], by atomic additions.
+/// All-reduce as [`ADD_LOCKED`], but by atomic additions.
 pub(crate) const ADD_ATOMIC: &[Alternative] = &[always(&[
     kernel(Kernel::Zero),
     step(Work::Barrier(0)),
@@ -39,31 +41,31 @@ pub(crate) const ADD_ATOMIC: &[Alternative] = &[always(&[
     kernel(Kernel::Convert),
 ])];
 
-/// All-gather of A into an inbox, then the product of tiles.
+/// All-gather of A into the inbox, barrier, then the product tile by tile.
 pub(crate) const GATHER: &[Alternative] =
     &[always(&[kernel(Kernel::Gather), step(Work::Barrier(0)), kernel(Kernel::Gathered)])];
 
-/// The GEMM of this rank's partial.
+/// GEMM of this rank's partial, M x N, into the workspace.
 const PARTIAL: Item = gemm(Source::Input, Rows::All, Target::Area(Area::Partial));
 
-/// The GEMM of this rank's rows of C, from its rows of A.
+/// GEMM of this rank's rows of C, from its rows of A.
 const OWN_ROWS: Item = gemm(Source::Shard, Rows::Own, Target::C);
 
-/// A GEMM that does the message of a kernel itself.
+/// GEMM that also does the all-reduce that `kernel` would do.
 const fn exchange(kernel: Kernel) -> Item {
     let (source, rows, to) = (Source::Input, Rows::All, Target::Area(Area::Partial));
     step(Work::Gemm(Gemm { source, rows, to, core: Core::Exchanging(kernel) }))
 }
 
-/// A kernel over this rank's partial.
+/// Kernel that communicates this rank's partial in the workspace.
 const fn of_partial(kernel: Kernel) -> Item {
     step(Work::Kernel(kernel, Operands::Area(Area::Partial)))
 }
 
-/// GEMM, then `two_shot` of the partial.
+/// GEMM, then the all-reduce of the partial by `two_shot`.
 pub(crate) const UNFUSED: &[Alternative] = &[always(&[PARTIAL, of_partial(Kernel::TwoShot)])];
 
-/// GEMM, then `one_shot` of the partial; or both in one launch.
+/// GEMM, then the all-reduce of the partial by `one_shot`; or both in one launch.
 pub(crate) const UNFUSED_ONE_SHOT: &[Alternative] = &[
     when(&[When::Exchanges], &[exchange(Kernel::OneShot)]),
     always(&[PARTIAL, of_partial(Kernel::OneShot)]),
@@ -79,7 +81,7 @@ pub(crate) const UNFUSED_LL: &[Alternative] = &[
 pub(crate) const UNFUSED_SCATTER: &[Alternative] =
     &[always(&[PARTIAL, of_partial(Kernel::ReduceScatter)])];
 
-/// GEMM of this rank's rows of C, then their all-gather.
+/// GEMM of this rank's rows of C, then the all-gather of C.
 pub(crate) const UNFUSED_ROWS: &[Alternative] =
     &[always(&[OWN_ROWS, step(Work::Kernel(Kernel::AllGather, Operands::OwnRows))])];
 
@@ -89,14 +91,14 @@ pub(crate) const UNFUSED_GATHER: &[Alternative] = &[always(&[
     gemm(Source::Area(Area::Gathered), Rows::All, Target::C),
 ])];
 
-/// Waits for all rows of a transfer, from all peers.
+/// Waits until all rows of a transfer have come from all peers.
 macro_rules! arrive {
     ($transfer:ident) => {
         Item::Peers(&[step(Work::Gate(Transfer::$transfer))])
     };
 }
 
-/// Takes rows of a transfer to C, part by part as they come from all peers.
+/// For each part, waits until it has come from all peers and copies it to C.
 macro_rules! take_parts {
     ($transfer:ident) => {
         Item::Parts(&[Item::Peers(&[
@@ -106,7 +108,7 @@ macro_rules! take_parts {
     };
 }
 
-/// Takes rows of a transfer to C once all have come.
+/// Copies all rows of a transfer to C; the rows must have come.
 macro_rules! take_all {
     ($transfer:ident) => {
         Item::Peers(&[step(Work::Take(Transfer::$transfer))])
@@ -117,12 +119,13 @@ const OPEN_SHARDS: Item = step(Work::Open(Transfer::Shards));
 const CLOSE_SHARDS: Item = step(Work::Close(Transfer::Shards));
 const PUSH_SHARDS: Item = step(Work::Kernel(Kernel::Copies, Operands::Of(Transfer::Shards)));
 
-/// Shards of A by engines if they can move them, else by workgroups.
+/// Sends shards of A by copy engines, or by workgroups if the engines cannot.
 const SHARDS: Item = or(Work::Copies(Transfer::Shards), &[PUSH_SHARDS]);
 
-/// Copies of A beside its product. This rank's own rows are multiplied while the others are on their way, and those
-/// as they come: by one GEMM that waits for each part itself, by two GEMMs once all have come, or by one for each
-/// part. Columns are multiplied when all are there, since each element of C needs all of them.
+/// All-gather of A by copies that overlap the product. This rank's own rows are multiplied while
+/// the others travel. The others follow in one GEMM that waits for each part itself, in two GEMMs
+/// after all have come, or in one GEMM per part as it comes. If A is split by columns, the product
+/// starts when all of A is there, because each element of C needs all columns.
 pub(crate) const GATHER_COPIED: &[Alternative] = &[
     when(
         &[When::Gated],
@@ -176,13 +179,14 @@ const OPEN_BLOCKS: Item = step(Work::Open(Transfer::Blocks));
 const CLOSE_BLOCKS: Item = step(Work::Close(Transfer::Blocks));
 const PUSH_BLOCKS: Item = step(Work::Kernel(Kernel::Blocks, Operands::Of(Transfer::Blocks)));
 
-/// The GEMM of a part of the partial.
+/// GEMM of one part of the partial, into the workspace.
 const PART: Item = gemm(Source::Input, Rows::Part, Target::Area(Area::Partial));
 
-/// For each part and peer, the GEMM of what the peer owns, and its copy to the peer.
+/// For each part and peer: the GEMM of the rows that the peer owns, then their copy to the peer.
 const SEND_BLOCKS: Item = Item::Peers(&[PART, step(Work::Copies(Transfer::Blocks))]);
 
-/// The library GEMM of a part of this rank's rows, which adds what the one peer sent.
+/// Library GEMM of one part of this rank's rows that also adds the rows that the one peer sent;
+/// `or_sum` replaces it if the library cannot.
 const fn add(to: Target, or_sum: &'static [Item]) -> Item {
     let work = Gemm { source: Source::Input, rows: Rows::Part, to, core: Core::Adding };
     or(Work::Gemm(work), or_sum)
@@ -191,15 +195,15 @@ const fn add(to: Target, or_sum: &'static [Item]) -> Item {
 const SUMS: Item = step(Work::Sums { to: Target::Own });
 const SUMS_OF_C: Item = step(Work::Sums { to: Target::OwnOfC });
 
-/// Partials by workgroups, which are added up when all have come.
+/// Reduce-scatter in which workgroups send the partials; each owner adds them when all have come.
 macro_rules! scatter_by_workgroups {
     ($sums:expr, $($then:expr),*) => {
         &[OPEN_BLOCKS, PARTIAL, PUSH_BLOCKS, arrive!(Blocks), $sums, $($then,)* CLOSE_BLOCKS]
     };
 }
 
-/// Copies of partials to their owners beside the GEMMs of those that follow; then what this rank owns, to which those
-/// of the peers are added.
+/// Reduce-scatter in which copy engines send partials to their owners while the GEMMs of later
+/// parts run. The rows that this rank owns come last, and the peers' partials are added to them.
 pub(crate) const SCATTER_COPIED: &[Alternative] = &[
     when(
         &[When::Engines, When::Adds],
@@ -227,8 +231,9 @@ pub(crate) const SCATTER_COPIED: &[Alternative] = &[
 const COPY_SUMS: Item = step(Work::Copies(Transfer::Sums));
 const PUSH_SUMS: Item = step(Work::Kernel(Kernel::Results, Operands::Of(Transfer::Sums)));
 
-/// Copies of partials as in [`SCATTER_COPIED`]; each part of the sums goes to all: a part that this rank owns follows the next of the
-/// others, so that theirs has come by then, and the sums leave beside what follows.
+/// All-reduce that starts as [`SCATTER_COPIED`], and copies each part of the sums to all ranks. A
+/// part that this rank owns is delayed until the next part has been sent to the peers, so that
+/// their partials have arrived by then; the copies of sums overlap later parts.
 pub(crate) const SUM_COPIED: &[Alternative] = &[
     when(
         &[When::Engines, When::Adds],
@@ -258,7 +263,8 @@ const OPEN_ROWS: Item = step(Work::Open(Transfer::Rows));
 const CLOSE_ROWS: Item = step(Work::Close(Transfer::Rows));
 const PUSH_ROWS: Item = step(Work::Kernel(Kernel::Copies, Operands::Of(Transfer::Rows)));
 
-/// GEMMs of parts of this rank's rows of C, each of which a copy takes to all beside the next.
+/// All-gather of C in which copy engines send each part of this rank's rows while the GEMM of the
+/// next part runs.
 pub(crate) const ROWS_COPIED: &[Alternative] = &[
     when(
         &[When::Engines],
@@ -275,13 +281,14 @@ pub(crate) const ROWS_COPIED: &[Alternative] = &[
     always(&[OPEN_ROWS, OWN_ROWS, PUSH_ROWS, take_parts!(Rows), CLOSE_ROWS]),
 ];
 
-/// The GEMM that stores to peers.
+/// GEMM that stores its tiles to peers.
 const fn store(source: Source, to: Target, blocks: bool, results: Option<Transfer>) -> Item {
     let core = Core::Storing { blocks, results };
     step(Work::Gemm(Gemm { source, rows: Rows::All, to, core }))
 }
 
-/// One GEMM that stores tiles to their owners, and adds theirs to its own.
+/// Reduce-scatter in one GEMM: its epilogue stores tiles to their owners, and adds the peers' tiles
+/// to its own.
 pub(crate) const SCATTER_STORED: &[Alternative] = &[
     when(
         &[When::Stores],
@@ -290,8 +297,8 @@ pub(crate) const SCATTER_STORED: &[Alternative] = &[
     always(scatter_by_workgroups!(SUMS,)).indirect(),
 ];
 
-/// One GEMM as in [`SCATTER_STORED`], which also stores each tile of the sums to all. There are many parts, and they have
-/// come when the GEMM is over, so they are taken at once.
+/// All-reduce in one GEMM: as [`SCATTER_STORED`], and the epilogue also stores each tile of the
+/// sums to all ranks. All parts have come when the GEMM ends, so a single step copies them to C.
 pub(crate) const SUM_STORED: &[Alternative] = &[
     when(
         &[When::Stores],
@@ -306,7 +313,7 @@ pub(crate) const SUM_STORED: &[Alternative] = &[
     always(scatter_by_workgroups!(SUMS_OF_C, PUSH_SUMS, arrive!(Sums), take_all!(Sums))).indirect(),
 ];
 
-/// One GEMM of this rank's rows of C, which stores them to all.
+/// All-gather of C in one GEMM of this rank's rows, whose epilogue stores tiles to all ranks.
 pub(crate) const ROWS_STORED: &[Alternative] = &[
     when(
         &[When::Stores],

@@ -1,4 +1,4 @@
-//! A rank among others, and its device: all that planning needs to know of a world or a heap.
+//! Rank of a world and its device: what planning needs to know of a world or a heap.
 
 use std::sync::Arc;
 
@@ -7,32 +7,32 @@ use iris_heap::{BackendKind, SymmetricHeap, World};
 use crate::device::Device;
 use crate::tune::data::Tuning;
 
-/// A rank among others, and its device: all that planning needs to know of a world or a heap.
+/// Rank of a world and its device: what planning needs to know of a world or a heap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ranks {
-    /// This rank.
+    /// Index of this rank, below `size`.
     pub rank: usize,
-    /// Number of ranks.
+    /// Number of ranks of the world.
     pub size: usize,
-    /// Device of this rank, which all ranks have alike.
+    /// Device of this rank. All ranks must have the same kind of device.
     pub device: Device,
-    /// Number of this rank among those of its host, which decides on its GPU.
+    /// Index of this rank among the ranks of its host, by which a heap picks its GPU.
     local_rank: usize,
     /// Number of nodes that the ranks are on, as many on each, numbered node by node.
     nodes: usize,
-    /// What is known of the device, once that was looked up.
+    /// Tuning data of the device; `None` until it has been looked up.
     pub(crate) tuning: Option<&'static Tuning>,
 }
 
 impl Ranks {
-    /// Rank `rank` of `size`, on the CPU.
+    /// Rank `rank` of `size` ranks, on the CPU.
     pub fn new(rank: usize, size: usize) -> Self {
         Self { rank, size, device: Device::host(), local_rank: rank, nodes: 1, tuning: None }
     }
 
-    /// Moves the ranks to another kind of device: to the GPU of this host that a heap takes for this rank unless told
-    /// otherwise, as the driver describes it. If there is none, a device is assumed ([`Device::assumed`]). Ranks that are
-    /// on this kind of device stay as they are.
+    /// Moves the ranks to another backend. The device is the GPU that a heap would take for this
+    /// rank, as the driver describes it; without a driver it is assumed ([`Device::assumed`]).
+    /// Ranks that already are on this backend keep their device.
     #[must_use]
     pub fn on(self, backend: BackendKind) -> Self {
         if self.device.backend == backend {
@@ -74,25 +74,26 @@ impl Ranks {
         Self { device, tuning: None, ..self }
     }
 
-    /// Leaves out what `iris tune` has measured on this machine: plans go by built-in figures.
+    /// Ignores measurements of `iris tune` on this machine: plans use the built-in tuning data.
     #[must_use]
     pub fn untuned(self) -> Self {
         self.with(Tuning::of(self.device))
     }
 
-    /// The same with this known of the device.
+    /// Sets the tuning data.
     pub(crate) fn with(self, tuning: &'static Tuning) -> Self {
         Self { tuning: Some(tuning), ..self }
     }
 
-    /// What is known of the device.
+    /// Tuning data of the device.
     pub(crate) fn tuning(&self) -> &'static Tuning {
         self.tuning.unwrap_or_else(|| Tuning::of(self.device))
     }
 }
 
 impl From<&World> for Ranks {
-    /// The ranks of a world, on the CPU, because a world knows no devices. [`Ranks::on`] takes them elsewhere.
+    /// Ranks of a world, on the CPU, because a world has no devices. [`Ranks::on`] moves them to a
+    /// GPU.
     fn from(world: &World) -> Self {
         let local_rank = world.local_rank();
         let nodes = world.nodes();
@@ -101,7 +102,7 @@ impl From<&World> for Ranks {
 }
 
 impl From<&SymmetricHeap> for Ranks {
-    /// The ranks of a heap, on its device.
+    /// Ranks of a heap, on its device.
     fn from(heap: &SymmetricHeap) -> Self {
         Self::from(heap.whole_world()).on_device(heap.into())
     }

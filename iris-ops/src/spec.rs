@@ -1,6 +1,7 @@
-//! What an operator is, as one row of a table: what it launches, what it needs, which parts of its
-//! matrices a rank has. Plans, the automatic choice, workspaces, checks, records and launches read
-//! the row and know no operator by name; each row stands with its operator, in `ops/`.
+//! Description of an operator as one table row: the programs it launches, the memory it needs, and
+//! the parts of its matrices that a rank has. Plans, the automatic choice, workspaces, argument
+//! checks, records and launches read the row and never test for a specific operator. Each row is
+//! defined in the operator's file in `ops/`.
 
 use iris_kernels::program::Alternative;
 pub(crate) use iris_kernels::program::Norm;
@@ -9,27 +10,28 @@ use iris_kernels::schedule::Collective;
 use crate::error::{Error, Result};
 use crate::kind::{Op, Variant};
 
-/// One operator.
+/// Description of one operator.
 #[derive(Debug)]
 pub(crate) struct Row {
     pub(crate) op: Op,
-    /// The collective that its product is fused with; itself without a product, or with no other rank.
+    /// Collective that the product is combined with; the operator itself if it has no product or
+    /// involves no other rank.
     pub(crate) message: Op,
-    /// Whether N, and K, are the same on all ranks; else they are the rank's own.
+    /// Whether N and K are the same on all ranks; a dimension that is not may differ between ranks.
     pub(crate) common: Common,
-    /// The part of A, or of the input, that a rank has.
+    /// Part of A (or of the input) that a rank passes.
     pub(crate) a: Part,
-    /// The part of C, or of the output, that a rank gets.
+    /// Part of C (or of the output) that a rank gets.
     pub(crate) c: Part,
-    /// What the shapes of its matrices are beside that.
+    /// Columns of A and C and the shape of B, as a function of N and K.
     pub(crate) dims: fn(n: usize, k: usize) -> Dims,
-    /// Which tiles a rank works on.
+    /// Tiles that a rank works on.
     pub(crate) tiles: Tiles,
-    /// Whether C may be A itself.
+    /// Whether the operator may run in place, with C in the memory of A.
     pub(crate) in_place: bool,
-    /// Steps of a call of a rank that is alone.
+    /// Program of a call if there is only one rank.
     pub(crate) alone: &'static [Alternative],
-    /// How it can be done.
+    /// Variants of the operator, with their programs and memory.
     pub(crate) forms: &'static [Form],
 }
 
@@ -39,26 +41,27 @@ pub(crate) struct Common {
     pub(crate) k: bool,
 }
 
-/// What a rank has of a matrix whose rows are M: the calls' M is that of the one that it has all of.
+/// Rows of a matrix that one rank has, out of M. A call's M is the number of rows of the matrix
+/// that every rank has entirely.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Part {
-    /// All rows.
+    /// All M rows.
     All,
-    /// The rows `split(m, size, rank)`.
+    /// This rank's rows, `split(m, size, rank)`.
     Own,
-    /// As many rows from each rank as fall to this one.
+    /// One block from each rank, each with as many rows as `split(m, size, rank)` has.
     Blocks,
-    /// All rows on the root, no matrix elsewhere.
+    /// All M rows on the root, no matrix on other ranks.
     Root,
-    /// The rows or the columns that fall to it, as the options say.
+    /// This rank's rows or columns of A, as the option `shard` says.
     Shard,
-    /// No matrix.
+    /// No matrix on any rank.
     None,
 }
 
 impl Part {
-    /// The part in words.
-    pub(crate) fn about(self) -> &'static str {
+    /// Description of the part in error texts.
+    pub(crate) fn description(self) -> &'static str {
         match self {
             Part::All | Part::Root => "all rows",
             Part::Own => "this rank's part of the rows",
@@ -69,116 +72,122 @@ impl Part {
     }
 }
 
-/// Shapes of matrices, but for the rows that [`Part`] says, by N and K of a plan.
+/// Columns of A and C and the shape of B. Rows of A and C follow from [`Part`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dims {
-    /// Columns of A, or of the input.
+    /// Number of columns of A, or of the input.
     pub(crate) a: usize,
-    /// Rows and columns of B; none without a product.
+    /// Rows and columns of B; `None` for an operator without a product.
     pub(crate) b: Option<(usize, usize)>,
-    /// Columns of C, or of the output.
+    /// Number of columns of C, or of the output.
     pub(crate) c: usize,
 }
 
 impl Dims {
-    /// C (M x N) = A (M x K) B (K x N).
+    /// Dimensions of a product: C (M x N) = A (M x K) B (K x N).
     pub(crate) fn product(n: usize, k: usize) -> Dims {
         Dims { a: k, b: Some((k, n)), c: n }
     }
 
-    /// Rows of N.
+    /// Dimensions of a collective: input and output have N columns.
     pub(crate) fn message(n: usize, _: usize) -> Dims {
         Dims { a: n, b: None, c: n }
     }
 }
 
-/// Which tiles a rank works on.
+/// Tiles of the result that a rank works on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Tiles {
-    /// Those of the whole matrix.
-    Whole,
-    /// Those of the whole, of which none crosses the boundary between two ranks' rows.
+    /// All tiles of the whole matrix.
+    All,
+    /// All tiles, cut so that no tile crosses the boundary between two ranks' rows.
     Split,
-    /// Those of its own rows.
+    /// Tiles of the rank's own rows.
     Own,
 }
 
-/// One way to do it.
+/// One variant of an operator: its program, memory and properties.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Form {
     pub(crate) variant: Variant,
-    /// Steps of a call, as alternatives.
+    /// Steps of a call, as alternatives of which the first that applies is taken.
     pub(crate) program: &'static [Alternative],
-    /// The memory that it takes.
+    /// Memory that the variant needs in the workspace.
     pub(crate) memory: Memory,
-    /// Whether one rank sends all tiles, and not a part of them.
+    /// Whether one rank sends every tile to each peer, not only the part that the peer owns.
     pub(crate) sends_all: bool,
-    /// Whether peers read A where it lies.
+    /// Whether peers read A directly in this rank's memory.
     pub(crate) pulls: bool,
-    /// Whether peers may write C where it lies. Where they do not, nobody need wait for a peer's entry
-    /// before it pushes.
+    /// Whether peers may write C directly in this rank's memory. If not, a rank pushes without
+    /// waiting for the peer's entry of this call.
     pub(crate) direct: bool,
-    /// Which words say that a tile of C has come from a peer, for a kernel beside the call.
+    /// Words that signal a peer's tile of C, for a kernel beside the call: a value of
+    /// [`arrival`](iris_kernels::args::arrival). `None` if C's tiles have no signals.
     pub(crate) arrival: Option<u32>,
-    /// Whether some of its workgroups fetch and do nothing else.
+    /// Whether some workgroups only fetch peers' shards.
     pub(crate) fetches: bool,
-    /// Where a product of whole matrices has its place: a library may have it.
-    pub(crate) whole: Whole,
-    /// Whether that product stores to others what they own, where there is one that does.
+    /// Position of a whole-matrix GEMM in the variant.
+    pub(crate) gemm: GemmStage,
+    /// Whether that GEMM stores its tiles to the peers that own them, on devices that have such a
+    /// GEMM.
     pub(crate) stores: bool,
-    /// Where rows of the result can be normalised.
+    /// Step in which rows of the result can be normalised.
     pub(crate) norm: Norm,
 }
 
-/// Where in a form a product of whole matrices is multiplied.
+/// Position of a whole-matrix GEMM in a variant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Whole {
-    /// Nowhere: tiles are multiplied where they are needed.
+pub(crate) enum GemmStage {
+    /// No such GEMM: the operator's kernel multiplies tile by tile.
     None,
-    /// It is all of the form.
+    /// The GEMM is the whole variant.
     All,
-    /// Ahead of the kernel, which sends this rank's partial.
+    /// GEMM before the message, which sends this rank's partial.
     Partial,
-    /// Ahead of the kernel, which sends this rank's rows of C.
+    /// GEMM before the message, which sends this rank's rows of C.
     Rows,
-    /// Behind the kernel, which gathers A.
+    /// GEMM after the message, which gathers A.
     Gathered,
 }
 
-/// What the inbox and the other memory of a workspace hold.
+/// Contents of a variant's workspace: inboxes, sums, staging buffers, signals.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Memory {
-    /// Nothing.
+    /// Empty.
     None,
-    /// All tiles of all sources.
+    /// Inbox for all tiles from all sources.
     AllTiles,
-    /// The tiles of an owner from all sources, and all results.
+    /// Inbox for the tiles that one rank owns, from all sources, and a result inbox for all tiles.
     OwnedAndResults,
-    /// The tiles of the largest part from all sources, which are added up there.
+    /// Inbox for the tiles of the largest part from all sources, in the wire type; the owner adds
+    /// them up.
     PartialParts,
-    /// The tiles of the largest part from all sources, as they are.
+    /// Inbox for the tiles of the largest part from all sources, in the output type; nothing is
+    /// added.
     Parts,
-    /// All tiles from one source.
+    /// Inbox for all tiles from one source.
     OneSource,
-    /// An f32 tile for each tile of an owner, and a lock each if the form takes them.
+    /// Sums: one f32 tile for each tile that a rank owns.
     Sums {
-        /// Whether it does.
+        /// Whether each tile has a lock; if not, ranks add atomically.
         locks: bool,
     },
-    /// Words that carry data: what one rank sends to another, from all sources.
+    /// Words of the LL protocol (data and flag in one word), for the items that one rank sends
+    /// another, from all sources.
     Pairs(Collective),
-    /// All of A.
+    /// Inbox that holds all of A, M x K.
     Gathered,
-    /// All of A, outside of the inbox, and a flag for each unit of it.
+    /// Staging buffer for all of A, M x K, outside the inbox, with a flag for each unit of it.
     Staged,
-    /// A signal for each tile of the largest part, which goes where it is wanted.
+    /// One signal for each tile of the largest part; the data goes to its final place.
     Signals,
-    /// The same, and a flag: what copy engines move in a call, in so many rounds.
+    /// Signals for what copy engines move, one for each tile of the largest part and round, and a
+    /// flag. The field is the number of rounds of a call.
     Copied(u32),
 }
 
 impl Form {
-    /// A form of this program, whose peers neither read A nor write C.
+    /// Makes a form with this program, whose peers neither read A nor write C directly.
     pub(crate) const fn push(
         variant: Variant,
         program: &'static [Alternative],
@@ -193,45 +202,45 @@ impl Form {
             direct: false,
             arrival: None,
             fetches: false,
-            whole: Whole::None,
+            gemm: GemmStage::None,
             stores: false,
             norm: Norm::None,
         }
     }
 
-    /// The same, whose product of whole matrices stores to others what they own.
+    /// Marks the whole-matrix GEMM as one that stores its tiles to the peers that own them.
     pub(crate) const fn stores(self) -> Form {
         Form { stores: true, ..self }
     }
 
-    /// The same, whose peers may write C; `arrival` as in [`Form::arrival`].
+    /// Lets peers write C directly; `arrival` is [`Form::arrival`].
     pub(crate) const fn direct(self, arrival: Option<u32>) -> Form {
         Form { direct: true, arrival, ..self }
     }
 
-    /// The same, where one rank sends all tiles.
+    /// Marks that one rank sends every tile to each peer.
     pub(crate) const fn sends_all(self) -> Form {
         Form { sends_all: true, ..self }
     }
 
-    /// A form with the same memory, for another variant and its program.
-    pub(crate) const fn of(self, variant: Variant, program: &'static [Alternative]) -> Form {
+    /// Copies the form, with its memory, for another variant and its program.
+    pub(crate) const fn renamed(self, variant: Variant, program: &'static [Alternative]) -> Form {
         Form { variant, program, ..self }
     }
 
-    /// The same, which normalises rows in this place.
+    /// Sets the step in which rows of the result are normalised.
     pub(crate) const fn norms(self, norm: Norm) -> Form {
         Form { norm, ..self }
     }
 
-    /// The same with a product of whole matrices.
-    pub(crate) const fn whole(self, whole: Whole) -> Form {
-        Form { whole, ..self }
+    /// Sets the position of the whole-matrix GEMM.
+    pub(crate) const fn gemm(self, gemm: GemmStage) -> Form {
+        Form { gemm, ..self }
     }
 
-    /// Whether the product is multiplied ahead of a message, or behind one.
+    /// Whether the product is a GEMM before or after the message, not fused with it.
     pub(crate) fn is_unfused(&self) -> bool {
-        matches!(self.whole, Whole::Partial | Whole::Rows | Whole::Gathered)
+        matches!(self.gemm, GemmStage::Partial | GemmStage::Rows | GemmStage::Gathered)
     }
 
     /// Whether copy engines move the message.
@@ -239,15 +248,15 @@ impl Form {
         matches!(self.memory, Memory::Copied(_))
     }
 
-    /// The same, whose peers read A.
+    /// Lets peers read A directly.
     pub(crate) const fn pulls(self) -> Form {
         Form { pulls: true, ..self }
     }
 }
 
 impl Row {
-    /// The variant of this name, where hyphens are as good as underscores; none for `auto`, which leaves the choice
-    /// to the plan.
+    /// Variant with this name, in which hyphens count as underscores; `None` for `auto`, which
+    /// leaves the choice to the plan. A name that is no variant of the operator is an error.
     pub(crate) fn variant(&self, name: &str) -> Result<Option<Variant>> {
         if name == "auto" {
             return Ok(None);
@@ -262,27 +271,28 @@ impl Row {
         })
     }
 
-    /// The form of a variant, if the operator has it.
+    /// Form of a variant; `None` if the operator does not have the variant.
     pub(crate) fn form(&self, variant: Variant) -> Option<&'static Form> {
         self.forms.iter().find(|form| form.variant == variant)
     }
 
-    /// Whether it has a product.
+    /// Whether the operator has a matrix product.
     pub(crate) fn multiplies(&self) -> bool {
         (self.dims)(1, 1).b.is_some()
     }
 
-    /// Whether A is gathered, and not C.
+    /// Whether the operator gathers A (before the product), not C.
     pub(crate) fn gathers_a(&self) -> bool {
         self.a == Part::Shard
     }
 
-    /// Whether nobody else takes part in a call.
+    /// Whether calls involve this rank only.
     pub(crate) fn is_local(&self) -> bool {
         self.forms.iter().all(|form| form.variant == Variant::Local)
     }
 
-    /// Whether N may decide what all ranks must have the same.
+    /// Whether the tile and the variant may depend on N: true if all ranks have the same N, or only
+    /// one rank is involved.
     pub(crate) fn n_decides(&self) -> bool {
         self.common.n || self.is_local()
     }

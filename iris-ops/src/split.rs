@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
-/// The part of `total` items that is number `part` of `parts`: even, the remainder to the first. With fewer items
-/// than parts the last parts are empty.
+/// Range of part number `part` if `total` items are split into `parts` contiguous parts, as evenly
+/// as possible. The first `total % parts` parts have one item more; with fewer items than parts the
+/// last parts are empty.
 ///
 /// # Panics
 /// If `parts` is 0.

@@ -1,5 +1,5 @@
-//! Which variant a call takes: a measured row first, then the one with the shortest predicted time. Both depend only on
-//! values that all ranks have in common.
+//! Choice of the variant of a call: from a measured table row, or else by the shortest predicted
+//! time. Both depend only on values that all ranks have in common, so all ranks choose alike.
 
 pub(crate) mod data;
 mod table;
@@ -21,27 +21,29 @@ use crate::ranks::Ranks;
 use crate::spec::{Form, Memory, Norm};
 use data::Senders;
 
-/// Most items, of eight bytes, that one rank sends another in words that carry their data: 2 MiB. Of two
-/// ranks such a message takes 16 MiB of the signal segment.
+/// Maximum number of items (8 bytes of data each) that one rank sends another by the LL protocol: 2
+/// MiB. With two ranks such a message takes 16 MiB of the signal segment.
 pub(crate) const LL_ITEMS: u32 = 1 << 18;
 
-/// Most workgroups of such a message on a GPU.
+/// Maximum number of workgroups of a message by the LL protocol on a GPU.
 pub(crate) const LL_GROUPS: u32 = 128;
 
-/// Bytes of the signal segment that such words of an op take at most where nobody asked for them: an
-/// eighth of what a heap has by default, and a quarter for rows that are normalised.
+/// Maximum bytes of the signal segment that an op's LL words take if the caller did not ask for the
+/// LL protocol: an eighth of a heap's default size (twice as much with an RMSNorm).
 const LL_SIGNAL_BYTES: usize = 8 << 20;
 
-/// N or K of a prediction where it is a rank's own, so that ranks with other values choose alike.
+/// Value used in predictions for N or K where ranks may differ, so that all ranks choose alike.
 const COMMON: usize = 4096;
 
-/// The GPU whose figures choose for a device, if it is another: `H200` or `MI300X`.
+/// GPU whose tuning data is used for a device that has none of its own: `H200` or `MI300X`; `None`
+/// if the device has its own.
 pub(crate) fn figures_of(ranks: Ranks) -> Option<&'static str> {
     let tuning = ranks.tuning();
     tuning.stands_in_for(ranks.device).then_some(tuning.of.as_str())
 }
 
-/// Most workgroups of a message: an odd number on GPUs, as [`data::Launches`] says.
+/// Maximum number of workgroups of a message; odd on GPUs, for the reason given at
+/// [`data::Launches`].
 pub(crate) fn message_groups(ranks: Ranks) -> u32 {
     if ranks.device.backend.traits().host_threads {
         return u32::MAX;
@@ -50,26 +52,27 @@ pub(crate) fn message_groups(ranks: Ranks) -> u32 {
     ranks.tuning().launches.message_groups.unwrap_or(odd)
 }
 
-/// Figures by which the calls of a choice size their launches.
+/// Launch sizes for the calls of a choice.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizing {
-    /// Most workgroups of a message.
+    /// Maximum number of workgroups of a message.
     pub(crate) most_groups: u32,
-    /// Threads of a workgroup for messages up to a size, the smallest first; larger ones have as many as kernels are
-    /// built for. A size is a number of items of the LL protocol, or of bytes that are summed. None for other messages
-    /// and for rows that are normalised, which a workgroup holds in as many threads as there are.
+    /// Threads of a workgroup by size of the message, ascending: pairs of maximum size and threads.
+    /// The size is a number of items for the LL protocol, and bytes for messages that are summed.
+    /// Larger messages use the number of threads that the kernel is built for, and so do other
+    /// messages and those with an RMSNorm, where a workgroup holds whole rows.
     threads: &'static [(usize, u32)],
-    /// Workgroups that only send.
+    /// Share of workgroups that only send; `None` if all send and receive.
     senders: Option<Senders>,
 }
 
 impl Sizing {
-    /// Figures of a form of this request.
+    /// Launch sizes for a form of this request.
     pub(crate) fn of(ranks: Ranks, request: &Request, form: &Form) -> Self {
         let launches = &ranks.tuning().launches;
         let plain = request.rms_norm.is_none();
-        // Few threads for few items, since a workgroup meets sooner, and its items are spread over more
-        // multiprocessors.
+        // Small messages use small workgroups: a workgroup barrier is faster, and the items spread
+        // over more multiprocessors.
         let threads: &[_] = match form.memory {
             Memory::Pairs(_) if plain => &launches.threads_of_words,
             Memory::AllTiles | Memory::OwnedAndResults | Memory::PartialParts if plain => {
@@ -87,35 +90,37 @@ impl Sizing {
         Sizing { most_groups: message_groups(ranks), threads, senders }
     }
 
-    /// Threads of a workgroup of a message of this size; none for as many as its kernels are built for.
+    /// Number of threads of a workgroup for a message of this size; `None` for the number that the
+    /// kernel is built for.
     pub(crate) fn threads(&self, size: usize) -> Option<u32> {
         let step = self.threads.iter().find(|(most, _)| size <= *most);
         step.map(|&(_, threads)| threads)
     }
 
-    /// Number of eighths of the workgroups that only send in a message of so many bytes; 0 if all send, and take or add
-    /// up.
+    /// Eighths of the workgroups that only send in a message of `bytes` bytes; 0 if all workgroups
+    /// send and receive.
     pub(crate) fn sending_eighths(&self, bytes: usize) -> u32 {
         self.senders.filter(|it| it.bytes().contains(&bytes)).map_or(0, |it| it.eighths)
     }
 }
 
-/// Bytes of the whole message, as it travels.
+/// Bytes of the whole message in the wire type.
 pub(crate) fn message_bytes(request: &Request, (m, n): (usize, usize)) -> usize {
     m.saturating_mul(n).saturating_mul(request.wire_dtype().size())
 }
 
-/// Sizes of calls at which the choice may change: powers of two, and the ends of the table's rows.
+/// Sizes of calls at which the choice may change: powers of two, and the limits of table rows.
 pub(crate) fn sizes(ranks: Ranks, request: &Request) -> Vec<usize> {
     let powers = (3..usize::BITS - 1).map(|bits| 1 << bits);
     powers.chain(table::ends(ranks, request)).collect()
 }
 
-/// The variant of a call of this size, and why.
+/// Variant of a call of this size, and the reason for the choice.
 pub(crate) fn variant(ranks: Ranks, request: &Request) -> (Variant, Why) {
     let row = request.row;
     let known = table::variant(ranks, request).and_then(|variant| row.form(variant));
-    // Peers read A where it lies, which must be in the heap: a plan does not know where it will be.
+    // Variants that pull are excluded because peers read A in place, so A must be in the heap; a
+    // plan does not know where A will be.
     let known = known.filter(|form| !form.pulls && is_as_measured(ranks, request, form));
     match known.filter(|form| form.serves(request)) {
         Some(form) if table::is_own(ranks, request) => (form.variant, Why::Tuned),
@@ -124,8 +129,9 @@ pub(crate) fn variant(ranks: Ranks, request: &Request) -> (Variant, Why) {
     }
 }
 
-/// The variant with the shortest predicted time, from what all ranks have in common, of those that may be taken; the
-/// first that serves where a rank is alone, or nothing is predicted.
+/// Variant with the shortest predicted time of those that `auto` may take. The prediction uses
+/// values that all ranks have in common. With one rank, or without any prediction, it is the first
+/// variant that serves the request.
 fn quickest(ranks: Ranks, request: &Request) -> Variant {
     let forms = || request.row.forms.iter().filter(|form| form.serves(request));
     let mut request = request.clone();
@@ -141,7 +147,7 @@ fn quickest(ranks: Ranks, request: &Request) -> Variant {
     best.or_else(|| forms().next()).map_or(request.row.forms[0].variant, |form| form.variant)
 }
 
-/// Predicted time of a call that is done so, in microseconds.
+/// Predicted time of a call by this form, in microseconds; `None` if it has no prediction.
 fn predicted(ranks: Ranks, request: &Request, form: &'static Form) -> Option<f64> {
     let norm = if request.rms_norm.is_some() { form.norm } else { Norm::None };
     let program = Program { norm, ..Program::new(form.program) };
@@ -151,7 +157,7 @@ fn predicted(ranks: Ranks, request: &Request, form: &'static Form) -> Option<f64
 }
 
 impl Problem {
-    /// A call of the largest size of a request.
+    /// Cost problem of the largest call of a request.
     pub(crate) fn of(ranks: Ranks, request: &Request) -> Problem {
         let Request { row, m, n, k, .. } = *request;
         Problem {
@@ -170,15 +176,16 @@ impl Problem {
     }
 }
 
-/// Whether `auto` may take a form: it has run on such a device among so many ranks, takes any A, adds in one order, and
-/// has what it needs.
+/// Whether `auto` may take a form: it has run on such a device with this number of ranks, accepts
+/// any A, adds in a fixed order, and the device supports it.
 fn may_take(ranks: Ranks, request: &Request, form: &Form) -> bool {
     let ran = ranks.tuning().has_run(form.variant, ranks.device, ranks.size);
     let by_workgroups = !form.stores && !form.is_copied();
-    // What is copied or stored in parts has parts of its own, and its rows need no second pass.
+    // A tile that the caller chose would change the parts of a copied or stored message, for which
+    // there are no measurements.
     let parts = by_workgroups || request.tile.is_none();
-    // Columns that come are multiplied before all are there, or not sooner than without engines; and nobody has
-    // measured copies behind which rows are normalised.
+    // Copies by engines are excluded if A is split by columns, unless a GEMM waits for them (they
+    // would not be faster), and with an RMSNorm, because that has not been measured.
     let copies = !form.is_copied()
         || form.stores
         || request.rms_norm.is_none()
@@ -188,12 +195,12 @@ fn may_take(ranks: Ranks, request: &Request, form: &Form) -> bool {
     ran && in_order && parts && copies && stores && fits_words(ranks, request, form)
 }
 
-/// Whether a message is small enough for words that carry their data, if the form has any.
+/// Whether the form uses no LL protocol, or the message is small enough for it.
 fn fits_words(ranks: Ranks, request: &Request, form: &Form) -> bool {
     let Memory::Pairs(collective) = form.memory else { return true };
     let items = items::of(ranks, request, collective, (request.m, request.n));
     let times = if request.rms_norm.is_some() { 2 } else { 1 };
-    // Two slots of each source, and twice the bytes.
+    // The words have two slots for each source, and take twice the bytes of the data.
     let most = times * (LL_SIGNAL_BYTES / (4 * ranks.size));
     (items.most() as usize).saturating_mul(8) <= most
         && items.most() <= LL_ITEMS
@@ -201,8 +208,8 @@ fn fits_words(ranks: Ranks, request: &Request, form: &Form) -> bool {
         && request.tile.is_none()
 }
 
-/// Whether a GEMM of ours of this kind takes part in calls for which the library is chosen so: it was asked for, or it
-/// has run among so many ranks.
+/// Whether our GEMM of this kind may take part in the calls: the caller asked for our GEMMs, or
+/// left the choice open and the kind has run with this number of ranks.
 pub(crate) fn takes_part(ranks: Ranks, request: &Request, kind: GemmKind) -> bool {
     match request.library {
         Library::Ours => true,
@@ -211,14 +218,15 @@ pub(crate) fn takes_part(ranks: Ranks, request: &Request, kind: GemmKind) -> boo
     }
 }
 
-/// Whether the device multiplies such operands by wgmma.
+/// Whether the device multiplies operands of this type by wgmma.
 fn has_wgmma(ranks: Ranks, request: &Request) -> bool {
     ranks.device.has_wgmma() && matches!(request.dtype, DType::F16 | DType::BF16)
 }
 
-/// Whether a call is done as the rows of its table were measured. On GPUs nothing is asked for besides the product and
-/// the message, and what stores to others does so. What is traced, counted or held up, and the number of workgroups,
-/// are no part of the choice: whoever observes a call observes what is done without that.
+/// Whether a call is like those for which table rows were measured. On GPUs these are plain
+/// products and messages without epilogue, norm or chosen tile. Tracing, counting, test delays and
+/// the number of workgroups do not matter, so that an observed call has the variant of an
+/// unobserved one.
 fn is_as_measured(ranks: Ranks, request: &Request, form: &Form) -> bool {
     if ranks.device.backend.traits().host_threads {
         return true;
@@ -230,7 +238,7 @@ fn is_as_measured(ranks: Ranks, request: &Request, form: &Form) -> bool {
     alike && plain && by_rule && (!form.stores || has_stores(ranks, request))
 }
 
-/// Whether there is a product of whole matrices, of such operands, that waits for peers and stores to them.
+/// Whether there is a whole-matrix GEMM for these operands that waits for peers and stores to them.
 fn has_stores(ranks: Ranks, request: &Request) -> bool {
     let Request { dtype, n, epilogue, library, .. } = *request;
     let alike = request.output_dtype() == dtype && request.wire_dtype() == dtype;

@@ -1,5 +1,5 @@
-//! The memory in which ops of a heap exchange tiles, with the words that order it: of one op, or of
-//! several that take turns.
+//! Workspace: the memory in which ops exchange tiles, and the words that order it. It belongs to
+//! one op, or is shared by several whose calls run one after the other.
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ use crate::kind::Op;
 use crate::needs::{Area, Extent};
 use crate::plan::Plan;
 
-/// Memory and words that several operators of a heap can share, instead of having their own each:
-/// it is as large as the largest of them needs.
+/// Memory and words that several operators of a heap can share instead of each having its own. It
+/// is as large as the largest of them needs.
 ///
-/// Their calls are counted together, as if they were calls of one operator: the ranks issue them in
-/// the same order, and they run one after the other, whatever streams they are issued on. So whatever
-/// keeps a call of an operator from the one before it keeps calls of two operators apart, too.
+/// Calls of the sharing operators are numbered together, as calls of one operator would be: all
+/// ranks issue them in the same order, and they run one after the other, on whatever streams. So
+/// the rules that protect a call from the previous one hold between operators, too.
 ///
 /// ```
 /// # use iris_heap::{SymmetricHeap, World};
@@ -40,11 +40,12 @@ use crate::plan::Plan;
 #[derive(Debug)]
 pub struct Workspace {
     heap: Arc<SymmetricHeap>,
-    /// The op that errors name: the first.
+    /// Operator that errors name: that of the first plan.
     op: Op,
     extent: Extent,
     first_call: i32,
-    /// Whether it is of a barrier of some ranks, which is no call that all ranks count.
+    /// Whether the workspace is that of a barrier of some ranks, whose calls the heap does not
+    /// count.
     private: bool,
     signal: RawSlice,
     data: Vec<(Area, RawSlice)>,
@@ -52,13 +53,13 @@ pub struct Workspace {
     channel: Channel,
 }
 
-/// The error of [`Workspace::free`], with the workspace. `?` turns it into an [`enum@Error`].
+/// Error of [`Workspace::free`]; returns the workspace. `?` converts it into [`enum@Error`].
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct WorkspaceNotFreed {
-    /// Why it was not given back.
+    /// Reason why the workspace was not freed.
     pub error: Box<Error>,
-    /// The workspace.
+    /// The workspace, for another attempt.
     pub workspace: Arc<Workspace>,
 }
 
@@ -69,11 +70,12 @@ impl From<WorkspaceNotFreed> for Error {
 }
 
 impl Workspace {
-    /// A workspace for operators of these plans: collective.
+    /// Makes a workspace that fits an operator of each of these plans. Collective.
     ///
     /// # Errors
-    /// As `new` of an operator; [`Error::NoPlan`]; [`Error::Invalid`] for a barrier, which needs none,
-    /// and for plans that begin with different numbers of calls.
+    /// Errors of `new` of an operator; [`Error::NoPlan`] if `plans` is empty; [`Error::Invalid`]
+    /// for a barrier, which cannot share a workspace, and for plans with different numbers of the
+    /// first call.
     #[track_caller]
     pub fn for_plans(heap: &Arc<SymmetricHeap>, plans: &[&Plan]) -> Result<Arc<Workspace>> {
         // An operator over several nodes is several operators of this one.
@@ -87,13 +89,13 @@ impl Workspace {
             check_plan(heap, plan)?;
             can_share(plan, first.request().first_call)
         });
-        let told = world.all_ok("workspace", outcome(&checked)).in_op(first.op());
-        checked.and(told)?;
+        let all_ok = world.all_ok("workspace", outcome(&checked)).in_op(first.op());
+        checked.and(all_ok)?;
         Workspace::make(heap, plans, Workspace::prepare_words).map(Arc::new)
     }
 
-    /// The same for plans that are known to agree. Every rank ends it with the workspace, or every
-    /// rank with an error, with nothing taken.
+    /// Makes a workspace for plans that ranks have already compared. Collective. Either every rank
+    /// gets it, or every rank gets an error and nothing stays allocated.
     #[track_caller]
     pub(crate) fn make(
         heap: &Arc<SymmetricHeap>,
@@ -103,11 +105,11 @@ impl Workspace {
         let first = *plans.first().ok_or(Error::NoPlan)?;
         let (op, request) = (first.op(), first.request());
         let extent = plans.iter().fold(first.extent(), |all, plan| all.max(plan.extent()));
-        // What can fail on one rank alone is done before memory is taken together.
+        // Steps that can fail on one rank alone come first, before collective allocation.
         let taken = take_words(heap, op, extent.device_words());
-        let told = heap.world().all_ok(op.name(), outcome(&taken)).in_op(op);
+        let all_ok = heap.world().all_ok(op.name(), outcome(&taken)).in_op(op);
         let (sequence, words) = taken?;
-        let slices = told.and_then(|()| {
+        let slices = all_ok.and_then(|()| {
             let signals = Block::new(Segment::Signal, extent.signal_bytes(), "signals");
             let data = extent.data_blocks().into_iter();
             let data = data.map(|(area, bytes)| Block::new(Segment::Data, bytes, area.name()));
@@ -137,30 +139,33 @@ impl Workspace {
             workspace.channel = channel;
             prepare(&workspace)
         });
-        // Nobody begins a call before all have prepared their words: this returns when all have told.
-        let told = heap.world().all_ok(op.name(), outcome(&prepared)).in_op(op);
-        match prepared.and(told) {
+        // `all_ok` returns when every rank has prepared its words; no rank may begin a call before
+        // that.
+        let all_ok = heap.world().all_ok(op.name(), outcome(&prepared)).in_op(op);
+        match prepared.and(all_ok) {
             Ok(()) => Ok(workspace),
             Err(error) => {
-                // All ranks have come here, or the world is of no further use.
+                // Collective, and safe to call here: either every rank is on this path, or the
+                // world is broken and of no use anyway.
                 if let Err(error) = workspace.give_back(&[]) {
-                    tracing::warn!(%op, rank = heap.rank(), %error, "its memory is not given back");
+                    tracing::warn!(%op, rank = heap.rank(), %error, "the memory of a workspace could not be freed");
                 }
                 Err(error)
             }
         }
     }
 
-    /// Where its words lie; the id is that of the op whose call it is.
+    /// Computes the indices of the workspace's words. `sequence` holds the device word that counts
+    /// the calls of the heap.
     fn lay_out(&self, sequence: &DevWords) -> Result<Channel> {
         let index = |what: &str, offset: u64, words: u32| {
             let first = u32::try_from(offset / 4).ok();
             let first = first.filter(|first| first.checked_add(words).is_some());
             first.ok_or_else(|| Error::Invalid {
                 op: self.op,
-                what: format!("offset of its {what}"),
+                what: format!("offset of the {what} of its workspace"),
                 value: format!("{offset}, with {words} words there"),
-                expected: "words that 32 bits number: a segment of at most 16 GiB".into(),
+                expected: "word indices below 2^32: use a segment of at most 16 GiB".into(),
             })
         };
         let first = index("signals", self.signal.offset(), self.extent.signal_words())?;
@@ -172,14 +177,15 @@ impl Workspace {
         Ok(Channel::lay_out(shape, rank, first, device).0)
     }
 
-    /// Every word says "the call before the first"; locks are free. Nobody has a call under way.
+    /// Sets every word to the number before the first call, and frees the locks. No call may be
+    /// running.
     pub(crate) fn prepare_words(&self) -> Result<()> {
         let (op, heap, channel) = (self.op, &self.heap, self.channel);
         let first_call = Call::new(self.first_call);
         let before = first_call.previous().number();
         let mut words = vec![before; (self.signal.bytes() / 4) as usize];
         let start = (self.signal.offset() / 4) as u32;
-        // The locks come last.
+        // Locks are the last words of the layout.
         words[(channel.locks - start) as usize..].fill(iris_sync::lock::FREE);
         heap.write(self.signal.cast::<i32>().in_op(op)?, &words).in_op(op)?;
         let first = (self.words.offset() / 4) as u32;
@@ -189,12 +195,12 @@ impl Workspace {
         heap.write_device_words(self.words, &words).in_op(op)
     }
 
-    /// Its words, for calls of the op with this id.
+    /// Layout of the workspace's words, for calls of the op with this id.
     pub(crate) fn channel(&self, id: u32) -> Channel {
         Channel { op: id, ..self.channel }
     }
 
-    /// Where a block of the data segment begins; 0 if there is none.
+    /// Byte offset of an area in the data segment; 0 if the workspace has no such area.
     pub(crate) fn place(&self, area: Area) -> u64 {
         let found = self.data.iter().find(|(known, _)| *known == area);
         found.map_or(0, |(_, slice)| slice.offset())
@@ -208,25 +214,27 @@ impl Workspace {
         &self.extent
     }
 
-    /// Whether an op of this plan finds room, and calls of the number that it begins with.
+    /// Checks that an op of this plan fits the workspace and starts with its number of the first
+    /// call.
     pub(crate) fn check(&self, plan: &Plan) -> Result<()> {
         if !self.extent.holds(plan.extent()) {
             return Err(Error::Invalid {
                 op: plan.op(),
                 what: "workspace".into(),
                 value: "too small".into(),
-                expected: "one that was made for this plan".into(),
+                expected: "a workspace made for this plan: pass the plan to Workspace::for_plans"
+                    .into(),
             });
         }
         can_share(plan, self.first_call)
     }
 
-    /// Give it back. Collective; waits for the streams of the heap. Free, or drop, its operators
-    /// before.
+    /// Frees the workspace. Collective; waits for the streams of the heap. Free or drop the
+    /// operators that use it first.
     ///
     /// # Errors
-    /// [`Error::Invalid`] while an operator has it, on all ranks if it is so on one; those of
-    /// [`SymmetricHeap::free`]. [`WorkspaceNotFreed`] gives the workspace back, to try again.
+    /// [`Error::Invalid`] on all ranks if an operator still uses it on one; errors of
+    /// [`SymmetricHeap::free`]. [`WorkspaceNotFreed`] returns the workspace, for another attempt.
     #[track_caller]
     pub fn free(self: Arc<Self>) -> Result<(), WorkspaceNotFreed> {
         let used = Arc::strong_count(&self) - 1;
@@ -234,21 +242,23 @@ impl Workspace {
             0 => Ok(()),
             _ => Err(Error::Invalid {
                 op: self.op,
-                what: "workspace to give back".into(),
+                what: "workspace to free".into(),
                 value: format!("held by {used} others"),
-                expected: "one that no operator has any more".into(),
+                expected: "a workspace that no operator uses: free or drop its operators first"
+                    .into(),
             }),
         };
-        let told = self.heap.world().all_ok("free a workspace", outcome(&unused)).in_op(self.op);
-        // No closure: its calls would have a place of their own, which is not the caller's.
-        let freed = match unused.and(told) {
+        let all_ok = self.heap.world().all_ok("free a workspace", outcome(&unused)).in_op(self.op);
+        // A closure would hide the caller's location from `#[track_caller]`, by which collective
+        // calls are matched.
+        let freed = match unused.and(all_ok) {
             Ok(()) => self.give_back(&[]),
             Err(error) => Err(error),
         };
         freed.map_err(|error| WorkspaceNotFreed { error: Box::new(error), workspace: self })
     }
 
-    /// Give its memory back, with other blocks. Collective.
+    /// Frees the memory of the workspace together with other blocks. Collective.
     #[track_caller]
     pub(crate) fn give_back(&self, others: &[RawSlice]) -> Result<()> {
         let own = self.data.iter().map(|&(_, slice)| slice);
@@ -259,24 +269,29 @@ impl Workspace {
     }
 }
 
-/// Whether calls of this plan can be counted together with others that begin with this number.
+/// Checks that calls of this plan may be numbered together with others that start with
+/// `first_call`.
 fn can_share(plan: &Plan, first_call: i32) -> Result<()> {
     let invalid = |what: &str, value: String, expected: String| {
         Err(Error::Invalid { op: plan.op(), what: what.into(), value, expected })
     };
     let own = plan.request().first_call;
     if plan.op() == Op::Barrier {
-        // It enters no call, for which the next op of the workspace would wait.
-        return invalid("workspace", "shared".into(), "one of the barrier's own".into());
+        // A barrier writes no entry record, which the next op in the workspace would wait for.
+        return invalid(
+            "workspace",
+            "shared".into(),
+            "one of the barrier's own: make it with Barrier::new".into(),
+        );
     }
     if own != first_call {
-        let expected = format!("{first_call}, that of the workspace");
+        let expected = format!("{first_call}, as in the other plans of the workspace");
         return invalid("first_call", own.to_string(), expected);
     }
     Ok(())
 }
 
-/// Checks that a plan was made for this rank and kind of device, and that the device can run it.
+/// Checks that a plan was made for this rank and backend, and that the heap's device can run it.
 pub(crate) fn check_plan(heap: &SymmetricHeap, plan: &Plan) -> Result<()> {
     let (op, ranks) = (plan.op(), plan.ranks());
     if (ranks.rank, ranks.size) != (heap.rank(), heap.size()) {
@@ -299,24 +314,24 @@ pub(crate) fn check_plan(heap: &SymmetricHeap, plan: &Plan) -> Result<()> {
     }
     let device = Device::from(heap);
     plan.check_device(device)?;
-    plan.tell_device(device);
+    plan.log_device(device);
     Ok(())
 }
 
-/// The word that counts calls, and device-local words.
+/// Allocates device words; returns the word that counts the heap's calls, and the new words.
 fn take_words(heap: &SymmetricHeap, op: Op, words: usize) -> Result<(DevWords, DevWords)> {
     let sequence = heap.sequence_word().in_op(op)?;
     Ok((sequence, heap.alloc_device_words(words).in_op(op)?))
 }
 
-/// What the other ranks are told of a step that only this rank does.
+/// Outcome of a local step, in the form that `all_ok` sends to the other ranks.
 pub(crate) fn outcome<T>(mine: &Result<T>) -> iris_heap::Result<()> {
     mine.as_ref().map(drop).map_err(|error| iris_heap::Error::other(error.clone()))
 }
 
-/// Give words back where an error is returned already.
+/// Frees device words on a path that already returns an error: a second error is only logged.
 pub(crate) fn give_words_back(heap: &SymmetricHeap, op: Op, words: DevWords) {
     if let Err(error) = heap.free_device_words(words) {
-        tracing::warn!(%op, rank = heap.rank(), %error, "device words are not given back");
+        tracing::warn!(%op, rank = heap.rank(), %error, "device words could not be freed");
     }
 }

@@ -1,9 +1,9 @@
-//! Matrices in memory of the caller's, on the CPU.
+//! Matrices in memory of the caller, outside the heap, on the CPU.
 
 use iris_heap::{HeapOptions, SymmetricHeap, World};
 use iris_ops::{MatRef, Matmul, MatmulArgs, matmul::Options};
 
-/// Inputs come by pointers to what is only read; an output takes more.
+/// Tests that an op refuses to write a matrix made from a read-only pointer.
 #[test]
 #[allow(unsafe_code, reason = "memory of the caller's is given by its address")]
 fn inputs_are_only_read_and_no_output() {
@@ -24,7 +24,7 @@ fn inputs_are_only_read_and_no_output() {
         let says = "matmul: memory of C is MatRef::external, which is only read, expected \
                     MatRef::external_mut or MatRef::sym";
         assert_eq!(error, says);
-        // SAFETY: as above; nobody else writes C.
+        // SAFETY: C outlives the calls, which are waited for, and nobody else writes it.
         let written = unsafe { MatRef::external_mut(c.as_mut_ptr(), 2, 1, 2) };
         op.run(&MatmulArgs::new(a, b, written), &stream)?;
         stream.sync()?;

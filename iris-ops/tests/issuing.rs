@@ -1,8 +1,8 @@
-//! Traces that issuing a call on the CPU leaves behind, for every operator and variant.
+//! Tests of issuing a call on the CPU, for every operator and variant: failures and allocations.
 //!
-//! Calls of which one launch fails, each launch in turn: either no peer has seen the call, and it succeeds when it is
-//! tried again; or the heap is poisoned on all ranks, and both errors say so. And calls after the first, whose threads
-//! allocate nothing.
+//! Each launch of a call fails in turn. Then either no peer has seen the call, and a second attempt
+//! succeeds; or the heap is poisoned on all ranks, and the errors of all ranks say so. A second
+//! test checks that threads allocate no memory in calls after the first.
 
 use std::sync::Arc;
 
@@ -16,17 +16,17 @@ static ALLOCATOR: Counting = Counting;
 
 const RANKS: usize = 2;
 const SHAPE: [usize; 3] = [8, 16, 8];
-/// Elements of the largest matrix, at least.
+/// Minimum number of elements of each matrix: those of the largest one.
 const ELEMENTS: usize = 16 * 16;
 
-/// Rank 0's call after so many launches, and what followed.
+/// Outcome of rank 0's call if its launch fails after a number of successful ones.
 #[derive(Clone, PartialEq, Debug)]
 enum Outcome {
-    /// All launches were enqueued: the elements of C.
+    /// All launches were enqueued; holds the elements of C.
     Done(Vec<f32>),
-    /// The step with this name failed, and the second try made these elements of C.
+    /// The named step failed and the second attempt succeeded; holds the elements of C.
     Retried(String, Vec<f32>),
-    /// The step with this name failed, and both ranks learned that their heap is of no more use.
+    /// The named step failed, and both ranks learned that their heap is poisoned.
     Poisoned(String),
 }
 
@@ -60,7 +60,8 @@ fn each_launch_that_fails_leaves_a_call_to_retry_or_a_poisoned_heap() {
         let of = steps.iter().filter(|(name, ..)| name == what);
         of.map(|(_, step, then)| (step.as_str(), *then)).collect()
     };
-    // A call is committed when it opens: its first launch fails for itself alone, a GEMM before the message does, too.
+    // A call is visible to peers from its first communicating launch on. If that launch fails, or a
+    // GEMM before it, the call can be retried.
     assert_eq!(then("all_reduce two_shot"), [("two_shot of the operands", Then::Retry)]);
     assert_eq!(
         then("matmul_all_reduce unfused"),
@@ -69,7 +70,8 @@ fn each_launch_that_fails_leaves_a_call_to_retry_or_a_poisoned_heap() {
             ("two_shot of the partial", Then::Retry)
         ]
     );
-    // The all-gather before a product is out, so that peers wait for the call that follows it.
+    // The all-gather before the product has been enqueued, so peers wait for this call and it
+    // cannot be retried.
     assert_eq!(
         then("all_gather_matmul unfused"),
         [
@@ -103,7 +105,7 @@ fn calls_after_the_first_allocate_nothing() {
     }
 }
 
-/// A heap, and the operator on it.
+/// Opens a heap and makes the operator on it.
 fn make(world: &World, op: Op, variant: Variant) -> iris_heap::Result<(Arc<SymmetricHeap>, AnyOp)> {
     let [m, n, k] = SHAPE;
     let mut request = op.request(m, n, k);
@@ -114,7 +116,8 @@ fn make(world: &World, op: Op, variant: Variant) -> iris_heap::Result<(Arc<Symme
     Ok((heap, made))
 }
 
-/// One call, of which rank 0's launch after so many fails.
+/// Runs one call in which rank 0's launch number `launches` fails (from 0); `None` if no launch
+/// fails.
 fn run(op: Op, variant: Variant, launches: Option<u32>) -> Outcome {
     let outcomes = World::run_threads(RANKS, |world| {
         let (heap, made) = make(&world, op, variant)?;
@@ -127,7 +130,7 @@ fn run(op: Op, variant: Variant, launches: Option<u32>) -> Outcome {
         let outcome = call(&heap, &made, &operands, &stream, (world.rank() == 0, &result));
         heap.control().fail_launch_after(u32::MAX);
         drop(made);
-        // A heap that is poisoned says so once more.
+        // Closing a poisoned heap returns an error.
         let closed = heap.close();
         match &outcome {
             Outcome::Poisoned(_) => {}
@@ -141,7 +144,7 @@ fn run(op: Op, variant: Variant, launches: Option<u32>) -> Outcome {
     first
 }
 
-/// Issues the call, again if that is possible, and waits for it.
+/// Issues the call, a second time if it can be retried, and waits for it.
 fn call(
     heap: &SymmetricHeap,
     op: &AnyOp,
@@ -153,7 +156,7 @@ fn call(
     match op.run(operands, stream) {
         Ok(()) => match stream.sync() {
             Ok(()) => Outcome::Done(c()),
-            // The peer's call has failed.
+            // The peer's call has failed, and so this rank's does.
             Err(error) if !fails => Outcome::Poisoned(error.to_string()),
             Err(error) => panic!("{name}: {error}"),
         },
@@ -171,19 +174,19 @@ fn call(
             let OpError::Step { step, .. } = error else { unreachable!() };
             Outcome::Poisoned(step)
         }
-        // The peer has poisoned it.
+        // The peer has poisoned the heap.
         Err(OpError::Poisoned { cause, .. }) if !fails => Outcome::Poisoned(cause.to_string()),
         Err(other) => panic!("{name}: {other}"),
     }
 }
 
-/// Matrices of ones for a call, and its C.
+/// Operands of ones for a call, and the slice of C.
 fn operands(
     heap: &Arc<SymmetricHeap>,
     plan: &Plan,
 ) -> iris_heap::Result<(Operands, SymSlice<f32>)> {
     let Shapes { a, b, c, .. } = plan.shapes(SHAPE[0]);
-    // As much on all ranks, of whatever each has.
+    // All ranks allocate the same size, because allocation is collective; a rank may use less.
     let ones = |(rows, cols): (usize, usize)| {
         Ok::<_, iris_heap::Error>(MatRef::sym(heap.ones::<f32>(ELEMENTS)?, rows, cols))
     };

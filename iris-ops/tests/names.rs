@@ -1,9 +1,10 @@
-//! Names as a program meets them that imports both crates whole, and variants by name.
+//! Names for a program that glob-imports iris_heap and iris_ops, and variants by name.
 
 use iris_heap::*;
 use iris_ops::*;
 
-/// Both crates have an error, a result and a request, under names that do not clash.
+/// Makes a plan by names from both crates: each has an error, a result and a request, and they must
+/// not clash.
 fn planned(world: &World) -> OpResult<Plan> {
     let request: OpRequest = Op::AllReduce.request(3, 4, 0);
     let plan: Result<Plan, OpError> = request.plan(world);
@@ -21,7 +22,7 @@ fn both_crates_can_be_imported_whole() {
     assert_eq!(World::run_threads(2, rank).unwrap(), [3, 3]);
 }
 
-/// Checks the variants of an operator against those of all, by one parser.
+/// Checks that an operator's own `Variant` parses the same names as the common `Variant`.
 macro_rules! same_variants {
     ($($module:ident: $op:ident),*) => {$(
         for kind in Op::$op.variants() {

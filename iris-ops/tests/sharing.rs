@@ -1,5 +1,5 @@
-//! What may be shared on the CPU: an op by calls of all sizes and by threads, a workspace by ops, a
-//! message by elements of any number.
+//! Sharing on the CPU: an op shared by calls of all sizes and by threads, a workspace shared by
+//! ops, messages of any number of elements.
 
 use std::sync::Arc;
 
@@ -14,13 +14,14 @@ use iris_testkit::suite::{Case, Options, heap_bytes, plan, run_case};
 
 type Result<T> = anyhow::Result<T>;
 
-/// Element `at` of what `rank` sends in call `call`.
+/// Element `at` of rank `rank`'s input in call `call`.
 fn value(rank: usize, call: usize, at: usize) -> f32 {
     ((at * 7 + rank * 13 + call * 5) % 64) as f32
 }
 
-/// Each call takes the choice for its size, in the memory of all: small ones and large ones in turns,
-/// none waited for before the next, compared element by element, and moving what its variant promises.
+/// Tests that small and large calls of one op alternate without waiting in between. Each call uses
+/// the choice for its size in the common memory; results are compared element by element, and
+/// counters with the traffic of the variant.
 #[test]
 fn one_op_serves_small_and_large_calls() {
     for (op, size, m, n, k) in [
@@ -48,7 +49,7 @@ fn one_op_serves_small_and_large_calls() {
     }
 }
 
-/// A heap with room for `count` elements for each rank, twice.
+/// Opens a heap with an input and an output of `count` elements for each rank.
 fn messages(
     world: &World,
     plan: &Plan,
@@ -60,8 +61,8 @@ fn messages(
     Ok((heap, input, output))
 }
 
-/// Every collective by elements: for counts that no row divides, in calls of the planned count, of
-/// fewer, of one and of none.
+/// Tests every collective by elements with odd counts, in calls of the planned count, of fewer, of
+/// one element and of none.
 #[test]
 fn collectives_take_any_number_of_elements() {
     const MOST: usize = 20_011;
@@ -76,7 +77,7 @@ fn collectives_take_any_number_of_elements() {
                     request.root = root;
                 }
                 let plan = request.plan(&world)?;
-                // A row is a part.
+                // The oracle works on rows: one row is one part.
                 let meaning = Meaning::of(op);
                 let one = [meaning.gives, meaning.gets]
                     .iter()
@@ -110,7 +111,8 @@ fn collectives_take_any_number_of_elements() {
                     anyhow::ensure!(seen[got..].iter().all(|it| it.is_nan()), "{op}: too much");
                     world.barrier()?;
                 }
-                // More than planned, parts that do not fit, and lines with gaps are refused.
+                // A call with too many elements, with parts of different size, or with gaps between
+                // rows is refused.
                 if op == Op::AllReduce {
                     let all = |len| MatRef::vector(input.slice(..len).unwrap());
                     let other = |len| MatRef::vector(output.slice(..len).unwrap());
@@ -134,7 +136,8 @@ fn collectives_take_any_number_of_elements() {
     }
 }
 
-/// Ops of different kinds take turns in one workspace, on two streams, and none is in another's way.
+/// Tests that ops of different kinds alternate in one workspace, on two streams, without corrupting
+/// each other's data.
 #[test]
 fn ops_share_a_workspace() {
     const CALLS: usize = 30;
@@ -164,7 +167,7 @@ fn ops_share_a_workspace() {
             let small = AllReduce::in_workspace(&workspace, &small)?;
             let gather = AllGatherMatmul::in_workspace(&workspace, &gather)?;
 
-            // A workspace that is held by an op is not given back; what does not fit is refused.
+            // A workspace in use by an op is not freed, and an op that does not fit is refused.
             let refused = workspace.free().unwrap_err();
             let (error, workspace) = (refused.to_string(), refused.workspace);
             anyhow::ensure!(error.contains("held by 3 others"), "{error}");
@@ -190,7 +193,8 @@ fn ops_share_a_workspace() {
                 .collect::<iris_heap::Result<_>>()?;
             let (seconds, wide) = (ones(m * n)?, heap.full::<f32>(m * size * n, f32::NAN)?);
             for (call, &c) in sums.iter().enumerate() {
-                // Another product in every call, in turns of both streams; what follows needs it.
+                // Every call has another number of rows and alternates between the streams; the
+                // all-reduce reads its result on the other stream.
                 let rows = m - call % 5;
                 let stream = &streams[call % 2];
                 let matrices = [(a, rows, k), (b, k, n), (c, rows, n)];
@@ -228,7 +232,8 @@ fn ops_share_a_workspace() {
     }
 }
 
-/// Threads issue calls of one op at the same time: the five launches of a call stay together.
+/// Tests that threads can issue calls of one op concurrently: the five launches of a call must not
+/// interleave.
 #[test]
 fn threads_share_an_op() {
     const THREADS: usize = 4;

@@ -1,4 +1,4 @@
-//! Ops on the CPU and the streams they are run on: those of their own heap, and no others.
+//! Ops on the CPU accept streams of their own heap only.
 
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
@@ -25,7 +25,7 @@ fn args(x: SymSlice<f32>, y: SymSlice<f32>) -> CollectiveArgs {
     CollectiveArgs::new(MatRef::sym(x, M, N), MatRef::sym(y, M, N))
 }
 
-/// Keeps a stream busy until the sender is dropped.
+/// Keeps a stream busy until the returned sender is dropped.
 fn hold(stream: &Stream) -> mpsc::Sender<()> {
     let (go, gone) = mpsc::channel::<()>();
     let wait = move || {
@@ -43,7 +43,8 @@ fn refused(outcome: Result<(), Error>) {
     assert!(error.to_string().contains("is one of another heap"), "{error}");
 }
 
-/// What waited behind other work there would run when op, workspace and heap are gone.
+/// Tests that a call cannot be queued on a stream of another heap, where it would run after op,
+/// workspace and heap are gone.
 #[test]
 fn no_op_is_left_on_a_stream_of_another_heap() {
     World::run_threads(1, |world| {
@@ -63,7 +64,8 @@ fn no_op_is_left_on_a_stream_of_another_heap() {
     .unwrap();
 }
 
-/// Two heaps order nothing between them: an op that changed its stream would overtake itself.
+/// Tests that an op refuses streams of another heap: streams of two heaps are not ordered, so a
+/// call could overtake the previous one.
 #[test]
 fn an_op_does_not_alternate_over_streams_of_two_heaps() {
     World::run_threads(2, |world| {
@@ -75,7 +77,7 @@ fn an_op_does_not_alternate_over_streams_of_two_heaps() {
             op.run(&args(x, y), &own).unwrap();
             refused(op.run(&args(x, y), &theirs));
         }
-        // Several of its own are in order.
+        // Streams of the op's own heap are ordered.
         op.run(&args(x, y), &mine.stream()?).unwrap();
         mine.finish()?;
         op.check().unwrap();
@@ -87,7 +89,8 @@ fn an_op_does_not_alternate_over_streams_of_two_heaps() {
     .unwrap();
 }
 
-/// Giving a block back waits for streams of its heap only.
+/// Tests that nothing writes a freed block: `free` waits only for streams of its own heap, so calls
+/// on others must have been refused.
 #[test]
 fn a_block_that_was_given_back_is_written_by_nobody() {
     World::run_threads(1, |world| {
@@ -109,8 +112,8 @@ fn a_block_that_was_given_back_is_written_by_nobody() {
     .unwrap();
 }
 
-/// The rank whose kernel waits gives up and names the rank it waited for; its peer, whose host waits for
-/// longer, sees no absence.
+/// Tests a rank that skips a call and frees the op: the other rank's kernel times out and its error
+/// names the skipping rank; the skipping rank, whose host waits longer, gets no timeout.
 #[test]
 fn a_rank_that_skips_a_call_and_frees_the_op_blames_nobody() {
     let settings = Settings::default();
@@ -123,13 +126,14 @@ fn a_rank_that_skips_a_call_and_frees_the_op_blames_nobody() {
         stream.sync()?;
         if world.rank() == 0 {
             op.run(&args(x, y), &stream).unwrap();
-            // A look at the record, since a check would return the fault in place of the close below.
+            // Reads the fault directly: `check` would consume it, and `close` below must return it.
             while heap.control().fault().is_none() {
                 heap.control().let_time_pass(settings.entry_deadline() / 10);
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
-        // Nobody is absent here, though rank 0 comes after the deadline of its kernel only.
+        // `free` is collective and does not time out, though rank 0 arrives only after its kernel's
+        // deadline.
         op.free().unwrap();
         Ok::<_, iris_heap::Error>(heap.close())
     });
@@ -143,8 +147,8 @@ fn a_rank_that_skips_a_call_and_frees_the_op_blames_nobody() {
     closed[1].as_ref().unwrap();
 }
 
-/// Kernels of the CPU access operands plainly: a copy of what a call writes waits for its end, and a
-/// copy of what it only reads, or does not touch, does not wait.
+/// Tests that a copy of memory that a running call writes waits for the call, because CPU kernels
+/// make plain accesses; a copy of memory that the call only reads or does not touch does not wait.
 #[test]
 fn a_copy_of_a_result_waits_for_the_call() {
     let (go, gone) = mpsc::channel();
@@ -160,7 +164,8 @@ fn a_copy_of_a_result_waits_for_the_call() {
         }
         op.run(&args(x, y), &stream).unwrap();
         if world.rank() == 0 {
-            // Once the kernel waits it is running, until rank 1 has been told to go.
+            // A positive count of waits shows that the kernel is running; it cannot end before rank
+            // 1 is released.
             while op.counters().unwrap().waits == 0 {
                 std::thread::yield_now();
             }

@@ -1,10 +1,10 @@
-//! The device barrier over a group of ranks: every member stores the epoch into its word at every
-//! member, then waits for its own words.
+//! Device barrier over a group of ranks: every member stores the call number into its word at every
+//! other member, then waits until its own words hold that number.
 
 use crate::wait::{Awaited, wait_for};
 use crate::{Access, Call, Channel, Limit, Memory, Stop, divergent};
 
-/// A set of ranks, one bit each.
+/// Set of ranks, one bit each.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Members(u64);
 
@@ -14,27 +14,27 @@ impl Members {
         Self(if size >= 64 { u64::MAX } else { (1 << size) - 1 })
     }
 
-    /// The ranks with these bits.
+    /// The set with these bits; bit r stands for rank r.
     pub const fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
 
-    /// One bit a rank.
+    /// The set as bits; bit r stands for rank r.
     pub const fn bits(self) -> u64 {
         self.0
     }
 
-    /// Whether `rank` is one of them.
+    /// Whether `rank` is in the set.
     pub const fn contains(self, rank: u32) -> bool {
         rank < 64 && self.0 >> rank & 1 == 1
     }
 }
 
-/// Arrive at a barrier of call `call` and wait for the other members. All threads of one workgroup, each
-/// with its share of them; a barrier of the workgroup must follow.
+/// Arrive at a barrier of call `call` and wait for the other members. All threads of one workgroup
+/// call it, each for its share of the members; a barrier of the workgroup must follow.
 ///
-/// What any member did before, on its device, is seen by what any member does after. `phase` tells
-/// two barriers of one call apart.
+/// Everything that any member's device did before the barrier is visible to every member after it.
+/// `phase` (0 or 1) selects one of the two barriers of a call.
 pub fn arrive_and_wait<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -48,8 +48,8 @@ pub fn arrive_and_wait<M: Memory + ?Sized>(
         let own = channel.peers().skip(m.thread() as usize).step_by(m.threads() as usize);
         own.filter(|&peer| members.contains(peer))
     };
-    // All threads of a wave have stored before one of them waits: a member may be waiting for the store
-    // of one thread before it stores what another thread waits for.
+    // All threads of a wave store before any of them waits: a member may wait for the store of one
+    // thread before it makes the store that another thread waits for.
     divergent(m, || {
         for peer in share() {
             m.store(channel.barrier(peer, me, phase), call.number(), Access::BarrierStore);

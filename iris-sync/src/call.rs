@@ -1,8 +1,8 @@
-/// The number of a call: an `i32` that wraps.
+/// Number of a call of an op: an `i32` that wraps.
 ///
-/// Calls are compared only by their wrapping difference, so there is no order and no arithmetic on
-/// them beyond [`Call::next`] and [`Call::reached_by`]: `==` would miss a peer that is one call
-/// ahead, `<` breaks at 2^31 - 1.
+/// Call numbers are compared only by their wrapping difference. `==` would miss a peer that is one
+/// call ahead, and `<` fails when the number wraps at 2^31 - 1. So the only operations are
+/// [`Call::next`], [`Call::previous`] and [`Call::reached_by`].
 ///
 /// ```
 /// use iris_sync::Call;
@@ -14,17 +14,18 @@
 #[repr(transparent)]
 pub struct Call(i32);
 
-/// In every call whose number is a multiple of this, writers refresh all of their words, so that a
-/// word that smaller calls leave alone never gets as old as half the range.
+/// Period of the refresh, in calls: in every call whose number is a multiple of it, writers store
+/// the number into all of their words. Otherwise a word that many calls leave unused could become
+/// 2^31 calls old, and its wrapping difference would change sign.
 pub const RESTAMP_PERIOD: i32 = 1 << 29;
 
 impl Call {
-    /// The call with this number.
+    /// Makes a call from its number.
     pub const fn new(number: i32) -> Self {
         Self(number)
     }
 
-    /// The number as it stands in memory.
+    /// The call number as stored in memory.
     pub const fn number(self) -> i32 {
         self.0
     }
@@ -35,7 +36,8 @@ impl Call {
         Self(self.0.wrapping_add(1))
     }
 
-    /// The call before this one: what the words of a new op hold before its first call.
+    /// The call before this one. Before the first call of an op, its words hold the number of the
+    /// call before the first.
     #[must_use]
     pub const fn previous(self) -> Self {
         Self(self.0.wrapping_sub(1))
@@ -57,13 +59,13 @@ impl Call {
         Self(self.0.wrapping_sub(2))
     }
 
-    /// Whether writers refresh the unused words of this call's slot, of those that carry data: one
-    /// call of each parity in a period.
+    /// Whether this call refreshes the unused LL words of its slot: true for one call of each
+    /// parity in every [`RESTAMP_PERIOD`].
     pub const fn restamps_slot(self) -> bool {
         self.0 & (RESTAMP_PERIOD - 1) <= 1
     }
 
-    /// Whether writers refresh all their words in this call.
+    /// Whether writers refresh all of their words in this call, see [`RESTAMP_PERIOD`].
     pub const fn restamps(self) -> bool {
         self.0 & (RESTAMP_PERIOD - 1) == 0
     }
@@ -104,7 +106,7 @@ mod tests {
             .collect();
         assert_eq!(restamps, [true; 6]);
         assert!(!Call::new(1).restamps() && !Call::new(i32::MAX).restamps());
-        // The oldest value a word can hold is one period and a call behind.
+        // The oldest value that a word can hold is one period and one call old.
         assert!(Call::new(RESTAMP_PERIOD + 1).reached_by(2 * RESTAMP_PERIOD));
     }
 }

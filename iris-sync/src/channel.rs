@@ -1,20 +1,21 @@
 use crate::{DevWord, SymPair, SymWord};
 
-/// 4-byte words of a [`SymPair`].
+/// Size of a [`SymPair`], in 4-byte words.
 const PAIR_WORDS: u32 = 4;
 
-/// Words in a 128-byte line.
+/// Number of 4-byte words in a 128-byte line.
 pub const LINE_WORDS: u32 = 32;
 
-/// Device word of an op, counted from its first, that counts the calls of an op which not all ranks
-/// take part in.
+/// Index, among the device words of an op, of the call counter used by ops in which not all ranks
+/// take part; other ops use the heap's common counter.
 pub const PRIVATE_SEQUENCE: u32 = 2;
 
-/// Where the words of one op lie: the same on every rank, since the heap gives the same offsets.
+/// Layout of the synchronisation words of one op; the same on every rank, because the heap gives
+/// the same offsets on every rank.
 ///
-/// `repr(C)` and made of `u32` alone, because kernels get it by value. All positions are indices of
-/// 4-byte words: symmetric ones from the start of a rank's signal segment, device ones from the
-/// start of its device words.
+/// `repr(C)` with `u32` fields only, because kernels receive it by value. All positions are indices
+/// of 4-byte words: symmetric words count from the start of a rank's signal segment, device words
+/// from the start of the rank's device words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub struct Channel {
@@ -22,52 +23,54 @@ pub struct Channel {
     pub op: u32,
     /// This rank.
     pub rank: u32,
-    /// How many ranks there are.
+    /// Number of ranks.
     pub size: u32,
-    /// Tiles of the largest plan, rounded up to a line: the stride of signals and results.
+    /// Number of tiles of the largest plan, rounded up to a multiple of [`LINE_WORDS`]: the stride
+    /// of signals and results.
     pub tiles: u32,
-    /// Entry records `[source][parity][LINE_WORDS]`.
+    /// First word of the entry records, `[source][parity][LINE_WORDS]`.
     pub entries: u32,
-    /// Signals `[source][tiles]`, set by the source.
+    /// First of the signal words, `[source][tiles]`, each set by the source of a tile.
     pub signals: u32,
-    /// Second signals `[owner][tiles]`, set by the owner of a tile for its result.
+    /// First of the result words, `[owner][tiles]`, each set by the owner of a tile when the tile's
+    /// result is there.
     pub results: u32,
-    /// Done words `[reader][LINE_WORDS]`, set by the reader.
+    /// First of the done words, `[reader][LINE_WORDS]`, each set by the reader.
     pub done: u32,
-    /// Barrier words `[phase][source][LINE_WORDS]`, two phases.
+    /// First of the barrier words, `[phase][source][LINE_WORDS]`, for two phases.
     pub barriers: u32,
-    /// Locks `[tile]` at the owner of the tile.
+    /// First of the lock words, `[tile]`, used at the owner of the tile.
     pub locks: u32,
-    /// Device word: number of the call.
+    /// Index of the device word with the number of the call.
     pub call: u32,
-    /// Device word: workgroups that have finished.
+    /// Index of the device word that counts finished workgroups.
     pub finished: u32,
-    /// Device word of the heap: how many calls of any op were finished.
+    /// Index of the heap's device word that counts finished calls of all its ops.
     pub sequence: u32,
-    /// Device words: flags `[unit]` of a staged gather.
+    /// First of the device words that are flags of a staged gather, `[unit]`.
     pub flags: u32,
-    /// How many flags there are.
+    /// Number of staging flags.
     pub flag_count: u32,
-    /// Words that carry data come in pairs `[parity][source][pair_count]`, behind the barrier words.
-    /// So many of a source: those of the largest plan, with the head, rounded up to a line.
+    /// Number of pairs of LL words per source: header and data of the largest plan, rounded up to a
+    /// line. The pairs lie after the barrier words, `[parity][source][pair_count]`.
     pub pair_count: u32,
 }
 
-/// How many words a channel needs, before the heap has said where they lie.
+/// Number of words that a channel needs; known before the heap assigns positions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Words {
-    /// Words of the signal segment.
+    /// Number of words in the signal segment.
     pub signal: u32,
-    /// Words of this device.
+    /// Number of words of the device.
     pub device: u32,
 }
 
 impl Channel {
-    /// Lay out the words of an op for `size` ranks, at most `tiles` tiles and `flags` flags, with
-    /// the first symmetric word at `signal` and the first device word at `device`.
+    /// Lay out the words of an op as `shape` describes it, with the first symmetric word at
+    /// `signal` and the first device word at `device`.
     ///
-    /// `signal` must be a multiple of [`LINE_WORDS`]. `locks` says whether the op needs them.
-    /// Returns the channel of `rank` and how many words it takes.
+    /// `signal` must be a multiple of [`LINE_WORDS`]. Returns the channel of `rank` and the number
+    /// of words that it takes.
     pub fn lay_out(shape: Shape, rank: u32, signal: u32, device: u32) -> (Self, Words) {
         let Shape { op, size, tiles, flags, locks, sequence, pairs } = shape;
         let tiles = tiles.next_multiple_of(LINE_WORDS);
@@ -110,34 +113,34 @@ impl Channel {
         (channel, Words { signal: next - signal, device })
     }
 
-    /// The entry record that `source` keeps at rank `at` for calls of this parity: its first word.
+    /// First word of the entry record at rank `at` that `source` writes in calls of this parity.
     pub fn entry(&self, at: u32, source: u32, parity: u32) -> SymWord {
         SymWord { rank: at, index: self.entries + (source * 2 + parity) * LINE_WORDS }
     }
 
-    /// The signal of `source` for `tile` at rank `at`.
+    /// Signal word at rank `at` that `source` sets when `tile` has arrived.
     pub fn signal(&self, at: u32, source: u32, tile: u32) -> SymWord {
         debug_assert!(tile < self.tiles, "tile {tile} of {}", self.tiles);
         SymWord { rank: at, index: self.signals + source * self.tiles + tile }
     }
 
-    /// The signal of `owner` for the result of `tile` at rank `at`.
+    /// Result word at rank `at` that `owner` sets when the result of `tile` has arrived.
     pub fn result(&self, at: u32, owner: u32, tile: u32) -> SymWord {
         debug_assert!(tile < self.tiles, "tile {tile} of {}", self.tiles);
         SymWord { rank: at, index: self.results + owner * self.tiles + tile }
     }
 
-    /// The done word of `reader` at rank `at`.
+    /// Done word at rank `at` that `reader` sets.
     pub fn done(&self, at: u32, reader: u32) -> SymWord {
         SymWord { rank: at, index: self.done + reader * LINE_WORDS }
     }
 
-    /// The word of `source` at rank `at` in barrier `phase`.
+    /// Barrier word at rank `at` that `source` sets in barrier `phase`.
     pub fn barrier(&self, at: u32, source: u32, phase: u32) -> SymWord {
         SymWord { rank: at, index: self.barriers + (phase * self.size + source) * LINE_WORDS }
     }
 
-    /// Pair number `pair` of those that `source` pushes to rank `at` in calls of this parity.
+    /// Pair number `pair` of LL words at rank `at` that `source` writes in calls of this parity.
     pub fn pair(&self, at: u32, source: u32, parity: u32, pair: u32) -> SymPair {
         debug_assert!(pair < self.pair_count, "pair {pair} of {}", self.pair_count);
         let first = self.barriers + 2 * self.size * LINE_WORDS;
@@ -145,25 +148,27 @@ impl Channel {
         SymPair { rank: at, index: first + number * PAIR_WORDS }
     }
 
-    /// The lock of `tile` at its owner.
+    /// Lock word of `tile` at the tile's owner.
     pub fn lock(&self, owner: u32, tile: u32) -> SymWord {
         debug_assert!(tile < self.tiles, "tile {tile} of {}", self.tiles);
         SymWord { rank: owner, index: self.locks + tile }
     }
 
-    /// The flag of a unit of the staging buffer.
+    /// Flag word of a unit of the staging buffer.
     pub fn flag(&self, unit: u32) -> DevWord {
         debug_assert!(unit < self.flag_count, "unit {unit} of {}", self.flag_count);
         DevWord { index: self.flags + unit }
     }
 
-    /// The other ranks, beginning behind this one, so that not all write to the same rank at once.
+    /// All other ranks in ascending order, starting at the rank after this one and wrapping, so
+    /// that the ranks do not all write to the same peer at once.
     pub fn peers(&self) -> impl Iterator<Item = u32> + use<> {
         self.peers_in_turn(0)
     }
 
-    /// The same, beginning with another one for each `turn`: workgroups that move one tile each, of a
-    /// number of its own, move them to different peers, so that the links to all of them are busy.
+    /// All other ranks in ascending order with wrap, starting `turn` places later than
+    /// [`Channel::peers`]. Workgroups that move one tile each pass the tile's number, so that they
+    /// start with different peers and all links are busy.
     pub fn peers_in_turn(&self, turn: u32) -> impl Iterator<Item = u32> + use<> {
         let Self { rank, size, .. } = *self;
         let others = size - 1;
@@ -171,21 +176,22 @@ impl Channel {
     }
 }
 
-/// What [`Channel::lay_out`] lays out.
+/// Input of [`Channel::lay_out`]: the op and the numbers of its words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Shape {
     /// Id of the op in its heap.
     pub op: u32,
-    /// How many ranks there are.
+    /// Number of ranks.
     pub size: u32,
-    /// Tiles of the largest plan.
+    /// Number of tiles of the largest plan.
     pub tiles: u32,
-    /// Flags of the largest plan.
+    /// Number of staging flags of the largest plan.
     pub flags: u32,
-    /// Whether there is a lock a tile.
+    /// Whether the op needs a lock for each tile.
     pub locks: bool,
-    /// Device word of the heap that counts calls.
+    /// Index of the heap's device word that counts calls.
     pub sequence: u32,
-    /// Pairs of words that carry data, of the largest plan, from one rank to another.
+    /// Number of pairs of LL words (data only, without header) from one rank to another in the
+    /// largest plan.
     pub pairs: u32,
 }

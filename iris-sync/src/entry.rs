@@ -1,26 +1,29 @@
-//! Entry records and credits: the slot rule.
+//! Entry records and credits: they guarantee that a slot is overwritten only after its last reader
+//! has finished (the slot rule).
 //!
-//! Each rank keeps, at every peer, a record of the call it is in, two by parity, the call number
-//! last. The number is also the credit: a rank that has entered call c has ended call c - 1, so its
-//! slots of call c - 2, which have the parity of c, are free. The record itself is such a slot, so
-//! it is written only with that credit, and no rank is ever more than one call ahead of another.
+//! Each rank writes, at every peer, a record of the call it is in. There are two records, by the
+//! call's parity; the call number is stored last. The number also serves as credit: a rank that has
+//! entered call c has ended call c - 1, so its slots of call c - 2, which have the parity of c, are
+//! free. A record is such a slot too and is written only with that credit, so no rank is ever more
+//! than one call ahead of another.
 
 use crate::wait::{Awaited, give_up, wait_for};
 use crate::{
     Access, Call, Channel, Fault, FaultKind, Field, LINE_WORDS, Limit, Memory, Stop, SymWord,
 };
 
-/// What a rank says about the call it enters: words 0.. of an entry record, the number last.
+/// Description of a call that a rank publishes to its peers when it enters: the first words of an
+/// entry record. The call number is the record's last word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub struct Record {
-    /// Values that all ranks must have in common, in the order of [`Field`]. `Op` and `Sequence`
-    /// are filled in by the protocol.
+    /// Values that must be equal on all ranks, in the order of [`Field`]. The protocol fills in
+    /// `Op` and `Sequence`.
     pub fields: [i32; 8],
-    /// The leading dimension of C in elements, if peers may write C of this rank directly; 0 if
-    /// results go to the inbox.
+    /// Leading dimension of C in elements if peers may write this rank's C directly; 0 if they must
+    /// write results to the inbox.
     pub direct: i32,
-    /// Offset of C in the data segment, low and high half.
+    /// Offset of C in the data segment, in bytes: low and high 32 bits.
     pub c_offset: [i32; 2],
 }
 
@@ -34,12 +37,12 @@ fn number(record: SymWord) -> SymWord {
     word(record, LINE_WORDS as usize - 1)
 }
 
-/// One look at what `peer` has entered of the calls of a parity.
+/// Load once the number of the call of this parity that `peer` has entered last.
 pub fn look_at_credit<M: Memory + ?Sized>(m: &M, channel: &Channel, peer: u32, parity: u32) -> i32 {
     m.load(number(channel.entry(channel.rank, peer, parity)), Access::CreditLoad)
 }
 
-/// Wait until `peer` has entered the call before this one: its slots for this call are free.
+/// Wait until `peer` has entered the previous call, so that its slots for this call are free.
 pub fn wait_credit<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -52,13 +55,15 @@ pub fn wait_credit<M: Memory + ?Sized>(
     wait_for(m, channel, Access::CreditLoad, awaited, look).map(drop)
 }
 
-/// Tell `peer` that this rank is in `call`. Needs the credit.
+/// Store at `peer` the number of the call that this rank has entered. Requires the credit of
+/// `peer`.
 pub fn announce<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call, peer: u32) {
     let place = channel.entry(peer, channel.rank, call.parity());
     m.store(number(place), call.number(), Access::EntryStore);
 }
 
-/// Write this rank's record of `call` at `peer`, then publish its number. Needs the credit.
+/// Write this rank's record of `call` at `peer`, then publish its number (release store). Requires
+/// the credit of `peer`.
 pub fn publish<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -74,9 +79,9 @@ pub fn publish<M: Memory + ?Sized>(
     announce(m, channel, call, peer);
 }
 
-/// Wait until `peer` has entered this call and compare its record with our own.
+/// Wait until `peer` has entered this call, then compare its record with `record`.
 ///
-/// A difference is a fault that names the field and both values.
+/// Fails with a fault that names the first differing field and both values.
 pub fn wait_entry<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -88,7 +93,8 @@ pub fn wait_entry<M: Memory + ?Sized>(
     let awaited = Awaited { call, want: call, rank: peer, tile: -1, limit: Limit::Entry };
     let look = || m.load(number(place), Access::EntryLoad);
     wait_for(m, channel, Access::EntryLoad, awaited, look)?;
-    // All are under way before the first is looked at: memory of a device is far away.
+    // All loads are issued before the first comparison, because each has the latency of device
+    // memory.
     let all: [i32; Field::ALL.len()] = core::array::from_fn(|index| m.get(word(place, index)));
     for (index, field) in Field::ALL.into_iter().enumerate() {
         let (seen, wanted) = (all[index], record.fields[index]);
@@ -99,7 +105,8 @@ pub fn wait_entry<M: Memory + ?Sized>(
     Ok(())
 }
 
-/// Give up because `peer` entered with another value of a field: theirs, then our own.
+/// Give up because a field of the record of `peer` differs; the tuple is the field, the peer's
+/// value and this rank's value.
 pub(crate) fn mismatch<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -121,10 +128,11 @@ pub(crate) fn mismatch<M: Memory + ?Sized>(
     Stop
 }
 
-/// Whether results may be written straight into C, between this rank and `peer`.
+/// Whether this rank and `peer` may write results directly into each other's C.
 ///
-/// Both sides come to the same answer, since each compares the same two records: both allow it and
-/// C has the same offset and leading dimension on both. Only after [`wait_entry`] for that peer.
+/// True if both allow it and C has the same offset and leading dimension on both. Both ranks get
+/// the same answer, because each compares the same two records. Requires [`wait_entry`] for that
+/// peer.
 pub fn is_direct<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,

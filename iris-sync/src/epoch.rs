@@ -1,17 +1,18 @@
-//! The word by which a producer hands data to a consumer: a versioned lock.
+//! Versioned lock: one word by which a producer hands data to a consumer.
 //!
-//! It holds the call that filled the data beside it. It is never reset: the next version is the next
-//! call. The way back, that the data may be written again, is a second word.
+//! The word holds the number of the call that filled the data beside the word. It is never reset:
+//! the next version is the number of the next call. A second word, in the opposite direction, is
+//! needed to tell the producer that it may overwrite the data.
 
 use crate::wait::{Awaited, wait_for};
 use crate::{Access, Call, Channel, Limit, Memory, Stop, SymWord};
 
-/// Say that the data beside `word` is that of `version`.
+/// Publish that the data guarded by `word` is complete and of version `version` (release store).
 pub fn publish<M: Memory + ?Sized>(m: &M, word: SymWord, version: Call) {
     m.store(word, version.number(), Access::VersionStore);
 }
 
-/// Wait until `producer` has published `version` or a later one; returns what the word held.
+/// Wait until `producer` has published `version` or a later one; returns the value of the word.
 pub fn wait<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,

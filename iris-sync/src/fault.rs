@@ -1,10 +1,10 @@
 use core::fmt;
 
-/// A workgroup must leave: the reason is in the rank's fault record, or a peer's.
+/// Error that ends a workgroup; the reason is in the fault record of this rank or of a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stop;
 
-/// What went wrong.
+/// Kind of a fault.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 #[repr(i32)]
@@ -13,18 +13,18 @@ pub enum FaultKind {
     NotEntered = 1,
     /// A peer entered the call and then stopped making progress.
     NoProgress = 2,
-    /// A peer entered the call with other arguments; `field` says which.
+    /// A peer entered the call with other arguments; `field` names the argument.
     Mismatch = 3,
-    /// A peer gave up; its own record has the reason.
+    /// A peer gave up; the peer's own record has the reason.
     PeerGaveUp = 4,
-    /// The process of a peer is gone.
+    /// The process of a peer has ended.
     PeerLost = 5,
-    /// This rank's host told its kernels to leave; `seen` is the reason it gave.
+    /// This rank's host told its kernels to leave; `seen` is the host's code.
     HostAbort = 6,
 }
 
 impl FaultKind {
-    /// The kind with this number in a fault record.
+    /// The kind with this number in a fault record, or `None` if there is no such kind.
     pub fn from_number(number: i32) -> Option<Self> {
         use FaultKind::*;
         [NotEntered, NoProgress, Mismatch, PeerGaveUp, PeerLost, HostAbort]
@@ -33,29 +33,29 @@ impl FaultKind {
     }
 }
 
-/// A field of an entry record that ranks must agree on, in the order of the record's words.
+/// Field of an entry record that must be equal on all ranks, in the order of the record's words.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 #[repr(i32)]
 pub enum Field {
-    /// Which op of the heap, in order of creation.
+    /// Id of the op in its heap, in order of creation.
     Op = 0,
-    /// Which call of any op of the heap.
+    /// Number of the call among all calls of the heap's ops.
     Sequence = 1,
-    /// Rows of the product.
+    /// Rows of the matrix product.
     M = 2,
-    /// Columns of the product.
+    /// Columns of the matrix product.
     N = 3,
-    /// Depth of the product.
+    /// Depth of the matrix product.
     K = 4,
-    /// Element types of A, B, C and of what travels, one byte each.
+    /// Element types of A, B, C and of transferred data, one byte each.
     Dtypes = 5,
     /// The variant of the op.
     Variant = 6,
     /// Tile shape and other options, hashed.
     Config = 7,
-    /// Whether peers may write C where this rank has it: only a kernel beside the op, which takes
-    /// the tiles of C from there, must have that.
+    /// Whether peers may write results directly into C. Not part of the comparison of every call;
+    /// only a kernel that runs beside the op and takes tiles from C requires it.
     Direct = 8,
 }
 
@@ -73,30 +73,30 @@ impl Field {
     ];
 }
 
-/// What a rank leaves behind when a call cannot be finished: numbers only, so that a device can
-/// write it.
+/// Fault record of a rank that could not finish a call: integers only, so that a device can write
+/// it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fault {
-    /// What went wrong.
+    /// Kind of the fault.
     pub kind: FaultKind,
     /// Id of the op in its heap.
     pub op: i32,
     /// Number of the call.
     pub call: i32,
-    /// Tile (or unit) waited for; -1 where the wait was not for a tile.
+    /// Number of the awaited tile or unit; -1 if the wait was for no tile.
     pub tile: i32,
-    /// The awaited, differing or lost rank.
+    /// Number of the awaited, differing or lost rank.
     pub rank: i32,
-    /// The value seen; of a mismatch, the peer's.
+    /// Value seen; in a mismatch, the peer's value.
     pub seen: i32,
-    /// The value wanted; of a mismatch, our own.
+    /// Value wanted; in a mismatch, this rank's value.
     pub wanted: i32,
-    /// Of a mismatch, the number of the [`Field`]; else -1.
+    /// Number of the differing [`Field`] in a mismatch; -1 in other faults.
     pub field: i32,
 }
 
 impl Fault {
-    /// The record as words, the order that the device headers use.
+    /// Encodes the record as words, in the order that the device headers use.
     pub fn to_words(&self) -> [i32; 8] {
         [
             self.kind as i32,
@@ -110,14 +110,14 @@ impl Fault {
         ]
     }
 
-    /// The record in these words; none if they hold no fault.
+    /// Decodes a record from its words; `None` if they hold no fault.
     pub fn from_words(words: [i32; 8]) -> Option<Self> {
         let [kind, op, call, tile, rank, seen, wanted, field] = words;
         let kind = FaultKind::from_number(kind)?;
         Some(Self { kind, op, call, tile, rank, seen, wanted, field })
     }
 
-    /// Of a mismatch, the field that differs.
+    /// The field that differs, if this fault is a mismatch.
     pub fn differing(&self) -> Option<Field> {
         let fields = Field::ALL.into_iter().chain([Field::Direct]);
         fields.into_iter().find(|&field| field as i32 == self.field)
@@ -128,7 +128,8 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Fault { op, call, tile, rank, seen, wanted, .. } = self;
         match self.kind {
-            // The word that was looked at may be of the call before the last, so it is no news.
+            // The value seen is left out: it may be of the call before the last and would tell the
+            // user nothing.
             FaultKind::NotEntered => write!(
                 f,
                 "rank {rank} has not entered call {wanted} of operator {op}: it is late, has left out a call, \
@@ -162,7 +163,8 @@ impl fmt::Display for Fault {
                      call {call} of operator {op}"
                 )?;
                 if differing == Some(Field::Sequence) {
-                    // Who comes with words that carry their data leaves the record of an older call.
+                    // In a call that uses the LL protocol, a rank leaves the entry record of an
+                    // older call in place.
                     f.write_str(
                         "; the two ranks have not issued the same operators before it, or this one with \
                          messages of different sizes",
@@ -198,7 +200,7 @@ mod tests {
         );
         let order = Fault { field: Field::Sequence as i32, ..fault };
         assert!(order.to_string().contains("not issued the same operators before it"), "{order}");
-        // Words that hold no call are not shown as one.
+        // Values that are not call numbers are not shown.
         let other = |kind| Fault { kind, seen: 11, wanted: 13, ..fault }.to_string();
         let absent = other(FaultKind::NotEntered);
         assert!(absent.starts_with("rank 2 has not entered call 13 of operator 3"), "{absent}");

@@ -1,24 +1,24 @@
-//! The protocols of iris: who writes which word, in which order, and why that is enough.
+//! Protocols by which ranks synchronise and hand over data through symmetric memory.
 //!
-//! **Problem.** Ranks that map each other's memory hand data over by writing it and then raising
-//! a word. Get the order, the scope or the life of that word wrong and the result is a wrong
+//! **Problem.** Ranks map each other's memory. A rank hands data over by writing it and then
+//! storing a flag word. A wrong memory order, a wrong scope or a flag reset too early gives a wrong
 //! number, sometimes, under load.
 //!
-//! **Solution.** Every protocol is written once, generic over [`Memory`]: the CPU backend runs it
-//! over atomics, the model checkers over theirs, and the device headers transcribe it operation by
-//! operation. Every access has a name, [`Access`], and that enum is the only table of orders and
-//! scopes. `PROTOCOL.md` beside this crate argues each of them and names the mutant that shows it
-//! is needed.
+//! **Solution.** Every protocol is written once, generic over [`Memory`]: the CPU backend runs the
+//! code over atomics, the model checkers run it over their own memory, and the device headers
+//! transcribe it operation by operation. Every access has a name, [`Access`], and that enum is the
+//! only table of orders and scopes. `PROTOCOL.md` in this crate gives the reason for each row, and
+//! the mutant (a model with the row weakened) that a test must catch.
 //!
 //! **Running.** A kernel makes a [`Workgroup`] for each of its workgroups and calls one of the
-//! skeletons in [`flow`]; a protocol of one's own uses [`epoch`], [`lock`], [`barrier`] and
+//! skeletons in [`flow`]. A user's own protocol uses [`epoch`], [`lock`], [`barrier`] and
 //! [`tile_flags`].
 //!
-//! **Debugging.** A wait that cannot end leaves a [`Fault`] that names op, call, tile, awaited
-//! rank, the value seen and the value wanted.
+//! **Debugging.** A wait that times out or is aborted leaves a [`Fault`] with op, call, tile,
+//! awaited rank, the value seen and the value wanted.
 //!
 //! **Limits.** No sequentially consistent access is used or offered. A `Memory` moves words only;
-//! the bulk data between the words is moved by the caller, between the same two points.
+//! the caller moves the bulk data, between the same two synchronising accesses.
 #![forbid(unsafe_code)]
 
 pub mod barrier;
@@ -45,17 +45,19 @@ pub use memory::{
 pub use wait::{Awaited, stopped, wait_for};
 pub use workgroup::{End, Workgroup};
 
-/// Words at the start of every rank's signal segment that belong to the heap, not to an op.
+/// Number of words at the start of every rank's signal segment that are reserved for the heap; the
+/// words of ops follow.
 ///
-/// Word [`ABORT_WORD`] is the sticky abort word that peers may set; the rest is reserved.
+/// Word [`ABORT_WORD`] is the sticky abort word that peers may set; the other words are unused.
 pub const RESERVED_WORDS: u32 = 1024;
 
 /// Index of the sticky abort word in every rank's signal segment: 0, or 1 + the rank that gave up.
 pub const ABORT_WORD: u32 = 0;
 
-/// What a host tells its kernels when a rank is gone: this plus the rank.
+/// Base of the abort code that a host gives its kernels if a rank is lost: the code is this value
+/// plus the number of the lost rank.
 pub const PEER_LOST: i32 = 1000;
 
-/// Version of what ranks say to each other and of the meaning of shared words. Ranks compare it when they
-/// open a heap together, and those of different versions do not.
+/// Version of the ranks' handshake and of the meaning of shared words. Ranks compare it when they
+/// open a heap together; opening fails if the versions differ.
 pub const PROTOCOL_VERSION: u32 = 2;

@@ -1,68 +1,78 @@
-//! Words that carry their data: 64 bits, of which four bytes are data and four the number of the
-//! call (known elsewhere as the LL protocol, for low latency).
+//! LL protocol for small messages: each 64-bit word has four bytes of data and, as its flag, the
+//! number of the call in the other four (known from NCCL as LL, low latency).
 //!
-//! Whoever sees the number has the data, so that neither a signal nor an order is needed, and a
-//! message is one way long. A region `[parity][source][pair]` at the receiver holds nothing else from
-//! `new` to the end of the op. A word is awaited by `==`: by the slot rule it holds data of this call,
-//! or of an older one of the same parity, and it is refreshed long before an old number comes back.
+//! A receiver that sees the flag has the data. So neither a signal nor a memory order is needed,
+//! and a message costs one one-way latency. The receiver's region `[parity][source][pair]` holds LL
+//! words only, from `new` to the end of the op. A flag is compared by `==`: by the slot rule a word
+//! holds data of this call or of an older call of the same parity, and it is refreshed long before
+//! an old number wraps around.
 //!
-//! The first [`HEAD`] pairs of a source say what it says about the call: an entry record takes a way
-//! there and back, these arrive with the data. Words come in pairs since a device moves 16 bytes at a
-//! time; of a pair each word is looked at by itself.
+//! The first [`HEAD`] pairs of a source are its header: the fields that ranks must agree on. An
+//! entry record would cost a round trip; the header arrives with the data. Words are stored and
+//! loaded in pairs because a device moves 16 bytes at a time; the two flags of a pair are checked
+//! separately.
 
 use crate::barrier::Members;
 use crate::entry::mismatch;
 use crate::wait::{Awaited, Missing, poll};
 use crate::{Access, Call, Channel, Field, Limit, LlWord, Memory, Record, Stop};
 
-/// Pairs ahead of the data: the fields of an entry record that ranks must agree on.
+/// Number of pairs in the header: the fields of an entry record that ranks must agree on, two per
+/// pair.
 pub const HEAD: u32 = Field::ALL.len() as u32 / 2;
 
-/// Sources that one wait is for, at most: a device has registers for so many.
+/// Largest number of sources that one wait polls; bounded because the data of all of them is held
+/// in registers.
 pub const SOURCES: usize = 8;
 
-/// Items of one source that one wait is for, at most: likewise.
+/// Largest number of items per source that one wait polls; bounded because the data of all of them
+/// is held in registers.
 pub const AT_ONCE: usize = 8;
 
-/// Sources whose heads are awaited together beside what a thread holds of a row.
+/// Number of sources whose headers [`wait_head`] polls together in row exchanges; small because a
+/// thread already holds part of a row in registers.
 pub const HEADS_OF_ROWS: usize = 2;
 
-/// Items in rows, of which a workgroup takes whole ones. Every rank sends all of them to every other.
+/// Rows of items, each taken as a whole by one workgroup. Every rank sends all items to every other
+/// rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rows {
-    /// Items of all rows.
+    /// Number of items in all rows together.
     pub items: u32,
-    /// Items of a row; the last may have less.
+    /// Number of items in a row; the last row may be shorter.
     pub len: u32,
-    /// Items side by side that one thread takes: the elements of a vector.
+    /// Number of adjacent items that one thread takes: the elements of a vector.
     pub piece: u32,
-    /// Items that a thread waits for together, at most [`AT_ONCE`]: whole pieces.
+    /// Number of items that a thread waits for together: a multiple of `piece`, at most
+    /// [`AT_ONCE`].
     pub at_once: u32,
-    /// Whether all workgroups share what is pushed evenly, and not as they take it: a link gets it sooner
-    /// from several multiprocessors than from the one that takes a row. Then nobody may write what is
-    /// pushed before the launch is over.
+    /// Whether all workgroups share the pushes evenly, rather than each pushing the rows that it
+    /// will take. Several multiprocessors fill a link sooner than the one that takes a row. If
+    /// true, the pushed buffer must not be overwritten before the launch has ended.
     pub spread: bool,
 }
 
-/// The items of a tile of a message: of each of its rows those that lie side by side from one on.
+/// Items of one tile of a message: in each row of the message, a run of adjacent items.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Strip {
-    /// Rows of the message.
+    /// Number of rows of the message.
     pub rows: u32,
-    /// Items of a row of the message.
+    /// Number of items in a row of the message.
     pub across: u32,
-    /// The first item of the first row.
+    /// Column of the tile's first item in a row.
     pub first: u32,
-    /// Items of a row of the tile: a divisor of the threads that take them, so that each keeps its columns.
+    /// Number of items in a row of the tile; must divide the number of threads, so that each thread
+    /// stays in one column.
     pub line: u32,
-    /// How many of them there are, at the right edge.
+    /// Number of items per row of the tile that exist; less than `line` at the right edge.
     pub there: u32,
-    /// Items that a thread waits for together, at most [`AT_ONCE`].
+    /// Number of items that a thread waits for together, at most [`AT_ONCE`].
     pub at_once: u32,
 }
 
 impl Strip {
-    /// Batch number `number` of the items that fall to one of so many threads, empty behind the last.
+    /// Batch number `number` of the items of `thread` among `threads` threads; empty after the
+    /// last.
     pub fn batch(&self, thread: u32, threads: u32, number: u32) -> Batch {
         let Self { rows, across, first, line, there, at_once } = *self;
         let (at, step) = (thread % line, threads / line);
@@ -81,7 +91,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Those of these that are below `end`: the first so many.
+    /// The items below `end`; `items` must be ascending, so they are the first ones.
     pub(crate) fn below(end: u32, items: impl Iterator<Item = u32>) -> Self {
         let mut batch = Self { items: [0; AT_ONCE], count: 0 };
         for item in items.take_while(|&item| item < end) {
@@ -91,13 +101,13 @@ impl Batch {
         batch
     }
 
-    /// Its items.
+    /// Item numbers of the batch.
     pub fn items(&self) -> &[u32] {
         &self.items[..self.count]
     }
 }
 
-/// Push `data` to `peer` as pair number `pair`. Needs the credit.
+/// Push `data` to `peer` as pair number `pair`. Requires the credit of `peer`.
 pub fn push<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -111,13 +121,13 @@ pub fn push<M: Memory + ?Sized>(
     m.store_pair(place, words, Access::LlStore);
 }
 
-/// What was awaited together: the data of some pairs, by source.
+/// Data of one wait, `[source][pair][2]`: four bytes per LL word.
 pub type Data = [[[u32; 2]; AT_ONCE]; SOURCES];
 
-/// Wait for these pairs, at most [`AT_ONCE`], of each of these sources, at most [`SOURCES`], and put their
-/// data into `data`. Any thread.
+/// Wait for these pairs (at most [`AT_ONCE`]) of each of these sources (at most [`SOURCES`]) and
+/// put their data into `data`. Any thread may call it.
 ///
-/// All are looked at before one is looked at again: they are under way together.
+/// Each round polls all words before it repeats one, so that their loads are in flight together.
 pub fn wait<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -152,7 +162,7 @@ pub fn wait<M: Memory + ?Sized>(
     })
 }
 
-/// Push the head of what goes to `peer`.
+/// Push the header of this call to `peer`: the fields of `record`.
 pub fn push_head<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -167,10 +177,10 @@ pub fn push_head<M: Memory + ?Sized>(
     }
 }
 
-/// Wait for the heads of what these sources push, of so many together, at most [`SOURCES`], and compare them
-/// with this rank's own record.
+/// Wait for the headers of these sources, `together` of them at a time (at most [`SOURCES`]), and
+/// compare them with this rank's record.
 ///
-/// A difference is a fault that names the field and both values.
+/// Fails with a fault that names the first differing field and both values.
 pub fn wait_head<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -194,8 +204,8 @@ pub fn wait_head<M: Memory + ?Sized>(
     Ok(())
 }
 
-/// Wait for pair number `pair` of each of these sources, and give them to `take` in ascending order.
-/// Any thread.
+/// Wait for pair number `pair` of each of these sources, and pass the data to `take` in ascending
+/// order of sources. Any thread may call it.
 pub fn each<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -207,8 +217,8 @@ pub fn each<M: Memory + ?Sized>(
     in_groups(m, channel, call, SOURCES, &[pair], sources, |source, data| take(source, data[0]))
 }
 
-/// Wait for the pairs of these items, of one source after the other in ascending order, and give what each
-/// sent to `take`. Any thread.
+/// Wait for the items of `batch` from one source after the other, in ascending order, and pass the
+/// data of each source to `take`. Any thread may call it.
 pub fn each_of<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -222,7 +232,7 @@ pub fn each_of<M: Memory + ?Sized>(
     in_groups(m, channel, call, 1, pairs, sources, take)
 }
 
-/// The waits of so many sources together.
+/// Wait for these pairs from all `sources`, `together` sources at a time.
 fn in_groups<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -250,10 +260,10 @@ fn in_groups<M: Memory + ?Sized>(
     Ok(())
 }
 
-/// Refresh the pairs of this call's slot that it did not use: the first `used(peer)` of those for a
-/// peer stay, as their data may not have been taken yet. They get the number of the call before that
-/// used the slot, which nobody waits for any more. One thread of the last workgroup, in one call of each
-/// parity in a period, whatever its variant.
+/// Refresh the LL pairs of this call's slot that the call did not use. The first `used(peer)` pairs
+/// for a peer are left alone, because the peer may not have read them yet. The others get the
+/// number of the previous call that used the slot, which no rank waits for any more. Called by one
+/// thread of the last workgroup, in one call of each parity per period, in every variant.
 pub(crate) fn stamp<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -273,7 +283,7 @@ pub(crate) fn stamp<M: Memory + ?Sized>(
 mod tests {
     use super::*;
 
-    /// All that the workgroups of a product have is the message, each item once.
+    /// Strips side by side, divided among threads, cover each item of the message exactly once.
     #[test]
     fn strips_cover_the_rows_of_a_message() {
         for (threads, line) in [(256, 16), (384, 32), (8, 4), (4, 4)] {

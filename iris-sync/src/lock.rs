@@ -1,15 +1,15 @@
-//! The spinlock: one word, taken by compare-and-exchange.
+//! Spinlock: one word, taken by compare-and-exchange.
 
 use crate::wait::Awaited;
 use crate::{Access, Call, Channel, Limit, Memory, Stop, SymWord};
 
-/// What a free spinlock holds; a taken one holds 1 + the rank that took it.
+/// Value of a free spinlock; a taken one holds 1 + the rank that took it.
 pub const FREE: i32 = 0;
 
-/// Take a spinlock. One thread calls this.
+/// Take a spinlock; called by one thread.
 ///
-/// Whoever holds it needs no other lock and no signal to give it back, so no cycle can arise. A
-/// wait past the deadline of progress names the holder.
+/// The holder needs no other lock and no signal before it releases the lock, so no deadlock can
+/// arise. Fails after the progress deadline, with a fault that names the holder.
 pub fn take<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -43,7 +43,7 @@ pub fn take<M: Memory + ?Sized>(
     }
 }
 
-/// Give a spinlock back.
+/// Release a spinlock.
 pub fn give<M: Memory + ?Sized>(m: &M, word: SymWord) {
     m.store(word, FREE, Access::LockGive);
 }

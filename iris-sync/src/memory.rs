@@ -11,17 +11,19 @@ pub struct SymWord {
     pub index: u32,
 }
 
-/// Two neighbouring 64-bit words of symmetric memory that carry data: any rank may load them, one
-/// rank writes them. Each word is loaded and stored whole; the two of them are not one.
+/// Two adjacent 64-bit LL words of symmetric memory, each with data and flag: any rank may load
+/// them, one rank writes them. Each word is loaded and stored as a whole, but the pair is not
+/// atomic.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SymPair {
     /// The rank in whose signal segment the words lie.
     pub rank: u32,
-    /// Index of the first in that segment, in 4-byte words: a multiple of 4.
+    /// Index of the first word in that segment, in 4-byte words; must be a multiple of 4.
     pub index: u32,
 }
 
-/// A 64-bit word that carries its data: four bytes, and the number of the call they belong to.
+/// A 64-bit word of the LL protocol: four bytes of data, and as flag the number of the call that
+/// the data belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct LlWord {
     /// The data.
@@ -31,12 +33,12 @@ pub struct LlWord {
 }
 
 impl LlWord {
-    /// As it lies in memory: the data in the low half.
+    /// Encodes the word for memory: data in the low 32 bits, call number in the high 32 bits.
     pub const fn to_bits(self) -> u64 {
         (self.call as u32 as u64) << 32 | self.data as u64
     }
 
-    /// The word that lies in memory as these bits.
+    /// Decodes a word from its bits in memory; the inverse of [`LlWord::to_bits`].
     pub const fn from_bits(bits: u64) -> Self {
         Self { data: bits as u32, call: (bits >> 32) as i32 }
     }
@@ -52,17 +54,19 @@ pub struct DevWord {
 /// Memory order of an access, in the sense of C++11. There is no sequentially consistent access.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Order {
-    /// Atomic, ordering nothing else.
+    /// Atomic, without any ordering of other accesses.
     Relaxed,
-    /// A load: what the writer did before its release is seen after it.
+    /// Load order: everything that the writer did before its release store is visible after this
+    /// load.
     Acquire,
-    /// A store: what was done before it is seen by whoever acquires it.
+    /// Store order: everything done before this store is visible to a thread that acquires its
+    /// value.
     Release,
-    /// A read-modify-write that is both.
+    /// Read-modify-write order: acquire and release in one.
     AcqRel,
 }
 
-/// Who can see an access.
+/// Set of threads for which an access is coherent.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Scope {
     /// The workgroups of one device.
@@ -73,9 +77,10 @@ pub enum Scope {
 
 macro_rules! accesses {
     ($($(#[$doc:meta])* $name:ident: $order:ident, $scope:ident;)*) => {
-        /// Every access of the protocols by name, and the one table of their orders and scopes.
+        /// Every access of the protocols by name; the only table of their memory orders and scopes.
         ///
-        /// `PROTOCOL.md` gives the reason for each row and the mutant that fails without it.
+        /// `PROTOCOL.md` gives the reason for each row and names the mutant (a model with the row
+        /// weakened) that fails without it.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         pub enum Access { $($(#[$doc])* $name,)* }
 
@@ -93,7 +98,7 @@ macro_rules! accesses {
                 match self { $(Access::$name => Scope::$scope,)* }
             }
 
-            /// The name of this access, as the device headers spell it.
+            /// The name of this access; the device headers use the same spelling.
             pub const fn name(self) -> &'static str {
                 match self { $(Access::$name => stringify!($name),)* }
             }
@@ -102,72 +107,76 @@ macro_rules! accesses {
 }
 
 accesses! {
-    /// The owner of a record publishes its call number, after the record's fields.
+    /// The owner of an entry record publishes its call number, after the record's fields.
     EntryStore: Release, System;
-    /// A writer looks whether a peer has entered the call before, so that its slot is free.
+    /// A writer polls whether a peer has entered the previous call, so that the peer's slot for
+    /// this call is free.
     CreditLoad: Acquire, System;
-    /// A reader looks whether a peer has entered this call.
+    /// A reader polls whether a peer has entered this call.
     EntryLoad: Acquire, System;
-    /// A source says that its tile is in the peer's slot.
+    /// A source signals that its tile has been written to the peer's slot.
     SignalStore: Release, System;
-    /// A receiver looks for that.
+    /// A receiver polls the signal of a tile.
     SignalLoad: Acquire, System;
-    /// A reader says that it has read everything it pulls from a peer.
+    /// A reader signals that it has read everything it pulls from a peer.
     DoneStore: Release, System;
-    /// The owner looks for that before it ends the call.
+    /// The owner of pulled data polls its readers' done words before it ends the call.
     DoneLoad: Acquire, System;
     /// A member stores the epoch into its word at another member.
     BarrierStore: Release, System;
-    /// A member looks at its own words.
+    /// A member polls the barrier words that other members store at its rank.
     BarrierLoad: Acquire, System;
-    /// A producer publishes a version.
+    /// A producer publishes a version of its data.
     VersionStore: Release, System;
-    /// A consumer looks for a version.
+    /// A consumer polls for a version of the producer's data.
     VersionLoad: Acquire, System;
     /// A spinlock is taken, by compare-and-exchange.
     LockTake: Acquire, System;
-    /// A spinlock is given back.
+    /// A spinlock is released.
     LockGive: Release, System;
-    /// A writer refreshes its words after all of its workgroups are done.
+    /// The last workgroup of a launch refreshes the words that its rank writes, after all its
+    /// workgroups have finished.
     StampStore: Release, System;
-    /// A rank that gives up tells its peers.
+    /// A rank that gives up sets the abort word of its peers.
     AbortStore: Relaxed, System;
-    /// A waiting rank looks whether someone gave up.
+    /// A waiting rank polls whether a peer or its own host gave up.
     AbortLoad: Relaxed, System;
-    /// A workgroup looks at its start whether its rank has given up.
+    /// A workgroup checks at its start whether its rank has given up.
     AbortCheck: Relaxed, System;
     /// A workgroup reads the number of the call at its start.
     CallLoad: Relaxed, Device;
-    /// The last workgroup advances it, when all have read it.
+    /// The last workgroup advances the call number, after all workgroups have read it.
     CallStore: Relaxed, Device;
-    /// A workgroup counts itself out; the last one goes on for all.
+    /// A workgroup adds itself to the count of finished workgroups; the last one ends the launch
+    /// for all.
     FinishAdd: AcqRel, Device;
-    /// The last workgroup resets that count for the next launch.
+    /// The last workgroup resets the count of finished workgroups for the next launch.
     FinishStore: Relaxed, Device;
-    /// A fetching workgroup says that a part of the staging buffer is filled.
+    /// A fetching workgroup signals that a unit of the staging buffer is filled.
     FlagStore: Release, Device;
-    /// A multiplying workgroup looks for that.
+    /// A multiplying workgroup polls whether a unit of the staging buffer is filled.
     FlagLoad: Acquire, Device;
-    /// The last workgroup refreshes the flags, for launches that come after it.
+    /// The last workgroup refreshes the staging flags for later launches.
     FlagStamp: Relaxed, Device;
-    /// A source stores words that carry their data.
+    /// A source stores LL words (data and flag in one word).
     LlStore: Relaxed, System;
-    /// A receiver looks for them.
+    /// A receiver polls LL words (data and flag in one word).
     LlLoad: Relaxed, System;
-    /// The last workgroup refreshes those that its call did not use.
+    /// The last workgroup refreshes the LL words that its call did not use.
     LlStamp: Relaxed, System;
 }
 
-/// Which deadline a wait has.
+/// Deadline that applies to a wait.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Limit {
-    /// Until a peer enters a call: it may be compiling or saving a file.
+    /// Deadline for a peer to enter a call; long, because the peer's host may be compiling or
+    /// writing a file.
     Entry,
-    /// Until a peer that has entered makes progress.
+    /// Deadline for progress of a peer that has entered the call.
     Progress,
 }
 
-/// What a workgroup is doing, for traces.
+/// Activity of a workgroup, recorded in traces.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Span {
     /// Copying remote data to a local buffer.
@@ -178,39 +187,41 @@ pub enum Span {
     Wait,
     /// Writing a tile to a peer and raising its signal.
     Signal,
-    /// Adding up partial tiles, or copying received ones out.
+    /// Adding up partial tiles, or copying received tiles to C.
     Reduce,
 }
 
-/// The words as one thread of one workgroup of one rank sees them.
+/// Memory operations of the protocols, as one thread of one workgroup of one rank performs them.
 ///
-/// On the CPU a workgroup is one thread. On a device, and in the models of it,
-/// every thread runs the same code, thread 0 does the word accesses, or each thread those of some peers,
-/// and [`Memory::vote`] is the barrier of the workgroup.
+/// On the CPU a workgroup is one thread. On a device, and in the models of a device, every thread
+/// of a workgroup runs the same code: thread 0 accesses the words, or each thread accesses the
+/// words of its share of the peers. [`Memory::vote`] is the workgroup's barrier.
 ///
 /// An implementation takes order and scope of an access from [`Access::order`] and
-/// [`Access::scope`]; the models' implementations take them from a table that a mutant has changed.
+/// [`Access::scope`]; the models take them from a table in which a mutant has weakened one row.
 pub trait Memory {
     /// Index of this thread in its workgroup.
     fn thread(&self) -> u32 {
         0
     }
 
-    /// Threads of the workgroup.
+    /// Number of threads in the workgroup.
     fn threads(&self) -> u32 {
         1
     }
 
-    /// Barrier of the workgroup; true if every thread said true. It orders plain accesses of its threads.
+    /// Barrier of the workgroup with a vote: returns true if every thread passed true. It orders
+    /// plain accesses of the workgroup's threads.
     fn vote(&self, ok: bool) -> bool {
         ok
     }
 
-    /// From here to [`Memory::reconverge`] each thread goes its own way; see [`divergent`]. On the CPU a
-    /// workgroup is one thread, which never parts from others.
+    /// Marks the start of divergent code, in which each thread branches for itself until
+    /// [`Memory::reconverge`]; see [`divergent`]. Does nothing on the CPU, where a workgroup is one
+    /// thread.
     fn diverge(&self) {}
 
-    /// The threads of a wave are together again. It orders nothing.
+    /// Reconverges the threads of a wave. It orders no memory access.
     fn reconverge(&self) {}
 
     /// Load a word of symmetric memory.
@@ -219,77 +230,82 @@ pub trait Memory {
     /// Store a word of symmetric memory.
     fn store(&self, word: SymWord, value: i32, access: Access);
 
-    /// If a word of symmetric memory holds `expected`, store `value`; returns what it held.
+    /// Compare-and-exchange on a word of symmetric memory: stores `value` if the word holds
+    /// `expected`; returns the old value.
     fn compare_exchange(&self, word: SymWord, expected: i32, value: i32, access: Access) -> i32;
 
-    /// Load two words of symmetric memory that carry data, each of them whole.
+    /// Load two adjacent LL words; each word is loaded as a whole.
     fn load_pair(&self, pair: SymPair, access: Access) -> [LlWord; 2];
 
-    /// Store two words of symmetric memory that carry data, each of them whole.
+    /// Store two adjacent LL words; each word is stored as a whole.
     fn store_pair(&self, pair: SymPair, words: [LlWord; 2], access: Access);
 
-    /// Read a data word that a release and an acquire of some other word order.
+    /// Plain load of a data word. A release and an acquire of another word must order it after the
+    /// store.
     fn get(&self, word: SymWord) -> i32;
 
-    /// Write a data word that a release and an acquire of some other word order.
+    /// Plain store of a data word. A release and an acquire of another word must order it before
+    /// the load.
     fn put(&self, word: SymWord, value: i32);
 
-    /// Load a word of this device.
+    /// Load a word of device memory that only this rank uses.
     fn dev_load(&self, word: DevWord, access: Access) -> i32;
 
-    /// Store a word of this device.
+    /// Store a word of device memory that only this rank uses.
     fn dev_store(&self, word: DevWord, value: i32, access: Access);
 
-    /// Add to a word of this device, returning the old value.
+    /// Add to a word of device memory that only this rank uses; returns the old value.
     fn dev_add(&self, word: DevWord, value: i32, access: Access) -> i32;
 
-    /// Between two looks at a word: `spins` counts the looks of this wait so far.
+    /// Back off between two polls of a word; `spins` is the number of polls of this wait so far.
     fn pause(&self, spins: u32);
 
-    /// Whether this wait, `spins` looks old, has passed its deadline.
+    /// Whether this wait has passed its deadline after `spins` polls.
     ///
-    /// The implementation remembers when a wait began: `spins` is 0 at its first look.
+    /// The implementation records the start time of a wait when `spins` is 0, the first poll.
     fn expired(&self, limit: Limit, spins: u32) -> bool;
 
-    /// What the host of this rank tells its kernels: 0 to go on, [`PEER_LOST`](crate::PEER_LOST)
-    /// plus a rank that is gone, anything else to leave for another reason.
+    /// Abort code that this rank's host has set for its kernels: 0 to continue,
+    /// [`PEER_LOST`](crate::PEER_LOST) plus the number of a lost rank, or another value to leave
+    /// for another reason.
     fn host_abort(&self) -> i32 {
         0
     }
 
-    /// Keep this fault where the host sees it, unless one is kept already.
+    /// Store this fault where the host reads it; the first fault stays, later ones are dropped.
     fn record(&self, fault: &Fault);
 
-    /// Whether a word that holds `seen` was set by `want` or later. Models override it with mutants.
+    /// Whether a word that holds `seen` was set by call `want` or a later one. The models override
+    /// it to inject a faulty comparison.
     fn reached(&self, access: Access, want: Call, seen: i32) -> bool {
         let _ = access;
         want.reached_by(seen)
     }
 
-    /// Whether a word that carries `seen` carries data of the call `want`. Models override it with
-    /// mutants.
+    /// Whether an LL word with flag `seen` carries data of call `want`. The models override it to
+    /// inject a faulty comparison.
     fn is_of(&self, access: Access, want: Call, seen: i32) -> bool {
         let _ = access;
         seen == want.number()
     }
 
-    /// A span of work begins; `what` is a tile, unit or rank.
+    /// Begin a span of a trace; `what` is the number of a tile, a unit or a rank.
     fn begin(&self, span: Span, what: u32) {
         let _ = (span, what);
     }
 
-    /// The span begun last ends.
+    /// End the span that was begun last.
     fn end(&self, span: Span) {
         let _ = span;
     }
 }
 
-/// Run `steps`, in which each thread goes its own way, and bring the threads of a wave together again.
+/// Run `steps`, in which each thread branches for itself, and reconverge the threads of the wave.
 ///
-/// Where the threads of a wave run in lockstep, one arm of a branch is run to its end before another
-/// begins, and nobody says which is first. So no thread may wait in here for what depends on a store that
-/// another thread of its wave has still to make in here: what is stored in one piece is waited for in
-/// the next.
+/// If a wave runs in lockstep, one arm of a branch runs to its end before another arm begins, in
+/// unspecified order. So inside `steps` no thread may wait for anything that depends on a store
+/// that another thread of its wave has yet to make inside the same `steps`. Store in one
+/// `divergent` block and wait in the next.
 pub fn divergent<M: Memory + ?Sized, R>(m: &M, steps: impl FnOnce() -> R) -> R {
     m.diverge();
     let result = steps();

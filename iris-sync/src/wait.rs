@@ -3,7 +3,7 @@ use crate::{
     Stop, SymWord,
 };
 
-/// What a wait is for: the call that wants it, and what its fault record would say.
+/// Description of a wait: the value that it waits for, and the data for its fault record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Awaited {
     /// The call this workgroup is in.
@@ -12,9 +12,9 @@ pub struct Awaited {
     pub want: Call,
     /// The rank that is to set the word.
     pub rank: u32,
-    /// The tile it is about; -1 where it is about none.
+    /// Number of the tile waited for; -1 if the wait is for no tile.
     pub tile: i32,
-    /// Which deadline applies.
+    /// Deadline that applies.
     pub limit: Limit,
 }
 
@@ -33,28 +33,28 @@ impl Awaited {
     }
 }
 
-/// Whether somebody gave up: this rank's host, or a peer.
+/// Whether this rank's host or a peer has given up.
 ///
-/// Leaves a record of who it was, unless the rank has one of its own.
+/// If so, it records a fault that names the rank, unless this rank has a fault already.
 pub fn stopped<M: Memory + ?Sized>(m: &M, channel: &Channel, awaited: &Awaited) -> bool {
     let host = m.host_abort();
     let peer = m.load(abort_word(channel.rank), Access::AbortLoad);
     let (kind, rank, seen) = match (host, peer) {
         (0, 0) => return false,
-        // Whatever stands there: the record shows it.
+        // The abort word may hold any value; the record shows it.
         (0, _) => (FaultKind::PeerGaveUp, peer.wrapping_sub(1), peer),
         (PEER_LOST.., _) => (FaultKind::PeerLost, host - PEER_LOST, host),
         _ => (FaultKind::HostAbort, channel.rank as i32, host),
     };
     m.record(&awaited.fault(kind, channel, rank as u32, seen));
     if host != 0 {
-        // For the launches that follow: they look at this word only.
+        // Later launches check only this word, not the host's code.
         m.store(abort_word(channel.rank), channel.rank as i32 + 1, Access::AbortStore);
     }
     true
 }
 
-/// Keep a fault and tell every rank, this one included, that the call cannot be finished.
+/// Record a fault and set the abort word of every rank, this one included.
 pub(crate) fn give_up<M: Memory + ?Sized>(m: &M, channel: &Channel, fault: &Fault) {
     m.record(fault);
     for rank in 0..channel.size {
@@ -62,7 +62,7 @@ pub(crate) fn give_up<M: Memory + ?Sized>(m: &M, channel: &Channel, fault: &Faul
     }
 }
 
-/// Whether this rank has given up, or was told that a peer did. Once it is so, it stays so.
+/// Whether this rank has given up or a peer has told it to. Sticky: the abort word is never reset.
 pub(crate) fn has_given_up<M: Memory + ?Sized>(m: &M, channel: &Channel) -> bool {
     m.load(abort_word(channel.rank), Access::AbortCheck) != 0
 }
@@ -71,12 +71,12 @@ fn abort_word(rank: u32) -> SymWord {
     SymWord { rank, index: ABORT_WORD }
 }
 
-/// Look with `look` until the value was set by the wanted call or a later one; returns that value.
+/// Poll with `look` until its value was set by the wanted call or a later one; returns that value.
 ///
-/// One thread calls this. Fails when the deadline passes (the fault is kept and all ranks are told)
-/// or when somebody gave up. The deadline of progress runs only while all ranks are in the call:
-/// whoever waits for a rank that itself waits for a late third one blames the third, and gives it
-/// the time that entering has.
+/// One thread calls this. Fails if the deadline passes (the fault is recorded and all ranks are
+/// told) or if a rank or the host gave up. The progress deadline runs only while all ranks are in
+/// the call: if the awaited rank itself waits for a third rank that has not entered, the third rank
+/// is blamed, and only after the longer entry deadline.
 pub fn wait_for<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -93,7 +93,7 @@ pub fn wait_for<M: Memory + ?Sized>(
     Ok(found)
 }
 
-/// Wait for `word`, the signal of `tile` from `rank`. One thread calls this.
+/// Wait for `word`, the signal of `tile` from rank `rank`. One thread calls this.
 pub(crate) fn wait_signal<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -107,19 +107,21 @@ pub(crate) fn wait_signal<M: Memory + ?Sized>(
     wait_for(m, channel, Access::SignalLoad, awaited, look).map(drop)
 }
 
-/// Say by `word` that what this thread has stored, or has seen stored by others, is there.
+/// Store this call's number into `word`, as a signal for everything that this thread has stored or
+/// has acquired from others (release).
 pub(crate) fn raise_signal<M: Memory + ?Sized>(m: &M, call: Call, word: SymWord) {
     m.store(word, call.number(), Access::SignalStore);
 }
 
-/// What a look has not found: the rank that it is awaited from, what of it, and what is there instead.
+/// Report of an unsuccessful poll: the awaited rank, the tile, and the value found instead.
 pub(crate) struct Missing {
     pub(crate) rank: u32,
     pub(crate) tile: i32,
     pub(crate) seen: i32,
 }
 
-/// As [`wait_for`], of anything that `look` can tell: none if it is there, else what it has not found.
+/// Poll until `look` reports nothing missing; fails like [`wait_for`], which is the single-word
+/// case.
 pub(crate) fn poll<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -153,7 +155,7 @@ pub(crate) fn poll<M: Memory + ?Sized>(
                 return Err(Stop);
             }
             if absent.is_none() {
-                // The late rank has come: progress gets its full time from now.
+                // The late rank has entered: restart the progress deadline with its full time.
                 (late, spins) = (false, 0);
                 continue;
             }
@@ -164,7 +166,7 @@ pub(crate) fn poll<M: Memory + ?Sized>(
     }
 }
 
-/// A rank that has not entered this call, and what its entry word says.
+/// First peer that has not entered this call, with the value of its entry word; `None` if all have.
 fn absent<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call) -> Option<(u32, i32)> {
     channel.peers().find_map(|peer| {
         let record = channel.entry(channel.rank, peer, call.parity());
@@ -174,7 +176,7 @@ fn absent<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call) -> Option<(u
     })
 }
 
-/// Give up because the awaited rank makes no progress.
+/// Give up with a fault because the awaited rank makes no progress.
 pub(crate) fn no_progress<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -193,7 +195,7 @@ mod tests {
     use super::*;
     use crate::{DevWord, LlWord, Shape, SymPair};
 
-    /// A rank whose words all hold one value, and whose host says another.
+    /// Memory of a rank whose words all hold `word` and whose host has set the abort code `host`.
     struct Broken {
         word: i32,
         host: i32,
@@ -235,7 +237,8 @@ mod tests {
         }
     }
 
-    /// A word that holds no rank ends the wait as any other, and the record shows it.
+    /// An abort word that names no valid rank still ends the wait, and the fault record shows its
+    /// value.
     #[test]
     fn whatever_an_abort_word_holds_is_recorded() {
         let shape = Shape { op: 0, size: 2, tiles: 1, ..Shape::default() };

@@ -1,4 +1,7 @@
-//! Long because a workgroup is one type, whose functions share what it has seen of its peers.
+//! Protocol functions of a workgroup.
+//!
+//! Long because the functions share one type: the record of what the workgroup has already seen of
+//! its peers.
 
 use crate::wait::{Awaited, has_given_up, raise_signal, stopped, wait_for, wait_signal};
 use crate::{
@@ -7,46 +10,49 @@ use crate::{
     tile_flags,
 };
 
-/// How a launch ends.
+/// Effect of a launch on the call number when its last workgroup finishes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
-    /// More launches of the same call follow: the call number stays.
+    /// The call number stays, because more launches of this call follow.
     Keep,
-    /// The call is over.
+    /// The call number advances: the call is over.
     Advance,
-    /// As `Advance`, but first tell the peers that we have read what we pull from them, and wait
-    /// until they have read what they pull from us.
+    /// The call number advances after an exchange of done words: this rank tells its peers that it
+    /// has read what it pulls from them, and waits until they have read what they pull from it.
     Pulled,
 }
 
-/// One workgroup in one call, as its thread sees it: the protocol functions of which ops are made.
+/// One workgroup in one call, as one of its threads sees it, with the protocol functions that ops
+/// are made of.
 ///
-/// All threads call every function here together; those that fail do so on all threads alike.
+/// Unless a function says otherwise, all threads of the workgroup call it together, and an error is
+/// returned to all of them.
 pub struct Workgroup<'a, M: Memory + ?Sized> {
-    /// The words.
+    /// Memory that holds the words.
     pub m: &'a M,
-    /// Where they lie.
+    /// Layout of the words of the op.
     pub channel: &'a Channel,
     /// Index of this workgroup in its launch.
     pub index: u32,
-    /// Workgroups in the launch: all of them resident.
+    /// Number of workgroups in the launch; all are co-resident.
     pub count: u32,
     call: Call,
     record: Record,
-    /// Peers whose credit, or entry, was seen, and whose answer about C is known: one bit each.
+    /// Bit sets of peers: those whose credit was seen, whose entry was seen, whose permission to
+    /// write C was asked for, and who gave it.
     credited: u64,
     entered: u64,
     asked: u64,
     directs: u64,
     /// Whether the rank had given up when this launch began.
     given_up: bool,
-    /// Whether this workgroup has been counted out before its end.
+    /// Whether `count_out` has already counted this workgroup as finished.
     counted: bool,
 }
 
 impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
-    /// Read the number of the call. `record` is what this rank says about it; op and sequence are
-    /// filled in here.
+    /// Read the number of the call. `record` is this rank's description of the call; its fields
+    /// `Op` and `Sequence` are filled in here.
     pub fn begin(
         m: &'a M,
         channel: &'a Channel,
@@ -80,18 +86,19 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         self.call
     }
 
-    /// Which of the two slots this call uses.
+    /// Number of the slot that this call uses, 0 or 1.
     pub fn parity(&self) -> u32 {
         self.call.parity()
     }
 
-    /// The items of 0..`count` that fall to this workgroup: every so many, in a fixed order.
+    /// Items of 0..`count` of this workgroup: `index`, then every `self.count`-th item.
     pub fn share(&self, count: u32) -> impl Iterator<Item = u32> + use<M> {
         (self.index..count).step_by(self.count as usize)
     }
 
-    /// Before a launch that is not the first of its call does anything: fails if the rank has given
-    /// up, as [`Workgroup::credit`] and [`Workgroup::barrier`] do.
+    /// Check at the start of a later launch of a call that the rank has not given up; fails if it
+    /// has. Launches that begin with [`Workgroup::credit`] or [`Workgroup::barrier`] need no such
+    /// check.
     pub fn go_on(&self) -> Result<(), Stop> {
         if self.m.vote(!self.given_up) {
             return Ok(());
@@ -102,8 +109,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Err(Stop)
     }
 
-    /// Tell every peer that this rank is in the call. The first workgroup does it, before anything
-    /// else, even when the rank has nothing to send.
+    /// Publish this rank's entry record at every peer. Only workgroup 0 does so, before anything
+    /// else and even if the rank has nothing to send: peers wait for the entry.
     pub fn enter(&mut self) -> Result<(), Stop> {
         if self.index != 0 {
             return Ok(());
@@ -118,12 +125,12 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Ok(())
     }
 
-    /// Before pushing words that carry data: [`Workgroup::credit`] of these peers, and, in the first
-    /// workgroup, of all, since it is to tell all of them that this rank has entered.
+    /// Wait for [`Workgroup::credit`] of these peers before LL words are pushed. Workgroup 0 waits
+    /// for the credit of all peers, since it announces this rank's entry to all of them.
     pub fn begin_push(&mut self, peers: barrier::Members) -> Result<(), Stop> {
         let peers = if self.index == 0 { self.others() } else { peers.bits() & self.others() };
-        // Where there are threads enough, each looks at one word of one peer, before it is known which of
-        // the two counts in this call: so their way is gone together with that of the number.
+        // If there are two threads per peer, each loads the credit word of one parity of one peer,
+        // before the call number is known. So these loads overlap with the load of the call number.
         if self.m.threads() >= 2 * (self.channel.size - 1) {
             if !self.m.vote(self.look_ahead(peers)) {
                 return Err(Stop);
@@ -135,11 +142,13 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Ok(())
     }
 
-    /// Count this workgroup out before its end: all of its threads have read the number of the call, and
-    /// passed a barrier since. A release at the end would wait until what its thread has pushed is there;
-    /// so the last thread does it now, and in the first workgroup, where that one has more to do, the one
-    /// before, which the last items fall to. Not in calls that refresh words: that is for the last
-    /// workgroup, when all is over.
+    /// Count this workgroup as finished before its end, after all of its threads have read the call
+    /// number and passed a barrier.
+    ///
+    /// The release at a normal end would wait until the thread's pushes have arrived. So the last
+    /// thread counts now; in workgroup 0 the last thread has other work and the thread before it
+    /// counts, which gets the last items. Does nothing in calls that refresh words, because their
+    /// last workgroup must act after all others are done.
     pub fn count_out(&mut self) {
         if self.call.restamps_slot() {
             return;
@@ -151,10 +160,13 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         }
     }
 
-    /// In the last thread of the first workgroup: tell every peer that this rank is in the call, and say
-    /// to these peers what it says about it, in words that carry their data. These go first, since they are
-    /// awaited in this call, and an entry, whose release takes a way there and back, in the next. No record is
-    /// written, since its release would wait until it is there: who enters otherwise finds that of an older call.
+    /// Push this rank's header to `peers` and announce its entry to every peer; only the last
+    /// thread of workgroup 0 acts.
+    ///
+    /// The headers go first: they are awaited in this call, the entry only in the next, and its
+    /// release costs a round trip. No entry record is written, since its release would wait for the
+    /// arrival of the data: a rank that enters without LL words finds the record of an older call
+    /// here.
     pub fn push_head(&self, peers: barrier::Members) {
         if self.is_beside() {
             for peer in self.channel.peers().filter(|&peer| peers.contains(peer)) {
@@ -166,9 +178,9 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         }
     }
 
-    /// In the last thread of the first workgroup: wait for what these peers say about the call, and
-    /// compare it, of so many together. It fails if it finds a difference: [`Workgroup::leave_together`]
-    /// must follow.
+    /// Wait for the headers of these peers, `together` of them at a time, and compare them with
+    /// this rank's record; only the last thread of workgroup 0 acts. Fails on that thread alone, so
+    /// [`Workgroup::leave_together`] must follow.
     pub fn wait_head(&self, sources: barrier::Members, together: usize) -> Result<(), Stop> {
         if !self.is_beside() {
             return Ok(());
@@ -176,18 +188,17 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         ll::wait_head(self.m, self.channel, self.call, &self.record, (sources, together))
     }
 
-    /// After waits of single threads: fails on all threads if it failed on one.
+    /// Combine the results of single threads: fails on all threads if one of them failed.
     pub fn leave_together(&self, result: Result<(), Stop>) -> Result<(), Stop> {
         if self.m.vote(result.is_ok()) { Ok(()) } else { Err(Stop) }
     }
 
-    /// The items of 0..`count`, of words that carry their data, that fall to this thread of this
-    /// workgroup, in a fixed order.
+    /// LL items of 0..`count` of this thread, in a fixed order.
     ///
-    /// The last thread gets none: it does what is to be done beside them, by the functions around this
-    /// one, and the others do not wait until an entry, whose release takes a way there and back, is at
-    /// the peers. A thread that is alone does first the one and then the other. On a device it is the
-    /// last wave.
+    /// The last thread (in device code, the last wave) gets none if there are others. It does the
+    /// other work, header and entry, by the functions around this one, so that the other threads
+    /// need not wait for the entry, whose release takes a round trip. A single thread, as on the
+    /// CPU, does the header first and then the items.
     pub fn share_of_threads(&self, count: u32) -> impl Iterator<Item = u32> + use<M> {
         let carriers = self.carriers();
         let thread = self.m.thread();
@@ -196,8 +207,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
             .step_by((self.count * carriers) as usize)
     }
 
-    /// Where all workgroups share the pushes of items in rows: batch number `number` of those that fall to
-    /// this thread, empty behind the last.
+    /// Batch number `number` of the items that this thread pushes if [`Rows::spread`] is set; empty
+    /// after the last batch.
     pub fn batch_of_all(&self, rows: &Rows, number: u32) -> Batch {
         let mine = self.share_of_threads(rows.items);
         Batch::below(
@@ -206,14 +217,14 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         )
     }
 
-    /// The rows that this workgroup takes whole: every so many of them.
+    /// Rows that this workgroup takes as a whole: every `self.count`-th row.
     pub fn share_of_rows(&self, rows: &Rows) -> impl Iterator<Item = u32> + use<M> {
         let count = rows.items.div_ceil(rows.len.max(1));
         (self.count - 1 - self.index..count).step_by(self.count as usize)
     }
 
-    /// Batch number `number` of the items of this workgroup's `row` that fall to this thread, empty behind
-    /// the last. As in [`Workgroup::share_of_threads`], the last thread gets none.
+    /// Batch number `number` of this thread's items in `row` of this workgroup; empty after the
+    /// last batch. On a device the last thread gets none, as in [`Workgroup::share_of_threads`].
     pub fn batch_of_row(&self, rows: &Rows, row: u32, number: u32) -> Batch {
         let Rows { items, len, piece, at_once, .. } = *rows;
         let (carriers, thread) = (self.carriers(), self.m.thread());
@@ -223,8 +234,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Batch::below(end, (number * at_once..(number + 1) * at_once).map(item))
     }
 
-    /// Before writing slots at these peers: as [`Workgroup::credit`] of each; where this rank allows
-    /// results to go straight into C, also as [`Workgroup::wait_entry`].
+    /// Wait for the credit of these peers before writing their slots. If this rank allows peers to
+    /// write C directly, wait for their entries too.
     pub fn meet(&mut self, peers: barrier::Members) -> Result<(), Stop> {
         let peers = peers.bits() & self.others();
         let credits = peers & !self.credited;
@@ -246,7 +257,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Ok(())
     }
 
-    /// Before writing a slot at `peer`: wait until its last reader of that slot is done.
+    /// Wait until `peer` has finished reading the slot that this call writes at it.
     pub fn credit(&mut self, peer: u32) -> Result<(), Stop> {
         if self.credited >> peer & 1 == 0 {
             self.waiting(|wg| wg.credit_of(peer))?;
@@ -255,8 +266,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Ok(())
     }
 
-    /// Before touching a peer's own memory or consuming what it sent: wait until it is in this
-    /// call, with the same arguments.
+    /// Wait until `peer` has entered this call with equal arguments. Required before this rank
+    /// accesses the peer's memory or uses what the peer sent.
     pub fn wait_entry(&mut self, peer: u32) -> Result<(), Stop> {
         if self.entered >> peer & 1 == 0 {
             self.waiting(|wg| wg.entry_of(peer))?;
@@ -265,7 +276,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Ok(())
     }
 
-    /// The same of each of these peers.
+    /// Wait for the entries of all these peers, as [`Workgroup::wait_entry`] does for one.
     pub fn wait_entries(&mut self, peers: barrier::Members) -> Result<(), Stop> {
         let peers = peers.bits() & self.others() & !self.entered;
         self.for_peers(peers, |wg, peer| wg.entry_of(peer))?;
@@ -273,8 +284,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Ok(())
     }
 
-    /// Whether results go straight into C between this rank and `peer`. If this rank allows it at
-    /// all, waits until the peer has entered.
+    /// Whether this rank and `peer` write results directly into each other's C. Waits for the
+    /// peer's entry if this rank allows it.
     pub fn direct(&mut self, peer: u32) -> Result<bool, Stop> {
         if self.record.direct == 0 {
             return Ok(false);
@@ -288,7 +299,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Ok(self.directs >> peer & 1 == 1)
     }
 
-    /// Say that the threads' stores to `peer`'s slot of `tile` are done.
+    /// Raise the signal of `tile` at `peer`, after the stores of all threads to the peer's slot
+    /// (barrier, then release).
     pub fn push_signal(&self, peer: u32, tile: u32) {
         self.m.vote(true);
         if self.m.thread() == 0 {
@@ -296,8 +308,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         }
     }
 
-    /// As [`Workgroup::push_signal`], with the number that is in flag 0: for who copies for a call without being
-    /// able to look at anything else.
+    /// Raise the signal of `tile` at `peer` with the call number found in staging flag 0. Used by
+    /// copy workgroups, which stand in for a copy engine and know no other state of the call.
     pub fn push_copied(&self, peer: u32, tile: u32) {
         self.m.vote(true);
         if self.m.thread() == 0 {
@@ -307,7 +319,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         }
     }
 
-    /// Say that the threads' stores to the slots of `tile` at these peers are done.
+    /// Raise the signals of `tile` at these peers, after the stores of all threads to their slots
+    /// (barrier, then release).
     pub fn push_signals(&self, peers: barrier::Members, tile: u32) {
         self.m.vote(true);
         self.share_of_peers(peers.bits(), |wg, peer| {
@@ -316,7 +329,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         });
     }
 
-    /// Say that the result of `tile`, which this rank owns, is at these peers.
+    /// Raise the result signals of `tile`, which this rank owns, at these peers, after the stores
+    /// of all threads.
     pub fn push_results(&self, peers: barrier::Members, tile: u32) {
         self.m.vote(true);
         self.share_of_peers(peers.bits(), |wg, peer| {
@@ -325,14 +339,15 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         });
     }
 
-    /// Wait for `tile` of `source`, and for agreement with it.
+    /// Wait until `source` has entered with equal arguments and its `tile` has arrived.
     pub fn wait_tile(&mut self, source: u32, tile: u32) -> Result<(), Stop> {
         self.wait_entry(source)?;
         let word = self.channel.signal(self.channel.rank, source, tile);
         self.waiting(|wg| wg.signal_of(word, source, tile))
     }
 
-    /// Wait for so many tiles of `source`, from `first` on, and for agreement with it: each thread for some.
+    /// Wait until `source` has entered with equal arguments and its parts `first..first + parts`
+    /// have arrived. The threads share the parts.
     pub fn wait_parts(&mut self, source: u32, first: u32, parts: u32) -> Result<(), Stop> {
         self.wait_entry(source)?;
         let passed = divergent(self.m, || {
@@ -345,7 +360,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         if self.m.vote(passed) { Ok(()) } else { Err(Stop) }
     }
 
-    /// Wait for `tile` of each of these peers, and for agreement with all.
+    /// Wait until all these peers have entered with equal arguments and `tile` of each has arrived.
     pub fn wait_tiles(&mut self, sources: barrier::Members, tile: u32) -> Result<(), Stop> {
         let sources = sources.bits() & self.others();
         self.for_peers(sources, |wg, source| {
@@ -359,14 +374,14 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Ok(())
     }
 
-    /// Wait for the result of `tile` from its owner, and for agreement with it.
+    /// Wait until `owner` has entered with equal arguments and its result of `tile` has arrived.
     pub fn wait_result(&mut self, owner: u32, tile: u32) -> Result<(), Stop> {
         self.wait_entry(owner)?;
         let word = self.channel.result(self.channel.rank, owner, tile);
         self.waiting(|wg| wg.signal_of(word, owner, tile))
     }
 
-    /// Say that the threads have filled `unit` of this device's staging buffer.
+    /// Raise the flag of staging unit `unit`, after the stores of all threads that filled it.
     pub fn raise_flag(&self, unit: u32) {
         self.m.vote(true);
         if self.m.thread() == 0 {
@@ -374,7 +389,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         }
     }
 
-    /// Wait until `unit`, which comes from `source`, is in the staging buffer.
+    /// Wait until staging unit `unit`, whose data comes from `source`, is filled.
     pub fn wait_flag(&mut self, unit: u32, source: u32) -> Result<(), Stop> {
         self.waiting(|wg| {
             wg.timed(unit, |wg| tile_flags::wait(wg.m, wg.channel, wg.call, unit, source))
@@ -395,25 +410,27 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Ok(())
     }
 
-    /// A barrier of all threads here and of the first workgroups of all members.
+    /// Barrier of all threads of this workgroup and the calling workgroups of all other members.
     pub fn barrier(&mut self, phase: u32, members: barrier::Members) -> Result<(), Stop> {
         let limit = if phase == 0 { Limit::Entry } else { Limit::Progress };
         self.go_on()?;
         let Self { m, channel, call, .. } = *self;
-        // One call for all threads: in an arm of its own one would wait before the others have stored.
+        // All threads make one call: with the call in separate branches, a lockstep wave could let
+        // one thread wait before the others have stored.
         let wait = || barrier::arrive_and_wait(m, channel, call, phase, members, limit);
         let passed = self.timed(phase, |_| wait());
         if m.vote(passed.is_ok()) { Ok(()) } else { Err(Stop) }
     }
 
-    /// Count this workgroup out, whether it got through or not. The last one ends the call: it
-    /// refreshes words where that is due, settles pulls, and advances the number.
+    /// Count this workgroup as finished, whether `result` is an error or not. The last workgroup of
+    /// the launch ends the call: it settles pulls, refreshes words if due, and advances the call
+    /// number.
     pub fn finish(self, end: End, result: Result<(), Stop>) -> Result<(), Stop> {
         self.finish_push(end, result, |_| 0)
     }
 
-    /// As [`Workgroup::finish`], of a call that has used so many pairs of words that carry data, from
-    /// the first on, of those for each peer: the others are refreshed where that is due.
+    /// [`Workgroup::finish`] for a call that used LL words: `used(peer)` is the number of pairs
+    /// used for `peer`, from the first on. The other pairs are refreshed if due.
     pub fn finish_push(
         self,
         end: End,
@@ -432,7 +449,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
             return result;
         }
         let settled = if end == End::Pulled { settle(m, channel, call, result) } else { Ok(()) };
-        // Signals of a call that was given up are not all raised: a refresh would raise them.
+        // A given-up call has not raised all of its signals, so it must not refresh words: the
+        // refresh would raise the missing signals.
         if call.restamps_slot() && !has_given_up(m, channel) {
             ll::stamp(m, channel, call, used);
             if call.restamps() {
@@ -443,9 +461,9 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         result.and(settled)
     }
 
-    /// Count this workgroup. True for the last one of the launch.
+    /// Count this workgroup as finished. Returns true for the last one of the launch.
     fn count_one(&self) -> bool {
-        // One that is alone need not count.
+        // The only workgroup of a launch need not count.
         if self.count == 1 {
             return true;
         }
@@ -458,7 +476,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         true
     }
 
-    /// The call is over. Nobody else has ended one since this one read the number.
+    /// Advance the heap's sequence and the call number. No other workgroup has written them since
+    /// this one read them.
     fn advance(&self) {
         let word = |index| crate::DevWord { index };
         let sequence = self.record.fields[crate::Field::Sequence as usize];
@@ -467,7 +486,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         self.m.dev_store(word(self.channel.call), self.call.next().number(), Access::CallStore);
     }
 
-    /// The credit of the peer that this thread is for, if it is for the word that counts in this call.
+    /// Load a peer's credit word of one parity, chosen by the thread's index. If that parity is the
+    /// one that counts in this call, wait for the credit. Returns false on failure.
     fn look_ahead(&self, peers: u64) -> bool {
         divergent(self.m, || {
             let (step, half) = (self.m.thread() / 2, self.m.thread() % 2);
@@ -482,22 +502,22 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         })
     }
 
-    /// Threads that items fall to.
+    /// Number of threads that items are assigned to: all but the last, or the only one.
     fn carriers(&self) -> u32 {
         (self.m.threads() - 1).max(1)
     }
 
-    /// Whether this thread does what is to be done beside the items.
+    /// Whether this thread does the work besides the items (header, entry).
     fn is_beside(&self) -> bool {
         self.index == 0 && self.m.thread() == self.m.threads() - 1
     }
 
-    /// All ranks but this one.
+    /// Bit set of all ranks except this one.
     fn others(&self) -> u64 {
         barrier::Members::all(self.channel.size).bits() & !(1 << self.channel.rank)
     }
 
-    /// Call `each` for those of these peers that fall to this thread, up to the first that fails.
+    /// Call `each` for this thread's share of these peers until one call returns false.
     fn share_of_peers(&self, peers: u64, each: impl Fn(&Self, u32) -> bool) -> bool {
         divergent(self.m, || {
             let (thread, threads) = (self.m.thread() as usize, self.m.threads() as usize);
@@ -526,7 +546,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         self.timed(tile, |wg| wait_signal(wg.m, wg.channel, wg.call, word, (rank, tile)))
     }
 
-    /// One wait of one thread.
+    /// Run one wait of this thread as a `Wait` span of the trace.
     fn timed(&self, what: u32, wait: impl FnOnce(&Self) -> Result<(), Stop>) -> Result<(), Stop> {
         self.m.begin(Span::Wait, what);
         let passed = wait(self);
@@ -534,14 +554,15 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         passed
     }
 
-    /// Let thread 0 wait, then take all threads past the barrier: what it acquired, they have.
+    /// Let thread 0 wait, then pass a barrier with all threads, so that all see what thread 0
+    /// acquired.
     fn waiting(&self, wait: impl FnOnce(&Self) -> Result<(), Stop>) -> Result<(), Stop> {
         let passed = self.m.thread() != 0 || wait(self).is_ok();
         if self.m.vote(passed) { Ok(()) } else { Err(Stop) }
     }
 
-    /// Let each thread do its share of these peers, up to the first that fails; then take all threads
-    /// past the barrier: what one of them acquired, they all have.
+    /// Let each thread process its share of these peers until the first failure, then pass a
+    /// barrier with all threads, so that all see what one of them acquired.
     fn for_peers(
         &self,
         peers: u64,
@@ -552,8 +573,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     }
 }
 
-/// Tell all peers that this rank has read what it pulls from them, and wait for the same from them:
-/// the next launch on this stream may overwrite what they pull.
+/// Tell all peers that this rank has read what it pulls from them, and wait until they have told it
+/// the same: a later launch on this stream may overwrite what they pull.
 fn settle<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -570,22 +591,23 @@ fn settle<M: Memory + ?Sized>(
         wait_for(m, channel, Access::DoneLoad, awaited, look)?;
     }
     if has_given_up(m, channel) {
-        // A peer that gave up may have changed its shard before it was read here.
+        // A peer that gave up may have overwritten its shard before this rank read it.
         keep_leaving(m, channel, call);
         return Err(Stop);
     }
     Ok(())
 }
 
-/// Keep a record that the rank, or a peer, gave up, unless there is one.
+/// Record a fault saying that this rank or a peer gave up, unless there is a fault already.
 fn keep_leaving<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call) {
     let awaited =
         Awaited { call, want: call, rank: channel.rank, tile: -1, limit: Limit::Progress };
     stopped(m, channel, &awaited);
 }
 
-/// Refresh every word this rank writes. All of its workgroups have been counted out, so this store
-/// carries what their signals carried, and it does not matter that words in use are among them.
+/// Store this call's number into every word that this rank writes. All of its workgroups have
+/// finished, and the acquire of the last count orders their tiles before these release stores. So a
+/// peer that sees a refreshed word instead of a signal still sees the tiles.
 fn stamp<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call) {
     for peer in channel.peers() {
         for tile in 0..channel.tiles {
@@ -595,7 +617,8 @@ fn stamp<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call) {
                 m.store(word, call.number(), Access::StampStore);
             }
         }
-        // Ops of one channel may pull in some calls and not in others.
+        // Done words are refreshed in every variant, because ops of one channel may pull in some
+        // calls only.
         m.store(channel.done(peer, channel.rank), call.number(), Access::StampStore);
         for phase in 0..2 {
             m.store(channel.barrier(peer, channel.rank, phase), call.number(), Access::StampStore);

@@ -14,7 +14,6 @@
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::{Command, ExitCode};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use iris_heap::{BackendKind, Error, ErrorKind};
@@ -157,28 +156,4 @@ fn run_with(arguments: &Arguments, groups: Vec<Group>) -> ExitCode {
         })
     });
     libtest_mimic::run(arguments, trials.collect()).exit_code()
-}
-
-/// Run `work` over all items on two threads, of which this one is one, keeping their order.
-pub fn over_all<I: Sync, T: Send>(items: &[I], work: impl Fn(&I) -> T + Sync) -> Vec<T> {
-    let next = AtomicUsize::new(0);
-    let done = Mutex::new(Vec::new());
-    let take_turns = || {
-        loop {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            let Some(item) = items.get(index) else { break };
-            let result = work(item);
-            if let Ok(mut done) = done.lock() {
-                done.push((index, result));
-            }
-        }
-    };
-    std::thread::scope(|scope| {
-        // Without it all takes longer.
-        let _other = std::thread::Builder::new().spawn_scoped(scope, take_turns);
-        take_turns();
-    });
-    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-    done.sort_by_key(|(index, _)| *index);
-    done.into_iter().map(|(_, result)| result).collect()
 }

@@ -15,7 +15,7 @@ const PROGRAM: &str = "check-protocols";
 
 /// Becomes `check-protocols ARGUMENTS`; returns only if that could not be started.
 pub(crate) fn run(root: &Path, arguments: &[OsString]) -> Result<()> {
-    let program = program::build(root, PROGRAM)?;
+    let program = program::build(root, "iris-models", PROGRAM)?;
     let error = Command::new(&program).args(arguments).exec();
     Err(error).with_context(|| format!("{} did not start", program.display()))
 }
@@ -23,7 +23,7 @@ pub(crate) fn run(root: &Path, arguments: &[OsString]) -> Result<()> {
 /// Begin and end of `check-protocols` beside other steps of `cargo xtask test`. A person's machine may lack a compiler;
 /// CI's may not.
 pub(crate) fn steps(root: &Path, full: bool) -> [Step; 2] {
-    let run = ["run", "--release", "--package", "iris-testkit", "--bin", PROGRAM];
+    let run = ["run", "--release", "--package", "iris-models", "--bin", PROGRAM];
     let mut command = hip::with_feature(program::cargo(root, &run));
     command.args(["--", "--json"]).args(full.then_some("--full"));
     let ci = std::env::var_os("CI").is_some_and(|value| value == "true");

@@ -88,7 +88,7 @@ fn main() -> ExitCode {
     let root = root();
     let done = match task {
         Task::Test(options) => test::run(&root, &options),
-        Task::Tidy(options) => tidy::run(options.root(&root)),
+        Task::Tidy(options) => options.main(&root),
         Task::Prepush => prepush::run(&root),
         Task::Run(passed) => program::become_iris(&root, "run", &passed.arguments),
         Task::Bench(passed) => program::become_iris(&root, "bench", &passed.arguments),

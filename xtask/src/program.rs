@@ -16,12 +16,12 @@ pub(crate) fn cargo(root: &Path, arguments: &[&str]) -> Command {
 
 /// Builds the program `iris`, with cargo's progress on stderr, and says where it is.
 pub(crate) fn build_iris(root: &Path) -> Result<PathBuf> {
-    build(root, "iris")
+    build(root, "iris-cli", "iris")
 }
 
-/// Builds a program of iris-testkit, with cargo's progress on stderr, and says where it is.
-pub(crate) fn build(root: &Path, name: &str) -> Result<PathBuf> {
-    let arguments = ["build", "--release", "--package", "iris-testkit", "--bin", name];
+/// Builds a program of a package, with cargo's progress on stderr, and says where it is.
+pub(crate) fn build(root: &Path, package: &str, name: &str) -> Result<PathBuf> {
+    let arguments = ["build", "--release", "--package", package, "--bin", name];
     let status =
         cargo(root, &arguments).stdin(Stdio::null()).status().context("cargo did not start")?;
     if !status.success() {

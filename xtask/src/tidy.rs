@@ -4,6 +4,7 @@
 //! fault and sees it found.
 
 mod circles;
+mod comments;
 mod kernels;
 mod layers;
 mod links;
@@ -49,12 +50,25 @@ impl fmt::Display for Finding {
 pub(crate) struct Options {
     /// A tree to check instead of this one.
     root: Option<PathBuf>,
+    /// Prints this many comments with the code below each, drawn at random, instead of checking.
+    #[arg(long, value_name = "COUNT", requires = "seed")]
+    comments: Option<usize>,
+    /// Seed of the draw, such as the hash of a commit.
+    #[arg(long, value_name = "TEXT")]
+    seed: Option<String>,
 }
 
 impl Options {
-    /// The tree that is meant.
-    pub(crate) fn root<'a>(&'a self, own: &'a Path) -> &'a Path {
-        self.root.as_deref().unwrap_or(own)
+    /// Checks the tree, or prints the sample of comments that is asked for.
+    pub(crate) fn main(&self, own: &Path) -> Result<()> {
+        let root = self.root.as_deref().unwrap_or(own);
+        match (self.comments, &self.seed) {
+            (Some(count), Some(seed)) => {
+                print!("{}", comments::sample(&Tree::read(root)?, count, seed));
+                Ok(())
+            }
+            _ => run(root),
+        }
     }
 }
 
@@ -69,6 +83,7 @@ const RULES: &[(&str, Rule)] = &[
     ("assembly", kernels::check_assembly),
     ("headers", kernels::check_layers),
     ("twins", twins::check),
+    ("comments", comments::check),
     ("words", words::check),
     ("python", words::check_python),
     ("sizes", sizes::check),

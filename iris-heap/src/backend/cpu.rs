@@ -1,12 +1,13 @@
-//! The CPU: shared memory of the host, a worker thread a stream, a fixed set of threads a heap for
-//! workgroups.
+//! CPU backend: shared memory of the host, one worker thread per stream, and per heap a fixed set
+//! of threads for workgroups.
 //!
-//! The worker of the stream whose launch runs is one of the threads: it runs workgroup 0, the pool
-//! the others. So a heap of one thread has no pool, and a heap of `n` threads computes on `n`.
+//! The worker of the stream whose launch runs executes workgroup 0, and the pool's threads execute
+//! the others. So a heap of one thread has no pool, and a heap of `n` threads computes on `n`
+//! threads.
 //!
-//! Nobody holds a lock while it waits for enqueued work, which may ask the heap for streams.
+//! No lock is held while waiting for enqueued work, because that work may ask the heap for streams.
 //!
-//! Long because pool, streams and events share the turn-taking that keeps launches in order.
+//! Long because pool, streams and events share the order in which launches take turns.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -23,7 +24,7 @@ use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::segment::{JointMemory, SharedMemory};
 use crate::util::unsupported;
-use crate::util::{lock, panic_message, works_from_now_on};
+use crate::util::{lock, mark_worker, panic_message};
 
 impl Mapping for SharedMemory {
     fn address(&self) -> u64 {
@@ -41,7 +42,8 @@ impl Mapping for SharedMemory {
 
 fn own(mapping: &dyn Mapping) -> Result<&SharedMemory> {
     let memory = mapping.as_any().downcast_ref::<SharedMemory>();
-    memory.ok_or_else(|| unsupported("access from the host", "it is memory of another device"))
+    memory
+        .ok_or_else(|| unsupported("access from the host", "the memory belongs to another device"))
 }
 
 /// The CPU as the device of one rank.
@@ -54,34 +56,34 @@ pub(crate) struct CpuBackend {
     names: AtomicU64,
 }
 
-/// A stream's thread.
+/// Worker thread of a stream.
 struct Worker {
     number: u64,
     stream: Weak<Queue>,
-    /// It does nothing any more.
+    /// Event that is set when the thread has finished all work.
     ended: CpuEvent,
     thread: JoinHandle<()>,
 }
 
-/// What streams and threads share.
+/// State that the streams and threads of a heap share.
 struct Shared {
     rank: usize,
     threads: u32,
-    /// The process that has the threads: a child that it forks has none.
+    /// Id of the process that has the threads; a forked child has none.
     process: u32,
     control: Arc<Control>,
     /// Keeps all memory mapped while work is enqueued.
     memory: OnceLock<Memory>,
-    /// Number of the next launch. Held while something is enqueued, so that the launches of one
-    /// queue are in the order of their numbers.
+    /// Number of the next launch. The lock is held while a launch is enqueued, so that the launches
+    /// in one queue are in the order of their numbers.
     issue: Mutex<u64>,
-    /// Number of the launch whose turn it is.
+    /// Number of the launch that may run now.
     turn: Mutex<u64>,
     turned: Condvar,
     pool: Pool,
-    /// The heap is gone: what is still enqueued is skipped.
+    /// Whether the heap has been dropped; enqueued work is then skipped.
     dropped: AtomicBool,
-    /// Errors that no wait has returned, by the number of their stream, the first first.
+    /// Errors that no wait has returned, oldest first, each with the number of its stream.
     failures: Mutex<Vec<(u64, Error)>>,
 }
 
@@ -111,7 +113,7 @@ impl CpuBackend {
         for index in 1..threads {
             let shared = backend.shared.clone();
             let thread = spawn(format!("iris-{rank}-group-{index}"), move || {
-                works_from_now_on();
+                mark_worker();
                 shared.help(index);
             })?;
             lock(&backend.pool).push(thread);
@@ -130,13 +132,14 @@ fn spawn(name: String, f: impl FnOnce() + Send + 'static) -> Result<JoinHandle<(
     builder.spawn(f).map_err(|e| Error::system(format!("starting thread {name}"), e))
 }
 
-/// What ranks that are processes have said of their memory.
+/// Descriptions of the memory of ranks that are processes.
 struct Parts {
-    /// Bytes of each rank's part.
+    /// Size of each rank's part, in bytes.
     sizes: Vec<u64>,
-    /// Whether all is memory of the heap's that nobody uses yet. Then it becomes one file, made by
-    /// rank 0, with each rank's part at an offset: a rank receives one descriptor, however many ranks
-    /// there are, since descriptors on their way are limited for each user.
+    /// Whether all parts are unused memory that the heap created. They are then replaced by one
+    /// file, created by rank 0, with each rank's part at an offset. A rank thus receives one
+    /// descriptor, however many ranks there are, because the number of descriptors in transit is
+    /// limited per user.
     joint: bool,
 }
 
@@ -214,7 +217,7 @@ impl Backend for CpuBackend {
         mapping: Arc<dyn Mapping>,
         all: Vec<Export>,
     ) -> Result<Vec<Arc<dyn Mapping>>> {
-        // The peers have theirs.
+        // The peers have their descriptors, so this rank's can be closed.
         own(&*mapping)?.close_descriptor();
         let Parts { sizes, joint } = Parts::read(all.iter().map(|export| &export.message))?;
         let mut passed = all.into_iter().map(|mut export| export.descriptors.pop());
@@ -242,7 +245,7 @@ impl Backend for CpuBackend {
         mapping: &dyn Mapping,
         all: Vec<Arc<dyn Mapping>>,
     ) -> Result<Vec<Arc<dyn Mapping>>> {
-        // One mapping serves all threads; it lives until the last of them lets it go.
+        // One mapping serves all threads; it lives until the last of them drops it.
         own(mapping)?.close_descriptor();
         Ok(all)
     }
@@ -252,7 +255,7 @@ impl Backend for CpuBackend {
     }
 
     unsafe fn register(&self, address: u64, bytes: u64) -> Result<Arc<dyn Mapping>> {
-        // SAFETY: the caller vouches for the memory, in the words of the trait.
+        // SAFETY: the caller guarantees that the memory is valid; the trait requires the same.
         Ok(Arc::new(unsafe { SharedMemory::foreign(address, bytes)? }))
     }
 
@@ -261,7 +264,7 @@ impl Backend for CpuBackend {
     }
 
     fn opened(&self, memory: Memory) {
-        // A second call would be the heap's mistake, and harmless: the first memory stays.
+        // A second call would be a bug of the heap, and harmless: the first memory stays.
         let _ = self.shared.memory.set(memory);
     }
 
@@ -291,7 +294,7 @@ impl Backend for CpuBackend {
         let name = format!("iris-{}-stream-{number}", self.rank);
         let end = ended.clone();
         let thread = spawn(name, move || {
-            works_from_now_on();
+            mark_worker();
             shared.work(&jobs, number);
             end.set();
         })?;
@@ -301,16 +304,16 @@ impl Backend for CpuBackend {
 
     fn finish(&self) {
         let end = |worker: &Worker| match worker.stream.upgrade() {
-            // It is closed only if `shutdown` ran before, which has waited.
+            // A queue is closed only after `shutdown` has waited for it.
             Some(queue) => queue.record().ok(),
-            // Nobody can enqueue any more; what is there ends.
+            // Nothing more can be enqueued, so waiting for the end of the worker suffices.
             None => Some(worker.ended.clone()),
         };
         let ends: Vec<CpuEvent> = lock(&self.workers).iter().filter_map(end).collect();
         ends.iter().for_each(CpuEvent::wait);
     }
 
-    fn untold(&self) -> Option<Error> {
+    fn take_unreported(&self) -> Option<Error> {
         let mut failures = lock(&self.shared.failures);
         match failures.is_empty() {
             true => None,
@@ -338,8 +341,8 @@ impl Backend for CpuBackend {
 }
 
 impl Drop for CpuBackend {
-    /// Waits for nothing: what is enqueued is skipped, what runs is told to leave, and the threads
-    /// hold the memory until then.
+    /// Does not wait: enqueued work is skipped, running kernels are told to leave, and the threads
+    /// hold the memory until they end.
     fn drop(&mut self) {
         if !self.closed.load(Ordering::Relaxed) {
             self.shared.dropped.store(true, Ordering::Relaxed);
@@ -349,17 +352,17 @@ impl Drop for CpuBackend {
             for queue in queues {
                 queue.jobs.close();
             }
-            // The pool's threads end after the launch that runs; no other will come, since the
-            // workers skip what they find.
+            // The pool's threads end after the launch that runs now; no other follows, because the
+            // workers skip the work that they find.
             self.end_pool();
         }
     }
 }
 
-/// Joins a thread of enqueued work, of which the caller is none.
+/// Joins a worker or pool thread; must not be called from one.
 fn join(thread: JoinHandle<()>) {
     if thread.join().is_err() {
-        // Workers catch the panics of what they run.
+        // Workers catch panics of the work that they run.
         tracing::error!("a worker thread panicked");
     }
 }
@@ -377,8 +380,8 @@ struct Queue {
     jobs: Arc<Jobs>,
 }
 
-/// Enqueued work of a stream that has not begun. It keeps the room that it has had, so that a program that enqueues
-/// no deeper than before allocates nothing.
+/// Enqueued work of a stream that has not begun. The queue keeps its capacity, so a program that
+/// enqueues no deeper than before allocates nothing.
 #[derive(Default)]
 struct Jobs {
     waiting: Mutex<Waiting>,
@@ -392,7 +395,7 @@ struct Waiting {
 }
 
 impl Jobs {
-    /// Adds a job, unless nobody may any more; returns whether it did.
+    /// Adds a job unless the queue is closed; returns whether it was added.
     fn push(&self, job: Job) -> bool {
         let mut waiting = lock(&self.waiting);
         if !waiting.closed {
@@ -402,13 +405,13 @@ impl Jobs {
         !waiting.closed
     }
 
-    /// Lets nobody add a job any more.
+    /// Closes the queue: no more jobs can be added.
     fn close(&self) {
         lock(&self.waiting).closed = true;
         self.changed.notify_one();
     }
 
-    /// Waits for the next job; none once it is closed and all are done.
+    /// Waits for the next job; `None` once the queue is closed and empty.
     fn next(&self) -> Option<Job> {
         let idle = |waiting: &mut Waiting| waiting.jobs.is_empty() && !waiting.closed;
         let waited = self.changed.wait_while(lock(&self.waiting), idle);
@@ -440,7 +443,7 @@ impl Drop for Queue {
     }
 }
 
-/// A stream of the CPU.
+/// Stream of the CPU backend.
 pub(crate) struct CpuStream(Arc<Queue>);
 
 impl StreamBackend for CpuStream {
@@ -481,7 +484,10 @@ impl StreamBackend for CpuStream {
     fn wait(&self, event: &dyn EventBackend) -> Result<()> {
         match event.as_any().downcast_ref::<CpuEvent>() {
             Some(event) => self.0.push(Job::Wait(event.clone())),
-            None => Err(unsupported("waiting for an event", "it is of another device")),
+            None => Err(unsupported(
+                "waiting for an event",
+                "the event belongs to another kind of device",
+            )),
         }
     }
 
@@ -535,7 +541,7 @@ fn in_bounds(mapping: &dyn Mapping, offset: u64, bytes: u64) -> Result<()> {
     }
 }
 
-/// A point in a queue.
+/// Point in a CPU stream.
 #[derive(Clone, Default)]
 pub(crate) struct CpuEvent(Arc<(Mutex<bool>, Condvar)>);
 
@@ -567,7 +573,7 @@ impl EventBackend for CpuEvent {
     }
 }
 
-/// The threads that run workgroups 1 and up.
+/// Threads that run the workgroups from number 1 on.
 #[derive(Default)]
 struct Pool {
     state: Mutex<PoolState>,
@@ -577,10 +583,10 @@ struct Pool {
 
 #[derive(Default)]
 struct PoolState {
-    /// Counts launches, so that a thread takes part in each once.
+    /// Number of launches so far, by which a thread takes part in each launch once.
     launch: u64,
     job: Option<(CpuKernel, &'static str, u32)>,
-    /// Workgroups of the pool that have not begun, and that have not ended.
+    /// Numbers of workgroups of the pool that have not begun, and that have not ended.
     starting: u32,
     running: u32,
     error: Option<Error>,
@@ -588,7 +594,7 @@ struct PoolState {
 }
 
 impl Shared {
-    /// The first error of a stream since the last sync, and no later one.
+    /// Takes the first error of a stream since its last sync; `None` if there is none.
     fn failure_of(&self, stream: u64) -> Option<Error> {
         let mut failures = lock(&self.failures);
         let at = failures.iter().position(|&(number, _)| number == stream)?;
@@ -596,14 +602,15 @@ impl Shared {
         Some(error)
     }
 
-    /// Forgets the errors of streams that are no more, but for the first of all, which closing the
-    /// heap returns.
+    /// Drops the errors of streams that no longer exist, except the very first error, which closing
+    /// the heap returns.
     fn forget_failures(&self, lives: impl Fn(u64) -> bool) {
         let mut first = true;
         lock(&self.failures).retain(|&(stream, _)| std::mem::take(&mut first) || lives(stream));
     }
 
-    /// The thread of the stream of this number: until nobody can enqueue any more.
+    /// Main loop of the worker thread of stream number `stream`; returns when the queue is closed
+    /// and empty.
     fn work(&self, jobs: &Jobs, stream: u64) {
         while let Some(job) = jobs.next() {
             let skip = self.dropped.load(Ordering::Relaxed);
@@ -648,7 +655,7 @@ impl Shared {
         self.turned.notify_all();
     }
 
-    /// All workgroups of one launch. The error returned is the first one.
+    /// Runs all workgroups of one launch; returns the first error.
     fn run(&self, name: &'static str, groups: u32, kernel: CpuKernel) -> Result<()> {
         if groups > 1 {
             let mut state = lock(&self.pool.state);
@@ -664,7 +671,7 @@ impl Shared {
             drop(state);
             self.pool.start.notify_all();
         }
-        // Who is last drops the kernel, whose destructor is guarded as the kernel is.
+        // The last workgroup drops the kernel; its destructor is guarded like the kernel itself.
         let mine = self.guard(name, Some(0), move || kernel(Group { index: 0, count: groups }));
         if groups == 1 {
             return mine;
@@ -678,20 +685,20 @@ impl Shared {
         state.error.take().map_or(Ok(()), Err)
     }
 
-    /// A thread of the pool.
+    /// Main loop of a pool thread.
     fn help(&self, index: u32) {
         let mut seen = 0;
         let mut state = lock(&self.pool.state);
         loop {
             if state.launch != seen {
                 seen = state.launch;
-                // The job is gone where the launch had too few workgroups for this thread and has
-                // ended meanwhile.
+                // The job is already gone if the launch had too few workgroups for this thread and
+                // has ended.
                 if let Some((_, name, groups)) = state.job
                     && index < groups
                 {
-                    // Who is last to begin leaves no kernel behind, so that one of those who run it
-                    // drops it, and guards that.
+                    // The last thread to start takes the kernel out of the slot, so that the kernel
+                    // is dropped inside a guarded thread.
                     state.starting -= 1;
                     let job = match state.starting {
                         0 => state.job.take(),
@@ -719,7 +726,7 @@ impl Shared {
         }
     }
 
-    /// Drops work of others that is not to run.
+    /// Drops work that will not run, guarded against panics of its destructor.
     fn discard<T>(&self, name: &str, work: T) -> Result<()> {
         self.guard(name, None, move || {
             drop(work);
@@ -727,8 +734,8 @@ impl Shared {
         })
     }
 
-    /// Runs work of others. If it panics, nobody shall wait for it: the abort words of this rank
-    /// and of its peers are set.
+    /// Runs code of the program. If it panics, sets the abort words of this rank and of its peers,
+    /// so that no rank waits for it.
     fn guard(&self, name: &str, group: Option<u32>, f: impl FnOnce() -> Result<()>) -> Result<()> {
         match catch_unwind(AssertUnwindSafe(f)) {
             Ok(outcome) => outcome,
@@ -738,7 +745,7 @@ impl Shared {
                 for signal in peers {
                     let word = own(&**signal).and_then(|s| s.word(4 * ABORT_WORD as u64));
                     if let Ok(word) = word {
-                        // Release: as every signal. The first reason stays.
+                        // Release, as for every signal. The first reason stays.
                         let to = self.rank as i32 + 1;
                         let _ = word.compare_exchange(0, to, Ordering::Release, Ordering::Relaxed);
                     }

@@ -1,4 +1,4 @@
-//! The kinds of device, and what is different about them.
+//! Kinds of device, and their differences.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// The kinds of device.
+/// Kind of device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -15,30 +15,32 @@ pub enum BackendKind {
     /// The host's cores and memory.
     #[default]
     Cpu,
-    /// NVIDIA.
+    /// NVIDIA GPUs, through the CUDA driver.
     Cuda,
-    /// AMD.
+    /// AMD GPUs, through the HIP runtime.
     Hip,
 }
 
-/// What is different about a kind of device, as far as anybody has to know.
+/// Properties in which kinds of device differ, as far as other code depends on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceTraits {
-    /// Workgroups are threads of the host, and kernels its own code: nothing is compiled or loaded.
+    /// Whether workgroups are host threads and kernels are host code, so that nothing is compiled
+    /// or loaded.
     pub host_threads: bool,
-    /// The memory of a heap is the host's.
+    /// Whether the heap lies in host memory.
     pub host_memory: bool,
-    /// A copy on a stream is visible to peers before the next copy on that stream is, so a signal may be copied
-    /// right behind its data. Otherwise an event is recorded between the two.
+    /// Whether a copy on a stream becomes visible to peers before the next copy on that stream
+    /// does, so that a signal may be copied directly after its data. If not, an event must be
+    /// recorded between the two.
     pub copies_in_order: bool,
 }
 
 impl BackendKind {
-    /// All of them.
+    /// All kinds of device.
     pub const ALL: [BackendKind; 3] = [BackendKind::Cpu, BackendKind::Cuda, BackendKind::Hip];
 
-    /// The name that [`FromStr`] reads.
+    /// Name of the kind, as [`FromStr`] parses it.
     pub const fn name(self) -> &'static str {
         match self {
             BackendKind::Cpu => "cpu",
@@ -47,14 +49,15 @@ impl BackendKind {
         }
     }
 
-    /// Properties in which kinds of device differ.
+    /// Properties of this kind of device.
     pub const fn traits(self) -> DeviceTraits {
         let cpu = matches!(self, BackendKind::Cpu);
         DeviceTraits {
             host_threads: cpu,
             host_memory: cpu,
-            // AMD's runtime copies between devices by kernels. Those of a 2D copy release at agent scope only, and
-            // leave lines in L2 that a later copy's kernel, which releases at system scope, may overtake.
+            // AMD's runtime copies between devices by kernels. The kernels of a 2D copy release at
+            // agent scope only and leave lines in L2, which the kernel of a later copy, releasing
+            // at system scope, can overtake.
             copies_in_order: !matches!(self, BackendKind::Hip),
         }
     }

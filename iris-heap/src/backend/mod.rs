@@ -1,4 +1,4 @@
-//! What a kind of device must offer: memory that ranks share, copies, streams.
+//! Traits that a kind of device must implement: memory shared by ranks, copies, streams.
 
 use std::any::Any;
 use std::os::fd::OwnedFd;
@@ -19,65 +19,69 @@ pub(crate) use gpu::Current;
 pub use gpu::{DeviceCopy, Gpu};
 pub use kind::{BackendKind, DeviceTraits};
 
-/// A device in words.
+/// Description of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceInfo {
-    /// Kind.
+    /// Kind of device.
     pub kind: BackendKind,
-    /// Its number among the devices that this process sees.
+    /// Index among the devices visible to this process.
     pub index: usize,
-    /// Name and architecture, equal on all ranks of a world.
+    /// Name and architecture; must be equal on all ranks of a world.
     pub name: String,
-    /// Its architecture, as the vendor's tools name it: `sm_90`, `gfx942`; of a host `x86_64`.
+    /// Architecture in the notation of the vendor's tools: `sm_90`, `gfx942`; `x86_64` for an x86
+    /// host.
     pub arch: String,
-    /// Identity of this very device; empty where there is none.
+    /// Unique id of the device; empty if it has none.
     pub uuid: String,
-    /// Workgroups that can run at the same time for this rank.
+    /// Number of workgroups of this rank that can be co-resident.
     pub workgroups: u32,
-    /// Number of multiprocessors (NVIDIA) or compute units (AMD), however many ranks share them; 0 for a host.
+    /// Number of multiprocessors (NVIDIA) or compute units (AMD), not divided among the ranks that
+    /// share the device; 0 for a host.
     pub multiprocessors: u32,
 }
 
-/// Memory as one rank sees it: its own or a peer's. It is unmapped when the last `Arc` goes.
+/// Mapped memory, of this rank or of a peer. It is unmapped when the last `Arc` is dropped.
 pub trait Mapping: Send + Sync {
-    /// Where it begins, for host or kernels as the backend has it.
+    /// Start address; a host or device address, depending on the backend.
     fn address(&self) -> u64;
 
-    /// Its length.
+    /// Length in bytes.
     fn bytes(&self) -> u64;
 
-    /// The backend's own type.
+    /// This object as the backend's own type, for downcasts.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// What a segment is for: devices cache data and signals differently.
+/// Use of a memory segment; devices cache data and signals differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// Matrices and messages.
     Data,
     /// Words that peers poll.
     Signal,
-    /// Words of this device alone; never shared.
+    /// Words that only this device accesses; never shared.
     DeviceWords,
 }
 
-/// All memory of an open heap. What may still touch it (streams, enqueued work) holds it by `Arc`.
+/// All memory of an open heap. Streams and enqueued work, which may still access it, hold it by
+/// `Arc`.
 #[derive(Clone)]
 pub struct Memory {
-    /// Data segments by rank.
+    /// Data segments, indexed by rank.
     pub data: Vec<Arc<dyn Mapping>>,
-    /// Signal segments by rank.
+    /// Signal segments, indexed by rank.
     pub signal: Vec<Arc<dyn Mapping>>,
     /// Device-local words of this rank.
     pub device_words: Arc<dyn Mapping>,
-    /// Abort word and fault record of this rank.
+    /// Control block of this rank: abort word and fault record.
     pub control: Arc<Control>,
-    /// The caller's memory, by the number of its segment: what is imported later is held, too.
+    /// Imported memory of the caller, indexed by segment number. Shared, so that holders keep later
+    /// imports alive, too.
     pub(crate) registered: Arc<Mutex<Vec<Option<Imported>>>>,
 }
 
-/// The caller's memory of all ranks.
+/// Imported memory of the caller on all ranks.
 #[derive(Clone)]
 pub(crate) struct Imported {
     pub(crate) mappings: Vec<Arc<dyn Mapping>>,
@@ -85,31 +89,31 @@ pub(crate) struct Imported {
     pub(crate) serial: u64,
 }
 
-/// What a rank gives other processes so that they can map its memory.
+/// Message and descriptors by which other processes can map a rank's memory.
 #[derive(Debug, Default)]
 pub(crate) struct Export {
-    /// What [`Backend::describe`] said of it.
+    /// Result of [`Backend::describe`].
     pub message: Vec<u8>,
-    /// Descriptors of it.
+    /// File descriptors of the memory.
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// Which workgroup of a launch runs.
+/// Position of a running workgroup in its launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// Its number, from 0.
+    /// Index of the workgroup, from 0.
     pub index: u32,
-    /// Workgroups of the launch. All run at the same time.
+    /// Number of workgroups of the launch; all are co-resident.
     pub count: u32,
 }
 
-/// A kernel of the CPU backend: called once a workgroup, each on a thread of its own.
+/// Kernel of the CPU backend: called once per workgroup, each time on a thread of its own.
 pub type CpuKernel = Arc<dyn Fn(Group) -> Result<(), Error> + Send + Sync>;
 
-/// A function of the host that is enqueued.
+/// Host function enqueued on a CPU stream.
 pub(crate) type CpuCall = Box<dyn FnOnce() -> Result<()> + Send>;
 
-/// What a backend's stream offers. The GPU's wrap the caller's own streams.
+/// Stream of a backend. A GPU's may wrap a stream of the caller.
 pub(crate) trait StreamBackend: Send + Sync {
     /// See [`crate::Stream::sync`].
     ///
@@ -129,8 +133,7 @@ pub(crate) trait StreamBackend: Send + Sync {
     /// [`Error::Closed`]; [`Error::Unsupported`] for an event of another kind of device.
     fn wait(&self, event: &dyn EventBackend) -> Result<()>;
 
-    /// Enqueues a copy between mappings of its heap: memory and byte offset of the target, then of
-    /// the source.
+    /// Enqueues a copy between mappings of its heap; each end is a mapping and a byte offset in it.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`], [`Error::Closed`].
@@ -141,7 +144,7 @@ pub(crate) trait StreamBackend: Send + Sync {
         bytes: u64,
     ) -> Result<()>;
 
-    /// Enqueues a copy from the host into a mapping of its heap.
+    /// Enqueues a copy from host memory into a mapping of its heap.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`], [`Error::Closed`].
@@ -150,7 +153,8 @@ pub(crate) trait StreamBackend: Send + Sync {
     /// See [`crate::Stream::launch_cpu`].
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where workgroups are no threads of the host; those of the method.
+    /// [`Error::Unsupported`] if workgroups are not host threads; those of
+    /// [`crate::Stream::launch_cpu`].
     fn launch_cpu(&self, name: &'static str, groups: u32, kernel: CpuKernel) -> Result<()> {
         let _ = (groups, kernel);
         Err(unsupported(&format!("{name} as a CPU kernel"), "this is the stream of another device"))
@@ -158,31 +162,32 @@ pub(crate) trait StreamBackend: Send + Sync {
 
     /// See [`crate::Stream::call_cpu`].
     ///
-    /// # Errors
+    /// Those of [`StreamBackend::launch_cpu`].
     /// As [`StreamBackend::launch_cpu`].
     fn call_cpu(&self, name: &'static str, f: CpuCall) -> Result<()> {
         let _ = f;
         Err(unsupported(&format!("{name} as a call"), "this is the stream of another device"))
     }
 
-    /// Enqueues copies of device-local words of its heap, in the order of the heap's ops: (to, from).
+    /// Enqueues copies of device-local words of its heap, ordered with the heap's ops; each pair is
+    /// (target, source), as word indices.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`], [`Error::Closed`]; those of the device.
+    /// [`Error::OutOfBounds`], [`Error::Closed`]; errors of the device.
     fn copy_words(&self, copies: &[(u32, u32)]) -> Result<()>;
 
-    /// The device's handle, or a number where there is none.
+    /// The device's handle of the stream; on the CPU a number.
     fn raw_handle(&self) -> u64;
 
-    /// Whether what is enqueued becomes part of a graph.
+    /// Whether the stream is being captured into a graph.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     fn is_captured(&self) -> Result<bool> {
         Ok(false)
     }
 
-    /// Makes the capture that is under way invalid; returns whether one was.
+    /// Invalidates the capture in progress; returns whether there was one.
     ///
     /// # Errors
     /// [`Error::Device`](crate::Error::Device).
@@ -190,88 +195,90 @@ pub(crate) trait StreamBackend: Send + Sync {
         Ok(false)
     }
 
-    /// The control block of its heap, by which that is known: a heap has one on each rank.
+    /// Control block of the stream's heap. It identifies the heap, because a heap has exactly one
+    /// on each rank.
     fn control(&self) -> &Arc<Control>;
 
-    /// The backend's own type.
+    /// This object as the backend's own type, for downcasts.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// What a backend's event offers.
+/// Event of a backend.
 pub(crate) trait EventBackend: Send + Sync {
-    /// Whether the work before it is done.
+    /// Whether the work before the event is done.
     fn is_done(&self) -> bool;
 
-    /// Waits on the host until it is.
+    /// Waits on the host until the event is done.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     fn sync(&self) -> Result<()>;
 
-    /// The backend's own type.
+    /// This object as the backend's own type, for downcasts.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// The shape of a launch.
+/// Shape of a kernel launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchShape {
-    /// Workgroups.
+    /// Number of workgroups.
     pub groups: u32,
-    /// Threads of a workgroup.
+    /// Number of threads per workgroup.
     pub threads: u32,
-    /// Bytes of dynamic shared memory of a workgroup.
+    /// Bytes of dynamic shared memory per workgroup.
     pub shared_bytes: u32,
-    /// Whether it may begin before the launch ahead of it on the stream is over, on devices that can do that: its
-    /// kernel waits for that itself before it touches memory, and, on every way, before it ends, since the launch
-    /// behind it waits for it alone.
+    /// Whether the launch may begin before the previous launch on the stream has ended, on devices
+    /// that support it (programmatic stream serialization). The kernel itself must then wait for
+    /// the previous launch before it accesses memory, and on every path before it ends, because the
+    /// next launch waits only for this one.
     pub early: bool,
 }
 
-/// How a launch stands to the ops of its heap.
+/// Order of a launch relative to the ops of its heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LaunchOrder {
-    /// Behind the last op, on whatever stream that was; the next op waits for it.
+    /// After the last op, on whatever stream that op was; the next op waits for this launch.
     Op,
-    /// Behind the last op, on another stream; the next op does not wait for it.
+    /// After the last op, on another stream; the next op does not wait for this launch.
     Beside,
 }
 
-/// Compiled code that a device has loaded.
+/// Image of compiled code that a device has loaded.
 pub(crate) trait ModuleBackend: Send + Sync {
     /// See [`crate::Module::function`].
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     fn function(&self, name: &str, shared_bytes: u32) -> Result<Arc<dyn FunctionBackend>>;
 }
 
-/// A kernel of such code.
+/// Kernel of a loaded image.
 pub(crate) trait FunctionBackend: Send + Sync {
     /// See [`crate::Function::resources`].
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     fn resources(&self) -> Result<(u32, u32)>;
 
     /// See [`crate::Function::resident`].
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     fn resident(&self, threads: u32, shared_bytes: u32) -> Result<u32>;
 
     /// See [`crate::Function::resident_clusters`].
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     fn resident_clusters(&self, shape: LaunchShape, cluster: u32) -> Result<u32>;
 
     /// Enqueues a launch on a stream of the heap that the code was loaded for.
     ///
     /// # Errors
-    /// [`Error::Closed`]; those of the device.
+    /// [`Error::Closed`]; errors of the device.
     ///
     /// # Safety
-    /// As for [`crate::Function::launch`] or [`crate::Function::launch_beside`].
+    /// Contract of [`crate::Function::launch`] or [`crate::Function::launch_beside`], by `order`.
     unsafe fn launch(
         &self,
         stream: &dyn StreamBackend,
@@ -281,43 +288,43 @@ pub(crate) trait FunctionBackend: Send + Sync {
     ) -> Result<()>;
 }
 
-/// A device of one rank, as its heap uses it.
+/// Device of one rank, as its heap uses it.
 ///
-/// Copies are of the host's thread: they return when they are done, and are not ordered with
-/// streams. A [`Mapping`] given to a method is one that the same backend made.
+/// Copies are made by the calling thread: they are synchronous and not ordered with streams. A
+/// [`Mapping`] passed to a method must have been made by the same backend.
 pub(crate) trait Backend: Send + Sync {
-    /// Kind and name of the device.
+    /// Description of the device.
     fn device(&self) -> DeviceInfo;
 
-    /// Ranks of the heap that use this device, this one included.
+    /// Number of ranks of the heap that use this device, this rank included.
     fn sharing(&self) -> u32 {
         1
     }
 
-    /// Makes the device current on this thread until what is returned is dropped, so that each of several
-    /// calls of its driver finds it so; nothing where there is no such thing. Calls that follow see to it
-    /// themselves, so that whatever hinders this is told by them.
+    /// Makes the device current on this thread until the guard is dropped, so that the driver calls
+    /// that follow need not. `None` on the CPU or if the driver refuses; each later call then makes
+    /// the device current itself and reports the error.
     fn current(&self) -> Option<Current<'_>> {
         None
     }
 
-    /// New memory of this rank, all zero.
+    /// Allocates zeroed memory of this rank.
     ///
     /// # Errors
-    /// [`Error::System`] if there is none.
+    /// [`Error::System`] if there is not enough.
     fn allocate(&self, purpose: Purpose, bytes: u64) -> Result<Arc<dyn Mapping>>;
 
-    /// What this rank tells other processes of a mapping that they are to map.
+    /// Description of a mapping for other processes that are to map it.
     ///
     /// # Errors
-    /// [`Error::Unsupported`]; those of the device.
+    /// [`Error::Unsupported`]; errors of the device.
     fn describe(&self, own: &dyn Mapping) -> Result<Vec<u8>>;
 
-    /// The descriptors that `rank`, which this is, passes to other processes, given what each rank
-    /// has said of its mapping.
+    /// File descriptors that this rank, `rank`, passes to other processes, given every rank's
+    /// description of its mapping.
     ///
     /// # Errors
-    /// [`Error::Unsupported`]; those of the system or the device.
+    /// [`Error::Unsupported`]; errors of the system or the device.
     fn descriptors(
         &self,
         rank: usize,
@@ -325,11 +332,11 @@ pub(crate) trait Backend: Send + Sync {
         described: &[Vec<u8>],
     ) -> Result<Vec<OwnedFd>>;
 
-    /// Maps what all ranks, which are processes, have exported. That of `rank`, which this is, stays as
-    /// it is.
+    /// Maps the exported memory of all ranks, which are other processes. The mapping of `rank`,
+    /// which is this rank, stays as it is.
     ///
     /// # Errors
-    /// [`Error::Wire`]; those of the system or the device.
+    /// [`Error::Wire`]; errors of the system or the device.
     fn import(
         &self,
         rank: usize,
@@ -337,26 +344,27 @@ pub(crate) trait Backend: Send + Sync {
         all: Vec<Export>,
     ) -> Result<Vec<Arc<dyn Mapping>>>;
 
-    /// Makes the mappings of all ranks, which are threads of this process, good for this one.
+    /// Makes the mappings of all ranks, which are threads of this process, accessible to this
+    /// rank's device.
     ///
     /// # Errors
-    /// [`Error::Unsupported`]; those of the device.
+    /// [`Error::Unsupported`]; errors of the device.
     fn join(&self, own: &dyn Mapping, all: Vec<Arc<dyn Mapping>>) -> Result<Vec<Arc<dyn Mapping>>>;
 
-    /// Makes a mapping of `bytes` bytes of the caller's memory, given as a descriptor.
+    /// Maps `bytes` bytes of the caller's memory, given as a descriptor.
     ///
     /// # Errors
     /// [`Error::Unsupported`] or [`Error::Invalid`] if it cannot be mapped.
     fn adopt(&self, descriptor: OwnedFd, bytes: u64) -> Result<Arc<dyn Mapping>>;
 
-    /// Makes a mapping of the caller's memory as it is, for ranks of the same process.
+    /// Uses memory of the caller at its present address, for ranks of the same process.
     ///
     /// # Errors
-    /// [`Error::Unsupported`]; [`Error::Invalid`] for an address that cannot be one.
+    /// [`Error::Unsupported`]; [`Error::Invalid`] for an impossible address.
     ///
     /// # Safety
-    /// The bytes stay valid for reads and writes by any thread until the mapping is dropped, and
-    /// nobody keeps a reference to them in the meantime.
+    /// The bytes stay valid for reads and writes by any thread until the mapping is dropped, and no
+    /// reference to them exists in the meantime.
     unsafe fn register(&self, address: u64, bytes: u64) -> Result<Arc<dyn Mapping>> {
         let _ = (address, bytes);
         Err(crate::util::unsupported("import of memory", "this backend does not offer it"))
@@ -368,83 +376,86 @@ pub(crate) trait Backend: Send + Sync {
     /// See [`crate::SymmetricHeap::load`].
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where kernels are the host's own code; [`Error::Invalid`] for an image
-    /// that is none of the device's; those of the device.
+    /// [`Error::Unsupported`] on the CPU, whose kernels are host code; [`Error::Invalid`] for an
+    /// image that the device cannot load; errors of the device.
     fn load(&self, image: &[u8]) -> Result<Arc<dyn ModuleBackend>> {
         let _ = image;
         Err(unsupported("compiled kernels", "those of this device are the host's own code"))
     }
 
-    /// All memory is mapped: called once, before the first stream.
+    /// Passes the heap's memory to the backend when all of it is mapped; called once, before the
+    /// first stream is made.
     fn opened(&self, memory: Memory);
 
-    /// Copies from the host.
+    /// Copies from host memory into a mapping; synchronous.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`].
     fn write(&self, to: &dyn Mapping, offset: u64, data: &[u8]) -> Result<()>;
 
-    /// Copies to the host.
+    /// Copies from a mapping to host memory; synchronous.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`].
     fn read(&self, from: &dyn Mapping, offset: u64, data: &mut [u8]) -> Result<()>;
 
-    /// Sets every byte.
+    /// Sets every byte of a range to `value`; synchronous.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`].
     fn fill(&self, to: &dyn Mapping, offset: u64, bytes: u64, value: u8) -> Result<()>;
 
-    /// A new stream.
+    /// Makes a new stream.
     ///
     /// # Errors
     /// [`Error::System`], [`Error::Closed`].
     fn stream(&self) -> Result<Arc<dyn StreamBackend>>;
 
-    /// The caller's own stream, by the device's handle of it.
+    /// Wraps the caller's own stream, given as the device's handle.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where there is none; [`Error::Invalid`] for one of another device;
-    /// [`Error::Closed`].
+    /// [`Error::Unsupported`] if the device has no such streams; [`Error::Invalid`] for a stream of
+    /// another device; [`Error::Closed`].
     ///
     /// # Safety
-    /// It is a stream, and stays one until the last clone of what is returned is dropped.
+    /// `raw` is a live stream, and stays one until the last clone of the returned stream is
+    /// dropped.
     unsafe fn wrap_stream(&self, raw: u64) -> Result<Arc<dyn StreamBackend>> {
         let why = format!("{raw:#x} means nothing to it");
         Err(unsupported("a stream of the caller's on this device", &why))
     }
 
-    /// Whether no stream of the heap is being captured into a graph.
+    /// Checks that no stream of the heap is being captured into a graph.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] with `what`, if one is.
+    /// [`Error::Unsupported`], which names `what`, if a stream is being captured.
     fn check_no_capture(&self, what: &str) -> Result<()> {
         let _ = what;
         Ok(())
     }
 
-    /// Whether giving memory back may wait for work of the whole device, so that all ranks must
-    /// have done it before one goes on.
+    /// Whether freeing memory may wait for work of the whole device. If so, all ranks must have
+    /// freed before any continues.
     fn waits_for_device(&self) -> bool {
         false
     }
 
-    /// The heap closes: later enqueueing is [`Error::Closed`], and what another thread is about to
-    /// enqueue is enqueued when this returns. Comes before [`Backend::finish`], where memory goes
-    /// although streams may hold it.
+    /// Starts closing the heap: later enqueueing fails with [`Error::Closed`], and calls that are
+    /// just enqueueing on other threads have finished when this returns. Called before
+    /// [`Backend::finish`] if memory will be released although streams may hold it.
     fn refuse_work(&self) {}
 
-    /// Waits until all streams have done what was enqueued, but not for one that is captured: see
-    /// [`Backend::check_no_capture`]. Errors stay with their streams.
+    /// Waits until all streams have finished their enqueued work, except streams that are captured:
+    /// see [`Backend::check_no_capture`]. Errors stay with their streams.
     fn finish(&self);
 
-    /// The first error of enqueued work that no wait for its stream has returned. It is returned once.
-    fn untold(&self) -> Option<Error>;
+    /// First error of enqueued work that no wait for its stream has returned. It is returned once.
+    fn take_unreported(&self) -> Option<Error>;
 
-    /// Ends streams and threads, which have finished. Later enqueueing is [`Error::Closed`].
+    /// Ends streams and threads, which have finished. Later enqueueing fails with
+    /// [`Error::Closed`].
     fn shutdown(&self);
 
-    /// The backend's own type.
+    /// This object as the backend's own type, for downcasts.
     fn as_any(&self) -> &dyn Any;
 }

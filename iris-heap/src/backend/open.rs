@@ -1,4 +1,4 @@
-//! The devices that there are of each kind: the one file of the crate that asks which kind it is.
+//! Selection of devices by kind; the only file of the crate that distinguishes kinds.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::util::unsupported;
 use crate::world::World;
 
 impl BackendKind {
-    /// Whose devices are of this kind.
+    /// Driver of this kind's vendor.
     fn vendor(self) -> Result<&'static Vendor> {
         match self {
             BackendKind::Cpu => Err(unsupported("a GPU of backend cpu", "it has none")),
@@ -19,53 +19,58 @@ impl BackendKind {
         }
     }
 
-    /// The GPUs of this kind that this process sees.
+    /// Describes the GPUs of this kind that the process sees.
     ///
     /// # Errors
-    /// [`Error::Library`](crate::Error::Library) without the driver;
-    /// [`Error::Device`](crate::Error::Device) if it does not start: without a device, for example;
-    /// [`Error::Unsupported`](crate::Error::Unsupported) for a kind without GPUs.
+    /// [`Error::Library`](crate::Error::Library) if the driver is missing;
+    /// [`Error::Device`](crate::Error::Device) if it does not start, for example without a device;
+    /// [`Error::Unsupported`](crate::Error::Unsupported) for the CPU.
     pub fn devices(self) -> Result<Vec<DeviceInfo>> {
         self.vendor()?.devices()
     }
 
-    /// The GPU that a heap takes for the rank with this number on its host, unless
-    /// [`HeapOptions::device`](crate::HeapOptions::device) names another: the ranks of a host take the GPUs in turns.
-    /// Asking makes no context on the device.
+    /// Describes the GPU that a heap uses by default for the rank with number `local_rank` on its
+    /// host; the ranks of a host use the GPUs round-robin.
+    /// [`HeapOptions::device`](crate::HeapOptions::device) overrides it. Creates no context on the
+    /// device.
     ///
     /// # Errors
-    /// As [`BackendKind::devices`]; [`Error::Invalid`](crate::Error::Invalid) if there is no GPU.
+    /// Errors of [`BackendKind::devices`]; [`Error::Invalid`](crate::Error::Invalid) if there is no
+    /// GPU.
     pub fn device_of(self, local_rank: usize) -> Result<DeviceInfo> {
         self.vendor()?.device_of(local_rank)
     }
 
-    /// How many GPUs of this kind this process sees, at least one.
+    /// Number of GPUs of this kind that the process sees, at least one.
     ///
     /// # Errors
-    /// As [`BackendKind::devices`]; [`Error::Unsupported`](crate::Error::Unsupported) if there is none.
+    /// Errors of [`BackendKind::devices`]; [`Error::Unsupported`](crate::Error::Unsupported) if
+    /// there is none.
     pub fn device_count(self) -> Result<usize> {
         self.vendor()?.device_count()
     }
 
-    /// The version of the driver of these GPUs, or its runtime, as a number of the vendor's: 12080 is CUDA
-    /// 12.8, 60443484 is HIP 6.4.43484. No device is needed.
+    /// Version of the CUDA driver or of the HIP runtime, in the vendor's encoding: 12080 is CUDA
+    /// 12.8, 60443484 is HIP 6.4.43484. Needs no device.
     ///
     /// # Errors
-    /// [`Error::Library`](crate::Error::Library) without the driver; as [`BackendKind::devices`].
+    /// [`Error::Library`](crate::Error::Library) if the driver is missing; those of
+    /// [`BackendKind::devices`].
     pub fn driver_version(self) -> Result<u32> {
         (self.vendor()?.version)()
     }
 
-    /// Bytes of memory of GPU `index` that are free, and all of it.
+    /// Free and total memory of GPU `index`, in bytes.
     ///
     /// # Errors
-    /// As [`BackendKind::devices`]; [`Error::Invalid`](crate::Error::Invalid) if there is no such device.
+    /// Errors of [`BackendKind::devices`]; [`Error::Invalid`](crate::Error::Invalid) if there is no
+    /// such device.
     pub fn memory_info(self, index: usize) -> Result<(u64, u64)> {
         self.vendor()?.memory_info(index)
     }
 
-    /// The device of a rank: on a host with so many `threads` for workgroups; on a GPU the `asked` one
-    /// or one by the rank's number, with plain memory if it is to be `legacy`.
+    /// Opens the device of a rank: on the host with `threads` workgroup threads; on a GPU the
+    /// device `asked`, or one by the rank's number, with plain memory if `legacy`.
     pub(crate) fn open(
         self,
         world: &World,

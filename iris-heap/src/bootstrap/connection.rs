@@ -1,4 +1,5 @@
-//! A process's connection to rank 0: the control thread that reads it, and what it has read.
+//! Connection of a process to rank 0's hub: its control thread, and the messages that the thread
+//! has read.
 
 use std::collections::HashMap;
 use std::net::Shutdown;
@@ -19,48 +20,50 @@ use super::tcp::seal::Keys;
 use crate::error::{Error, Result};
 use crate::util::lock;
 
-/// How long the control thread may take to find why nothing can be sent.
+/// Time that the control thread has to find the reason why nothing can be sent.
 pub(super) const REASON: Duration = Duration::from_secs(2);
 
-/// What arrives for one group.
+/// Messages received for one group.
 #[derive(Default)]
 pub(super) struct Letters {
-    /// Exchanges begun by this rank.
+    /// Number of exchanges begun by this rank.
     pub(super) number: u64,
     pub(super) arrived: Option<(u64, Vec<Part>)>,
-    /// Why no further exchange is possible.
+    /// Reason why no further exchange is possible.
     pub(super) broken: Option<Error>,
-    /// The hub has said so, to this rank and to all others of the group.
-    pub(super) told: bool,
-    /// The first loss of a peer, which may come after another reason.
+    /// Whether the hub reported that reason, to this rank and to all others of the group.
+    pub(super) hub_reported: bool,
+    /// First loss of a peer, which may follow another reason.
     pub(super) lost: Option<Error>,
     pub(super) watchers: Vec<Watcher>,
     pub(super) has_left: bool,
-    /// The hub's answer in an exchange: the ranks that are missing, and who tells the user.
+    /// Answer of the hub during an exchange: its number, the missing ranks, and the rank that tells
+    /// the user.
     pub(super) missing: Option<(u64, Vec<usize>, usize)>,
 }
 
 #[derive(Default)]
 pub(super) struct Mail {
     pub(super) groups: HashMap<u64, Letters>,
-    /// The answer to hello.
+    /// Answer to this process's hello.
     pub(super) welcome: Option<Result<()>>,
-    /// The hub has said goodbye, or this end is being closed: an end of the stream is no loss.
+    /// Whether the hub has said goodbye or this end is closing; the end of the stream is then no
+    /// loss.
     pub(super) over: bool,
 }
 
-/// One process's connection to the hub.
+/// Connection of one process to the hub.
 pub(super) struct Connection {
     pub(super) socket: Socket,
-    /// Held while a frame is written.
+    /// Frames to be written; locked while one is written.
     pub(super) outbox: Mutex<Outbox>,
     pub(super) mail: Arc<(Mutex<Mail>, Condvar)>,
     pub(super) control: Mutex<Option<JoinHandle<()>>>,
     pub(super) hub: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// The end of a wait of which this process may have slept through a part: before anybody is blamed,
-/// the control thread reads what has come meanwhile.
+/// End of a wait, with a grace period in case this process was stopped for a part of it: before any
+/// rank is blamed, the control thread reads the messages that arrived meanwhile.
 pub(super) struct LastChance {
     pub(super) until: Instant,
     rounds: u32,
@@ -73,8 +76,8 @@ impl LastChance {
         LastChance { until, rounds: 0 }
     }
 
-    /// Whether the wait is over. At its end it goes on for a round, and, while something has not been
-    /// read, for up to a second.
+    /// Whether the wait is over. After its end it continues for one round, and for up to a second
+    /// while there are unread messages.
     pub(super) fn is_over(&mut self, now: Instant, unread: impl FnOnce() -> bool) -> bool {
         if now < self.until {
             return false;
@@ -116,12 +119,12 @@ impl Connection {
         }))
     }
 
-    /// Sends a frame. What the system has no room for is tried again until `until`.
+    /// Sends a frame. If the system has no room, tries again until `until`.
     pub(super) fn send(&self, frame: Frame, until: Instant) -> Result<()> {
         let mut outbox = lock(&self.outbox);
         outbox.push(frame.pack());
         loop {
-            // Zero would be refused, and mean for ever.
+            // A timeout of zero would be refused, because zero means no timeout.
             let rest = until.saturating_duration_since(Instant::now()).max(AGAIN);
             let sent = self.socket.set_write_timeout(Some(rest));
             let Err(error) = sent.and_then(|()| outbox.flush(&self.socket)) else {
@@ -133,8 +136,8 @@ impl Connection {
                 continue;
             }
             if !(crowded && outbox.take_back()) {
-                // Half a frame may be out: nothing after it would be understood. What was sent to
-                // this rank can still be read.
+                // A part of the frame may have been sent, so nothing after it would be understood.
+                // Messages for this rank can still be read.
                 outbox.clear();
                 let _ = self.socket.shutdown(Shutdown::Write);
             }
@@ -148,12 +151,13 @@ impl Connection {
         }
     }
 
-    /// Whether the hub is a thread of this process.
+    /// Whether the hub runs as a thread of this process.
     pub(super) fn has_hub(&self) -> bool {
         lock(&self.hub).is_some()
     }
 
-    /// Waits until the control thread has read what is waited for, but no longer than `until`.
+    /// Waits until the control thread has read messages such that `holds` returns true, at most
+    /// until `until`.
     pub(super) fn wait_until(&self, until: Instant, holds: impl Fn(&Mail) -> bool) {
         let (mail, changed) = &*self.mail;
         let mut mail = lock(mail);
@@ -163,12 +167,13 @@ impl Connection {
         }
     }
 
-    /// Whether something has come that the control thread has not read.
+    /// Whether messages have arrived that the control thread has not read.
     pub(super) fn has_unread(&self) -> bool {
         is_readable(&self.socket)
     }
 
-    /// Waits for the hub's answer to a hello that was `greeted`.
+    /// Waits for the hub's answer to this process's hello; `greeted` is the result of sending the
+    /// hello.
     pub(super) fn welcome(
         &self,
         deadline: Instant,
@@ -177,7 +182,7 @@ impl Connection {
         what: impl FnOnce() -> String,
     ) -> Result<()> {
         let (mail, changed) = &*self.mail;
-        // The reason for which a hello cannot be sent may be there to be read.
+        // If the hello could not be sent, the reason may be in a message that is still to be read.
         let deadline = if greeted.is_err() { Instant::now() + REASON } else { deadline };
         let mut chance = LastChance::new(deadline);
         let mut mail = lock(mail);
@@ -197,7 +202,7 @@ impl Connection {
 }
 
 impl Drop for Connection {
-    /// Waits for no peer: the control thread ends as soon as the socket is shut.
+    /// Does not wait for peers: the control thread ends as soon as the socket is shut down.
     fn drop(&mut self) {
         lock(&self.mail.0).over = true;
         let _ = self.socket.shutdown(Shutdown::Both);
@@ -210,7 +215,7 @@ impl Drop for Connection {
     }
 }
 
-/// The control thread.
+/// Main loop of the control thread.
 fn read(socket: &Socket, mut inbox: Inbox, mail: &(Mutex<Mail>, Condvar), rank: usize) {
     let (mail, changed) = mail;
     let process = process_of(socket);
@@ -227,7 +232,7 @@ fn read(socket: &Socket, mut inbox: Inbox, mail: &(Mutex<Mail>, Condvar), rank: 
                     }
                     Frame::Broken { group, error } => {
                         let group = state.groups.entry(group).or_default();
-                        group.told = true;
+                        group.hub_reported = true;
                         told = group.fail(&error).into_iter().map(|w| (w, error.clone())).collect();
                     }
                     Frame::Goodbye => state.over = true,
@@ -280,8 +285,8 @@ fn read(socket: &Socket, mut inbox: Inbox, mail: &(Mutex<Mail>, Condvar), rank: 
     }
 }
 
-/// Waits until the socket has something to be read, which may be its end. False if the process at the
-/// other end has ended and all that it sent was read: a child that it forked may keep the socket open.
+/// Waits until the socket has data or has ended. Returns false if the process at the other end has
+/// ended and all of its data was read; a forked child of that process may keep the socket open.
 fn has_more(socket: &Socket, process: Option<&OwnedFd>) -> bool {
     let Some(process) = process else { return true };
     let mut fds =
@@ -292,8 +297,8 @@ fn has_more(socket: &Socket, process: Option<&OwnedFd>) -> bool {
 }
 
 impl Letters {
-    /// The group cannot go on; the first reason stays. Returns who is to be told of a loss, which
-    /// is any reason but a rank's absence.
+    /// Marks the group as broken; the first reason stays. Returns the watchers to be told of a
+    /// loss; an absence (timeout) is not a loss.
     fn fail(&mut self, error: &Error) -> Vec<Watcher> {
         self.broken.get_or_insert_with(|| error.clone());
         if matches!(error, Error::Absent { .. }) {

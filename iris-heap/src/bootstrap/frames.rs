@@ -1,5 +1,5 @@
-//! What processes say to each other over a Unix socket: frames of a header and a body, with
-//! descriptors beside them.
+//! Frames that processes exchange over a Unix socket: header and body, with file descriptors passed
+//! alongside.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -8,54 +8,57 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::wire::{Reader, Writer};
 
-/// Length of the body, kind, descriptors.
+/// Size of a header in bytes: length of the body, kind, number of descriptors.
 pub(super) const HEADER: usize = 16;
-/// No frame is longer: a length above it means that this is no frame.
+/// Largest length of a frame in bytes; a greater length in a header means that the data is not a
+/// frame.
 pub(super) const LONGEST: u64 = 1 << 30;
-/// The longest body of a hello. Together with the number of strangers it bounds what those can have
-/// stored here.
+/// Largest body of a hello in bytes. With the maximum number of strangers it bounds the memory that
+/// unidentified processes can occupy here.
 pub(super) const HELLO: usize = 8 << 10;
 
-/// One rank's part of an exchange.
+/// Contribution of one rank to an exchange.
 #[derive(Debug, Default)]
 pub(crate) struct Part {
     pub(crate) bytes: Vec<u8>,
     pub(crate) descriptors: Vec<OwnedFd>,
 }
 
-/// Frames. `group` is 0 for the launched world, otherwise the number of a split.
+/// Message between a process and the hub. `group` is 0 for the launched world, otherwise the number
+/// of a split.
 #[derive(Debug)]
 pub(crate) enum Frame {
-    /// Process to hub: who I am.
+    /// Process to hub: identifies the sender's job and rank.
     Hello { job: String, rank: u64, size: u64 },
-    /// Hub to process: all have come.
+    /// Hub to process: all ranks have arrived.
     Welcome,
-    /// Hub to process: this world comes to nothing.
+    /// Hub to process: the world cannot be formed.
     Refuse(Error),
-    /// Process to hub: a group that I am in, by ranks of the launched world.
+    /// Process to hub: the sender is a member of this group; `members` are ranks of the launched
+    /// world.
     Group { group: u64, members: Vec<u64> },
-    /// Process to hub: my part of an exchange.
+    /// Process to hub: the sender's contribution to an exchange.
     Give { group: u64, number: u64, part: Part },
-    /// Hub to process: the parts of all.
+    /// Hub to process: the contributions of all members.
     All { group: u64, number: u64, parts: Vec<Part> },
-    /// Process to hub: I gave up waiting.
+    /// Process to hub: the sender's deadline for an exchange has passed.
     Late { group: u64, number: u64, what: String, waited: Duration },
-    /// Hub to process: this group cannot go on.
+    /// Hub to process: the group is broken.
     Broken { group: u64, error: Error },
-    /// Process to hub: I leave a group.
+    /// Process to hub: the sender leaves a group.
     Leave { group: u64, clean: bool },
-    /// Hub to process: all is over, in good order.
+    /// Hub to process: the world has been closed by all ranks.
     Goodbye,
-    /// Process to hub: I cannot go on in a group, and this is why.
+    /// Process to hub: the sender cannot continue in a group, for this reason.
     GaveUp { group: u64, error: Error },
-    /// Process to hub: I have waited a while in an exchange; who is missing?
+    /// Process to hub: asks which ranks are missing in an exchange.
     Ask { group: u64, number: u64 },
-    /// Hub to process: these ranks of the group are. `teller` is the one of those that wait which
-    /// says so to the user.
+    /// Hub to process: the ranks of the group that are missing; `teller` is the waiting rank that
+    /// informs the user.
     Missing { group: u64, number: u64, ranks: Vec<u64>, teller: u64 },
 }
 
-/// A frame as it travels. Cheap to clone: one goes to many.
+/// Encoded frame. Cheap to clone, because one frame is sent to many processes.
 #[derive(Clone, Debug)]
 pub(crate) struct Packet {
     pub(super) bytes: Arc<[u8]>,
@@ -105,7 +108,7 @@ fn take_error(r: &mut Reader<'_>) -> Result<Error> {
     })
 }
 
-/// An error as bytes, for those who read it without a connection.
+/// Encodes an error for a reader without a connection.
 pub(crate) fn error_to_bytes(error: &Error) -> Vec<u8> {
     let mut w = Writer::default();
     put_error(&mut w, error);

@@ -1,4 +1,4 @@
-//! Rank 0 gathers the processes of a world: who comes, who is refused, who is missing.
+//! Gathering of a world's processes by rank 0: accepting, refusing, and naming missing ranks.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -12,27 +12,27 @@ use super::rendezvous::{Door, LOOK, Place, check_user};
 use crate::error::{Error, Result, list_ranks};
 use crate::limits::{explain, is_full};
 
-/// How many may be connected that have not said who they are. It also bounds what those can have
-/// stored here: 64 times 8 KiB.
+/// Largest number of connections that have not said hello. It also bounds the memory that they can
+/// occupy here: 64 times 8 KiB.
 const STRANGERS: usize = 64;
-/// How long a stranger may be silent where the place is wanted.
+/// Time after which a silent connection may be dropped to make room for another.
 const SILENCE: Duration = Duration::from_secs(1);
-/// How long rank 0 may have no descriptor for those that connect, before it gives up.
+/// Time for which rank 0 may lack file descriptors for new connections before it gives up.
 const NO_DESCRIPTOR: Duration = Duration::from_secs(2);
 
-/// A world whose processes have not all come.
+/// World whose processes have not all arrived.
 pub(super) struct Gathering {
     place: Place,
     size: usize,
-    /// By rank, once it has said hello. Rank 0, whose connection was made here, need not.
+    /// Processes that have said hello, by rank. Rank 0's own connection is known without a hello.
     peers: Vec<Option<Peer>>,
-    /// Connected, but silent so far; who came first is first.
+    /// Connections without a hello so far, oldest first.
     strangers: Vec<Peer>,
 }
 
 impl Gathering {
-    /// Gathers a world of `size`; `own` is the connection of rank 0 itself. The peers by rank, or
-    /// nothing if the world came to nothing: then all are told why.
+    /// Gathers a world of `size` ranks; `own` is rank 0's own connection. Returns the peers by
+    /// rank, or `None` if the world could not be formed; then all processes are told why.
     pub(super) fn run(
         place: Place,
         door: &mut Door,
@@ -63,12 +63,12 @@ impl Gathering {
         }
     }
 
-    /// Tells all why the world comes to nothing.
+    /// Tells all processes why the world cannot be formed.
     fn give_up(&mut self, door: &mut Door, error: &Error) {
         tracing::debug!(%error, "the world comes to nothing");
         let refusal = Frame::Refuse(error.clone()).pack();
-        // Rank 0 last: its process may end when it has read this. The others' connections are
-        // closed before a note is written, which may need their descriptors.
+        // Rank 0 is told last, because its process may end when it has read the reason. The other
+        // connections are closed before the note is written, which may need their descriptors.
         let own = self.peers[0].take();
         for mut peer in self.peers.drain(..).rev().flatten() {
             peer.send(refusal.clone());
@@ -76,20 +76,21 @@ impl Gathering {
         self.refuse(&door.listener, error);
         door.make_room();
         self.place.clear(Some(error));
-        // Those that connected until the socket was unlinked.
+        // Covers connections made before the socket was unlinked.
         self.refuse(&door.listener, error);
         if let Some(mut own) = own {
             own.send(refusal);
         }
     }
 
-    /// Tells those why that are connected, or just about to be, and are not of the world.
+    /// Tells connections that do not belong to the world, including those not yet accepted, why
+    /// they are refused.
     fn refuse(&mut self, listener: &UnixListener, error: &Error) {
         let refusal = Frame::Refuse(error.clone()).pack();
         for mut stranger in self.strangers.drain(..) {
             stranger.send(refusal.clone());
         }
-        // More may wait to be accepted.
+        // Further connections may be waiting in the listener's queue.
         for _ in 0..2 * STRANGERS {
             let Ok((socket, _)) = listener.accept() else { break };
             if check_user(&socket).is_ok()
@@ -105,8 +106,8 @@ impl Gathering {
         let mut patience = Patience::new(started, deadline);
         let mut full: Option<(Instant, std::io::Error)> = None;
         loop {
-            // All that was sent is read before anybody is judged: this process may have been stopped
-            // for longer than the deadline, and the others have come in time.
+            // Read everything that was sent before judging who is late: this process may have been
+            // stopped past the deadline while the others arrived in time.
             match self.accept(listener) {
                 Ok(()) => full = None,
                 Err(e) => full = Some((full.map_or_else(Instant::now, |(since, _)| since), e)),
@@ -159,7 +160,7 @@ impl Gathering {
         }
     }
 
-    /// Takes in who has connected. An error is one of this process: it can have no more descriptors.
+    /// Accepts new connections. An error means that this process is out of file descriptors.
     fn accept(&mut self, listener: &UnixListener) -> std::io::Result<()> {
         loop {
             if self.strangers.len() >= STRANGERS {
@@ -173,7 +174,7 @@ impl Gathering {
                 Ok((socket, _)) => socket,
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
                 Err(e) if is_full(&e) => return Err(e),
-                // That connection came to nothing.
+                // The connection was aborted by its peer.
                 Err(_) => continue,
             };
             match check_user(&socket) {
@@ -183,8 +184,8 @@ impl Gathering {
         }
     }
 
-    /// Reads what strangers and those that wait have sent. If one of them makes the world impossible,
-    /// the other strangers are read all the same: they are kept, to be told why.
+    /// Reads messages of strangers and of waiting ranks. If one of them makes the world impossible,
+    /// the remaining strangers are still read and kept, so that they can be told why.
     fn hear(&mut self) -> Result<()> {
         let mut outcome = Ok(());
         for mut stranger in std::mem::take(&mut self.strangers) {
@@ -211,7 +212,7 @@ impl Gathering {
         }
         outcome?;
         for rank in 0..self.size {
-            // Not for ever: a process that never stops sending must not keep the others waiting.
+            // Bounded, so that a process that never stops sending does not delay the others.
             for _ in 0..16 {
                 let Some(peer) = self.peers[rank].as_mut().filter(|p| p.is_ready()) else { break };
                 let frames = peer.read();
@@ -224,14 +225,14 @@ impl Gathering {
         Ok(())
     }
 
-    /// The ranks that have not said hello.
+    /// Ranks that have not said hello.
     fn missing(&self) -> Vec<usize> {
         (0..self.size).filter(|&r| self.peers[r].is_none()).collect()
     }
 
-    /// Whether a process that says this belongs here, and as which rank. Who says anything else than
-    /// hello, or is of another job, does not concern this world; who is of this job and differs from
-    /// it makes it impossible.
+    /// Decides whether a process belongs to this world, and as which rank. A process that sends
+    /// anything but a hello, or is of another job, is ignored; one of this job that contradicts the
+    /// world makes it impossible.
     fn greet(&self, frame: Frame) -> Greeting {
         let Frame::Hello { job, rank, size } = frame else {
             return Greeting::Stranger(
@@ -254,7 +255,8 @@ impl Gathering {
     }
 }
 
-/// Returns the reason of a rank that gave up, which is all that a rank can say before all have come.
+/// Fails with the reason of a rank that gave up; a waiting rank can send nothing else before all
+/// have arrived.
 pub(super) fn heed(mut frames: impl Iterator<Item = Frame>) -> Result<()> {
     let gave_up = frames.find_map(|frame| match frame {
         Frame::GaveUp { error, .. } => Some(error),
@@ -263,7 +265,7 @@ pub(super) fn heed(mut frames: impl Iterator<Item = Frame>) -> Result<()> {
     gave_up.map_or(Ok(()), Err)
 }
 
-/// What becomes of a connection whose first frame was read.
+/// Result of reading the first frame of a connection.
 enum Greeting {
     Rank(usize),
     Stranger(Error),
@@ -275,7 +277,7 @@ mod tests {
     use super::super::mailbox::{Inbox, Outbox};
     use super::*;
 
-    /// The reason that a rank is told; `None` if its connection ends without one.
+    /// Reason that a rank is told; `None` if its connection ends without one.
     fn refusal(socket: &UnixStream) -> Option<Error> {
         let mut inbox = Inbox::default();
         loop {
@@ -294,7 +296,7 @@ mod tests {
         let place = Place::at(temp.path().join("iris"), true, "job".into());
         let mut door = place.listen().unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);
-        // The first to be read is the one whose hello is wrong.
+        // The first rank that is read has the wrong hello.
         let come = |rank: u64| {
             let socket = place.connect(rank as usize, 4, deadline).unwrap();
             let size = if rank == 1 { 3 } else { 4 };

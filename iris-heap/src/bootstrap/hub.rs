@@ -1,8 +1,8 @@
-//! Rank 0's thread that carries the exchanges of processes: a star, since a node has few of them
-//! and what they exchange on the host is small.
+//! Hub: rank 0's thread that carries the exchanges of processes. A star topology suffices, since a
+//! node has few processes and their host messages are small.
 //!
-//! It never blocks on one of them: sockets are non-blocking, with a queue each, so that a process
-//! that was stopped delays nobody's errors.
+//! The hub never blocks on a process: sockets are non-blocking, with one queue each, so a stopped
+//! process does not delay errors to the others.
 
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
@@ -16,18 +16,19 @@ use super::rendezvous::{Door, Place};
 use crate::error::Error;
 use crate::limits::open_files;
 
-/// How long the last messages may take after the world was closed: only a process that has been
-/// stopped needs it.
+/// Time for sending the last messages after the world was closed; only a process that is stopped
+/// needs it.
 const DRAIN: Duration = Duration::from_secs(10);
 
 pub(crate) struct Hub {
     size: usize,
-    /// By rank.
+    /// Connections, by rank.
     peers: Vec<Peer>,
     groups: BTreeMap<u64, Group>,
-    /// Ranks that gave up waiting, with what they said. Judged when all that was sent has been read.
+    /// Ranks whose deadline has passed, with their reports. Judged only after all messages that
+    /// were sent have been read.
     late: Vec<Late>,
-    /// Set when rank 0 has left in good order.
+    /// Time at which rank 0 left after a collective close.
     draining: Option<Instant>,
 }
 
@@ -40,9 +41,9 @@ struct Late {
 }
 
 struct Group {
-    /// Ranks of the launched world.
+    /// Members, as ranks of the launched world.
     members: Vec<usize>,
-    /// Number of the exchange that is going on.
+    /// Number of the exchange in progress.
     number: u64,
     given: Vec<Option<Part>>,
     has_left: Vec<bool>,
@@ -61,12 +62,12 @@ impl Group {
         }
     }
 
-    /// The members that have not come to the exchange that is going on.
+    /// Members that have not contributed to the exchange in progress.
     fn missing(&self) -> Vec<usize> {
         (0..self.given.len()).filter(|&i| self.given[i].is_none()).collect()
     }
 
-    /// An error of the process of rank 0, by its rank in this group.
+    /// Error for a failure of rank 0's process, with rank 0's number in this group.
     fn fault_of_hub(&self, what: String, message: String) -> Error {
         match self.members.iter().position(|&m| m == 0) {
             Some(rank) => Error::PeerFailed { rank, what, message },
@@ -79,8 +80,8 @@ impl Group {
 }
 
 impl Hub {
-    /// Gathers the processes of a world of `size`, then carries their exchanges until all have
-    /// gone. `own` is the connection of rank 0 itself.
+    /// Gathers the processes of a world of `size` ranks, then carries their exchanges until all
+    /// have left. `own` is rank 0's own connection.
     pub(crate) fn run(
         place: Place,
         mut door: Door,
@@ -141,8 +142,8 @@ impl Hub {
                     }
                 }
             }
-            // This process may have been stopped past a deadline: who is late is judged when all
-            // that the others sent meanwhile has been read.
+            // This process may have been stopped past a deadline, so lateness is judged only after
+            // all messages that others sent meanwhile have been read.
             if !self.peers.iter().any(Peer::is_ready) {
                 for late in std::mem::take(&mut self.late) {
                     self.judge(late);
@@ -158,9 +159,9 @@ impl Hub {
         }
     }
 
-    /// To the members of a group that are still in it. To rank 0 last, here as everywhere: its
-    /// process may end when it has read an error, and this thread with it.
-    fn tell(&mut self, group: u64, frame: Frame) {
+    /// Sends a frame to the members of a group that have not left. Rank 0 is always last: its
+    /// process, and with it this thread, may end when it has read an error.
+    fn send_to_group(&mut self, group: u64, frame: Frame) {
         let packet = frame.pack();
         if let Some(group) = self.groups.get(&group) {
             let here = group.members.iter().zip(&group.has_left).filter(|(_, left)| !**left);
@@ -202,7 +203,10 @@ impl Hub {
         let dead = group.members.iter().position(|&m| self.peers[m].gone);
         if let Some(dead) = dead {
             group.broken = true;
-            self.tell(id, Frame::Broken { group: id, error: Error::PeerLost { rank: dead } });
+            self.send_to_group(
+                id,
+                Frame::Broken { group: id, error: Error::PeerLost { rank: dead } },
+            );
         }
     }
 
@@ -221,12 +225,12 @@ impl Hub {
         if group.given.iter().all(Option::is_some) {
             let parts = group.given.iter_mut().filter_map(Option::take).collect();
             group.number += 1;
-            self.tell(id, Frame::All { group: id, number, parts });
+            self.send_to_group(id, Frame::All { group: id, number, parts });
         }
     }
 
-    /// A rank has waited until its deadline: who has not come to the exchange? If all have, and the
-    /// system had no room to say so to the one that waits, that is why.
+    /// Handles a rank that waited past its deadline: blames the ranks that have not contributed. If
+    /// all have, but the system had no room to send the answer, that is the reason.
     fn judge(&mut self, Late { rank, group: id, number, what, waited }: Late) {
         let Some(group) = self.groups.get_mut(&id).filter(|g| !g.broken) else {
             return;
@@ -235,27 +239,27 @@ impl Hub {
         let error = match crowded {
             _ if number == group.number => Error::Absent { ranks: group.missing(), what, waited },
             Some(message) => group.fault_of_hub(format!("{what}, passing descriptors on"), message),
-            // Complete meanwhile: the answer is on its way.
+            // The exchange has completed meanwhile; the answer has been sent.
             None => return,
         };
         group.broken = true;
         for member in group.members.clone() {
             self.peers[member].make_room();
         }
-        self.tell(id, Frame::Broken { group: id, error });
+        self.send_to_group(id, Frame::Broken { group: id, error });
     }
 
-    /// A rank cannot go on, and says why before it leaves.
+    /// Handles a rank that cannot continue and sends its reason before it leaves.
     fn give_up(&mut self, rank: usize, id: u64, error: Error) {
         if let Some(group) = self.groups.get_mut(&id)
             && group.members.contains(&rank)
             && !std::mem::replace(&mut group.broken, true)
         {
-            self.tell(id, Frame::Broken { group: id, error });
+            self.send_to_group(id, Frame::Broken { group: id, error });
         }
     }
 
-    /// Tells a rank that has waited for a while whom it waits for.
+    /// Tells a rank that has waited for a while which ranks are missing.
     fn answer(&mut self, rank: usize, id: u64, number: u64) {
         let Some(group) = self.groups.get(&id).filter(|g| !g.broken && g.number == number) else {
             return;
@@ -284,7 +288,7 @@ impl Hub {
         if group.has_left.iter().all(|&left| left) {
             self.groups.remove(&id);
         } else if !clean {
-            // Where this process could not read it, the fault is here.
+            // If this process could not read the connection, the fault is here and not at the peer.
             let error = match &self.peers[rank].fault {
                 Some(fault) => group.fault_of_hub(
                     format!("messages of rank {rank}"),
@@ -292,7 +296,7 @@ impl Hub {
                 ),
                 None => Error::PeerLost { rank: index },
             };
-            self.tell(id, Frame::Broken { group: id, error });
+            self.send_to_group(id, Frame::Broken { group: id, error });
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The launcher environment: what a launcher says about this process, in its variables. Nothing is
-//! linked.
+//! Detection of the launcher from its environment variables: rank, size, place and job of this
+//! process. No launcher library is linked.
 
 use std::fmt;
 use std::fs::File;
@@ -13,15 +13,15 @@ use crate::error::{Error, Result};
 /// Most ranks of a world. A heap, which is one of a node, has at most [`MAX_RANKS`](crate::MAX_RANKS).
 pub const MAX_WORLD: usize = 4096;
 
-/// A number that the processes of one world share, and no others.
+/// Number shared by the processes of one world, and by no others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct UniqueId(u128);
 
 impl UniqueId {
-    /// A new one, from the system's random numbers.
+    /// Makes a new id from the system's random numbers.
     ///
     /// # Errors
-    /// [`Error::System`] if there are none.
+    /// [`Error::System`] if random numbers are unavailable.
     pub fn new() -> Result<UniqueId> {
         let mut bytes = [0; 16];
         File::open("/dev/urandom")
@@ -48,7 +48,7 @@ impl FromStr for UniqueId {
     }
 }
 
-/// Where a rank is.
+/// Position of a rank: host, number on the host, and number of ranks on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) node: usize,
@@ -56,13 +56,13 @@ pub(crate) struct Place {
     pub(crate) local_size: usize,
 }
 
-/// What a launcher says.
+/// Description of this process by its launcher.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Launch {
     pub(crate) rank: usize,
     pub(crate) size: usize,
     pub(crate) place: Place,
-    /// What the processes of one job share and those of another do not.
+    /// Identity of the job, equal on all of its processes and different from other jobs.
     pub(crate) job: String,
     /// The variables that say that ranks are on several hosts.
     pub(crate) several_hosts: Option<String>,
@@ -74,19 +74,19 @@ pub(crate) struct Launch {
     pub(super) slurm: bool,
 }
 
-/// Looks a variable up.
+/// Function that looks up an environment variable.
 pub(super) type Get<'a> = &'a dyn Fn(&str) -> Result<Option<String>>;
 
-/// The variables of one launcher; of several names the first that is set.
+/// Names of one launcher's variables; in a list the first variable that is set counts.
 struct Names {
     rank: &'static str,
     size: &'static [&'static str],
     local_rank: &'static str,
     local_size: &'static str,
     node: &'static str,
-    /// The parts of the job's name that may be there; one must be, or the parent process names it.
+    /// Variables that identify the job. If none is set, the parent process identifies it.
     job: &'static [&'static str],
-    /// Added to the job's name where set.
+    /// Variable that is appended to the job's identity if set.
     restart: &'static str,
 }
 
@@ -120,7 +120,7 @@ const PMI: Names = Names {
     restart: "",
 };
 
-/// PMIx names no size in the environment; what else may name it is asked.
+/// PMIx has no variable for the size, so variables of other launchers are tried.
 const PMIX: Names = Names {
     rank: "PMIX_RANK",
     size: &["WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"],
@@ -141,7 +141,7 @@ const SLURM: Names = Names {
     restart: "SLURM_RESTART_COUNT",
 };
 
-/// What a task of Slurm has and the script of a batch has not; the second is the older name.
+/// Variables that a Slurm task has but a batch script lacks; the second is the older name.
 const SLURM_STEP: &[&str] = &["SLURM_STEP_ID", "SLURM_STEPID"];
 
 impl Launch {
@@ -149,9 +149,9 @@ impl Launch {
         Launch::detect(&read)
     }
 
-    /// What the launcher says that started this very process. Those that run inside another come
-    /// first: torchrun under Slurm sets its own variables. Where those of two launchers are there and
-    /// disagree, neither is believed: a world of the wrong size would be silent about it.
+    /// Finds the launcher that started this process. An inner launcher precedes an outer one:
+    /// torchrun under Slurm sets its own variables. If the variables of two launchers contradict
+    /// each other, that is an error, because a world of the wrong size would not be noticed.
     pub(super) fn detect(get: Get<'_>) -> Result<Launch> {
         let is_set = |name: &str| get(name).map(|v| v.is_some());
         let step = first(get, SLURM_STEP)?.is_some();
@@ -167,7 +167,7 @@ impl Launch {
         if step && is_set("SLURM_PROCID")? {
             found.push(&SLURM);
         }
-        // It may speak for any of the others, and has no size of its own.
+        // PMIx is used by several launchers and has no size of its own, so it is tried last.
         if found.is_empty() && is_set("PMIX_RANK")? {
             found.push(&PMIX);
         }
@@ -190,7 +190,8 @@ impl Launch {
             if (rank.trim(), size.trim()) == (&launch.rank.to_string(), &launch.size.to_string()) {
                 continue;
             }
-            // One task in which a launcher of ranks, or a shell, was started.
+            // The outer launcher started a single task, in which another launcher or a shell
+            // started the ranks.
             if size.trim() == "1" && (step || torchrun) {
                 continue;
             }
@@ -207,8 +208,9 @@ impl Launch {
         Ok(launch)
     }
 
-    /// No launcher is known. The script of a Slurm batch has a task's variables, too, without being
-    /// one; but so has a task from whose environment the step was lost.
+    /// Handles the absence of a launcher. A Slurm batch script has a task's variables without being
+    /// a task; but a task whose environment lost the step looks the same, so several tasks are an
+    /// error.
     fn without(get: Get<'_>) -> Result<Launch> {
         if let Some(task) = get(SLURM.rank)? {
             let tasks = first(get, SLURM.size)?;
@@ -264,7 +266,7 @@ impl Launch {
                 parts.push(format!("{name}={value}"));
             }
         }
-        // An address without a port does not tell two jobs apart.
+        // An address without a port does not distinguish two jobs.
         let several = several_hosts.is_some() || get("IRIS_NODE")?.is_some();
         if parts.is_empty() || (parts.len() == 1 && parts[0].starts_with("MASTER_ADDR")) {
             // On several hosts there is no such process, and the port tells jobs apart.
@@ -307,8 +309,8 @@ fn number(name: &str, text: &str, least: usize, most: usize, because: &str) -> R
     }
 }
 
-/// The process that started this one, with the time it began: all ranks that one launcher, or one
-/// shell, started have the same.
+/// Identity of the process that started this one: its id and start time. All ranks started by one
+/// launcher or one shell have the same parent.
 fn parent() -> String {
     let pid = rustix::process::getppid().map_or(0, |p| p.as_raw_nonzero().get());
     let began = began(&pid.to_string()).map_or("?".into(), |began| format!("{began:.2?}"));
@@ -400,7 +402,7 @@ mod tests {
         assert_eq!((l.rank, l.size, l.job.as_str()), (3, 4, "SLURM_JOB_ID=77 SLURM_STEP_ID=2"));
         let older = slurm.map(|v| if v.0 == "SLURM_STEP_ID" { ("SLURM_STEPID", v.1) } else { v });
         assert_eq!(detect(&older).unwrap().size, 4);
-        // A task whose step is not known, and a batch script in which srun was forgotten.
+        // A task without a known step, and a batch script that lacks srun.
         let batch: Vec<_> = slurm.into_iter().filter(|v| v.0 != "SLURM_STEP_ID").collect();
         fails(&batch, &["SLURM_STEP_ID=(not set)", "SLURM_PROCID=3", "SLURM_STEP_NUM_TASKS=4"]);
         fails(&[("SLURM_PROCID", "2")], &["SLURM_PROCID=2", "srun", "RANK"]);
@@ -418,7 +420,7 @@ mod tests {
     fn launchers_that_disagree_are_named() {
         let mpirun = [("OMPI_COMM_WORLD_RANK", "2"), ("OMPI_COMM_WORLD_SIZE", "4")];
         let with = |more: &[(&'static str, &'static str)]| [&mpirun[..], more].concat();
-        // Left in a shell from another run.
+        // Variables left in a shell from an earlier run.
         fails(
             &with(&[("RANK", "0"), ("WORLD_SIZE", "1")]),
             &["RANK=0 WORLD_SIZE=1", "OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4", "unset"],
@@ -428,9 +430,9 @@ mod tests {
         fails(&with(&[("PMI_RANK", "2"), ("PMI_SIZE", "3")]), &["PMI_RANK=2 PMI_SIZE=3"]);
         let alone = [("RANK", "1"), ("WORLD_SIZE", "2"), ("PMI_RANK", "0"), ("PMI_SIZE", "1")];
         fails(&alone, &["RANK=1 WORLD_SIZE=2", "PMI_RANK=0 PMI_SIZE=1"]);
-        // A program that sets RANK from what its launcher says.
+        // A program may set RANK from its launcher's variable.
         assert_eq!(detect(&with(&[("RANK", "2"), ("WORLD_SIZE", "4")])).unwrap().rank, 2);
-        // A launcher, or a shell, in the one task of a step; torchrun in the one task of mpirun.
+        // A launcher or a shell in the only task of a step; torchrun in the only task of mpirun.
         let task = [
             ("SLURM_PROCID", "0"),
             ("SLURM_STEP_NUM_TASKS", "1"),
@@ -442,7 +444,7 @@ mod tests {
         assert_eq!(detect(&by_hand).unwrap().size, 2);
         let torchrun = [&alone[..], &[("TORCHELASTIC_RUN_ID", "none")]].concat();
         assert_eq!(detect(&torchrun).unwrap().size, 2);
-        // Slurm's own, as Open MPI sees them.
+        // Slurm's variables, as a task started by Open MPI sees them.
         let srun = [("SLURM_PROCID", "2"), ("SLURM_STEP_NUM_TASKS", "4"), ("SLURM_STEP_ID", "0")];
         assert_eq!(detect(&with(&srun)).unwrap().size, 4);
         let stale = [&srun[..], &[("RANK", "0"), ("WORLD_SIZE", "1")]].concat();

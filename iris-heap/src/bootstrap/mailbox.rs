@@ -1,5 +1,5 @@
-//! How frames get through a Unix socket: what waits to be written, what was read and is no whole frame,
-//! with descriptors beside the bytes.
+//! Framing over a Unix socket: queues of unsent frames and of partly read ones, with file
+//! descriptors passed beside the bytes.
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
@@ -19,14 +19,15 @@ use crate::error::{Error, Result};
 use crate::limits::open_files;
 use crate::wire::Reader;
 
-/// Descriptors a message: below the kernel's limit of 253.
+/// Largest number of descriptors per message, below the kernel's limit of 253.
 const DESCRIPTORS: usize = 128;
 
-/// What waits to be written to a socket.
+/// Queue of frames to be written to a socket.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     packets: VecDeque<Packet>,
-    /// Of the first packet.
+    /// Number of bytes of the first packet that have been sent; the next field counts its
+    /// descriptors.
     bytes_sent: usize,
     descriptors_sent: usize,
     /// Seals frames to another host.
@@ -56,14 +57,14 @@ impl Outbox {
         self.packets.is_empty()
     }
 
-    /// Takes the first packet back, if nothing of it has been written: what follows it then still is
-    /// understood. Otherwise the stream is broken off in the middle of a frame.
+    /// Removes the first packet if no part of it has been sent, so that later packets are still
+    /// understood. Returns false otherwise; the stream then ends in the middle of a frame.
     pub(crate) fn take_back(&mut self) -> bool {
         self.bytes_sent == 0 && self.descriptors_sent == 0 && self.packets.pop_front().is_some()
     }
 
-    /// Writes until all is written, or until the socket takes no more for now. After an error that
-    /// is [`crowded`], or `WouldBlock`, the rest may be tried again later.
+    /// Writes until everything is sent or the socket is full. After an error that is [`crowded`] or
+    /// `WouldBlock`, the rest may be sent later.
     pub(crate) fn flush(&mut self, socket: &impl AsFd) -> std::io::Result<()> {
         while let Some(packet) = self.packets.front() {
             let descriptors: Vec<BorrowedFd<'_>> = packet.descriptors[self.descriptors_sent..]
@@ -74,7 +75,8 @@ impl Outbox {
             let last = self.descriptors_sent + descriptors.len() == packet.descriptors.len();
             let mut rest = &packet.bytes[self.bytes_sent..];
             if !last {
-                // Descriptors travel with at least one byte: more of them, one byte each time.
+                // Descriptors need at least one byte of data; while more remain, send one byte per
+                // message.
                 rest = &rest[..1];
             }
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
@@ -102,17 +104,17 @@ impl Outbox {
     }
 }
 
-/// How long to wait before a message is tried again for which the system had no room.
+/// Interval between attempts to send a message for which the system had no room.
 pub(crate) const AGAIN: Duration = Duration::from_millis(10);
 
-/// Whether the system has no room for a message just now. Descriptors that were sent and not yet
-/// received are limited for each user, by the limit of open files; memory of sockets is, too.
+/// Whether an error means that the system currently has no room for a message: the descriptors in
+/// transit are limited per user, by the limit of open files, and so is socket memory.
 pub(crate) fn crowded(error: &std::io::Error) -> bool {
     let code = Errno::from_io_error(error);
     code.is_some_and(|code| [Errno::TOOMANYREFS, Errno::NOBUFS, Errno::NOMEM].contains(&code))
 }
 
-/// What to say of that, with the limit that is met.
+/// Error text for such a lack of room, with the limit that was reached.
 pub(crate) fn explain_crowded(error: &std::io::Error) -> String {
     format!(
         "{error}: descriptors that are on their way are limited for all processes of a user \
@@ -121,20 +123,21 @@ pub(crate) fn explain_crowded(error: &std::io::Error) -> String {
     )
 }
 
-/// What was read from a socket and is no whole frame yet.
+/// Bytes and descriptors read from a socket that do not form a whole frame yet.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     bytes: Vec<u8>,
     descriptors: VecDeque<OwnedFd>,
-    /// The longest body and whether descriptors are taken: of one that has not said who it is.
+    /// Whether the peer has not said hello yet; then bodies must be short and descriptors are
+    /// refused.
     stranger: bool,
     /// Opens frames of another host.
     opener: Option<Opener>,
 }
 
 impl Inbox {
-    /// For a connection of which nothing is known yet: it can have little stored here, and no
-    /// descriptor.
+    /// Makes an inbox for a connection that has not said hello: it stores little and accepts no
+    /// descriptors.
     pub(crate) fn of_stranger() -> Inbox {
         Inbox { stranger: true, ..Inbox::default() }
     }
@@ -144,12 +147,12 @@ impl Inbox {
         Inbox { opener: Some(keys.opener()), ..Inbox::of_stranger() }
     }
 
-    /// It has said hello.
+    /// Accepts frames of full size and descriptors, after a hello.
     pub(crate) fn trust(&mut self) {
         self.stranger = false;
     }
 
-    /// Reads once. `false`: the peer has closed its end.
+    /// Reads once. Returns false if the peer has closed its end.
     pub(crate) fn fill(&mut self, socket: &impl AsFd) -> Result<bool> {
         let room =
             if self.stranger { HEADER + HELLO - self.bytes.len().min(HELLO) } else { 1 << 16 };
@@ -187,7 +190,7 @@ impl Inbox {
         Ok(got.bytes > 0)
     }
 
-    /// The next whole frame.
+    /// Next whole frame; `None` if there is none yet.
     pub(crate) fn take(&mut self) -> Result<Option<Frame>> {
         let Some((header, rest)) = self.bytes.split_first_chunk::<HEADER>() else {
             return Ok(None);

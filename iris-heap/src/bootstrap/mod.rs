@@ -1,4 +1,4 @@
-//! How ranks find each other and exchange small things on the host.
+//! Bootstrap: ranks find each other and exchange small messages on the host.
 
 use std::any::Any;
 use std::os::fd::OwnedFd;
@@ -25,52 +25,54 @@ pub(crate) mod tcp;
 pub(crate) mod threads;
 pub(crate) mod unix;
 
-/// Called once, from any thread, when the world cannot go on: a peer is lost.
+/// Callback for the loss of a peer; called once, from any thread, when the world cannot continue.
 pub type Watcher = Arc<dyn Fn(&Error) + Send + Sync>;
 
-/// An object that ranks of one process hand each other.
+/// Object that ranks of one process can exchange.
 pub type Object = Arc<dyn Any + Send + Sync>;
 
-/// One exchange: what to call it in errors, and how long to wait for the others.
+/// Name and deadline of one exchange.
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// Kind and call site.
+    /// Kind and call site of the exchange, for errors.
     pub what: String,
-    /// When to give up.
+    /// Time at which the exchange gives up.
     pub deadline: Instant,
 }
 
-/// The exchange below a [`World`](crate::World): processes of a host, threads of a process; other
-/// transports plug in here.
+/// Transport of a [`World`](crate::World)'s exchanges. Implemented for processes of one host and
+/// for threads of a process; other transports can be added.
 ///
-/// All methods but [`watch`](Bootstrap::watch), [`lost`](Bootstrap::lost) and [`leave`](Bootstrap::leave) are collective, in
-/// the same order on every rank; the world above sees to that and tags what it sends. After an
-/// error of a collective the bootstrap is broken, and every further collective returns that error.
+/// All methods except [`watch`](Bootstrap::watch), [`lost`](Bootstrap::lost) and
+/// [`leave`](Bootstrap::leave) are collective and must be called in the same order on every rank;
+/// the world ensures this and tags its messages. After an error of a collective method the
+/// bootstrap is broken, and every further collective method returns that error.
 pub trait Bootstrap: Send + Sync {
-    /// This rank.
+    /// This rank's number.
     fn rank(&self) -> usize;
 
-    /// Ranks.
+    /// Number of ranks.
     fn size(&self) -> usize;
 
-    /// Gives every rank the bytes of every rank, by rank.
+    /// Exchanges bytes: returns the bytes of every rank, indexed by rank.
     ///
     /// # Errors
-    /// [`Error::Absent`] with the ranks that have not come by the deadline; [`Error::PeerLost`].
+    /// [`Error::Absent`] with the ranks that did not arrive by the deadline; [`Error::PeerLost`].
     fn allgather(&self, bytes: &[u8], step: &Step) -> Result<Vec<Vec<u8>>>;
 
-    /// Returns when every rank has come.
+    /// Waits until every rank has called it.
     ///
     /// # Errors
-    /// As [`Bootstrap::allgather`].
+    /// Errors of [`Bootstrap::allgather`].
     fn barrier(&self, step: &Step) -> Result<()> {
         self.allgather(&[], step).map(drop)
     }
 
-    /// Gives every rank duplicates of the descriptors of every rank, by rank.
+    /// Exchanges file descriptors: returns duplicates of every rank's descriptors, indexed by rank.
     ///
     /// # Errors
-    /// As [`Bootstrap::allgather`]; [`Error::Unsupported`] where descriptors cannot be passed.
+    /// Errors of [`Bootstrap::allgather`]; [`Error::Unsupported`] if the transport cannot pass
+    /// descriptors.
     fn share_descriptors(
         &self,
         descriptors: Vec<OwnedFd>,
@@ -80,10 +82,11 @@ pub trait Bootstrap: Send + Sync {
         Err(unsupported("passing descriptors", "the ranks are not on one host"))
     }
 
-    /// Gives every rank the object of every rank, by rank.
+    /// Exchanges objects: returns every rank's object, indexed by rank.
     ///
     /// # Errors
-    /// As [`Bootstrap::allgather`]; [`Error::Unsupported`] unless [`Bootstrap::same_process`].
+    /// Errors of [`Bootstrap::allgather`]; [`Error::Unsupported`] unless
+    /// [`Bootstrap::same_process`].
     fn share_objects(&self, object: Object, step: &Step) -> Result<Vec<Object>> {
         let _ = (object, step);
         Err(unsupported("sharing objects", "the ranks are not threads of one process"))
@@ -94,12 +97,13 @@ pub trait Bootstrap: Send + Sync {
         false
     }
 
-    /// A bootstrap of `members`, ranks of this one in the order of their new ranks, this rank among
-    /// them. Collective over this bootstrap: every rank calls it, with its own group's members, or
-    /// none if it joins no group. `group` is the same on all ranks and used for one call only.
+    /// Makes a bootstrap of a group: `members` are ranks of this one, in the order of their new
+    /// ranks, and include this rank; an empty list means that this rank joins no group. Collective
+    /// over this bootstrap: every rank calls it with the members of its own group. `group` is equal
+    /// on all ranks and is used for one call only.
     ///
     /// # Errors
-    /// As [`Bootstrap::allgather`].
+    /// Errors of [`Bootstrap::allgather`].
     fn split(
         &self,
         members: &[usize],
@@ -107,13 +111,13 @@ pub trait Bootstrap: Send + Sync {
         step: &Step,
     ) -> Result<Option<Arc<dyn Bootstrap>>>;
 
-    /// Has `watcher` told when a peer is lost, at once if one is lost already.
+    /// Registers `watcher` for the loss of a peer; it is called at once if a peer is lost already.
     fn watch(&self, watcher: Watcher);
 
-    /// The loss that watchers were told about.
+    /// The loss that watchers were told about, if any.
     fn lost(&self) -> Option<Error>;
 
-    /// This rank is done: `clean` after a collective close, otherwise its peers are told that it
-    /// is lost. Never waits.
+    /// Ends this rank's participation: `clean` after a collective close; otherwise the peers are
+    /// told that this rank is lost. Never waits.
     fn leave(&self, clean: bool);
 }

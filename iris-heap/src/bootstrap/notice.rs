@@ -1,22 +1,23 @@
-//! What a user should see while a rank waits for others: a line on stderr, not long after it began.
+//! Notices to the user while a rank waits for others.
 
 use std::fmt;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-/// Says something to the user, once: to `tracing` if the program listens to it, and else on stderr,
-/// since a program that waits for minutes and says nothing looks as if it hung.
+/// Logs a line for the user: to `tracing` if the program has set up a subscriber, else to stderr,
+/// because a program that waits silently for minutes looks hung.
 pub(crate) fn notice(text: fmt::Arguments<'_>) {
     if tracing::dispatcher::has_been_set() {
         tracing::warn!("{text}");
     } else {
-        // In one write, so that lines of several ranks do not mix. Nobody may be listening there any more.
+        // A single write, so that lines of several ranks do not mix. Errors are ignored, because
+        // stderr may be closed.
         let _ = std::io::stderr().write_all(format!("iris: {text}\n").as_bytes());
     }
 }
 
-/// When to say that one still waits: after a hundredth of the time there is, 6 s if nothing else is
-/// set and at least one, and again whenever the wait has doubled.
+/// Schedule of notices during a wait: the first after a hundredth of the deadline, at least one
+/// second, and then each time the waiting time has doubled.
 pub(crate) struct Patience {
     started: Instant,
     pub(crate) until: Instant,
@@ -28,7 +29,7 @@ impl Patience {
         Patience { started, until: started + hundredth.max(Duration::from_secs(1)) }
     }
 
-    /// How long it has been, if it is time to say so.
+    /// Time waited so far, if a notice is due; `None` otherwise.
     pub(crate) fn is_over(&mut self) -> Option<Duration> {
         let now = Instant::now();
         let waited = now - self.started;

@@ -1,4 +1,4 @@
-//! One process as rank 0 sees it: a connection with what waits to be written to it and what was read.
+//! Connection of rank 0's hub to one process, with its queues of unsent and partly read frames.
 
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,17 +17,17 @@ pub(super) struct Peer {
     pub(super) inbox: Inbox,
     pub(super) outbox: Outbox,
     pub(super) since: Instant,
-    /// The system has no room for the first message in the outbox, for this reason.
+    /// Reason why the system has no room for the first message in the outbox; `None` if it has.
     pub(super) crowded: Option<String>,
     pub(super) gone: bool,
-    /// Why it is gone, where the reason is here and not there.
+    /// Reason why the connection ended, if the fault is in this process and not at the peer.
     pub(super) fault: Option<Error>,
     process: Option<OwnedFd>,
 }
 
-/// A descriptor that can be read once the process at the other end of a connection has ended. A child
-/// that the process forked may keep the socket open for longer. `None` for this process itself, and
-/// where the system gives no such descriptor.
+/// Descriptor that becomes readable when the process at the other end of a connection has ended; a
+/// forked child of that process may keep the socket open longer. `None` for this process itself,
+/// and if the system provides no such descriptor.
 pub(super) fn process_of(socket: &Socket) -> Option<OwnedFd> {
     if !socket.is_unix {
         return None;
@@ -37,7 +37,7 @@ pub(super) fn process_of(socket: &Socket) -> Option<OwnedFd> {
     other.then(|| pidfd_open(process, PidfdFlags::empty()).ok()).flatten()
 }
 
-/// Whether a descriptor can be read.
+/// Whether a descriptor is readable.
 pub(super) fn is_readable(fd: impl AsFd) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)];
     matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(n) if n > 0)
@@ -66,7 +66,7 @@ impl Peer {
         }
     }
 
-    /// Writes what the socket takes. What the system has no room for just now stays.
+    /// Writes as much as the socket accepts. Messages for which the system has no room stay queued.
     pub(super) fn flush(&mut self) {
         self.crowded = None;
         match self.outbox.flush(&self.socket) {
@@ -77,15 +77,16 @@ impl Peer {
                 if e.kind() != std::io::ErrorKind::BrokenPipe {
                     tracing::warn!(error = %e, "a message could not be sent");
                 }
-                // Half a frame may be out: nothing after it would be understood. Where its end is
-                // closed reading tells, after what it said before; where it is not, it is told so.
+                // A part of a frame may have been sent, so nothing after it would be understood. If
+                // the peer closed its end, reading reports that, after its last messages; otherwise
+                // shutting down the write side tells the peer.
                 self.outbox.clear();
                 let _ = self.socket.shutdown(Shutdown::Write);
             }
         }
     }
 
-    /// Gives up a message for which the system has no room, so that the reason can be told.
+    /// Drops a message for which the system has no room, so that the reason can be sent.
     pub(super) fn make_room(&mut self) {
         if self.crowded.take().is_some() && !self.outbox.take_back() {
             self.outbox.clear();
@@ -93,7 +94,7 @@ impl Peer {
         }
     }
 
-    /// Reads what is there. An error or an end is `gone`.
+    /// Reads available frames. Sets `gone` on an error or at the end of the stream.
     pub(super) fn read(&mut self) -> Vec<Frame> {
         let mut frames = Vec::new();
         match self.inbox.fill(&self.socket) {
@@ -120,13 +121,13 @@ impl Peer {
         }
     }
 
-    /// Whether there is something to read.
+    /// Whether there is data to read.
     pub(super) fn is_ready(&self) -> bool {
         !self.gone && is_readable(&self.socket)
     }
 
-    /// Reads what is there, if anything. A process that has ended is `gone` once all that it sent was
-    /// read.
+    /// Reads available frames, if there is data. Sets `gone` if the process has ended and all of
+    /// its data was read.
     pub(super) fn read_if_ready(&mut self) -> Vec<Frame> {
         let ended = self.process.as_ref().is_some_and(is_readable);
         if self.is_ready() {
@@ -137,7 +138,7 @@ impl Peer {
     }
 }
 
-/// Waits until a socket has something to say or takes more.
+/// Waits until a socket is readable or, if it has unsent frames, writable.
 pub(super) fn wait<'a>(
     peers: impl Iterator<Item = &'a Peer>,
     listener: Option<BorrowedFd<'_>>,
@@ -150,7 +151,7 @@ pub(super) fn wait<'a>(
     for peer in peers {
         if !peer.gone {
             let mut events = PollFlags::IN;
-            // A socket that could take more does not help where the system has no room.
+            // Waiting for a writable socket does not help if the system lacks room.
             if !peer.outbox.is_empty() && peer.crowded.is_none() {
                 events |= PollFlags::OUT;
             }
@@ -161,7 +162,7 @@ pub(super) fn wait<'a>(
     }
     let timeout = timeout.map(|t| Timespec {
         tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
-        // Not zero: the caller's clock shall have passed its time.
+        // At least one nanosecond, so that the caller's time has passed when the wait ends.
         tv_nsec: i64::from(t.subsec_nanos().max(1)),
     });
     if let Err(error) = poll(&mut fds, timeout.as_ref())

@@ -1,4 +1,4 @@
-//! Files by which processes see of each other, before they are connected, whether they live.
+//! Lock files by which processes detect, before they are connected, whether the others are alive.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 
-/// A file whose lock this process holds, removed when it is dropped.
+/// File whose lock this process holds; removed on drop.
 #[derive(Debug)]
 pub(super) struct Presence {
     path: PathBuf,
@@ -15,7 +15,8 @@ pub(super) struct Presence {
 
 impl Presence {
     pub(super) fn show(path: PathBuf) -> std::io::Result<Presence> {
-        // Under another name until it is locked: a file that is found without a lock is a dead rank's.
+        // Created under another name until it is locked, because a file without a lock means a dead
+        // rank.
         let part = path.with_extension(format!("part{}", std::process::id()));
         let file = File::create(&part)?;
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
@@ -23,12 +24,12 @@ impl Presence {
         Ok(Presence { path, _file: file })
     }
 
-    /// Whether the process that showed this file has ended.
+    /// Whether the process that created this file has ended.
     pub(super) fn is_over(path: &Path) -> bool {
         let number = |file: std::io::Result<fs::Metadata>| file.map(|it| it.ino()).ok();
         File::open(path).is_ok_and(|file| {
             let free = flock(&file, FlockOperation::NonBlockingLockShared).is_ok();
-            // A living process may have replaced or removed it meanwhile.
+            // A living process may have replaced or removed the file meanwhile.
             free && number(file.metadata()) == number(fs::metadata(path))
         })
     }

@@ -1,17 +1,18 @@
-//! Where the processes of a job meet: one Unix socket in a folder that only this user can enter.
+//! Rendezvous of a job's processes: one Unix socket in a folder that only this user can enter.
 //!
-//! Its name is made from what the processes of one job share and those of another do not. Rank 0
-//! listens, the others connect, and once all have come the socket is unlinked. A socket without a
-//! listener is left from a process that died: rank 0 unlinks it, under a lock of the folder, and
-//! the others try again until their deadline, unless it is this very run's rank 0 that died.
+//! The socket's name is derived from an identity that the processes of one job share and other jobs
+//! do not. Rank 0 listens, the others connect, and when all have arrived the socket is unlinked. A
+//! socket without a listener was left by a process that died: rank 0 unlinks it, under a lock of
+//! the folder, and the other ranks keep trying until their deadline, unless it is this run's rank 0
+//! that died.
 //!
-//! Three kinds of files tell a rank sooner than its deadline that nobody will come. Rank 0 leaves a
-//! note beside the socket when its world comes to nothing: it concerns the processes that were there
-//! by then, not those of the next run. Each rank holds the lock of a file of its own there until it
-//! has met the others, and the system lets go of the lock when the process ends. And a launcher
-//! leaves `lost-RANK` in the folder that it made for the job, when the process of a rank has ended.
+//! Three kinds of files tell a rank before its deadline that waiting is useless. Rank 0 leaves a
+//! note beside the socket if its world cannot be formed; the note concerns the processes that
+//! existed by then, not those of the next run. Each rank holds the lock of a file of its own until
+//! it has met the others; the system releases the lock when the process ends. And a launcher leaves
+//! `lost-RANK` in the folder that it made for the job when the process of a rank has ended.
 //!
-//! Long because all of it is about one folder and what lies in it.
+//! Long because all of the code is about one folder and the files in it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -37,40 +38,41 @@ use crate::limits::explain;
 use crate::util::{check_file_size, lock};
 use crate::wire::hash;
 
-/// The longest path of a Unix socket, without its end.
+/// Largest length of a Unix socket's path, without the terminating zero.
 const LONGEST: usize = 107;
 
-/// How long to wait for the lock of the folder, which is held for moments, by a process that is not
-/// stopped meanwhile.
+/// Time to wait for the folder's lock, which is held only briefly unless its holder is stopped.
 const LOCKED: Duration = Duration::from_secs(10);
-/// How long a note of a world that came to nothing is kept.
+/// Age at which the note of a failed world is removed.
 const NOTE: Duration = Duration::from_secs(3600);
-/// Interval between two looks for a rank whose process has ended.
+/// Interval between checks for a rank whose process has ended.
 pub(super) const LOOK: Duration = Duration::from_millis(50);
-/// Ranks of one run are started one after the other. What happened so shortly before this one began
-/// may still concern it.
+/// Time that the start of a run's ranks may take, since they are started one after the other.
+/// Events up to this long before the start of this process may still concern its run.
 const STARTS: Duration = Duration::from_secs(2);
-/// How long another rank 0 is then waited for.
+/// Time for which another rank 0 is awaited after such an event.
 const ANOTHER: Duration = Duration::from_secs(5);
-/// The clocks of files and of processes' starts tick this slowly.
+/// Resolution of file times and process start times.
 const TICK: Duration = Duration::from_millis(10);
 
-/// A place to meet.
+/// Meeting place of a job: folder and socket.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     folder: PathBuf,
     socket: PathBuf,
-    /// What the name was made from, for messages and for comparison between ranks.
+    /// Identity that the socket's name was derived from, for messages and for comparison between
+    /// ranks.
     pub(crate) job: String,
-    /// Whether the folder is ours to remove when it is empty.
+    /// Whether the folder was made by this library, which then removes it when it is empty.
     ours: bool,
-    /// Whether it may be a launcher's, which leaves word there of ranks that have ended.
+    /// Whether the folder may be a launcher's, which reports ended ranks in it.
     launched: bool,
 }
 
 impl Place {
-    /// For the job that `job` describes. `IRIS_RENDEZVOUS` gives the folder, otherwise it is one of
-    /// the user's in the temporary folder. `launched`: the ranks are those of the launcher.
+    /// Makes the place for the job with identity `job`. The folder is that of `IRIS_RENDEZVOUS`, or
+    /// else one of the user in the temporary folder. `launched`: the ranks were started by the
+    /// launcher.
     pub(crate) fn new(job: String, launched: bool) -> Result<Place> {
         let (folder, ours) = match env::read("IRIS_RENDEZVOUS")? {
             None => {
@@ -93,10 +95,11 @@ impl Place {
         Error::Rendezvous { place: self.to_string(), problem: problem.into() }
     }
 
-    /// Makes the folder and shows the others that this process is about to meet them, until the
-    /// returned guard is dropped. The guard then records that this process has been here.
+    /// Makes the folder and shows the others, until the returned guard is dropped, that this
+    /// process is about to meet them. Dropping the guard records the visit.
     ///
-    /// Every rank makes the folder if it is missing, so that where none can be made every rank says so.
+    /// Every rank makes the folder if it is missing, so that every rank reports an error if that is
+    /// impossible.
     pub(crate) fn visit(&self, rank: usize) -> Result<Visit<'_>> {
         self.make_folder()?;
         let presence = Presence::show(self.presence(rank));
@@ -106,7 +109,7 @@ impl Place {
         Ok(Visit { place: self, presence: presence.ok() })
     }
 
-    /// The file whose lock `rank` holds while it is about to meet the others.
+    /// File whose lock `rank` holds until it has met the others.
     fn presence(&self, rank: usize) -> PathBuf {
         self.socket.with_extension(format!("rank{rank}"))
     }
@@ -122,25 +125,26 @@ impl Place {
         }
     }
 
-    /// Removes the folder if it is ours and empty: it is not while other jobs meet there.
+    /// Removes the folder if this library made it and it is empty, that is, if no other job meets
+    /// there.
     fn remove_folder(&self) {
         if self.ours {
             let _ = fs::remove_dir(&self.folder);
         }
     }
 
-    /// Whether what happened here at `at`, from the system's start, happened to the run of this process,
-    /// which waits since `started`.
+    /// Whether an event at time `at` (since boot) concerns the run of this process, which has been
+    /// waiting since `started`.
     fn concerns(&self, at: Duration, started: Instant) -> bool {
         let visited = lock(&VISITED).get(&self.socket).copied();
         let Some(began) = began("self") else { return false };
-        // One that was here before has seen what happened.
+        // A process that met here before has already handled earlier events.
         visited.is_none_or(|visited| at > visited)
             && (at > began + TICK || at + STARTS > began && started.elapsed() >= ANOTHER)
     }
 
-    /// Listens: rank 0. If it cannot, a note tells the others why, unless another process listens:
-    /// its ranks are not concerned.
+    /// Listens, as rank 0. On failure a note tells the other ranks why, except if another process
+    /// is listening, whose ranks the note would not concern.
     pub(crate) fn listen(&self) -> Result<Door> {
         match self.bind() {
             Ok(Some(door)) => Ok(door),
@@ -156,25 +160,26 @@ impl Place {
         }
     }
 
-    /// Binds the socket; `None` if another process listens there.
+    /// Binds the socket; `None` if another process is listening there.
     fn bind(&self) -> Result<Option<Door>> {
         let _lock = self.lock()?;
         match connect(self.short(&self.socket)?.as_path()) {
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
                 self.unlink_stale()?;
             }
-            // One whose queue is full listens, too.
+            // A listener whose queue is full is listening, too.
             Err(e) if e.kind() != ErrorKind::WouldBlock => {
                 return Err(self.error(format!("looking for a listener: {}", explain(&e))));
             }
             _ => return Ok(None),
         }
-        // What is said there of an earlier world.
+        // Remove the note of an earlier world.
         let _ = fs::remove_file(self.note());
         let failed = |e| self.error(format!("listening: {}", explain(&e)));
         let spare = || File::open(&self.folder).map_err(failed);
         let reserve = vec![spare()?, spare()?];
-        // Under another name until it listens: a socket that refuses is a dead process's.
+        // Bound under another name until it listens, because a socket that refuses connections
+        // means a dead process.
         let part = self.socket.with_extension("part0");
         let _ = fs::remove_file(&part);
         let listener = UnixListener::bind(self.short(&part)?.as_path()).map_err(failed)?;
@@ -183,8 +188,8 @@ impl Place {
         Ok(Some(Door { listener, reserve }))
     }
 
-    /// Removes what lies where the socket should be: one that a dead process left, or a link that
-    /// leads nowhere, which is not found by whoever follows it and yet in the way.
+    /// Removes whatever is in the socket's place: a socket of a dead process, or a dangling link,
+    /// which looks absent when followed but blocks the name.
     fn unlink_stale(&self) -> Result<()> {
         if fs::symlink_metadata(&self.socket).is_err() {
             return Ok(());
@@ -194,7 +199,7 @@ impl Place {
             .map_err(|e| self.error(format!("unlinking a stale socket: {e}")))
     }
 
-    /// Connects: all ranks but 0. Tries until `deadline`.
+    /// Connects to rank 0, as any other rank. Tries until `deadline`.
     pub(crate) fn connect(
         &self,
         rank: usize,
@@ -205,12 +210,13 @@ impl Place {
         let mut patience = Patience::new(started, deadline);
         let mut pause = Duration::from_millis(1);
         loop {
-            // Before the attempt: meanwhile rank 0 of this run may replace the socket of an earlier run.
+            // Read before the attempt, because rank 0 of this run may meanwhile replace the socket
+            // of an earlier run.
             let bound = self.bound();
             let died = match self.try_connect()? {
                 Tried::Connected(socket) => return Ok(socket),
                 Tried::Absent => false,
-                // A socket that once listened, so its process has ended.
+                // A socket that refuses once had a listener, so its process has ended.
                 Tried::Refused => bound.is_some_and(|at| self.concerns(at, started)),
             };
             if let Some(error) = self.came_to_nothing(Some(started)) {
@@ -221,8 +227,8 @@ impl Place {
             }
             let others: Vec<_> = (0..size).filter(|&r| r != rank).collect();
             if let Some(rank) = self.lost(&others, started) {
-                // Rank 0 may have ended for another's end: then its note, which in the folder of a
-                // launcher is of this very run, says whose.
+                // Rank 0 may have ended because another rank did. Its note then names that rank; in
+                // a launcher's folder a note is always of this run.
                 return Err(self.came_to_nothing(None).unwrap_or(Error::PeerLost { rank }));
             }
             if Instant::now() >= deadline {
@@ -264,8 +270,8 @@ impl Place {
         }
     }
 
-    /// One of these ranks whose process has ended, as the launcher or the rank's own file says, for a
-    /// process that waits since `started`.
+    /// One of these ranks whose process has ended, as reported by the launcher or by the rank's own
+    /// file, for a process that has been waiting since `started`.
     pub(crate) fn lost(&self, ranks: &[usize], started: Instant) -> Option<usize> {
         let ended = |&rank: &usize| {
             let file = self.presence(rank);
@@ -275,8 +281,8 @@ impl Place {
         self.named_by_launcher(ranks).or_else(|| ranks.iter().copied().find(ended))
     }
 
-    /// The one of these ranks whose process has ended first, as the launcher says: the file of a rank
-    /// holds its place in that order.
+    /// The one of these ranks whose process ended first, as reported by the launcher: the file of a
+    /// rank contains its position in that order.
     fn named_by_launcher(&self, ranks: &[usize]) -> Option<usize> {
         if !self.launched {
             return None;
@@ -291,14 +297,15 @@ impl Place {
         first.map(|(_, rank)| rank)
     }
 
-    /// Time at which a rank 0, of this run or an earlier one, made the socket, counted from the system's start.
+    /// Time since boot at which a rank 0, of this run or an earlier one, made the socket; `None` if
+    /// there is none.
     fn bound(&self) -> Option<Duration> {
         let is_socket = fs::symlink_metadata(&self.socket).is_ok_and(|m| m.file_type().is_socket());
         since_boot(&self.socket).filter(|_| is_socket)
     }
 
-    /// Why the world of this run's rank 0 came to nothing, if it did: then no other is to be expected
-    /// by one that waits since `started`, or was connected already.
+    /// Reason why the world of this run's rank 0 could not be formed, if there is a note. `started`
+    /// is the time since when this process waits; `None` if it was connected already.
     pub(crate) fn came_to_nothing(&self, started: Option<Instant>) -> Option<Error> {
         let note = fs::read(self.note()).ok()?;
         let (at, error) = note.split_first_chunk::<8>()?;
@@ -307,7 +314,7 @@ impl Place {
         ours.then(|| error_of_bytes(error).ok()).flatten()
     }
 
-    /// Where the note of a world that came to nothing lies.
+    /// Path of the note of a failed world.
     fn note(&self) -> PathBuf {
         self.socket.with_extension("over")
     }
@@ -322,13 +329,13 @@ impl Place {
         let now = u64::try_from(up().as_nanos()).unwrap_or(u64::MAX);
         let text = [&now.to_le_bytes()[..], &error_to_bytes(error)].concat();
         check_file_size("the note", text.len() as u64).map_err(std::io::Error::other)?;
-        // Under another name first: whoever reads it reads all.
+        // Written under another name first, so that a reader never sees a part.
         let part = self.socket.with_extension("part");
         fs::write(&part, text)?;
         fs::rename(part, self.note())
     }
 
-    /// Removes the files of this world's ranks, and notes that concern nobody any more.
+    /// Removes the files of this world's ranks, and expired notes.
     fn sweep(&self) {
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
             let path = entry.path();
@@ -345,8 +352,9 @@ impl Place {
         }
     }
 
-    /// Unlinks the socket, and the folder if it is ours and empty. Whoever waits for the lock then
-    /// finds that the folder is another one. If the world came to nothing, a note says why.
+    /// Unlinks the socket, and the folder if this library made it and it is empty; a process
+    /// waiting for the lock then notices that the folder was replaced. If the world failed with
+    /// `error`, leaves a note.
     pub(crate) fn clear(&self, error: Option<&Error>) {
         let Ok(_lock) = self.lock() else {
             return;
@@ -363,7 +371,7 @@ impl Place {
         self.remove_folder();
     }
 
-    /// Makes the folder if need be and locks it, until the file is dropped.
+    /// Makes the folder if necessary and locks it until the returned file is dropped.
     fn lock(&self) -> Result<File> {
         let until = Instant::now() + LOCKED;
         loop {
@@ -371,7 +379,7 @@ impl Place {
             let opened = self.check_folder().and_then(|()| File::open(&self.folder));
             let file = match opened {
                 Ok(file) => file,
-                // Somebody removed it between the two.
+                // Another process removed the folder between the two calls.
                 Err(e) if e.kind() == ErrorKind::NotFound => continue,
                 Err(e) => return Err(self.error(explain(&e))),
             };
@@ -393,7 +401,7 @@ impl Place {
         }
     }
 
-    /// The folder is a folder, ours, and closed to others.
+    /// Checks that the folder is a directory, belongs to this user, and is closed to others.
     fn check_folder(&self) -> std::io::Result<()> {
         let found = fs::symlink_metadata(&self.folder)?;
         let user = rustix::process::geteuid().as_raw();
@@ -410,7 +418,8 @@ impl Place {
         Err(std::io::Error::new(ErrorKind::PermissionDenied, text))
     }
 
-    /// The path of a socket in the folder, by way of the open folder where it is too long for a socket.
+    /// Path of a socket in the folder; goes through `/proc/self/fd` if the path is too long for a
+    /// socket.
     fn short(&self, socket: &Path) -> Result<ShortPath> {
         if socket.as_os_str().len() <= LONGEST {
             return Ok(ShortPath { path: socket.into(), _folder: None });
@@ -418,7 +427,7 @@ impl Place {
         use std::os::fd::AsRawFd;
         let folder = match File::open(&self.folder) {
             Ok(folder) => folder,
-            // A path that is not there either way.
+            // Path that does not exist, like the folder.
             Err(e) if e.kind() == ErrorKind::NotFound => {
                 return Ok(ShortPath { path: "/proc/self/fd/none".into(), _folder: None });
             }
@@ -447,7 +456,7 @@ impl ShortPath {
     }
 }
 
-/// When this process last met others at a place, in vain or not.
+/// Time since boot at which this process last met others at a place, successfully or not.
 static VISITED: Mutex<BTreeMap<PathBuf, Duration>> = Mutex::new(BTreeMap::new());
 
 /// See [`Place::visit`].
@@ -465,32 +474,33 @@ impl Drop for Visit<'_> {
     }
 }
 
-/// The socket of rank 0, to which the others connect.
+/// Listening socket of rank 0.
 #[derive(Debug)]
 pub(crate) struct Door {
     pub(super) listener: UnixListener,
-    /// Descriptors kept for a note and the lock of its folder, where there may be no others left.
+    /// Descriptors reserved for the note and the folder's lock, in case the process runs out of
+    /// descriptors.
     reserve: Vec<File>,
 }
 
 impl Door {
-    /// Gives up the reserve of descriptors, so that a note can be written.
+    /// Closes the reserved descriptors, so that a note can be written.
     pub(super) fn make_room(&mut self) {
         self.reserve.clear();
     }
 }
 
-/// What came of an attempt to connect.
+/// Result of an attempt to connect.
 enum Tried {
     Connected(UnixStream),
-    /// There is no socket yet.
+    /// No socket exists yet.
     Absent,
-    /// There is one, and nobody listens.
+    /// A socket exists, but no process listens.
     Refused,
 }
 
-/// Connects without waiting: a queue that is full would hold this rank up for as long as rank 0 is
-/// stopped. It is `WouldBlock`.
+/// Connects without blocking. A full queue is `WouldBlock`; otherwise a stopped rank 0 would block
+/// this rank.
 fn connect(path: &Path) -> std::io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -500,30 +510,32 @@ fn connect(path: &Path) -> std::io::Result<UnixStream> {
     Ok(socket)
 }
 
-/// Time of a file's last change, counted from the system's start; `None` if there is no file.
+/// Time of a file's last change, since boot; `None` if there is no such file.
 fn since_boot(path: &Path) -> Option<Duration> {
     let changed = fs::symlink_metadata(path).and_then(|m| m.modified()).ok()?;
     Some(up().saturating_sub(SystemTime::now().duration_since(changed).ok()?))
 }
 
-/// The time since the system started, as processes' start times count it.
+/// Time since boot, on the clock of process start times.
 fn up() -> Duration {
     Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default()
 }
 
-/// When a process began, from the system's start: `pid` is its number or `self`.
+/// Start time of a process since boot; `pid` is a number or `self`. `None` if there is no such
+/// process.
 pub(crate) fn began(pid: &str) -> Option<Duration> {
-    // The name, in brackets, may hold anything; the 20th field behind it is the time.
+    // The process name, in parentheses, may contain anything; the start time is the 20th field
+    // after it.
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let ticks: u64 = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
     let second = rustix::param::clock_ticks_per_second();
     Some(Duration::from_secs(ticks / second) + Duration::from_secs(ticks % second) / second as u32)
 }
 
-/// The process at the other end is of this user.
+/// Checks that the process at the other end belongs to this user.
 pub(crate) fn check_user(socket: &UnixStream) -> Result<(), String> {
     let peer = rustix::net::sockopt::socket_peercred(socket)
-        .map_err(|e| format!("asking who is at the other end: {e}"))?;
+        .map_err(|e| format!("reading the user of the process at the other end: {e}"))?;
     let user = rustix::process::geteuid();
     if peer.uid == user {
         return Ok(());
@@ -553,7 +565,7 @@ mod tests {
         assert!(place.socket.exists(), "a dead process leaves its socket");
         let lost = place.connect(1, 2, soon()).unwrap_err();
         assert!(matches!(lost, Error::PeerLost { rank: 0 }), "{lost}");
-        // A socket of an earlier run says nothing about this one.
+        // A socket of an earlier run does not concern this one.
         use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
         let time = Timespec { tv_sec: 1, tv_nsec: 0 };
         let times = Timestamps { last_access: time, last_modification: time };
@@ -594,7 +606,7 @@ mod tests {
         let place = Place::at(temp.path().into(), false, "job".into());
         let place = Place { launched: true, ..place };
         let soon = || Instant::now() + Duration::from_secs(20);
-        // Rank 0 ended because rank 2 did, and said nothing; then it says so.
+        // Rank 0 ended because rank 2 did; first without a note, then with one.
         fs::write(temp.path().join("lost-2"), "0").unwrap();
         fs::write(temp.path().join("lost-0"), "1").unwrap();
         fs::write(temp.path().join("lost-3.part"), "").unwrap();

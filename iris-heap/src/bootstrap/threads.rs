@@ -1,4 +1,4 @@
-//! Ranks as threads of this process: a table under a lock.
+//! Bootstrap of ranks that are threads of this process: a table under a lock.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -8,7 +8,7 @@ use super::notice::{Patience, notice};
 use super::{Bootstrap, Object, Step, Watcher};
 use crate::error::{Error, Result, list_ranks};
 
-/// What one rank brings to an exchange.
+/// Contribution of one rank to an exchange.
 #[derive(Clone, Default)]
 struct Given {
     bytes: Vec<u8>,
@@ -17,15 +17,15 @@ struct Given {
 }
 
 struct Table {
-    /// Counts the exchanges that are complete.
+    /// Number of completed exchanges.
     generation: u64,
     coming: Vec<Option<Given>>,
-    /// What the last complete exchange gave. It stays until the next one is complete, which needs
-    /// every rank to have fetched it.
+    /// Contributions of the last completed exchange. They stay until the next exchange completes,
+    /// which requires that every rank has fetched them.
     complete: Arc<Vec<Given>>,
-    /// Why no further exchange is possible.
+    /// Reason why no further exchange is possible.
     broken: Option<Error>,
-    /// The first loss of a peer, which may come after another reason.
+    /// First loss of a peer, which may follow another reason.
     lost: Option<Error>,
     watchers: Vec<Watcher>,
     has_left: Vec<bool>,
@@ -50,13 +50,14 @@ impl Hub {
         Arc::new(Hub { table: Mutex::new(table), changed: Condvar::new() })
     }
 
-    /// The table is consistent between any two statements, so a panic elsewhere does not matter.
+    /// Locks the table and ignores poisoning, because the table is consistent between any two
+    /// statements.
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// One rank's end of a [`Hub`].
+/// Bootstrap of one rank, connected to the others by a [`Hub`].
 pub(crate) struct Threads {
     hub: Arc<Hub>,
     rank: usize,
@@ -90,7 +91,8 @@ impl Threads {
             (0..self.size).filter(|&r| table.coming[r].is_none()).collect()
         };
         loop {
-            // In this order: what is complete stays so, even if a peer has died since.
+            // Checked first, because a completed exchange stays valid even if a peer has died
+            // since.
             if table.generation != mine {
                 return Ok(table.complete.clone());
             }
@@ -110,7 +112,7 @@ impl Threads {
             }
             if let Some(waited) = patience.is_over() {
                 let ranks = missing(&table);
-                // The first of those that wait says it for all.
+                // Of all waiting ranks, the lowest one logs the notice.
                 if (0..self.rank).all(|r| ranks.contains(&r)) {
                     notice(format_args!(
                         "rank {} in {} waits for rank {}: {waited:.1?} of {:.1?}",
@@ -124,8 +126,8 @@ impl Threads {
             let until = deadline.min(patience.until);
             let wait = self.hub.changed.wait_timeout(table, until.saturating_duration_since(now));
             table = wait.unwrap_or_else(PoisonError::into_inner).0;
-            // The process was stopped meanwhile, and the ranks that are to come with it: that time
-            // is not theirs.
+            // The process was stopped meanwhile, and with it the ranks that are awaited; do not
+            // count that time.
             let overslept = until.elapsed();
             if overslept > Duration::from_secs(1) {
                 deadline += overslept;
@@ -180,7 +182,7 @@ impl Bootstrap for Threads {
         _group: u64,
         step: &Step,
     ) -> Result<Option<Arc<dyn Bootstrap>>> {
-        // Each group's first member brings the hub.
+        // The first member of each group provides the group's hub.
         let hub: Object = Hub::new(members.len());
         let all = self.share_objects(hub, step)?;
         let Some(rank) = members.iter().position(|&m| m == self.rank) else {
@@ -212,7 +214,7 @@ impl Bootstrap for Threads {
             return;
         }
         let error = Error::PeerLost { rank: self.rank };
-        // The first reason stays: the rank may have left because of it.
+        // The first reason stays, because the rank may have left as its consequence.
         table.broken.get_or_insert_with(|| error.clone());
         table.lost.get_or_insert_with(|| error.clone());
         let watchers = std::mem::take(&mut table.watchers);

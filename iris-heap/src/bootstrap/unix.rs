@@ -1,6 +1,7 @@
-//! Ranks as processes of one host: each is connected to rank 0's [`Hub`] by a Unix socket.
+//! Bootstrap of ranks that are processes of one host: each is connected to rank 0's [`Hub`] by a
+//! Unix socket.
 //!
-//! A control thread a process reads its socket. It learns of a lost peer even while this rank's
+//! A control thread per process reads the socket. It notices a lost peer even while this rank's
 //! kernels wait, and sets their abort words; it makes no call of a device's driver.
 
 use std::os::fd::OwnedFd;
@@ -20,21 +21,22 @@ use super::{Bootstrap, Step, Watcher};
 use crate::error::{Error, Result, list_ranks};
 use crate::util::lock;
 
-/// One rank's end of a group of processes.
+/// Membership of one rank in a group of processes.
 pub(crate) struct Processes {
     pub(super) connection: Arc<Connection>,
     pub(super) group: u64,
-    /// Ranks of the launched world.
+    /// Members, as ranks of the launched world.
     pub(super) members: Vec<usize>,
     pub(super) rank: usize,
 }
 
-/// How many descriptors of one exchange may be on their way to the ranks together. All processes of a
-/// user share one limit, that of open files, which may be as low as 256.
+/// Largest number of descriptors of one exchange that are in transit to all ranks together. All
+/// processes of a user share one limit, that of open files, which may be as low as 256.
 const ON_THEIR_WAY: usize = 128;
-/// How long a message may take that nobody waits for.
+/// Time allowed for sending a message whose delivery is not awaited.
 const PARTING: Duration = Duration::from_secs(2);
-/// How long the hub may take to say who is missing, before that is worth a word itself.
+/// Time for the hub to answer which ranks are missing; after that the user is told that the hub is
+/// silent.
 const ANSWER: Duration = Duration::from_secs(2);
 
 impl Processes {
@@ -75,7 +77,7 @@ impl Processes {
         } else {
             (place.connect(rank, size, deadline)?.into(), None)
         };
-        // The hub knows the connection of its own process.
+        // The hub knows its own process's connection without a hello.
         let hello = (rank != 0).then(|| {
             let job = place.job.clone();
             Frame::Hello { job, rank: rank as u64, size: size as u64 }
@@ -83,12 +85,13 @@ impl Processes {
         let connection = match Connection::start(&socket, None, rank) {
             Ok(connection) => connection,
             Err(error) => {
-                // The others need not wait for this rank.
+                // Tell the others at once, so that they need not wait for this rank.
                 let mut outbox = Outbox::default();
                 let gave_up = Frame::GaveUp { group: 0, error: failed(rank, &error) };
                 hello.into_iter().chain([gave_up]).for_each(|frame| outbox.push(frame.pack()));
                 let _ = outbox.flush(&socket);
-                // This process may end when this returns, and the hub with it: it tells all ranks first.
+                // This process, and with it the hub, may end when this returns, so let the hub
+                // first tell all ranks.
                 hub.map(JoinHandle::join);
                 return Err(error);
             }
@@ -96,7 +99,7 @@ impl Processes {
         *lock(&connection.hub) = hub;
         let greeted = hello.map_or(Ok(()), |hello| connection.send(hello, deadline));
         let what = || format!("rank {rank} of {size} at {place}");
-        // The hub's own deadline comes first: it knows who is missing.
+        // The hub's deadline is earlier, because it knows which ranks are missing.
         let outcome = connection.welcome(deadline + grace(timeout), started, greeted, what);
         let members = (0..size).collect();
         let processes = Processes { connection, group: 0, members, rank };
@@ -104,7 +107,7 @@ impl Processes {
             Ok(()) => Ok(processes),
             Err(error) => {
                 processes.explain(&error);
-                // Rank 0 may have closed its end before this rank had a word from it.
+                // Rank 0 may have closed its end before this rank received a message.
                 Err(match error {
                     Error::PeerLost { rank: 0 } => place.came_to_nothing(None).unwrap_or(error),
                     error => error,
@@ -135,16 +138,17 @@ impl Processes {
         };
         let frame = Frame::Give { group: self.group, number, part };
         let whole = step.deadline.saturating_duration_since(started);
-        // Not until the deadline: the others shall hear the reason before they judge for themselves.
+        // The time limit leaves a part of the deadline, in which the others can be told the reason.
         let sent = self.connection.send(frame, started + whole / 10 * 8);
         let what = format!("rank {} in {}", self.rank, step.what);
         let mut patience = Patience::new(started, step.deadline);
-        // When the hub should have said who is missing, and when it should have judged.
+        // Deadlines for the hub's answer about missing ranks, and for its verdict.
         let (mut answer, mut verdict): (Option<Instant>, Option<LastChance>) = (None, None);
         let sent_at = Instant::now();
         let mut mail = lock(mail);
         loop {
-            // In this order: what is complete stays so, even if a peer has died since.
+            // Checked first, because a completed exchange stays valid even if a peer has died
+            // since.
             let group = mail.groups.entry(self.group).or_default();
             if let Some((n, parts)) = group.arrived.take()
                 && n == number
@@ -158,10 +162,11 @@ impl Processes {
             let mut limit = step.deadline;
             if let Err(error) = &sent {
                 limit = sent_at + REASON;
-                // One that is of no connection, but of this message, needs no other reason.
+                // An error of this message alone, rather than of the connection, needs no search
+                // for another reason.
                 let crowded = matches!(error, Error::Wire { .. });
                 if crowded || now >= limit {
-                    // The control thread would have found the reason by now.
+                    // The control thread would have found another reason by now.
                     group.broken = Some(error.clone());
                     return Err(error.clone());
                 }
@@ -169,7 +174,7 @@ impl Processes {
                 match chance.is_over(now, || self.connection.has_unread()) {
                     false => limit = chance.until,
                     true => {
-                        // The hub does not answer: rank 0 is stopped or starved.
+                        // The hub does not answer, so rank 0 is stopped or starved.
                         let waited = now - started;
                         let error = match self.members.iter().position(|&m| m == 0) {
                             Some(hub) => Error::Absent { ranks: vec![hub], what, waited },
@@ -225,8 +230,8 @@ impl Processes {
         }
     }
 
-    /// Tells the others why this rank cannot go on, where the reason is its own: what the hub said
-    /// they know.
+    /// Tells the others why this rank cannot continue, if the reason originates here; reasons that
+    /// the hub sent are known to them.
     pub(super) fn explain(&self, error: &Error) {
         let error = match error {
             Error::Absent { .. } => error.clone(),
@@ -236,22 +241,22 @@ impl Processes {
         let frame = Frame::GaveUp { group: self.group, error };
         let until = Instant::now() + PARTING;
         if self.connection.send(frame, until).is_ok() && self.connection.has_hub() {
-            // This process may end now, and the hub with it. Rank 0 is told what it said itself when
-            // all others have been.
+            // This process, and with it the hub, may end now. Rank 0 waits until the hub has told
+            // it the reason, which happens after all others were told.
             self.connection.wait_until(until, |mail| {
-                mail.over || mail.groups.get(&self.group).is_none_or(|group| group.told)
+                mail.over || mail.groups.get(&self.group).is_none_or(|group| group.hub_reported)
             });
         }
     }
 }
 
-/// What the others are told of an error of this rank.
+/// Error that the others receive about an error of this rank.
 pub(super) fn failed(rank: usize, error: &Error) -> Error {
     let what = "talking to the other ranks".into();
     Error::PeerFailed { rank, what, message: error.to_string() }
 }
 
-/// How long to wait for the hub's verdict after a deadline.
+/// Time to wait for the hub's verdict after a deadline.
 pub(super) fn grace(deadline: Duration) -> Duration {
     (deadline / 10).max(Duration::from_secs(2))
 }
@@ -275,8 +280,8 @@ impl Bootstrap for Processes {
         descriptors: Vec<OwnedFd>,
         step: &Step,
     ) -> Result<Vec<Vec<OwnedFd>>> {
-        // So few in each exchange that the limit of descriptors on their way is not met: nobody gives
-        // the next ones before it has received these.
+        // Few enough per exchange that the limit of descriptors in transit is not reached; each
+        // rank sends the next ones only after it has received these.
         let count = (descriptors.len() as u64).to_le_bytes();
         let mut counts = Vec::new();
         for bytes in self.allgather(&count, step)? {
@@ -311,7 +316,8 @@ impl Bootstrap for Processes {
         let Some(rank) = members.iter().position(|&m| m == self.rank) else {
             return Ok(None);
         };
-        // A child of a child has another name than a child with the same number.
+        // Hash the parent group with the number, so that splits of different groups get different
+        // names.
         let name = [self.group.to_le_bytes(), group.to_le_bytes()].concat();
         let group = (crate::wire::hash(&[&name]) as u64).max(1);
         let members: Vec<usize> = members.iter().map(|&m| self.members[m]).collect();
@@ -350,12 +356,12 @@ impl Bootstrap for Processes {
         if let Some(error) = reason {
             self.explain(&error);
         }
-        // If it cannot be sent, rank 0 has gone, and there is nobody to tell.
+        // Errors are ignored: if sending fails, rank 0 is gone.
         let frame = Frame::Leave { group: self.group, clean };
         let _ = self.connection.send(frame, Instant::now() + PARTING);
         if clean && self.group == 0 && self.rank == 0 {
-            // This process may end now, and the hub with it: first it hands its last messages to
-            // the system. It waits for no answer, and for a stopped process not long.
+            // This process, and with it the hub, may end now, so let the hub send its last messages
+            // first. It waits for no answer, and only briefly for a stopped process.
             if let Some(hub) = lock(&self.connection.hub).take()
                 && hub.join().is_err()
             {

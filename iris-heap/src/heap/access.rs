@@ -1,4 +1,4 @@
-//! Where a slice is: translation to addresses, copies, device-local words.
+//! Access to slices: translation to addresses, copies by the host, device-local words.
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ use crate::stream::Stream;
 use crate::util::lock;
 
 impl SymmetricHeap {
-    /// The address of a slice on `rank`, as this rank sees it.
+    /// The address of a slice's memory on `rank`, in this rank's address space.
     ///
     /// The pointer is valid for `slice.len()` elements while the block is allocated and the heap,
-    /// one of its streams or [`SymmetricHeap::memory`] is held. Other ranks access the same
-    /// bytes: order the accesses by signals, and make no reference. On the CPU, [`crate::atomic_copy`]
-    /// is for accesses that nothing orders; [`SymmetricHeap::read`] and its like use it.
+    /// one of its streams or [`SymmetricHeap::memory`] is held. Other ranks access the same bytes:
+    /// order the accesses by signals, and make no reference. On the CPU use [`crate::atomic_copy`]
+    /// for unordered accesses, as [`SymmetricHeap::read`] and [`SymmetricHeap::write`] do.
     ///
     /// # Errors
     /// [`Error::ForeignSlice`], [`Error::NotAllocated`], [`Error::Closed`], and
@@ -27,10 +27,10 @@ impl SymmetricHeap {
         Ok((mapping.address() + offset) as *mut T)
     }
 
-    /// A slice of the data segment as kernels are given it.
+    /// A slice of the data segment in the form that kernels receive.
     ///
     /// # Errors
-    /// As [`SymmetricHeap::resolve`]; [`Error::Invalid`] for another segment.
+    /// Errors of [`SymmetricHeap::resolve`]; [`Error::Invalid`] for a slice of another segment.
     pub fn slice_view<T: Element>(&self, slice: SymSlice<T>) -> Result<SliceView> {
         self.locate(&slice.raw(), self.rank())?;
         if slice.segment() != Segment::Data {
@@ -39,36 +39,36 @@ impl SymmetricHeap {
         Ok(SliceView { offset: slice.offset(), len: slice.len() as u64 })
     }
 
-    /// Copies `data` into this rank's part of a slice of the same length.
+    /// Copies `data` into this rank's part of a slice; both must have the same length.
     ///
-    /// Sync the stream of a kernel that accesses these bytes first. Otherwise the kernel sees old or
-    /// new words. On the CPU the copy waits for an operator's launch that is running and accesses
-    /// them; enqueued work is not waited for.
+    /// First sync the stream of any kernel that accesses these bytes; otherwise the kernel sees old
+    /// or new words. On the CPU the copy waits for a running operator launch that accesses these
+    /// bytes, but not for work that is still enqueued.
     ///
     /// # Errors
-    /// As [`SymmetricHeap::resolve`]; [`Error::Invalid`] if the lengths differ.
+    /// Errors of [`SymmetricHeap::resolve`]; [`Error::Invalid`] if the lengths differ.
     pub fn write<T: Element>(&self, slice: SymSlice<T>, data: &[T]) -> Result<()> {
         same_length(&slice, data.len())?;
         let (mapping, offset) = self.locate(&slice.raw(), self.rank())?;
         self.backend.write(&*mapping, offset, bytemuck::cast_slice(data))
     }
 
-    /// This rank's part of a slice, as [`SymmetricHeap::read_from`] this rank.
+    /// Reads this rank's part of a slice; see [`SymmetricHeap::read_from`].
     ///
     /// # Errors
-    /// As [`SymmetricHeap::resolve`].
+    /// Errors of [`SymmetricHeap::resolve`].
     pub fn read<T: Element>(&self, slice: SymSlice<T>) -> Result<Vec<T>> {
         self.read_from(slice, self.rank())
     }
 
-    /// The part of `rank`.
+    /// Reads the part of a slice that lies on `rank`.
     ///
-    /// Sync the stream of a kernel that writes these bytes first, on all ranks that write them.
-    /// Otherwise words are old or new. On the CPU the copy waits for an operator's launch of this
-    /// process that is running and writes them; enqueued work is not waited for.
+    /// First sync the streams of the kernels that write these bytes, on all ranks that write them;
+    /// otherwise each word is old or new. On the CPU the copy waits for a running operator launch
+    /// of this process that writes these bytes, but not for work that is still enqueued.
     ///
     /// # Errors
-    /// As [`SymmetricHeap::resolve`].
+    /// Errors of [`SymmetricHeap::resolve`].
     pub fn read_from<T: Element>(&self, slice: SymSlice<T>, rank: usize) -> Result<Vec<T>> {
         let (mapping, offset) = self.locate(&slice.raw(), rank)?;
         let mut data = vec![T::zeroed(); slice.len()];
@@ -79,7 +79,7 @@ impl SymmetricHeap {
     /// Enqueues a copy of `data` into this rank's part of a slice.
     ///
     /// # Errors
-    /// As [`SymmetricHeap::write`] and [`SymmetricHeap::check_stream`].
+    /// Errors of [`SymmetricHeap::write`] and [`SymmetricHeap::check_stream`].
     pub fn write_on<T: Element>(
         &self,
         stream: &Stream,
@@ -92,10 +92,11 @@ impl SymmetricHeap {
         stream.backend().write(to, bytemuck::cast_slice(data).to_vec())
     }
 
-    /// Enqueues a copy from one rank's part of a slice to another's, of the same length.
+    /// Enqueues a copy from one rank's part of a slice to another's; both slices must have the same
+    /// length.
     ///
     /// # Errors
-    /// As [`SymmetricHeap::write`] and [`SymmetricHeap::check_stream`].
+    /// Errors of [`SymmetricHeap::write`] and [`SymmetricHeap::check_stream`].
     pub fn copy_on<T: Element>(
         &self,
         stream: &Stream,
@@ -109,18 +110,20 @@ impl SymmetricHeap {
         stream.backend().copy(target, source, to.bytes())
     }
 
-    /// Enqueues copies of device-local words in the order of the heap's ops: (to, from), counted from
-    /// the first of all. For a kernel beside an op, which must know which call it is.
+    /// Enqueues copies of device-local words, ordered with the heap's ops. Each pair is (target,
+    /// source), as word indices from the heap's first device-local word. For a kernel that runs
+    /// beside an op and must know the number of its call.
     ///
     /// # Errors
-    /// As [`SymmetricHeap::check_stream`]; [`Error::OutOfBounds`]; [`Error::Closed`]; those of the
-    /// device.
+    /// Errors of [`SymmetricHeap::check_stream`]; [`Error::OutOfBounds`]; [`Error::Closed`]; those
+    /// of the device.
     pub fn copy_words(&self, stream: &Stream, copies: &[(u32, u32)]) -> Result<()> {
         self.check_stream("a copy of words", stream)?;
         stream.backend().copy_words(copies)
     }
 
-    /// `words` words that only this rank's device touches, all zero. Not collective.
+    /// Allocates `words` device-local words, zeroed, which only this rank's device accesses. Not
+    /// collective.
     ///
     /// # Errors
     /// [`Error::OutOfHeap`]; [`Error::Closed`].
@@ -147,7 +150,7 @@ impl SymmetricHeap {
         Ok(DevWords { heap, serial, offset, words: words as u64 })
     }
 
-    /// Gives device-local words back. Not collective; the work that uses them has finished.
+    /// Frees device-local words. Not collective; the work that uses them must have finished.
     ///
     /// # Errors
     /// [`Error::NotAllocated`]; [`Error::ForeignSlice`].
@@ -157,7 +160,7 @@ impl SymmetricHeap {
         freed.map(drop).ok_or_else(|| no_words(&words))
     }
 
-    /// The address of device-local words.
+    /// The device address of device-local words.
     ///
     /// # Errors
     /// [`Error::NotAllocated`]; [`Error::ForeignSlice`].
@@ -171,7 +174,7 @@ impl SymmetricHeap {
         }
     }
 
-    /// Copies into device-local words; returns when it is done.
+    /// Copies `data` into device-local words; synchronous.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`] if the lengths differ; [`Error::NotAllocated`].
@@ -181,7 +184,7 @@ impl SymmetricHeap {
         self.backend.write(&*self.memory.device_words, words.offset, bytemuck::cast_slice(data))
     }
 
-    /// Copies device-local words out.
+    /// Reads device-local words; synchronous.
     ///
     /// # Errors
     /// [`Error::NotAllocated`]; [`Error::ForeignSlice`].
@@ -193,7 +196,7 @@ impl SymmetricHeap {
         Ok(data)
     }
 
-    /// The mapping that holds a slice on `rank`, and where.
+    /// The mapping that holds a slice on `rank`, and the slice's byte offset in it.
     pub(super) fn locate(&self, slice: &RawSlice, rank: usize) -> Result<(Arc<dyn Mapping>, u64)> {
         self.check_heap(slice.heap())?;
         if rank >= self.size() {
@@ -254,7 +257,8 @@ mod tests {
         let options = HeapOptions::new().data_bytes(4096).device_words(1 << 14);
         let mut heap = SymmetricHeap::open(&world, options).unwrap();
         let open = Arc::get_mut(&mut heap).unwrap();
-        // One page, of which the layout knows nothing.
+        // Replace the memory by one page without the layout knowing, so that clearing the words
+        // fails.
         let page = open.backend.allocate(Purpose::DeviceWords, 1).unwrap();
         let whole = std::mem::replace(&mut open.memory.device_words, page);
         let error = open.alloc_device_words(1 << 14).unwrap_err();

@@ -1,4 +1,5 @@
-//! Every exchange of a collective step says where the program called it, and no place of this crate.
+//! Test that every exchange of a collective step carries the call site in the program, not a place
+//! in this crate.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
@@ -7,10 +8,10 @@ use crate::bootstrap::{Bootstrap, Object, Step, Watcher};
 use crate::world::Place;
 use crate::{Error, HeapOptions, Request, Result, Segment, Settings, SymmetricHeap, World};
 
-/// One rank, alone, that keeps what its exchanges were about.
+/// Bootstrap of a world of one rank that records the steps of its exchanges.
 #[derive(Default)]
 struct Recorder {
-    /// Whether it says that ranks are threads.
+    /// Value that [`Bootstrap::same_process`] returns.
     threads: bool,
     steps: Mutex<Vec<String>>,
 }
@@ -96,7 +97,7 @@ fn are_those_of_the_program() {
         taken(1, "free");
         heap.free_many(&[y.raw()]).unwrap();
         taken(1, "free_many");
-        // What it gives back is no memory that can be imported.
+        // The exchanged descriptor refers to no memory, so the import fails after the exchange.
         let file = std::fs::File::open("/dev/null").unwrap();
         heap.import_descriptor::<u8>(file.into(), 1).unwrap_err();
         taken(2, "import_descriptor");

@@ -1,37 +1,37 @@
-//! Allocation with contents: zeros, ones, full, arange, rand.
+//! Allocation with initial values: zeros, ones, full, arange, rand.
 
 use super::SymmetricHeap;
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::slice::SymSlice;
 
-/// Elements written at a time.
+/// Number of elements written at a time.
 const CHUNK: usize = 1 << 16;
 
 impl SymmetricHeap {
-    /// `len` zeros on every rank: collective, and all ranks have written when it returns.
+    /// Allocates `len` zeros on every rank. Collective; all ranks have written when it returns.
     ///
     /// # Errors
-    /// As [`SymmetricHeap::alloc`].
+    /// Errors of [`SymmetricHeap::alloc`].
     #[track_caller]
     pub fn zeros<T: Element>(&self, len: usize) -> Result<SymSlice<T>> {
         self.full(len, T::zeroed())
     }
 
-    /// `len` ones on every rank: collective, and all ranks have written when it returns.
+    /// Allocates `len` ones on every rank. Collective; all ranks have written when it returns.
     ///
     /// # Errors
-    /// As [`SymmetricHeap::alloc`].
+    /// Errors of [`SymmetricHeap::alloc`].
     #[track_caller]
     pub fn ones<T: Element>(&self, len: usize) -> Result<SymSlice<T>> {
         self.full(len, T::from_f64(1.0))
     }
 
-    /// `len` times `value` on every rank, which may give different values: collective, and all
-    /// ranks have written when it returns.
+    /// Allocates `len` elements on every rank, all equal to `value`, which may differ between
+    /// ranks. Collective; all ranks have written when it returns.
     ///
     /// # Errors
-    /// As [`SymmetricHeap::alloc`].
+    /// Errors of [`SymmetricHeap::alloc`].
     #[track_caller]
     pub fn full<T: Element>(&self, len: usize, value: T) -> Result<SymSlice<T>> {
         let slice = self.alloc(len)?;
@@ -39,11 +39,11 @@ impl SymmetricHeap {
         self.world.all_ok("fill", written.map(|()| slice))
     }
 
-    /// 0, 1, 2, ... on every rank, in the rounding of `T`: collective, and all ranks have written
-    /// when it returns.
+    /// Allocates the elements 0, 1, 2, ... on every rank, rounded to `T`. Collective; all ranks
+    /// have written when it returns.
     ///
     /// # Errors
-    /// As [`SymmetricHeap::alloc`].
+    /// Errors of [`SymmetricHeap::alloc`].
     #[track_caller]
     pub fn arange<T: Element>(&self, len: usize) -> Result<SymSlice<T>> {
         let slice = self.alloc(len)?;
@@ -51,12 +51,12 @@ impl SymmetricHeap {
         self.world.all_ok("fill", written.map(|()| slice))
     }
 
-    /// Random elements that depend on `seed`, rank and index alone: floats uniform in [-1, 1),
-    /// integers in -8..=8, or 0..=8 without sign (see [`random_unit`]). Collective, and all ranks
-    /// have written when it returns.
+    /// Allocates `len` random elements that depend on `seed`, rank and index only: floats uniform
+    /// in [-1, 1), signed integers in -8..=8, unsigned integers in 0..=8 (see [`random_unit`]).
+    /// Collective; all ranks have written when it returns.
     ///
     /// # Errors
-    /// As [`SymmetricHeap::alloc`].
+    /// Errors of [`SymmetricHeap::alloc`].
     #[track_caller]
     pub fn rand<T: Element>(&self, len: usize, seed: u64) -> Result<SymSlice<T>> {
         let slice = self.alloc(len)?;
@@ -72,10 +72,10 @@ impl SymmetricHeap {
         self.world.all_ok("fill", written.map(|()| slice))
     }
 
-    /// Writes `value(index)` into this rank's part of a slice. Not collective.
+    /// Writes `value(index)` to each element of this rank's part of a slice. Not collective.
     ///
     /// # Errors
-    /// As [`SymmetricHeap::write`].
+    /// Errors of [`SymmetricHeap::write`].
     pub fn fill_with<T: Element>(
         &self,
         slice: SymSlice<T>,
@@ -92,15 +92,15 @@ impl SymmetricHeap {
     }
 }
 
-/// The uniform number in [-1, 1) that [`SymmetricHeap::rand`] gives `rank` at `index`: the 53 high
-/// bits of splitmix64 over the three. The same on every machine.
+/// Uniform random number in [-1, 1) for element `index` of `rank`, as [`SymmetricHeap::rand`] uses
+/// it: the high 53 bits of splitmix64 over seed, rank and index. The same on every machine.
 pub fn random_unit(seed: u64, rank: usize, index: usize) -> f64 {
     let stream = mix(seed.wrapping_add(mix(rank as u64 + 1)));
     let bits = mix(stream.wrapping_add((index as u64).wrapping_mul(0x9e3779b97f4a7c15))) >> 11;
     bits as f64 / (1u64 << 52) as f64 - 1.0
 }
 
-/// The output function of splitmix64 (Steele, Lea, Flood 2014).
+/// Output function of splitmix64 (Steele, Lea, Flood 2014).
 fn mix(state: u64) -> u64 {
     let mut z = state.wrapping_add(0x9e3779b97f4a7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58476d1ce4e5b9);
@@ -116,7 +116,7 @@ mod tests {
     fn random_numbers_are_uniform_and_differ() {
         let n = 100_000;
         let mean = |rank| (0..n).map(|i| random_unit(7, rank, i)).sum::<f64>() / n as f64;
-        // Standard error 1 / sqrt(3 n) = 0.0018: five of them.
+        // Five standard errors of the mean, each 1 / sqrt(3 n) = 0.0018.
         assert!(mean(0).abs() < 0.01 && mean(1).abs() < 0.01);
         let equal = (0..n).filter(|&i| random_unit(7, 0, i) == random_unit(7, 1, i)).count();
         assert_eq!(equal, 0);

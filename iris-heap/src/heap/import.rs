@@ -1,4 +1,4 @@
-//! The caller's own memory as a segment, and the caller's own streams.
+//! Import of the caller's own memory as symmetric slices, and of the caller's own streams.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -13,26 +13,27 @@ use crate::util::lock;
 use crate::util::unsupported;
 
 impl SymmetricHeap {
-    /// The caller's own stream, by the device's handle of it: `CUstream` or `hipStream_t` as a number,
-    /// whichever library made it. It waits for work and is waited for like one of the heap's. (Streams
-    /// of cudarc's come safely, and kept alive, by `Gpu::stream_of` of the feature
-    /// `cudarc-0-19`.)
+    /// Wraps the caller's stream, given as the device's handle (`CUstream` or `hipStream_t` as a
+    /// number), whichever library made it. It is ordered with the heap's work like the heap's own
+    /// streams. For cudarc's streams, `Gpu::stream_of` (feature `cudarc-0-19`) is safe and keeps
+    /// the stream alive.
     ///
     /// # Errors
     /// [`Error::Unsupported`] on the CPU; [`Error::Invalid`] for a stream of another device;
     /// [`Error::Closed`].
     ///
     /// # Safety
-    /// It is a stream, and stays one until the last clone of what is returned is dropped.
+    /// `raw` is a live stream, and stays one until the last clone of the returned stream is
+    /// dropped.
     pub unsafe fn stream_from_raw(&self, raw: u64) -> Result<Stream> {
-        // SAFETY: the caller vouches for the stream, in the words of the trait.
+        // SAFETY: the caller guarantees that the stream is alive; the trait requires the same.
         unsafe { self.backend.wrap_stream(raw) }.map(Stream::from_backend)
     }
 
-    /// Makes `len` elements of the caller's, on each rank its own, a symmetric slice: collective. On a
-    /// GPU the pointer is a `CUdeviceptr` or the like, of the heap's device, whichever library made it.
-    /// It needs ranks that are threads of one process; for processes see
-    /// [`SymmetricHeap::import_descriptor`]. [`SymmetricHeap::free`] ends it.
+    /// Makes `len` elements of the caller's memory on each rank a symmetric slice: collective. On a
+    /// GPU the pointer is a device pointer (a `CUdeviceptr` or the like) of the heap's device,
+    /// whichever library made it. The ranks must be threads of one process; for processes use
+    /// [`SymmetricHeap::import_descriptor`]. [`SymmetricHeap::free`] ends the import.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for processes; [`Error::Disagreement`] if the lengths differ;
@@ -40,8 +41,8 @@ impl SymmetricHeap {
     /// of [`World::barrier`](crate::World::barrier).
     ///
     /// # Safety
-    /// Until the slice was freed, or the heap closed and dropped on all ranks, the memory stays
-    /// valid for reads and writes by any thread, and is accessed through the heap only, or by the
+    /// Until the slice is freed, or the heap is closed and dropped on all ranks, the memory stays
+    /// valid for reads and writes by any thread. It is accessed through the heap only, or by the
     /// caller at times that it orders with the other ranks.
     #[track_caller]
     pub unsafe fn import<T: Element>(&self, pointer: *mut T, len: usize) -> Result<SymSlice<T>> {
@@ -56,18 +57,22 @@ impl SymmetricHeap {
         }
         let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
         self.take_in::<T>("import", len, bytes, || match pointer.is_aligned() {
-            // SAFETY: the caller vouches for the memory in this function's words.
+            // SAFETY: the caller keeps this function's contract, which covers that of `register`.
             true => unsafe { self.backend.register(pointer as u64, bytes) },
             false => {
                 let value = format!("{pointer:p}");
-                Err(Error::invalid("imported pointer", value, "one that is aligned"))
+                Err(Error::invalid(
+                    "imported pointer",
+                    value,
+                    format!("an address aligned to {} bytes", align_of::<T>()),
+                ))
             }
         })
     }
 
-    /// Makes memory of a descriptor, on each rank its own, a symmetric slice of `len` elements:
-    /// collective. On the CPU it is a memfd with the seal `F_SEAL_SHRINK`, of at least that size.
-    /// [`SymmetricHeap::free`] ends it.
+    /// Makes the memory behind a descriptor on each rank a symmetric slice of `len` elements:
+    /// collective. On the CPU the descriptor must be a memfd of at least that size with the seal
+    /// `F_SEAL_SHRINK`. [`SymmetricHeap::free`] ends the import.
     ///
     /// # Errors
     /// [`Error::Disagreement`] if the lengths differ; [`Error::Invalid`] for a descriptor that is

@@ -1,6 +1,7 @@
-//! [`SymmetricHeap`]: memory that every rank maps, with the same layout on each.
+//! Symmetric heap, [`SymmetricHeap`]: memory that every rank maps with the same layout.
 //!
-//! Long because every collective step is here: open, alloc, free, close and what they agree on.
+//! Long because all collective steps are here: open, alloc, free, close, and what the ranks agree
+//! on in them.
 
 mod access;
 #[cfg(test)]
@@ -47,25 +48,26 @@ use order::Watch;
 /// Alignment of every allocation, in bytes.
 pub const ALIGNMENT: u64 = 1024;
 
-/// The symmetric heap of one rank.
+/// Symmetric heap, as one rank holds it.
 ///
-/// Methods marked collective are called by every rank of the world, in the same order, with the
-/// same arguments, from the same place of the program; a difference is an error on every rank and
-/// changes nothing on any. All others are local.
+/// Methods marked collective must be called by every rank of the world, in the same order, with the
+/// same arguments, from the same place in the program. A difference is an error on every rank and
+/// changes nothing on any. All other methods are local.
 pub struct SymmetricHeap {
     world: World,
     options: HeapOptions,
     id: u64,
-    // Before `memory`: streams end, or are told to, before the memory may go.
+    // Declared before `memory`, because fields drop in this order: streams must end, or be told to,
+    // before their memory goes.
     backend: Arc<dyn Backend>,
     memory: Memory,
     state: RwLock<State>,
-    /// Held during a collective step, so that steps of two threads do not mix.
+    /// Held during a collective step, so that steps of two threads do not interleave.
     step: Mutex<()>,
     device_words: Mutex<Layout>,
-    /// The word that counts the calls of all ops.
+    /// Device word that counts the calls of all ops.
     sequence: OnceLock<DevWords>,
-    /// The backend's answer, which calls ask for: a driver is asked once.
+    /// Description of the device, cached because the driver need be asked only once.
     device: OnceLock<DeviceInfo>,
     /// Held while the launches of one call are enqueued.
     issuing: Mutex<()>,
@@ -79,23 +81,23 @@ struct State {
     closed: bool,
     data: Layout,
     signal: Layout,
-    /// Number of the next import: tells a reused number of a segment from the old one.
+    /// Number of the next import, used as serial number because segment numbers are reused.
     imports: u64,
 }
 
-/// One part of [`SymmetricHeap::alloc_many`].
+/// One part of a [`SymmetricHeap::alloc_many`] request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// [`Segment::Data`] or [`Segment::Signal`].
     pub segment: Segment,
-    /// Bytes.
+    /// Number of bytes.
     pub bytes: u64,
-    /// What it is for: part of the agreement, and named in errors.
+    /// Purpose of the memory; compared between ranks, and named in errors.
     pub name: Cow<'static, str>,
 }
 
 impl Request {
-    /// A request.
+    /// Makes a request of `bytes` bytes for `name`.
     pub fn new(segment: Segment, bytes: u64, name: impl Into<Cow<'static, str>>) -> Request {
         Request { segment, bytes, name: name.into() }
     }
@@ -142,8 +144,8 @@ impl SymmetricHeap {
         let (backend, [data, signal, device_words], boards) = world.all_ok("open", made)?;
         world.agree("open", &[("device", device)])?;
 
-        // Each exchange takes place even if this rank could not map what the one before brought: its
-        // peers wait in it.
+        // Each exchange takes place even if this rank could not map the result of the one before,
+        // because its peers wait in it.
         let data = share(&*backend, world, data);
         let signal = share(&*backend, world, signal);
         let boards = order::share_boards(world, boards);
@@ -185,7 +187,7 @@ impl SymmetricHeap {
         }))
     }
 
-    /// This rank's device and memory, before any other rank is asked.
+    /// Opens this rank's device and allocates its memory, before any exchange with other ranks.
     #[allow(clippy::type_complexity)]
     fn make_local(
         world: &World,
@@ -203,20 +205,20 @@ impl SymmetricHeap {
         Ok((backend, [data, signal, device_words], order::make_boards(world)?))
     }
 
-    /// `len` elements of data memory: collective. What they hold is not defined.
+    /// Allocates `len` elements of data memory: collective. The contents are undefined.
     ///
     /// # Errors
-    /// [`Error::OutOfHeap`], on every rank, before any has changed its state;
-    /// [`Error::Disagreement`] if the ranks ask for different things; those of [`World::barrier`].
+    /// [`Error::OutOfHeap`] on every rank if one has no room, before any has changed its state;
+    /// [`Error::Disagreement`] if the requests differ; errors of [`World::barrier`].
     #[track_caller]
     pub fn alloc<T: Element>(&self, len: usize) -> Result<SymSlice<T>> {
         self.alloc_in(Segment::Data, len)
     }
 
-    /// `words` words of signal memory: collective. What they hold is not defined.
+    /// Allocates `words` words of signal memory: collective. The contents are undefined.
     ///
     /// # Errors
-    /// As [`SymmetricHeap::alloc`].
+    /// Errors of [`SymmetricHeap::alloc`].
     #[track_caller]
     pub fn alloc_signal(&self, words: usize) -> Result<SymSlice<i32>> {
         self.alloc_in(Segment::Signal, words)
@@ -231,14 +233,14 @@ impl SymmetricHeap {
         Ok(SymSlice::new(self.id, segment, block.serial(), block.offset(), len as u64))
     }
 
-    /// Everything an op needs, in one collective step: all or nothing.
+    /// Allocates several blocks in one collective step, all or none; ops use it.
     ///
     /// # Errors
-    /// As [`SymmetricHeap::alloc`]; [`Error::Invalid`] for a registered segment.
+    /// Errors of [`SymmetricHeap::alloc`]; [`Error::Invalid`] for a registered segment.
     #[track_caller]
     pub fn alloc_many(&self, what: &str, requests: &[Request]) -> Result<Vec<RawSlice>> {
         let _step = self.step("allocation of symmetric memory")?;
-        // A copy: nothing is changed before all ranks have agreed.
+        // Work on copies, because nothing may change before all ranks have agreed.
         let (mut data, mut signal) = {
             let state = self.open_state()?;
             (state.data.clone(), state.signal.clone())
@@ -246,7 +248,7 @@ impl SymmetricHeap {
         let mut blocks = Vec::with_capacity(requests.len());
         let mut full: Option<(&Request, Full)> = None;
         let mut items = vec![("what", what.to_string())];
-        // The peers are told of an error of this rank alone, and change nothing either.
+        // If only this rank has an error, the peers are told, and change nothing either.
         let mut possible = self.backend.check_no_capture("allocation");
         for request in requests {
             let Request { segment, bytes, name } = request;
@@ -286,7 +288,7 @@ impl SymmetricHeap {
             let code = r.u64()?;
             if code == 2 {
                 let (what, message) = (what.into(), r.text()?);
-                return self.world.tell(Err(Error::PeerFailed { rank, what, message }));
+                return self.world.note_returned(Err(Error::PeerFailed { rank, what, message }));
             }
             if code == 1 {
                 let (name, segment) = (r.text()?, r.text()?);
@@ -305,7 +307,8 @@ impl SymmetricHeap {
                 });
             }
         }
-        // The layouts see the same requests in the same order, so this holds unless one is broken.
+        // All layouts see the same requests in the same order, so their results are equal unless a
+        // layout is broken.
         if outcomes.iter().any(|o| *o != outcomes[0]) {
             let values: Vec<String> = outcomes.iter().map(|o| format!("{o:?}")).collect();
             let (what, item) = (what.into(), "offsets".into());
@@ -320,13 +323,13 @@ impl SymmetricHeap {
         Ok(blocks.iter().zip(requests).map(slice).collect())
     }
 
-    /// Gives a block back: collective. Waits until this rank's streams and those of its peers have
-    /// finished; their errors stay with them. A rank that refuses has waited for nothing, and
-    /// nothing is changed on any.
+    /// Frees a block: collective. Waits until this rank's streams and those of its peers have
+    /// finished; errors of their work stay with the streams. A rank that refuses does not wait, and
+    /// nothing is changed on any rank.
     ///
     /// # Errors
-    /// [`Error::Disagreement`] if the ranks give back different blocks; [`Error::NotAllocated`] if
-    /// it was given back already; [`Error::PartOfBlock`]; [`Error::ForeignSlice`];
+    /// [`Error::Disagreement`] if the ranks free different blocks; [`Error::NotAllocated`] if the
+    /// block was freed already; [`Error::PartOfBlock`]; [`Error::ForeignSlice`];
     /// [`Error::Unsupported`] while a stream is captured; [`Error::PeerFailed`]; those of
     /// [`World::barrier`].
     #[track_caller]
@@ -336,10 +339,10 @@ impl SymmetricHeap {
         self.free_many(&[SymSlice::new(slice.heap(), segment, serial, offset, bytes)])
     }
 
-    /// Gives blocks back, all or none: collective.
+    /// Frees several blocks, all or none: collective.
     ///
     /// # Errors
-    /// As [`SymmetricHeap::free`].
+    /// Errors of [`SymmetricHeap::free`].
     #[track_caller]
     pub fn free_many(&self, slices: &[RawSlice]) -> Result<()> {
         let _step = self.step("giving symmetric memory back")?;
@@ -351,15 +354,15 @@ impl SymmetricHeap {
         }
         let capture = self.backend.check_no_capture("giving memory back");
         let planned = capture.and_then(|()| self.plan_free(slices));
-        // Who refuses waits for nothing.
+        // A rank that refuses does not wait.
         if planned.is_ok() {
             self.finish_streams();
         }
-        // If none refuses, all streams of all ranks have finished when this returns.
+        // If no rank refuses, all streams of all ranks have finished when this returns.
         let outcomes = self.world.agree_with("free", &items, &refusal(&planned));
         let (data, signal) = planned?;
         let outcomes = outcomes.map_err(|e| self.after_fault(e))?;
-        self.world.tell(check_refusals("free", &outcomes))?;
+        self.world.note_returned(check_refusals("free", &outcomes))?;
         let mut state = self.state_mut();
         state.data = data;
         state.signal = signal;
@@ -373,13 +376,14 @@ impl SymmetricHeap {
             }
         }
         drop((registered, state));
-        // To unmap may take its time, without a lock.
+        // Unmap without holding a lock, because it may take long.
         drop(gone);
         self.settle(slices.iter().any(|s| matches!(s.segment(), Segment::Registered(_))))
     }
 
-    /// Memory was unmapped. Where that may wait for the device, no rank goes on before all have
-    /// done it: what a rank launches next may wait for another that still unmaps.
+    /// Ends a step in which memory may have been unmapped. If unmapping can wait for the device,
+    /// all ranks must have done it before one continues: the next launch of a rank might otherwise
+    /// wait for a rank that is still unmapping, which waits for the device.
     #[track_caller]
     fn settle(&self, unmapped: bool) -> Result<()> {
         match unmapped && self.backend.waits_for_device() {
@@ -388,13 +392,13 @@ impl SymmetricHeap {
         }
     }
 
-    /// The layouts without these blocks.
+    /// Layouts of the data and signal segments without these blocks.
     fn plan_free(&self, slices: &[RawSlice]) -> Result<(Layout, Layout)> {
         let state = self.open_state()?;
         let (mut data, mut signal) = (state.data.clone(), state.signal.clone());
         for s in slices {
             self.check_heap(s.heap())?;
-            // Where the block begins that holds the slice, and how many bytes were asked for.
+            // Start and requested length of the block that contains the slice.
             let found = |layout: &Layout| {
                 let block = layout.find(s.offset(), s.bytes())?;
                 (block.serial == s.serial()).then_some((block.offset, block.asked))
@@ -424,22 +428,22 @@ impl SymmetricHeap {
     }
 
     /// Closes the heap: collective. Waits until the streams of all ranks have finished, and ends
-    /// them. On the CPU the memory is unmapped when the last `Arc` of heap or stream goes; that of
-    /// a GPU is unmapped here, and addresses in it mean nothing afterwards.
+    /// them. CPU memory is unmapped when the last `Arc` of heap or stream is dropped. GPU memory is
+    /// unmapped here; its addresses are invalid afterwards.
     ///
     /// # Errors
-    /// [`Error::Closed`] if it was closed; [`Error::Unsupported`] while a stream is captured, which
-    /// cannot be waited for, and [`Error::PeerFailed`] on the other ranks: the heap stays open on
-    /// all; those of [`World::barrier`], and what is local is closed all the same. If nothing of this
-    /// is wrong, the first error of enqueued work that no wait and no check has returned: a fault that
-    /// nobody was told of, for one. The heap is closed then.
+    /// [`Error::Closed`] if the heap was closed before. [`Error::Unsupported`] while a stream is
+    /// captured, which cannot be waited for, and [`Error::PeerFailed`] on the other ranks; the heap
+    /// then stays open on all. Errors of [`World::barrier`]; local resources are closed
+    /// nevertheless. Otherwise the first error of enqueued work, such as a fault, that no earlier
+    /// call has returned to the program; the heap is then closed.
     #[track_caller]
     pub fn close(&self) -> Result<()> {
         self.world.check_process("closing a heap")?;
         let _step = self.step("closing a heap")?;
         drop(self.open_state()?);
         let capture = match self.backend.check_no_capture("closing the heap") {
-            // A device that fails is no reason to stay open.
+            // An error of the device does not keep the heap open.
             Err(error) if !matches!(error, Error::Unsupported { .. }) => Ok(()),
             checked => checked,
         };
@@ -447,13 +451,13 @@ impl SymmetricHeap {
         let outcome = self.world.agree_with("close heap", &items, &refusal(&capture));
         capture?;
         if let Ok(outcomes) = &outcome {
-            self.world.tell(check_refusals("close heap", outcomes))?;
+            self.world.note_returned(check_refusals("close heap", outcomes))?;
         }
         self.state_mut().closed = true;
         self.backend.refuse_work();
         self.finish_streams();
-        // All streams of all ranks have finished when this returns. (No closure: its calls would have
-        // a place of their own, which is not the caller's.)
+        // All streams of all ranks have finished when this returns. (No closure, because the
+        // barrier's call site would then be a place in this crate.)
         let finished = match outcome {
             Ok(_) => self.world.barrier(),
             Err(error) => Err(error),
@@ -467,22 +471,23 @@ impl SymmetricHeap {
         lock(&self.registration).take();
         let settled = settled.and(self.leave_nodes());
         settled.map_err(|e| self.after_fault(e))?;
-        self.untold().map_or(Ok(()), Err)
+        self.take_unreported().map_or(Ok(()), Err)
     }
 
-    /// The first error of enqueued work that the program has not got.
-    fn untold(&self) -> Option<Error> {
+    /// First error of enqueued work that the program has not received.
+    fn take_unreported(&self) -> Option<Error> {
         let control = &self.memory.control;
-        // The stream of a launch that failed keeps the fault, too, whoever else has returned it.
+        // The stream of a failed launch keeps the fault, too, even if another call has returned it.
         let told = |error: &Error| {
-            control.is_told() && matches!(error, Error::Fault { .. } | Error::Order { .. })
+            control.is_fault_returned()
+                && matches!(error, Error::Fault { .. } | Error::Order { .. })
         };
-        std::iter::from_fn(|| self.backend.untold())
+        std::iter::from_fn(|| self.backend.take_unreported())
             .chain(control.fault_error())
             .find(|error| !told(error))
     }
 
-    /// A new stream.
+    /// Makes a new stream.
     ///
     /// # Errors
     /// [`Error::Closed`]; [`Error::System`].
@@ -490,12 +495,12 @@ impl SymmetricHeap {
         self.backend.stream().map(Stream::from_backend)
     }
 
-    /// Waits until all streams of this rank have done what was enqueued. Their errors stay with
-    /// them.
+    /// Waits until all streams of this rank have finished their enqueued work. Errors of the work
+    /// stay with the streams.
     ///
     /// # Errors
-    /// [`Error::Unsupported`], before anything is waited for, while a stream is captured;
-    /// [`Error::WaitFromWork`], from work that is enqueued.
+    /// [`Error::Unsupported`] while a stream is captured, before any waiting;
+    /// [`Error::WaitFromWork`] if called from enqueued work.
     pub fn finish(&self) -> Result<()> {
         check_may_wait("waiting for all streams")?;
         self.backend.check_no_capture("waiting for all streams")?;
@@ -508,7 +513,7 @@ impl SymmetricHeap {
         self.backend.finish();
     }
 
-    /// What kernels need to reach the memory of all ranks.
+    /// Addresses and deadlines that kernels need to access the memory of all ranks.
     pub fn view(&self) -> HeapView {
         let nanos = |d: std::time::Duration| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
         let addresses = |mappings: &[Arc<dyn Mapping>]| {
@@ -526,17 +531,17 @@ impl SymmetricHeap {
         }
     }
 
-    /// All mappings of the heap, for whoever must keep them.
+    /// All mappings of the heap, for callers that must keep them alive.
     pub fn memory(&self) -> Memory {
         self.memory.clone()
     }
 
-    /// Abort word and fault record of this rank.
+    /// Control block of this rank: abort word and fault record.
     pub fn control(&self) -> &Arc<Control> {
         &self.memory.control
     }
 
-    /// Whether the heap can be used: nothing failed so far, on this rank or on a peer that said so.
+    /// Checks that no failure has happened so far, on this rank or on a peer that reported it.
     ///
     /// # Errors
     /// [`Error::PeerLost`], [`Error::Fault`], [`Error::Order`], [`Error::GaveUp`],
@@ -551,17 +556,20 @@ impl SymmetricHeap {
         match usize::try_from(i64::from(code) - 1) {
             _ if code == 0 => Ok(()),
             _ if let Some(disorder) = self.memory.control.disorder() => Err(disorder),
-            Ok(rank) if rank < self.size() => self.world.tell(Err(Error::GaveUp { rank })),
-            _ => Err(Error::Aborted { code, reason: "it names no rank of this world".into() }),
+            Ok(rank) if rank < self.size() => self.world.note_returned(Err(Error::GaveUp { rank })),
+            _ => Err(Error::Aborted {
+                code,
+                reason: "the abort word names no rank of this world".into(),
+            }),
         }
     }
 
-    /// Tells all ranks that no further call of this heap can be right, for a `reason` of
-    /// [`abort`](crate::abi::abort): kernels that wait leave, and [`SymmetricHeap::check`] is an error
+    /// Tells all ranks that no further call of this heap can succeed, for a `reason` listed in
+    /// [`abort`](crate::abi::abort): waiting kernels leave, and [`SymmetricHeap::check`] fails
     /// everywhere. The first reason stays.
     ///
     /// # Errors
-    /// Those of the device, if not all peers could be told: they learn by their deadlines.
+    /// Errors of the device, if not all peers could be told; these notice by their deadlines.
     pub fn poison(&self, reason: i32) -> Result<()> {
         self.memory.control.set_host_abort(reason);
         let word = (self.rank() as i32 + 1).to_ne_bytes();
@@ -570,8 +578,9 @@ impl SymmetricHeap {
         self.memory.signal.iter().map(tell).fold(Ok(()), Result::and)
     }
 
-    /// That `stream` is one of this heap's, which keeps memory until its own streams have finished and
-    /// orders ops among these. Whatever enqueues an access to the heap's memory asks this.
+    /// Checks that `stream` belongs to this heap. Every function that enqueues an access to the
+    /// heap's memory must check it: the heap keeps memory until its own streams have finished, and
+    /// orders ops among these only.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a stream of another heap.
@@ -579,7 +588,7 @@ impl SymmetricHeap {
         stream.check_of(Arc::as_ptr(&self.memory.control), what)
     }
 
-    /// Its world: that of this rank's node, if it was opened for several nodes.
+    /// World that the heap was opened in.
     pub fn world(&self) -> &World {
         &self.world
     }
@@ -589,35 +598,35 @@ impl SymmetricHeap {
         self.world.rank()
     }
 
-    /// Ranks of the world.
+    /// Number of ranks of the world.
     pub fn size(&self) -> usize {
         self.world.size()
     }
 
-    /// What it was opened with.
+    /// Options that the heap was opened with.
     pub fn options(&self) -> &HeapOptions {
         &self.options
     }
 
-    /// Workgroups of this rank that can run at the same time.
+    /// Number of workgroups of this rank that can be co-resident.
     pub fn workgroups(&self) -> u32 {
         self.device().workgroups
     }
 
-    /// Ranks that use this rank's device, this one included.
+    /// Number of ranks that use this rank's device, this rank included.
     pub fn sharing(&self) -> u32 {
         self.backend.sharing()
     }
 
-    /// Its device in words.
+    /// Description of this rank's device.
     pub fn device(&self) -> &DeviceInfo {
         self.device.get_or_init(|| self.backend.device())
     }
 
-    /// Its device as a GPU.
+    /// This rank's device as a GPU, for work of other libraries.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if it is none.
+    /// [`Error::Unsupported`] if the device is not a GPU.
     pub fn gpu(&self) -> Result<&Gpu> {
         self.backend.as_any().downcast_ref().ok_or_else(|| {
             let why = format!("the heap is of {}", self.options.backend);
@@ -625,23 +634,23 @@ impl SymmetricHeap {
         })
     }
 
-    /// Loads compiled kernels onto the device: machine code for its architecture (a cubin, a code
-    /// object), or PTX that ends with a zero byte. It may wait for the device, so it belongs into a
+    /// Loads compiled kernels onto the device: machine code for its architecture (a cubin or a code
+    /// object), or PTX that ends with a zero byte. Loading may wait for the device, so call it in a
     /// collective step.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where kernels are the host's own code; [`Error::Invalid`] for another
-    /// image; [`Error::Device`].
+    /// [`Error::Unsupported`] on the CPU, whose kernels are host code; [`Error::Invalid`] for other
+    /// images; [`Error::Device`].
     pub fn load(&self, image: &[u8]) -> Result<Module> {
         Ok(Module::new(self.backend.load(image)?, &self.memory.control))
     }
 
-    /// Its number, the same on all ranks.
+    /// Id of the heap, the same on all ranks.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// Bytes of a segment that are free, and those of its largest free block.
+    /// Number of free bytes in a segment, and size of its largest free block.
     pub fn free_bytes(&self, segment: Segment) -> (u64, u64) {
         let state = self.state();
         match segment {
@@ -651,14 +660,15 @@ impl SymmetricHeap {
         }
     }
 
-    /// Held during a collective step. Not for enqueued work: who closes the heap holds this while it
-    /// waits for that.
+    /// Takes the lock of a collective step. Fails if called from enqueued work, because `close`
+    /// holds this lock while it waits for enqueued work.
     fn step(&self, what: &str) -> Result<MutexGuard<'_, ()>> {
         check_may_wait(what)?;
         Ok(lock(&self.step))
     }
 
-    /// An error of a step of the host, with what a kernel of this rank left before.
+    /// Combines an error of a host step with the fault that a kernel of this rank left before, if
+    /// there is one.
     fn after_fault(&self, then: Error) -> Error {
         match self.memory.control.fault_error() {
             Some(fault) => Error::AfterFault { fault: Box::new(fault), then: Box::new(then) },
@@ -690,7 +700,8 @@ impl SymmetricHeap {
         Ok(state)
     }
 
-    // The state is replaced whole, so a panic elsewhere leaves it consistent.
+    // Ignores poisoning: the state is always replaced as a whole, so a panic elsewhere leaves it
+    // consistent.
     fn state(&self) -> RwLockReadGuard<'_, State> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -703,18 +714,19 @@ impl SymmetricHeap {
 impl Drop for SymmetricHeap {
     fn drop(&mut self) {
         if self.world.check_process("dropping a heap").is_err() {
-            // Threads, and what a device has mapped, are the parent's.
+            // A forked child must not end the parent's threads or unmap the device's memory.
             std::mem::forget((self.backend.clone(), self.memory.clone()));
             return;
         }
         if !self.state().closed && self.size() > 1 {
-            // The peers' errors tell them.
+            // The errors of the peers report the loss.
             tracing::debug!(rank = self.rank(), id = self.id, "a heap was dropped without close");
         }
     }
 }
 
-/// Exchanges mappings: collective, each rank gives its own and gets every rank's.
+/// Exchanges mappings: collective; each rank passes its own mapping and gets the mappings of all
+/// ranks.
 #[track_caller]
 fn share(
     backend: &dyn Backend,
@@ -733,7 +745,8 @@ fn share(
         let all = objects.into_iter().map(mapping).collect::<Result<_>>()?;
         return backend.join(&*own, all);
     }
-    // Both exchanges take place even if this rank has nothing to give: its peers wait in them.
+    // Both exchanges take place even if this rank has nothing to pass, because its peers wait in
+    // them.
     let described = backend.describe(&*own);
     let messages = world.allgather(described.as_deref().unwrap_or_default())?;
     let descriptors = described.and_then(|_| backend.descriptors(world.rank(), &*own, &messages));
@@ -750,12 +763,12 @@ fn share(
     backend.import(world.rank(), own, all)
 }
 
-/// What the peers are told of a step that this rank can or cannot do: nothing, or why not.
+/// Message to the peers about a step of this rank: empty for success, else the error's text.
 fn refusal<T>(mine: &Result<T>) -> Vec<u8> {
     mine.as_ref().err().map_or(Vec::new(), |error| error.to_string().into_bytes())
 }
 
-/// Whether no rank refused.
+/// Checks that no rank has sent a refusal.
 fn check_refusals(what: &str, told: &[Vec<u8>]) -> Result<()> {
     match told.iter().enumerate().find(|(_, message)| !message.is_empty()) {
         None => Ok(()),
@@ -774,7 +787,8 @@ fn not_allocated(slice: &RawSlice) -> Error {
     }
 }
 
-/// A number that no other heap of this host has had, as far as a clock can tell.
+/// Id for a heap: a hash of process, time and a counter, so that it differs from all other ids of
+/// this host.
 fn fresh_id() -> u64 {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed).to_le_bytes();

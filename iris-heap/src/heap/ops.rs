@@ -1,4 +1,4 @@
-//! What ops need of their heap, beyond memory.
+//! Functions of the heap that ops need besides memory.
 
 use std::sync::MutexGuard;
 
@@ -9,21 +9,21 @@ use crate::slice::DevWords;
 use crate::stream::Stream;
 use crate::util::lock;
 
-/// The right to enqueue the launches of one call: [`SymmetricHeap::issue`].
+/// Guard for enqueueing the launches of one call; made by [`SymmetricHeap::issue`].
 #[must_use]
 pub struct Issuing<'a> {
     heap: &'a SymmetricHeap,
-    /// Makes the device current on this thread.
+    /// Keeps the device current on this thread.
     _current: Option<Current<'a>>,
     _guard: MutexGuard<'a, ()>,
 }
 
 impl SymmetricHeap {
-    /// The word that counts the calls of all ops of this heap; they are issued in one order, the
-    /// same on all ranks.
+    /// The device word that counts the calls of all ops of this heap. Ops must be called in one
+    /// order, the same on all ranks.
     ///
     /// # Errors
-    /// As [`SymmetricHeap::alloc_device_words`], the first time.
+    /// Errors of [`SymmetricHeap::alloc_device_words`], at the first call.
     pub fn sequence_word(&self) -> Result<DevWords> {
         if let Some(&word) = self.sequence.get() {
             return Ok(word);
@@ -36,8 +36,9 @@ impl SymmetricHeap {
         Ok(kept)
     }
 
-    /// Held by whoever enqueues the launches of one call, so that those of two calls do not mix. The device
-    /// is current on the thread meanwhile: not each launch, copy and event makes it so again.
+    /// Locks the heap for enqueueing the launches of one call, so that launches of two calls do not
+    /// interleave. The device stays current on the thread while the guard lives, which saves the
+    /// launches, copies and events a driver call each.
     pub fn issue(&self) -> Issuing<'_> {
         let guard = lock(&self.issuing);
         Issuing { heap: self, _current: self.backend.current(), _guard: guard }
@@ -45,11 +46,12 @@ impl SymmetricHeap {
 }
 
 impl Issuing<'_> {
-    /// Tells the hosts of all ranks that this rank issues a call of the op with this id, before its first launch:
-    /// they compare in which order the ranks issue the calls that all of them count.
+    /// Announces to the hosts of all ranks that this rank issues a call of the op with id `op`;
+    /// called before its first launch. The hosts compare the order in which their ranks issue
+    /// calls.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn announce(&self, stream: &Stream, op: u32) -> Result<()> {
         match self.heap.memory.control.boards() {
             None => Ok(()),
@@ -58,10 +60,10 @@ impl Issuing<'_> {
         }
     }
 
-    /// Takes back what was announced last: nothing of that call was enqueued.
+    /// Removes the last announcement, because nothing of its call was enqueued.
     ///
     /// # Errors
-    /// As [`Issuing::announce`].
+    /// Errors of [`Issuing::announce`].
     pub fn retract(&self, stream: &Stream) -> Result<()> {
         match self.heap.memory.control.boards() {
             Some(boards) if !stream.backend().is_captured()? => boards.retract(),
@@ -69,8 +71,8 @@ impl Issuing<'_> {
         }
     }
 
-    /// Makes the capture that is under way on a stream invalid, so that it ends in an error and no graph; returns
-    /// whether one was under way.
+    /// Invalidates the capture in progress on a stream, so that it ends in an error instead of a
+    /// graph. Returns whether a capture was in progress.
     ///
     /// # Errors
     /// [`Error::Device`](crate::Error::Device).

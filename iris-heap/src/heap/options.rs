@@ -1,4 +1,4 @@
-//! How large a heap is, and of which device.
+//! Options of a heap: sizes and device.
 
 use crate::abi::SIGNAL_RESERVED;
 use crate::backend::BackendKind;
@@ -6,30 +6,31 @@ use crate::env::MAX_THREADS;
 use crate::error::{Error, Result};
 use crate::world::World;
 
-/// What a heap is opened with. All but `threads` and `device` must be the same on all ranks.
+/// Options for opening a heap. All except `threads` and `device` must be equal on all ranks.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct HeapOptions {
-    /// Bytes of the data segment of each rank; 256 MiB. On the CPU pages are taken when they are
-    /// first touched, so that a large number costs nothing by itself.
+    /// Size of each rank's data segment in bytes; default 256 MiB. On the CPU pages are taken at
+    /// their first touch, so a large size by itself costs nothing.
     pub data_bytes: u64,
-    /// Bytes of the signal segment of each rank, of which the first 4096 are reserved; 64 MiB, and
-    /// at most 16 GiB. On the CPU it costs nothing by itself, either. Small messages travel in it.
+    /// Size of each rank's signal segment in bytes, of which the first 4096 are reserved; default
+    /// 64 MiB, at most 16 GiB. Small messages travel in it. On the CPU pages are taken at their
+    /// first touch.
     pub signal_bytes: u64,
-    /// Device-local words of each rank; 262,144, and at most 2^32.
+    /// Number of device-local words of each rank; default 262,144, at most 2^32.
     pub device_words: u64,
-    /// The kind of device.
+    /// Kind of device.
     pub backend: BackendKind,
-    /// Number of the device among those that the process sees; by default the rank's number on its
-    /// host, modulo their count. Several ranks may have one.
+    /// Index of the device among the devices visible to the process; default: the rank's number on
+    /// its host, modulo the number of devices. Several ranks may use one device.
     pub device: Option<usize>,
-    /// On a GPU: plain memory, with legacy handles between processes, also where there is virtual
-    /// memory. It is the fallback of older devices, which tests ask for.
+    /// Whether to use plain device memory (`cuMemAlloc`) with legacy IPC handles even if the GPU
+    /// supports virtual memory management. Older devices use it as fallback; tests set it.
     pub legacy_memory: bool,
-    /// Threads of this rank for workgroups, on the CPU; by default `IRIS_THREADS`, or cores by
-    /// ranks of this host, at least 1.
+    /// Number of this rank's workgroup threads on the CPU; default: `IRIS_THREADS`, or the number
+    /// of cores divided by the number of ranks of this host, at least 1.
     pub threads: Option<usize>,
-    /// Name and value of what else all ranks must have alike.
+    /// Names and values of further settings that must be equal on all ranks.
     pub(super) agreed: Vec<(String, String)>,
 }
 
@@ -49,18 +50,18 @@ impl Default for HeapOptions {
 }
 
 impl HeapOptions {
-    /// The defaults.
+    /// Makes options with the defaults.
     pub fn new() -> HeapOptions {
         HeapOptions::default()
     }
 
-    /// Sets the bytes of the data segment.
+    /// Sets the size of the data segment in bytes.
     pub fn data_bytes(mut self, bytes: u64) -> HeapOptions {
         self.data_bytes = bytes;
         self
     }
 
-    /// Sets the bytes of the signal segment.
+    /// Sets the size of the signal segment in bytes.
     pub fn signal_bytes(mut self, bytes: u64) -> HeapOptions {
         self.signal_bytes = bytes;
         self
@@ -78,32 +79,32 @@ impl HeapOptions {
         self
     }
 
-    /// Sets the device of this rank, by its number among those that the process sees.
+    /// Sets the device of this rank, by its index among the devices visible to the process.
     pub fn device(mut self, index: usize) -> HeapOptions {
         self.device = Some(index);
         self
     }
 
-    /// Asks for plain memory.
+    /// Sets whether to use plain device memory instead of virtual memory.
     pub fn legacy_memory(mut self, legacy: bool) -> HeapOptions {
         self.legacy_memory = legacy;
         self
     }
 
-    /// Sets the threads of this rank.
+    /// Sets the number of this rank's workgroup threads.
     pub fn threads(mut self, threads: usize) -> HeapOptions {
         self.threads = Some(threads);
         self
     }
 
-    /// Adds names and values that all ranks must have alike. They are compared before the sizes, which may follow
-    /// from them, so that an error names what a program was told and not what came of it.
+    /// Adds names and values that must be equal on all ranks. They are compared before the sizes,
+    /// which may be derived from them, so that an error names the setting and not its consequence.
     pub fn agreed(mut self, items: impl IntoIterator<Item = (String, String)>) -> HeapOptions {
         self.agreed.extend(items);
         self
     }
 
-    /// Whether there can be segments of this size: kernels number words by 32 bits.
+    /// Checks the sizes: kernels number words with 32 bits.
     pub(super) fn check(&self) -> Result<()> {
         const WORDS: u64 = 1 << 32;
         let (least, most) = (SIGNAL_RESERVED, 4 * WORDS);
@@ -118,7 +119,7 @@ impl HeapOptions {
         Ok(())
     }
 
-    /// The threads of this rank, with the defaults resolved.
+    /// Number of this rank's workgroup threads, with the defaults resolved.
     pub(super) fn resolve_threads(&self, world: &World) -> Result<u32> {
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
         let asked = self.threads.or(world.settings().threads);

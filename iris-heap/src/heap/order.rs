@@ -1,5 +1,5 @@
-//! The order in which the ranks issue the calls of a heap: who shares the issue boards, and who looks at them
-//! while kernels wait.
+//! Check of the order in which the ranks issue the calls of a heap: sharing the issue boards, and
+//! comparing them while kernels wait.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,10 +15,10 @@ use crate::error::{Error, Result, list_ranks};
 use crate::segment::{JointMemory, SharedMemory};
 use crate::world::World;
 
-/// Time between two looks at the boards.
+/// Interval between two comparisons of the boards.
 const TICK: Duration = Duration::from_secs(1);
 
-/// The file of all boards, which rank 0 makes; none on the others, and none where a rank is alone.
+/// Creates the file of all boards on rank 0; `None` on other ranks, and in a world of one rank.
 pub(super) fn make_boards(world: &World) -> Result<Option<JointMemory>> {
     let makes = world.rank() == 0 && world.size() > 1;
     makes.then(|| JointMemory::create("iris-issue", &sizes(world))).transpose()
@@ -28,7 +28,8 @@ fn sizes(world: &World) -> Vec<u64> {
     vec![board::BYTES; world.size()]
 }
 
-/// Gives all ranks the boards that rank 0 has made: collective, where there are several ranks.
+/// Shares the boards that rank 0 has made with all ranks: collective. `None` in a world of one
+/// rank.
 #[track_caller]
 pub(super) fn share_boards(world: &World, made: Option<JointMemory>) -> Result<Option<Boards>> {
     let broken = |problem: &str| Error::Wire {
@@ -39,7 +40,8 @@ pub(super) fn share_boards(world: &World, made: Option<JointMemory>) -> Result<O
         return Ok(None);
     }
     let all = if world.same_process() {
-        // The exchange takes place even if rank 0 has nothing to give: its peers wait in it.
+        // The exchange takes place even if rank 0 has nothing to pass, because its peers wait in
+        // it.
         let mapped = made.map_or(Ok(Vec::new()), JointMemory::map);
         let (mine, failure) = match mapped {
             Ok(all) => (all, None),
@@ -61,8 +63,9 @@ pub(super) fn share_boards(world: &World, made: Option<JointMemory>) -> Result<O
     }
 }
 
-/// The thread of a rank that compares the boards of all ranks every second: it stops waiting kernels if the ranks
-/// issue calls in different orders, and says for whom the host waits. It ends when this is dropped.
+/// Watcher thread of a rank: compares the boards of all ranks every second, aborts waiting kernels
+/// if the ranks issue calls in different orders, and logs which ranks the host waits for. Dropping
+/// this ends the thread.
 pub(super) struct Watch {
     stop: Arc<AtomicBool>,
     thread: Thread,
@@ -96,7 +99,7 @@ fn watch(rank: usize, allowed: Duration, control: &Control, stop: &AtomicBool) {
             control.set_host_abort(abort::DISORDER);
             return;
         }
-        // Another wait has its own patience.
+        // Each wait has a patience of its own.
         let since = control.waits_since();
         patience = patience.filter(|(began, _)| Some(*began) == since);
         let Some(since) = since else { continue };

@@ -1,4 +1,5 @@
-//! What the ranks of a world exchange: each exchange with its number, kind and call site.
+//! Collective exchanges of a world's ranks on the host, each tagged with its number, kind and call
+//! site.
 
 use std::os::fd::OwnedFd;
 use std::panic::Location;
@@ -11,36 +12,36 @@ use crate::util::lock;
 use crate::wire::{Reader, Writer};
 
 impl World {
-    /// Returns when every rank has come.
+    /// Waits until every rank has called it.
     ///
     /// # Errors
-    /// As every collective call: [`Error::Absent`], [`Error::Mismatch`], [`Error::PeerLost`],
-    /// [`Error::Closed`].
+    /// Errors of every collective call: [`Error::Absent`], [`Error::Mismatch`],
+    /// [`Error::PeerLost`], [`Error::Closed`].
     #[track_caller]
     pub fn barrier(&self) -> Result<()> {
         self.collective("barrier", &[]).map(drop)
     }
 
-    /// Gives every rank the bytes of every rank, by rank.
+    /// Exchanges bytes: returns the bytes that each rank passed, indexed by rank.
     ///
     /// # Errors
-    /// As [`World::barrier`].
+    /// Errors of [`World::barrier`].
     #[track_caller]
     pub fn allgather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         self.collective("allgather", bytes)
     }
 
-    /// Checks that every rank gives the same items, in the same order.
+    /// Checks that every rank passes the same items in the same order.
     ///
     /// # Errors
-    /// [`Error::Disagreement`] with the first item that differs, on every rank; as
+    /// [`Error::Disagreement`] on every rank, with the first item that differs; those of
     /// [`World::barrier`].
     #[track_caller]
     pub fn agree(&self, what: &str, items: &[(&str, String)]) -> Result<()> {
         self.agree_with(what, items, &[]).map(drop)
     }
 
-    /// As [`World::agree`], and gathers bytes that may differ in the same exchange.
+    /// [`World::agree`], which also gathers `bytes`, which may differ, in the same exchange.
     #[track_caller]
     pub(crate) fn agree_with(
         &self,
@@ -94,11 +95,11 @@ impl World {
         Ok(extra)
     }
 
-    /// Lets every rank know whether all could do their part: collective. A rank that could not gets
-    /// its own error back, the others are told.
+    /// Collective exchange of success or failure: if any rank passes an error, all ranks fail. A
+    /// rank that failed gets its own error back, the others get [`Error::PeerFailed`].
     ///
     /// # Errors
-    /// [`Error::PeerFailed`]; this rank's error; as [`World::barrier`].
+    /// [`Error::PeerFailed`]; this rank's own error; errors of [`World::barrier`].
     #[track_caller]
     pub fn all_ok<T>(&self, what: &str, mine: Result<T>) -> Result<T> {
         let message = match &mine {
@@ -110,35 +111,39 @@ impl World {
         for (rank, message) in all?.iter().enumerate() {
             if !message.is_empty() {
                 let message = Reader::new("outcome", message).text()?;
-                return self.tell(Err(Error::PeerFailed { rank, what: what.into(), message }));
+                return self.note_returned(Err(Error::PeerFailed {
+                    rank,
+                    what: what.into(),
+                    message,
+                }));
             }
         }
         Ok(value)
     }
 
-    /// Gives every rank duplicates of the descriptors of every rank, by rank. Their numbers may
-    /// differ between ranks.
+    /// Exchanges file descriptors: returns duplicates of the descriptors of every rank, indexed by
+    /// rank. Ranks may pass different numbers of descriptors.
     ///
     /// # Errors
-    /// As [`World::barrier`]; [`Error::Unsupported`] where ranks are not on one host.
+    /// Errors of [`World::barrier`]; [`Error::Unsupported`] if the ranks are not on one host.
     #[track_caller]
     pub fn share_descriptors(&self, descriptors: Vec<OwnedFd>) -> Result<Vec<Vec<OwnedFd>>> {
         let step = self.step("descriptors", Location::caller());
         self.collective("descriptors", &[])?;
         let _sequence = lock(&self.inner.sequence);
-        self.tell(self.inner.bootstrap.share_descriptors(descriptors, &step))
+        self.note_returned(self.inner.bootstrap.share_descriptors(descriptors, &step))
     }
 
-    /// Gives every rank the object of every rank, by rank.
+    /// Exchanges objects between threads: returns the object of every rank, indexed by rank.
     ///
     /// # Errors
-    /// As [`World::barrier`]; [`Error::Unsupported`] unless [`World::same_process`].
+    /// Errors of [`World::barrier`]; [`Error::Unsupported`] unless [`World::same_process`].
     #[track_caller]
     pub fn share_objects(&self, object: Object) -> Result<Vec<Object>> {
         let step = self.step("objects", Location::caller());
         self.collective("objects", &[])?;
         let _sequence = lock(&self.inner.sequence);
-        self.tell(self.inner.bootstrap.share_objects(object, &step))
+        self.note_returned(self.inner.bootstrap.share_objects(object, &step))
     }
 
     pub(crate) fn step(&self, kind: &str, at: &Location<'_>) -> Step {
@@ -148,7 +153,7 @@ impl World {
         }
     }
 
-    /// One exchange with its tag checked.
+    /// One exchange, which checks that all ranks sent the same tag.
     #[track_caller]
     pub(crate) fn collective(&self, kind: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         let at = Location::caller();
@@ -160,7 +165,8 @@ impl World {
         *sequence += 1;
         let tag = format!("{kind} at {at} (exchange {sequence})");
         let message = Writer::default().text(&tag).bytes(bytes).finish();
-        let all = self.tell(self.inner.bootstrap.allgather(&message, &self.step(kind, at)))?;
+        let all =
+            self.note_returned(self.inner.bootstrap.allgather(&message, &self.step(kind, at)))?;
         let mut tags = Vec::with_capacity(all.len());
         let mut contents = Vec::with_capacity(all.len());
         for message in &all {

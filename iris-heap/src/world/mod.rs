@@ -1,4 +1,4 @@
-//! [`World`]: the ranks of a job, and what they exchange on the host.
+//! Worlds of ranks, [`World`], and their collective calls on the host.
 
 mod collective;
 pub(crate) mod hosts;
@@ -19,7 +19,7 @@ use crate::bootstrap::{Bootstrap, rendezvous};
 use crate::control::{Control, code_of};
 use crate::env::{self, Settings};
 use crate::error::{Error, Result};
-use crate::root::Told;
+use crate::root::ReturnedErrors;
 use crate::wire::{Reader, Writer};
 use hosts::Hosts;
 
@@ -27,20 +27,20 @@ pub use crate::bootstrap::launcher_env::MAX_WORLD;
 pub(crate) use crate::bootstrap::launcher_env::Place;
 use crate::util::{lock, unsupported};
 
-/// The ranks of a job, or of a part of it, seen from one of them. Cheap to clone; clones are the
-/// same rank.
+/// Ranks of a job, or of a part of it, seen from one of them. Clones are cheap and are the same
+/// rank.
 ///
-/// All methods that talk to other ranks are collective: every rank calls them, in the same order,
-/// from the same place of the program. Each exchange carries its number, kind and call site, so
-/// that a difference is an error that names both, and has a deadline, after which it is an error
-/// that names the ranks that did not come. After an absence or a loss the world is broken: every
-/// further call returns that error. Close it and open a new one.
+/// All methods that communicate with other ranks are collective: every rank calls them, in the same
+/// order, from the same place in the program. Each exchange carries its number, kind and call site;
+/// if the ranks differ, the error names both calls. Each exchange has a deadline, after which the
+/// error names the ranks that did not arrive. After an absence or a loss the world is broken, and
+/// every further call returns that error: close it and open a new one.
 ///
-/// A world that is dropped without [`World::close`] counts as a lost rank on its peers.
+/// A world dropped without [`World::close`] counts as a lost rank on its peers.
 ///
-/// A process that forks stays the rank. In the child, which may be dropped or call `exec`, everything
-/// collective is [`Error::Unsupported`], and dropping a world or a heap does nothing. Peers learn of
-/// the end of the process that made the world even if a child outlives it.
+/// After a fork the parent process stays the rank. In the child, which may exit or call `exec`,
+/// every collective call fails with [`Error::Unsupported`], and dropping a world or a heap does
+/// nothing. Peers notice the end of the process that made the world even if a child outlives it.
 #[derive(Clone)]
 pub struct World {
     inner: Arc<Inner>,
@@ -51,22 +51,23 @@ struct Inner {
     settings: Settings,
     place: Place,
     hosts: Hosts,
-    /// Number of the next exchange; held while one runs.
+    /// Number of the next exchange; the lock is held during an exchange.
     sequence: Mutex<u64>,
     closed: Mutex<bool>,
-    /// Control blocks of the heaps that are open.
+    /// Control blocks of the open heaps.
     controls: Arc<Mutex<Vec<Weak<Control>>>>,
     heaps: AtomicUsize,
     children: AtomicUsize,
-    /// Errors that this rank's program was given, by worlds split off this one, too.
-    told: Arc<Told>,
+    /// Errors that this rank's program has received, including those from worlds split off this
+    /// one.
+    returned_errors: Arc<ReturnedErrors>,
     parent: Option<World>,
-    /// The process that made the world: a child that it forks has copies of sockets and locks, and none
-    /// of the threads.
+    /// Id of the process that made the world. A forked child has copies of its sockets and locks,
+    /// but none of its threads.
     process: u32,
 }
 
-/// Counts an open heap of a world for as long as it lives.
+/// Counts an open heap of a world while it exists.
 pub(crate) struct Registration {
     world: World,
 }
@@ -84,23 +85,24 @@ impl fmt::Debug for World {
 }
 
 impl World {
-    /// The world that the launcher of this process describes: `RANK` and `WORLD_SIZE` (torchrun, or
-    /// by hand), or the variables of Open MPI, MPICH and others that speak PMI, or Slurm. Without
-    /// any, a world of one.
+    /// Makes the world that this process's launcher describes: by `RANK` and `WORLD_SIZE`
+    /// (torchrun, or set by hand), by the variables of Open MPI, MPICH and others that speak PMI,
+    /// or by Slurm's. Without any of them, a world of one rank.
     ///
-    /// Ranks by hand meet by `MASTER_ADDR` and `MASTER_PORT`, which the ranks of another job do not
-    /// share; without a port all must be started by the same process. `IRIS_RENDEZVOUS` is for
-    /// either case: a private folder of the job's own.
+    /// Ranks started by hand find each other by `MASTER_ADDR` and `MASTER_PORT`, which must differ
+    /// between jobs; without a port, all of them must be started by the same parent process.
+    /// `IRIS_RENDEZVOUS`, a private folder of the job, replaces both.
     ///
-    /// A process may make several worlds, one after the other: all ranks in the same order.
+    /// A process may make several worlds, one after another, if all ranks make them in the same
+    /// order.
     ///
-    /// Ranks that have not come after a hundredth of the deadline, 6 s, are named in a warning: on
-    /// stderr, or to `tracing` where the program has set that up.
+    /// Ranks that have not arrived after a hundredth of the deadline, by default 7.2 s, are named
+    /// in a warning to `tracing`, or on stderr if the program has set up no subscriber.
     ///
     /// # Errors
-    /// [`Error::Env`] for a value that means nothing; [`Error::Unsupported`] for ranks on several
-    /// hosts; [`Error::Absent`] with the ranks that have not come by the deadline;
-    /// [`Error::Rendezvous`] with what is wrong, such as two processes of one rank.
+    /// [`Error::Env`] for an invalid value; [`Error::Unsupported`] for ranks on several hosts;
+    /// [`Error::Absent`] with the ranks that have not arrived by the deadline;
+    /// [`Error::Rendezvous`] for other problems, such as two processes with one rank.
     pub fn from_env() -> Result<World> {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let settings = Settings::from_env()?;
@@ -119,11 +121,12 @@ impl World {
         World::rendezvous(&job, true, rank, size, place, settings)
     }
 
-    /// The world of the `size` processes of this host that know `id`, for programs with a launcher
-    /// of their own: one makes it, all get it, each gives its rank.
+    /// Makes the world of `size` processes of this host that share `id`, for programs with a
+    /// launcher of their own: one process generates the id, all receive it, and each passes its
+    /// rank.
     ///
     /// # Errors
-    /// As [`World::from_env`]; [`Error::Invalid`] for a size or rank outside its range.
+    /// Errors of [`World::from_env`]; [`Error::Invalid`] for a size or rank outside its range.
     pub fn from_unique_id(id: &UniqueId, rank: usize, size: usize) -> Result<World> {
         check_size("size of the world", size)?;
         if rank >= size {
@@ -186,7 +189,8 @@ impl World {
         let controls: Arc<Mutex<Vec<Weak<Control>>>> = Arc::default();
         let watched = controls.clone();
         bootstrap.watch(Arc::new(move |error| {
-            // The error itself is returned to the thread that waits for these kernels.
+            // Logged at debug level only: the thread that waits for these kernels returns the
+            // error.
             tracing::debug!(%error, "waiting kernels are told to leave");
             for control in lock(&watched).iter().filter_map(Weak::upgrade) {
                 control.set_host_abort(code_of(error));
@@ -195,7 +199,9 @@ impl World {
         if let Some(parent) = &parent {
             parent.inner.children.fetch_add(1, Ordering::Relaxed);
         }
-        let told = parent.as_ref().map_or_else(Arc::default, |parent| parent.inner.told.clone());
+        let returned_errors = parent
+            .as_ref()
+            .map_or_else(Arc::default, |parent| parent.inner.returned_errors.clone());
         let inner = Inner {
             bootstrap,
             settings,
@@ -206,19 +212,19 @@ impl World {
             controls,
             heaps: AtomicUsize::new(0),
             children: AtomicUsize::new(0),
-            told,
+            returned_errors,
             parent,
             process: std::process::id(),
         };
         World { inner: Arc::new(inner) }
     }
 
-    /// This rank, from 0.
+    /// This rank's number, from 0.
     pub fn rank(&self) -> usize {
         self.inner.bootstrap.rank()
     }
 
-    /// Ranks of the world.
+    /// Number of ranks of the world.
     pub fn size(&self) -> usize {
         self.inner.bootstrap.size()
     }
@@ -227,7 +233,7 @@ impl World {
         &self.inner.hosts
     }
 
-    /// Number of the host this rank is on.
+    /// Number of the host that this rank runs on.
     pub fn node(&self) -> usize {
         self.inner.place.node
     }
@@ -237,12 +243,12 @@ impl World {
         self.inner.place.local_rank
     }
 
-    /// Ranks on this host.
+    /// Number of ranks on this host.
     pub fn local_size(&self) -> usize {
         self.inner.place.local_size
     }
 
-    /// Deadlines and threads.
+    /// Deadlines and number of threads.
     pub fn settings(&self) -> &Settings {
         &self.inner.settings
     }
@@ -252,12 +258,13 @@ impl World {
         self.inner.bootstrap.same_process()
     }
 
-    /// Closes the world: collective. Heaps and worlds split off it are closed or dropped before.
-    /// All clones are closed with it.
+    /// Closes the world and all its clones: collective. Heaps and worlds split off it must be
+    /// closed or dropped before.
     ///
     /// # Errors
-    /// [`Error::StillOpen`] on every rank, and the world stays open and may be closed later, if one
-    /// has a heap or a split world open; as [`World::barrier`], and this rank is closed all the same.
+    /// [`Error::StillOpen`] on every rank if one has a heap or a split world open; the world then
+    /// stays open and may be closed later. Errors of [`World::barrier`]; this rank is then closed
+    /// nevertheless.
     #[track_caller]
     pub fn close(&self) -> Result<()> {
         let heaps = self.inner.heaps.load(Ordering::Relaxed);
@@ -281,12 +288,12 @@ impl World {
         outcome
     }
 
-    /// Checks that this process made the world and is no child that was forked from it.
+    /// Checks that this process made the world and is not a forked child of that process.
     pub(crate) fn check_process(&self, what: &str) -> Result<()> {
         self.inner.check_process(what)
     }
 
-    /// Tells the peers that this rank cannot go on: to them it is lost. Not collective.
+    /// Tells the peers that this rank cannot continue; they treat it as lost. Not collective.
     pub fn abort(&self) {
         self.leave(false);
     }
@@ -295,21 +302,21 @@ impl World {
         self.inner.leave(clean);
     }
 
-    /// Notes an error that the program is given because of another rank.
-    pub(crate) fn tell<T>(&self, outcome: Result<T>) -> Result<T> {
+    /// Records the error, if there is one, that the program receives because of another rank.
+    pub(crate) fn note_returned<T>(&self, outcome: Result<T>) -> Result<T> {
         let outcome = outcome.map_err(|error| self.inner.hosts.describe(error));
-        outcome.inspect_err(|error| self.inner.told.note(error))
+        outcome.inspect_err(|error| self.inner.returned_errors.note(error))
     }
 
-    /// Counts a heap as open, and has its waiting kernels told when a peer is lost.
+    /// Counts a heap as open, and lets its waiting kernels be aborted when a peer is lost.
     pub(crate) fn register(&self, control: &Arc<Control>) -> Registration {
         self.inner.heaps.fetch_add(1, Ordering::Relaxed);
-        control.note_errors(&self.inner.told);
+        control.note_errors(&self.inner.returned_errors);
         let mut controls = lock(&self.inner.controls);
         controls.retain(|c| c.strong_count() > 0);
         controls.push(Arc::downgrade(control));
         drop(controls);
-        // Lost before this? Then the watcher has not seen the new block.
+        // If a peer was lost before this point, the watcher has not seen the new control block.
         if let Some(error) = self.inner.bootstrap.lost() {
             control.set_host_abort(code_of(&error));
         }
@@ -351,7 +358,7 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         if self.check_process("dropping").is_err() {
-            // The sockets are the parent's, and its threads cannot be joined here.
+            // A forked child shares the parent's sockets, and cannot join the parent's threads.
             std::mem::forget(self.bootstrap.clone());
             return;
         }

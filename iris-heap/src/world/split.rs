@@ -1,4 +1,4 @@
-//! Worlds of a part of the ranks.
+//! Splitting a world into worlds of some of its ranks.
 
 use std::collections::BTreeMap;
 use std::panic::Location;
@@ -9,12 +9,12 @@ use crate::util::lock;
 use crate::wire::{Reader, Writer, hash};
 
 impl World {
-    /// The world of the ranks that give the same `color`, in the order of `key`, then of their rank
-    /// here. Ranks without a color get none. Split worlds are closed before the world they come
-    /// from.
+    /// Splits the world: returns the world of all ranks that pass the same `color`, ordered by
+    /// `key` and then by their rank here. Ranks that pass `None` get `None`. Close split worlds
+    /// before the world they come from.
     ///
     /// # Errors
-    /// As [`World::barrier`].
+    /// Errors of [`World::barrier`].
     #[track_caller]
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<World>> {
         let at = Location::caller();
@@ -40,7 +40,9 @@ impl World {
         let sequence = lock(&self.inner.sequence);
         let group = hash(&[&sequence.to_le_bytes(), &id.to_le_bytes()]) as u64;
         let step = self.step("split", at);
-        let Some(bootstrap) = self.tell(self.inner.bootstrap.split(&members, group, &step))? else {
+        let Some(bootstrap) =
+            self.note_returned(self.inner.bootstrap.split(&members, group, &step))?
+        else {
             return Ok(None);
         };
         drop(sequence);

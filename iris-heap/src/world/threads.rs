@@ -1,4 +1,4 @@
-//! Ranks as threads of this process: made, run, and what became of each.
+//! Worlds whose ranks are threads of this process, and running a function on all of them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use crate::error::{Error, Result};
 use crate::root::Distance;
 use crate::util::panic_message;
 
-/// An error with its place among those of all ranks: how far it is from the root, and how many ranks had failed
-/// before.
+/// Error of a rank, with its order among the errors of all ranks: the distance from the root cause,
+/// then the number of ranks that had failed before it.
 struct Placed<E>((Distance, usize), E);
 
 impl<E: From<Error>> From<Error> for Placed<E> {
@@ -22,7 +22,8 @@ impl<E: From<Error>> From<Error> for Placed<E> {
 }
 
 impl World {
-    /// A world of `size` ranks that are threads of this process: give each to a thread of its own.
+    /// Makes a world of `size` ranks that are threads of this process; returns one handle per rank,
+    /// to be moved to a thread of its own.
     ///
     /// # Errors
     /// [`Error::Invalid`] if `size` is 0 or above [`MAX_WORLD`](crate::MAX_WORLD); [`Error::Env`].
@@ -30,10 +31,11 @@ impl World {
         World::threads_with(size, &Settings::from_env()?)
     }
 
-    /// As [`World::threads`], with settings of the program's.
+    /// [`World::threads`] with settings of the program instead of the environment.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if `size` is 0 or above [`MAX_WORLD`](crate::MAX_WORLD), and as [`Settings::check`].
+    /// [`Error::Invalid`] if `size` is 0 or above [`MAX_RANKS`](crate::MAX_RANKS); those of
+    /// [`Settings::check`].
     pub fn threads_with(size: usize, settings: &Settings) -> Result<Vec<World>> {
         check_size("size of the world", size)?;
         settings.check()?;
@@ -44,14 +46,14 @@ impl World {
         Ok(Threads::all(size).into_iter().enumerate().map(world).collect())
     }
 
-    /// Runs `f` on `size` threads, one a rank, and returns their results by rank.
+    /// Runs `f` on `size` threads, one per rank, and returns the results by rank.
     ///
-    /// A rank that returns `Ok` closes its world if `f` has not; one that fails or panics is lost
-    /// to the others at once, so that they need not wait for their deadlines.
+    /// A rank that returns `Ok` closes its world if `f` has not. A rank that fails or panics is
+    /// reported lost to the others at once, so that they need not wait for their deadlines.
     ///
     /// # Errors
-    /// The root error: that of the rank that failed first, except the ranks that were told of another's failure before
-    /// they failed. A panic is [`Error::Panicked`].
+    /// The root error: the first failure, ignoring ranks that failed only after they were told of
+    /// another rank's failure. A panic is [`Error::Panicked`].
     pub fn run_threads<T, E, F>(size: usize, f: F) -> Result<Vec<T>, E>
     where
         T: Send,
@@ -71,7 +73,7 @@ impl World {
         let size = worlds.len();
         let failures = AtomicUsize::new(0);
         let placed = |world: World| {
-            let told = world.inner.told.clone();
+            let told = world.inner.returned_errors.clone();
             let place = || (told.distance(), failures.fetch_add(1, Ordering::Relaxed));
             match catch_unwind(AssertUnwindSafe(|| f(world))) {
                 Ok(Ok(value)) => Ok(value),
@@ -96,7 +98,7 @@ impl World {
         first.map_or(Ok(values), |e| Err(e.1))
     }
 
-    /// As [`World::run_threads`], with the result of every rank.
+    /// [`World::run_threads`], which returns the result of every rank instead of the root error.
     ///
     /// # Errors
     /// [`Error::Invalid`] if `size` is 0 or above [`MAX_WORLD`](crate::MAX_WORLD).
@@ -124,7 +126,7 @@ impl World {
         let rank_main = move |world: World| {
             let result = catch_unwind(AssertUnwindSafe(|| f(world.clone())));
             match &result {
-                // An error here is another rank's, which reports it itself.
+                // An error of this close was caused by another rank, which reports it itself.
                 Ok(Ok(_)) => drop(world.close()),
                 _ => world.abort(),
             }

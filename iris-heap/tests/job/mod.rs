@@ -1,9 +1,9 @@
-//! The ranks of a test as processes: the test program starts itself, once a rank.
+//! Harness for tests whose ranks are processes: the test program starts itself once per rank.
 //!
-//! A program that uses it has an ignored test `rank_program`, which plays the part named in
+//! A test program that uses it has an ignored test `rank_program`, which runs the case named in
 //! [`CASE`] and ends with [`report`].
 
-// Not every program that includes this uses all of it.
+// Each test program uses only a part of this module.
 #![allow(dead_code, unreachable_pub)]
 
 use std::io::Read;
@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 
 use iris_heap::Error;
 
-/// The variable that names a rank's part.
+/// Name of the environment variable that selects the case that a rank runs.
 pub const CASE: &str = "HEAP_TEST_CASE";
 
-/// What a rank's process says at its end.
+/// Prints the result of a rank's process for the test that started it.
 pub fn report(result: Result<String, Error>) {
     match result {
         Ok(text) => println!("RESULT ok {text}"),
@@ -24,18 +24,19 @@ pub fn report(result: Result<String, Error>) {
     }
 }
 
-/// A variable of this process, or nothing.
+/// Value of an environment variable; empty if it is not set.
 pub fn env(name: &str) -> String {
     std::env::var(name).unwrap_or_default()
 }
 
-/// A case's processes, and the folder they meet in.
+/// Processes of one case, and the folder in which they meet.
 pub struct Job {
     pub temp: tempfile::TempDir,
     pub case: &'static str,
     program: PathBuf,
-    /// The most open files of a process, and of an ordinary user's where this one is root, who is
-    /// above some limits. The variable `LIMIT` of a rank is another limit of its own.
+    /// Limit of open files per process, and the user id under which the ranks run if this process
+    /// is root, because root is exempt from some limits. The variable `LIMIT` of a rank overrides
+    /// the limit for that rank.
     limit: Option<u32>,
     user: Option<u32>,
 }
@@ -46,13 +47,15 @@ impl Job {
         Job { temp: tempfile::tempdir().unwrap(), case, program, limit: None, user: None }
     }
 
-    /// With a limit of open files, as an ordinary user of this number if this process is root's.
+    /// Makes a job with a limit of open files; if this process is root, its ranks run as the
+    /// ordinary user `user`.
     pub fn limited(case: &'static str, limit: u32, user: u32) -> Job {
         let mut job = Job::new(case);
         job.limit = Some(limit);
         if rustix::process::geteuid().is_root() {
-            // Where the program lies may be closed to others. Another process copies it: a process that a thread of
-            // this one forks meanwhile would hold the copy open for writing, and the system runs no such file.
+            // The folder of the program may be closed to other users, so copy it. A separate
+            // process copies it: a child that another thread forks meanwhile would hold a copy made
+            // here open for writing, and the system refuses to execute such a file.
             let copy = job.temp.path().with_extension("program");
             let copied = Command::new("cp").args([&job.program, &copy]).status();
             assert!(copied.unwrap().success());
@@ -66,7 +69,7 @@ impl Job {
         self.start(self.case, vars)
     }
 
-    /// A process of the job that plays another part.
+    /// Starts a process of the job that runs another case.
     pub fn start(&self, case: &str, vars: &[(&str, &str)]) -> Child {
         let mut command = Command::new("/bin/sh");
         // `FILE_LIMIT` is in blocks of 512 bytes.
@@ -92,7 +95,7 @@ impl Job {
         command.spawn().unwrap()
     }
 
-    /// Ranks as a launcher starts them; `vars` for each.
+    /// Starts ranks as a launcher does; `vars` returns the environment variables of a rank.
     pub fn ranks(
         &self,
         size: usize,
@@ -109,7 +112,8 @@ impl Job {
             .collect()
     }
 
-    /// The results, by rank; nothing is left in the folder but notes of worlds that came to nothing.
+    /// Results by rank. Checks that the folder is empty except for notes of worlds that could not
+    /// be formed.
     #[track_caller]
     pub fn results(&self, ranks: Vec<Child>) -> Vec<String> {
         let results = ranks.into_iter().map(result).collect();
@@ -124,7 +128,7 @@ impl Job {
         assert!(left.is_empty(), "left behind: {left:?}");
     }
 
-    /// The one socket in the folder of this user, once it is there.
+    /// Waits until there is a socket in the folder of this user, and returns its path.
     #[track_caller]
     pub fn socket(&self) -> PathBuf {
         wait_for("a socket", || {
@@ -141,7 +145,7 @@ impl Drop for Job {
     }
 }
 
-/// All files below a folder that are no folders.
+/// All files below a folder, without the folders themselves.
 pub fn files(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -153,7 +157,7 @@ pub fn files(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// What a process said, and how it ended.
+/// Output of a process, and its exit status.
 #[derive(Debug)]
 pub struct Said {
     pub status: ExitStatus,
@@ -162,7 +166,7 @@ pub struct Said {
 }
 
 impl Said {
-    /// The line behind `RESULT`, or what there is instead.
+    /// Text after `RESULT` in the output, or else the exit status and stderr.
     pub fn result(&self) -> String {
         match self.out.split_once("RESULT ") {
             Some((_, text)) => text.lines().next().unwrap_or_default().to_string(),
@@ -171,11 +175,11 @@ impl Said {
     }
 }
 
-/// Longest wait of a test for an event that must come, on a machine however busy. Shorter than the default
-/// deadlines.
+/// Longest wait of a test for an event that must happen, even on a busy machine; shorter than the
+/// default deadlines.
 const LONG: Duration = Duration::from_secs(500);
 
-/// Waits for a process; one that takes longer than any should is killed.
+/// Waits for a process and returns its output; kills it after [`LONG`].
 #[track_caller]
 pub fn said(mut child: Child) -> Said {
     let until = Instant::now() + LONG;
@@ -195,13 +199,13 @@ pub fn said(mut child: Child) -> Said {
     Said { status, out, err }
 }
 
-/// The result of a rank; one that takes longer than any should is killed.
+/// Waits for a rank and returns its result; kills it after [`LONG`].
 #[track_caller]
 pub fn result(child: Child) -> String {
     said(child).result()
 }
 
-/// Returns what `find` finds, as soon as it does.
+/// Polls `find` until it returns a value; panics after [`LONG`].
 #[track_caller]
 pub fn wait_for<T>(what: &str, mut find: impl FnMut() -> Option<T>) -> T {
     let until = Instant::now() + LONG;
@@ -214,7 +218,7 @@ pub fn wait_for<T>(what: &str, mut find: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Waits for a file that another process makes.
+/// Waits until another process has created a file.
 #[track_caller]
 pub fn wait_for_file(path: impl AsRef<Path>) {
     let path = path.as_ref();

@@ -1,4 +1,5 @@
-// What every op kernel is given by value; as iris_kernels::args on the host.
+// Arguments of the operators' kernels, passed by value; iris_kernels::args on the host has the same
+// layout.
 #ifndef IRIS_ARGS_H
 #define IRIS_ARGS_H
 
@@ -7,7 +8,7 @@
 
 namespace iris {
 
-/// The element types: name, code, bytes of an element. As iris_kernels::args::DTYPES.
+/// Table of the element types: name, code, size in bytes; same as iris_kernels::args::DTYPES.
 #define IRIS_DTYPES(X) X(F32, 0, 4) X(F16, 1, 2) X(BF16, 2, 2)
 
 /// Codes of element types.
@@ -17,7 +18,7 @@ enum : u32 {
 #undef IRIS_ROW
 };
 
-/// Bytes of an element.
+/// Size of an element in bytes.
 IRIS_DEVICE constexpr u32 element_bytes(u32 dtype) { return dtype == F32 ? 4 : 2; }
 #define IRIS_ROW(name, code, bytes) static_assert(element_bytes(name) == bytes, "as the table");
 IRIS_DTYPES(IRIS_ROW)
@@ -25,11 +26,11 @@ IRIS_DTYPES(IRIS_ROW)
 
 /// Bits of `epilogue`.
 constexpr u32 EPILOGUE_GELU = 1;
-/// Values of `producer`: where the partial of a tile comes from.
+/// Values of `producer`: partial tiles are tiles of the product A B, or elements of A.
 constexpr u32 PRODUCER_GEMM = 0, PRODUCER_LOAD = 1;
 
-/// A matrix in memory: element (r, c) lies `r * ld + c` elements from `address`, or `c * ld + r` if
-/// `transposed` is 1.
+/// A matrix in memory: element (r, c) is `r * ld + c` elements from `address`, or `c * ld + r` if
+/// `transposed` is 1 (column-major).
 struct Matrix {
     u64 address;
     u64 ld;
@@ -39,10 +40,10 @@ struct Matrix {
 };
 static_assert(sizeof(Matrix) == 32, "as iris_kernels::args::Matrix");
 
-/// Offsets are bytes from the start of a rank's data segment. The inbox is
-/// [parity][sources][max_tiles][slot], the result inbox [parity][max_results][result_slot], the
-/// workspace [parity][max_tiles][tile_m * tile_n] of f32; in a slot a tile lies row by row, `tile_n`
-/// elements apart. See the host's OpArgs for each field.
+/// Arguments of an operator's kernel; the host's OpArgs documents each field. Offsets are in bytes
+/// from the start of a rank's data segment. The inbox is [parity][sources][max_tiles][slot], the
+/// result inbox [parity][max_results][result_slot], the workspace [parity][max_tiles][tile_m *
+/// tile_n] of f32. In a slot a tile is row-major with leading dimension `tile_n`.
 struct OpArgs {
     HeapView heap;
     Channel channel;
@@ -69,9 +70,10 @@ static_assert(IRIS_OFFSET_OF(OpArgs, m) == 1472, "m");
 static_assert(IRIS_OFFSET_OF(OpArgs, trace_spans) == 1532, "trace_spans");
 static_assert(sizeof(OpArgs) == 1544, "as iris_kernels::args::OpArgs");
 
-/// The launch that these arguments, the first of the kernel, describe, as this workgroup sees it. It
-/// refers to them where they are: functions that are not inlined are handed the references. Workgroups are
-/// numbered as a device of so many dies deals them, where they multiply.
+/// Launch description for this workgroup, from the kernel's first argument. It refers to the
+/// arguments in parameter memory, so that functions that are not inlined can take references. On a
+/// device of `dies` dies the workgroup gets the index that dealt() assigns, so that neighbouring
+/// tiles share a cache.
 IRIS_DEVICE Launch launch_of(const OpArgs& given, u32 dies = 1) {
     const OpArgs& args = port::in_place(given);
     return Launch{args.heap,

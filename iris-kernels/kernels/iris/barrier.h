@@ -1,4 +1,4 @@
-// The device barrier over a group of ranks: iris_sync::barrier.
+// Device barrier over a group of ranks; transcribes iris_sync::barrier.
 #ifndef IRIS_BARRIER_H
 #define IRIS_BARRIER_H
 
@@ -6,7 +6,7 @@
 
 namespace iris {
 
-/// A set of ranks, one bit each.
+/// Set of ranks, one bit each.
 struct Members {
     u64 bits;
     IRIS_DEVICE static Members all(u32 size) {
@@ -15,13 +15,14 @@ struct Members {
     IRIS_DEVICE bool contains(u32 rank) const { return rank < 64 && (bits >> rank & 1) == 1; }
 };
 
-/// Arrive at a barrier and wait for the other members. All threads of one workgroup, each with
-/// its share of them; a barrier of the workgroup must follow.
+/// Arrive at a barrier and wait for the other members; false if the call cannot be finished. All
+/// threads of one workgroup call it, each for its share of the members; a barrier of the workgroup
+/// must follow.
 IRIS_DEVICE bool arrive_and_wait(const Words& m, Call call, u32 phase, Members members,
                                  Limit limit) {
     const u32 me = m.channel.rank;
-    // All threads of a wave have stored before one of them waits: a member may be waiting for the store
-    // of one thread before it stores what another thread waits for.
+    // All threads of a wave store before any of them waits: a member may wait for the store of one
+    // thread before it makes the store that another thread waits for.
     port::divergent([&] {
         for (u32 step = 1 + port::thread(); step < m.channel.size; step += port::threads()) {
             const u32 peer = m.channel.peer(step);

@@ -1,4 +1,4 @@
-// The number of a call: iris_sync::Call.
+// Number of a call; transcribes iris_sync::Call.
 #ifndef IRIS_CALL_H
 #define IRIS_CALL_H
 
@@ -6,10 +6,11 @@
 
 namespace iris {
 
-/// In calls whose number is a multiple of this, writers refresh all of their words.
+/// Period of the refresh, in calls: in every call whose number is a multiple of it, writers store
+/// the number into all of their words.
 constexpr i32 RESTAMP_PERIOD = 1 << 29;
 
-/// The number of a call: an i32 that wraps, compared only by its wrapping difference.
+/// Number of a call of an op: an i32 that wraps, compared only by its wrapping difference.
 class Call {
   public:
     IRIS_DEVICE explicit Call(i32 number) : value(number) {}
@@ -22,7 +23,7 @@ class Call {
     IRIS_DEVICE bool reached_by(i32 seen) const {
         return static_cast<i32>(static_cast<u32>(seen) - static_cast<u32>(value)) >= 0;
     }
-    /// Which of two alternating slots this call uses.
+    /// Number of the slot that this call uses, 0 or 1.
     IRIS_DEVICE u32 parity() const { return static_cast<u32>(value) & 1; }
     /// The call before this one that used the same slot.
     IRIS_DEVICE Call of_same_slot_before() const {

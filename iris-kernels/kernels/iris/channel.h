@@ -1,4 +1,4 @@
-// Where the words of one op lie: iris_sync::Channel.
+// Layout of the synchronisation words of one op; transcribes iris_sync::Channel.
 #ifndef IRIS_CHANNEL_H
 #define IRIS_CHANNEL_H
 
@@ -6,25 +6,28 @@
 
 namespace iris {
 
-/// Words in a 128-byte line.
+/// Number of 4-byte words in a 128-byte line.
 constexpr u32 LINE_WORDS = 32;
 
-/// Where the words of one op lie, in words: the same on every rank. As iris_sync::Channel.
+/// Layout of the words of one op, as word indices; the same on every rank. iris_sync::Channel
+/// documents each field.
 struct Channel {
     u32 op, rank, size, tiles;
     u32 entries, signals, results, done, barriers, locks;
     u32 call, finished, sequence, flags, flag_count;
-    /// Pairs of words that carry data, from one rank to another; they lie behind the barrier words.
+    /// Number of pairs of LL words from one rank to another; the pairs lie after the barrier words.
     u32 pair_count;
 
-    /// The peer `step` (1 to size - 1) behind this rank: not all write to the same rank at once.
+    /// Rank number `step` (1 to size - 1) after this one, with wrap, so that the ranks do not all
+    /// write to the same peer at once.
     IRIS_DEVICE u32 peer(u32 step) const {
         const u32 at = rank + step;
         return at < size ? at : at - size;
     }
 
-    /// The same, beginning with another one for each `turn`: workgroups that move one tile each, of a
-    /// number of its own, move them to different peers, so that the links to all of them are busy.
+    /// Peer number `step` in an order that starts `turn` places later than that of peer().
+    /// Workgroups that move one tile each pass the tile's number, so that they start with different
+    /// peers and all links are busy.
     IRIS_DEVICE u32 peer_in_turn(u32 step, u32 turn) const {
         const u32 others = size - 1;
         return peer(1 + (step - 1 + turn % others) % others);
@@ -32,13 +35,13 @@ struct Channel {
 };
 static_assert(sizeof(Channel) == 64, "as iris_sync::Channel");
 
-/// The words of a channel, as one thread sees them.
+/// Words of a channel, as one thread accesses them.
 struct Words : Memory {
     const Channel& channel;
     IRIS_DEVICE Words(const HeapView& heap, const Channel& channel)
         : Memory{heap}, channel(channel) {}
 
-    // Where words lie: `at` is the rank in whose memory, as in iris_sync::Channel.
+    // Positions of words, as in iris_sync::Channel; `at` is the rank in whose memory the word lies.
     IRIS_DEVICE SymWord entry(u32 at, u32 source, u32 parity) const {
         return heap.word(at, channel.entries + u64(source * 2 + parity) * LINE_WORDS);
     }

@@ -1,4 +1,4 @@
-// Copies by all threads of a workgroup, in 16-byte vectors where both ends allow it.
+// Copies by all threads of a workgroup, in 16-byte vectors if both ends are aligned.
 #ifndef IRIS_COPY_H
 #define IRIS_COPY_H
 
@@ -6,8 +6,8 @@
 
 namespace iris {
 
-/// Copy what no vector holds: the columns of a rectangle from `first` on, of items of 2, 4 or 8
-/// bytes; row strides in items.
+/// Copies the columns of a rectangle from `first` on, item by item, for the part that vectors do
+/// not cover. Items have 2, 4 or 8 bytes; row strides are in items.
 IRIS_COLD void copy_pieces(u64 to, u64 to_ld, u64 from, u64 from_ld, u32 rows, u64 first, u64 cols,
                            u32 item) {
     const u64 rest = cols - first;
@@ -21,10 +21,10 @@ IRIS_COLD void copy_pieces(u64 to, u64 to_ld, u64 from, u64 from_ld, u32 rows, u
     }
 }
 
-/// How many vectors of a thread are in flight at once: a link to a peer is long.
+/// Number of vectors that a thread has in flight at once, to hide the latency of a link to a peer.
 constexpr u32 COPY_DEPTH = 4;
 
-/// Copy `count` vectors of 16 bytes, number i from `from(i)` to `to(i)`.
+/// Copies `count` vectors of 16 bytes, number i from address `from(i)` to address `to(i)`.
 template <class From, class To> IRIS_DEVICE void copy_vectors(u32 count, From from, To to) {
     const u32 step = port::threads();
     for (u32 i = port::thread(); i < count; i += COPY_DEPTH * step) {
@@ -42,9 +42,10 @@ template <class From, class To> IRIS_DEVICE void copy_vectors(u32 count, From fr
     }
 }
 
-/// Copy `bytes` bytes, a multiple of `item` (2, 4, 8 or 16), as are both addresses. No barrier.
+/// Copies `bytes` bytes. `bytes` and both addresses are multiples of `item` (2, 4, 8 or 16). No
+/// barrier.
 IRIS_DEVICE void copy_bytes(u64 to, u64 from, u64 bytes, u32 item) {
-    // So many vectors at a time, which a 32-bit number counts.
+    // Largest number of vectors per pass, so that 32-bit indices suffice.
     constexpr u64 MOST = u64(1) << 30;
     while (((to | from) & 15) == 0 && bytes >= 16) {
         const u32 vectors = static_cast<u32>(bytes / 16 < MOST ? bytes / 16 : MOST);
@@ -61,17 +62,17 @@ IRIS_DEVICE void copy_bytes(u64 to, u64 from, u64 bytes, u32 item) {
     }
 }
 
-/// Copy a rectangle of `rows` rows of `cols` items of 2 or 4 bytes, at most 65536 of each; row
-/// strides in items. No barrier.
+/// Copies a rectangle of `rows` rows of `cols` items of 2 or 4 bytes, at most 65536 rows and
+/// columns; row strides are in items. No barrier.
 IRIS_DEVICE void copy_rect(u64 to, u64 to_ld, u64 from, u64 from_ld, u32 rows, u32 cols, u32 item) {
-    // Rows without gaps are one.
+    // Contiguous rows are copied as one run.
     if (rows <= 1 || (to_ld == cols && from_ld == cols)) {
         return copy_bytes(to, from, u64(rows) * cols * item, item);
     }
     u32 done = 0;
     if (((to | from | to_ld * item | from_ld * item) & 15) == 0) {
         const u32 across = cols * item / 16;
-        // A thread goes on along a row, so that a warp covers whole rows.
+        // Threads proceed along rows, so that a warp covers whole rows.
         const auto at = [=](u64 start, u64 ld, u32 i) {
             return start + i / across * ld * item + u64(i % across) * 16;
         };

@@ -1,4 +1,4 @@
-// Entry records and credits: iris_sync::entry.
+// Entry records and credits; transcribes iris_sync::entry.
 #ifndef IRIS_ENTRY_H
 #define IRIS_ENTRY_H
 
@@ -6,27 +6,28 @@
 
 namespace iris {
 
-/// What a rank says about the call it enters.
+/// Description of a call that a rank publishes to its peers when it enters.
 struct Record {
     i32 fields[FIELDS];
-    /// The leading dimension of C if peers may write it directly; else 0.
+    /// Leading dimension of C in elements if peers may write C directly; else 0.
     i32 direct;
-    /// Offset of C in the data segment, low and high half.
+    /// Offset of C in the data segment, in bytes: low and high 32 bits.
     i32 c_offset[2];
 };
 static_assert(sizeof(Record) == 44, "as iris_sync::Record");
 
-/// Entry records and credits: the slot rule.
+/// Entry records and credits: they guarantee that a slot is overwritten only after its last reader
+/// has finished.
 namespace entry {
 
 IRIS_DEVICE SymWord number(SymWord record) { return record.after(LINE_WORDS - 1); }
 
-/// One look at what `peer` has entered of the calls of a parity.
+/// Load once the number of the call of this parity that `peer` has entered last.
 IRIS_DEVICE i32 look_at_credit(const Words& m, u32 peer, u32 parity) {
     return m.load<Access::CreditLoad>(number(m.entry(m.channel.rank, peer, parity)));
 }
 
-/// Wait until `peer` has entered the call before this one: its slots for this call are free.
+/// Wait until `peer` has entered the previous call, so that its slots for this call are free.
 IRIS_DEVICE bool wait_credit(const Words& m, Call call, u32 peer) {
     const Call want = call.previous();
     const Awaited awaited{call, want, peer, -1, Limit::Entry};
@@ -34,20 +35,22 @@ IRIS_DEVICE bool wait_credit(const Words& m, Call call, u32 peer) {
         m, awaited, [&] { return look_at_credit(m, peer, want.parity()); });
 }
 
-/// The value of a field of this rank's record: op and sequence are the protocol's.
+/// Value of a field of this rank's record; the protocol itself determines Op and Sequence.
 IRIS_DEVICE i32 own_field(const Words& m, const Record& record, i32 sequence, u32 field) {
     if (field == static_cast<u32>(Field::Op)) return static_cast<i32>(m.channel.op);
     if (field == static_cast<u32>(Field::Sequence)) return sequence;
     return record.fields[field];
 }
 
-/// Tell `peer` that this rank is in `call`. Needs the credit.
+/// Store at `peer` the number of the call that this rank has entered. Requires the credit of
+/// `peer`.
 IRIS_DEVICE void announce(const Words& m, Call call, u32 peer) {
     const SymWord place = m.entry(peer, m.channel.rank, call.parity());
     m.store<Access::EntryStore>(number(place), call.number());
 }
 
-/// Write this rank's record of `call` at `peer`, then publish its number. Needs the credit.
+/// Write this rank's record of `call` at `peer`, then publish its number (release store). Requires
+/// the credit of `peer`.
 IRIS_DEVICE void publish(const Words& m, Call call, const Record& record, i32 sequence, u32 peer) {
     const SymWord place = m.entry(peer, m.channel.rank, call.parity());
     IRIS_UNROLL
@@ -58,17 +61,19 @@ IRIS_DEVICE void publish(const Words& m, Call call, const Record& record, i32 se
     announce(m, call, peer);
 }
 
-/// Give up because `peer` entered with another value of a field: theirs, then our own. False.
+/// Give up because a field of the record of `peer` differs. Returns false.
 IRIS_DEVICE bool mismatch(const Words& m, Call call, u32 peer, u32 field, i32 seen, i32 wanted) {
     give_up(m, Fault{FaultKind::Mismatch, static_cast<i32>(m.channel.op), call.number(), -1,
                      static_cast<i32>(peer), seen, wanted, static_cast<i32>(field)});
     return false;
 }
 
-/// Wait until `peer` has entered this call and compare its record with our own.
+/// Wait until `peer` has entered this call, then compare its record with this rank's; false if they
+/// differ or the call cannot be finished.
 IRIS_DEVICE bool wait_entry(const Words& m, Call call, const Record& record, i32 sequence,
                             u32 peer) {
-    // Who does not wait has no record to compare: it would find another call's, and say so.
+    // A stress test that leaves out this wait must not compare records either: it would find the
+    // record of another call and report a mismatch.
     if (static_cast<int>(Access::EntryLoad) == IRIS_TEST_NO_WAIT) return true;
     const SymWord place = m.entry(m.channel.rank, peer, call.parity());
     const Awaited awaited{call, call, peer, -1, Limit::Entry};
@@ -76,7 +81,8 @@ IRIS_DEVICE bool wait_entry(const Words& m, Call call, const Record& record, i32
             m, awaited, [&] { return m.load<Access::EntryLoad>(number(place)); })) {
         return false;
     }
-    // All are under way before the first is looked at: memory is far away.
+    // All loads are issued before the first comparison, because each has the latency of device
+    // memory.
     i32 all[FIELDS];
     IRIS_UNROLL
     for (u32 i = 0; i < FIELDS; ++i) all[i] = place.after(i).get();
@@ -91,8 +97,8 @@ IRIS_DEVICE bool wait_entry(const Words& m, Call call, const Record& record, i32
     return true;
 }
 
-/// Whether results may be written straight into C, between this rank and `peer`. Both sides come to
-/// the same answer. Only after wait_entry for that peer.
+/// Whether this rank and `peer` may write results directly into each other's C; both ranks get the
+/// same answer. Requires wait_entry for that peer.
 IRIS_DEVICE bool is_direct(const Words& m, Call call, const Record& record, u32 peer) {
     const SymWord place = m.entry(m.channel.rank, peer, call.parity());
     const i32 direct = place.after(FIELDS).get();

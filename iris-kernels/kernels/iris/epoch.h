@@ -1,4 +1,5 @@
-// The word by which a producer hands data to a consumer: iris_sync::epoch.
+// Versioned lock, a word by which a producer hands data to a consumer; transcribes
+// iris_sync::epoch.
 #ifndef IRIS_EPOCH_H
 #define IRIS_EPOCH_H
 
@@ -6,12 +7,12 @@
 
 namespace iris::epoch {
 
-/// Say that the data beside `word` is that of `version`.
+/// Publish that the data guarded by `word` is complete and of version `version` (release store).
 IRIS_DEVICE void publish(const Words& m, SymWord word, Call version) {
     m.store<Access::VersionStore>(word, version.number());
 }
 
-/// Wait until `producer` has published `version` or a later one.
+/// Wait until `producer` has published `version` or a later one; false if the wait fails.
 IRIS_DEVICE bool wait(const Words& m, SymWord word, Call version, u32 producer) {
     const Awaited awaited{version, version, producer, -1, Limit::Entry};
     return wait_for<Access::VersionLoad>(m, awaited,

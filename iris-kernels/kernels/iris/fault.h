@@ -1,4 +1,4 @@
-// What is left behind when a call cannot be finished: iris_sync::Fault.
+// Fault record of a call that cannot be finished; transcribes iris_sync::Fault.
 #ifndef IRIS_FAULT_H
 #define IRIS_FAULT_H
 
@@ -6,7 +6,8 @@
 
 namespace iris {
 
-/// What a host tells its kernels when a rank is gone: this plus the rank.
+/// Base of the abort code that a host gives its kernels if a rank is lost: this value plus the
+/// number of the lost rank.
 constexpr i32 PEER_LOST = 1000;
 
 enum class FaultKind : i32 {
@@ -18,17 +19,17 @@ enum class FaultKind : i32 {
     HostAbort = 6,
 };
 
-/// Fields of an entry record that ranks must agree on. Direct, where C may be written, only must
-/// where a kernel beside the op takes tiles from it.
+/// Fields of an entry record that must be equal on all ranks. Direct (permission to write C) must
+/// be equal only if a kernel beside the op takes tiles from C.
 enum class Field : i32 { Op, Sequence, M, N, K, Dtypes, Variant, Config, Direct };
 constexpr u32 FIELDS = 8;
 
-/// What a rank leaves behind when a call cannot be finished.
+/// Fault record of a call that cannot be finished.
 struct Fault {
     FaultKind kind;
     i32 op, call, tile, rank, seen, wanted, field;
 
-    /// The record as words, the order of iris_sync::Fault.
+    /// Encodes the record as words, in the order of iris_sync::Fault.
     IRIS_DEVICE void to_words(i32 (&words)[8]) const {
         const i32 all[8] = {static_cast<i32>(kind), op, call, tile, rank, seen, wanted, field};
         IRIS_UNROLL

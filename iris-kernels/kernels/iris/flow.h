@@ -1,16 +1,16 @@
-// Skeletons of whole ops: iris_sync::flow, operation by operation. A Body moves the tiles; its
-// functions are called by all threads of a workgroup together.
+// Skeletons of whole ops; transcribes iris_sync::flow operation by operation. A Body moves the
+// tiles; all threads of a workgroup call its functions together.
 //
 // | skeleton | ops |
 // |---|---|
-// | one_shot | all-reduce with or without a product in front |
-// | two_shot | the same, each tile reduced by its owner |
-// | reduce_scatter | its first half |
+// | one_shot | all-reduce, with or without a matrix product before it |
+// | two_shot | all-reduce in which each tile is reduced by its owner |
+// | reduce_scatter | reduce-scatter: the first half of two_shot |
 // | deliver | all-gather, all-to-all, broadcast, product then all-gather |
-// | relay | broadcast, each tile passed on by one of those that get it |
+// | relay | broadcast in which one receiver of each tile forwards it to the others |
 // | pull, staged | all-gather then product |
 // | zero, add, convert with barrier between | all-reduce by lock or atomic |
-// | exchange | the collectives without a product, of small messages |
+// | exchange | collectives of small messages, by the LL protocol (data and flag in one word) |
 // | open, copies beside gate, close | all-gather by a copy engine, then product |
 // | gather then barrier then local | all-gather, barrier, product |
 #ifndef IRIS_FLOW_H

@@ -1,5 +1,6 @@
-// Words that carry their data: iris_sync::ll, operation by operation. 64 bits, of which four bytes are
-// data and four the number of the call: whoever sees the number has the data, without an order.
+// LL protocol for small messages; transcribes iris_sync::ll operation by operation. Each 64-bit
+// word has four bytes of data and, as its flag, the number of the call in the other four, so a
+// receiver that sees the flag has the data without a memory order.
 #ifndef IRIS_LL_H
 #define IRIS_LL_H
 
@@ -8,55 +9,60 @@
 
 namespace iris::ll {
 
-/// Pairs ahead of the data: the fields of an entry record that ranks must agree on.
+/// Number of pairs in the header: the fields of an entry record that ranks must agree on, two per
+/// pair.
 constexpr u32 HEAD = FIELDS / 2;
 
-/// Sources that one wait is for, at most: they are looked at together, and stay in registers. Of two
-/// ranks there is one other, and N, which is so many in what follows, is 1: a small message is over
-/// before much code has been run.
+/// Largest number of sources that one wait polls together; bounded because their data is held in
+/// registers. Functions below have this number as template parameter N; with two ranks N is 1,
+/// which shortens the code that a small message runs.
 constexpr u32 SOURCES = 8;
 
-/// Items of one source that one wait is for, at most: likewise.
+/// Largest number of items per source that one wait polls together; bounded because their data is
+/// held in registers.
 constexpr u32 AT_ONCE = 8;
 
-/// Sources whose heads are awaited together beside what a thread holds of a row.
+/// Number of sources whose headers are polled together in row exchanges; small because a thread
+/// already holds part of a row in registers.
 constexpr u32 HEADS_OF_ROWS = 2;
 
-/// Items in rows, of which a workgroup takes whole ones. Every rank sends all of them to every other.
+/// Rows of items, each taken as a whole by one workgroup. Every rank sends all items to every other
+/// rank.
 struct Rows {
-    /// Items of all rows, and of one; the last may have less.
+    /// Number of items in all rows together, and in one row; the last row may be shorter.
     u32 items, len;
-    /// Whether all workgroups share what is pushed evenly, and not as they take it: a link gets it sooner
-    /// from several multiprocessors than from the one that takes a row. Then nobody may write what is
-    /// pushed before the launch is over.
+    /// Whether all workgroups share the pushes evenly, rather than each pushing the rows that it
+    /// will take. Several multiprocessors fill a link sooner than the one that takes a row. If
+    /// true, the pushed buffer must not be overwritten before the launch has ended.
     bool spread;
 
     IRIS_DEVICE bool has(u32 row) const { return row * len < items; }
 };
 
-/// Items that a thread pushes or waits for together: the first `count` of so many, in ascending order, of
-/// which PIECE lie side by side and the next begin `apart` behind these.
+/// Items that a thread pushes or waits for together, in ascending order: `count` of at most ITEMS
+/// items, in pieces of PIECE adjacent items with a stride of `apart` items between pieces.
 template <u32 ITEMS_, u32 PIECE> struct Batch {
     static constexpr u32 ITEMS = ITEMS_;
     static_assert(ITEMS % PIECE == 0, "whole pieces");
     u32 first, apart, count;
 
-    /// How far behind the first item number `k` lies.
+    /// Distance of item number `k` from the first item.
     IRIS_DEVICE u32 behind(u32 k) const { return k / PIECE * apart + k % PIECE; }
     IRIS_DEVICE u32 item(u32 k) const { return first + behind(k); }
-    /// The same in bytes, of `width` an item: a constant remains of a number that is one.
+    /// Distance in bytes, for `width` bytes per item; constant if `k` is constant and in the first
+    /// piece.
     IRIS_DEVICE u64 bytes_behind(u32 k, u32 width) const {
         return u64(k / PIECE * apart) * width + k % PIECE * width;
     }
 };
 
-/// Push two words of data to `peer` as pair number `pair`. Needs the credit.
+/// Push two words of data to `peer` as pair number `pair`. Requires the credit of `peer`.
 IRIS_DEVICE void push(const Words& m, Call call, u32 peer, u32 pair, const u32 (&data)[2]) {
     m.store_pair<Access::LlStore>(m.pair(peer, m.channel.rank, call.parity(), pair),
                                   LlWord{data[0], call.number()}, LlWord{data[1], call.number()});
 }
 
-/// Push number `k` of a batch of items to `peer`.
+/// Push item number `k` of a batch to `peer`. Requires the credit of `peer`.
 template <class Batch>
 IRIS_DEVICE void push_item(const Words& m, Call call, u32 peer, const Batch& batch, u32 k,
                            const u32 (&data)[2]) {
@@ -65,8 +71,8 @@ IRIS_DEVICE void push_item(const Words& m, Call call, u32 peer, const Batch& bat
                                   LlWord{data[0], call.number()}, LlWord{data[1], call.number()});
 }
 
-/// Wait for pairs `before` behind these items of those of the N ranks from `first` on that have a bit in
-/// `mask`, and put their data into `data`. Any thread.
+/// Wait for the pairs of these items, offset by `before` pairs, from those of the N ranks from
+/// `first` on whose bit is set in `mask`, and put their data into `data`. Any thread may call it.
 template <u32 N, class Batch>
 IRIS_DEVICE bool wait(const Words& m, Call call, u32 before, const Batch& batch, u32 first, u32 mask,
                       u32 (&data)[N][Batch::ITEMS][2]) {
@@ -111,8 +117,8 @@ IRIS_DEVICE bool wait(const Words& m, Call call, u32 before, const Batch& batch,
     });
 }
 
-/// The waits of N sources together, each of which `take` gets in ascending order, until it is false. PAIR:
-/// there are two ranks.
+/// Wait for the items of all `sources`, N sources at a time, and pass the data of each source to
+/// `take` in ascending order, until `take` returns false. PAIR: there are two ranks.
 template <u32 N, bool PAIR, class Batch, class Take>
 IRIS_DEVICE bool in_groups(const Words& m, Call call, u32 before, const Batch& batch,
                            Members sources, Take take) {
@@ -138,8 +144,8 @@ IRIS_DEVICE bool in_groups(const Words& m, Call call, u32 before, const Batch& b
     }
 }
 
-/// Wait for pair number `pair` of each of these sources, and give them to `take` in ascending order,
-/// until it is false. Any thread.
+/// Wait for pair number `pair` of each of these sources, and pass the data to `take` in ascending
+/// order of sources, until `take` returns false. Any thread may call it.
 template <u32 N = SOURCES, class Take>
 IRIS_DEVICE bool each(const Words& m, Call call, u32 pair, Members sources, Take take) {
     const Batch<1, 1> batch{pair, 0, 1};
@@ -148,20 +154,21 @@ IRIS_DEVICE bool each(const Words& m, Call call, u32 pair, Members sources, Take
                                     IRIS_INLINE { return take(source, data[0]); });
 }
 
-/// Wait for the pairs of these items, of one source after the other in ascending order, and give what each
-/// sent to `take`, until it is false. Any thread. PAIR: there are two ranks.
+/// Wait for the items of `batch` from one source after the other, in ascending order, and pass the
+/// data of each source to `take`, until `take` returns false. Any thread may call it. PAIR: there
+/// are two ranks.
 template <bool PAIR, class Batch, class Take>
 IRIS_DEVICE bool each_of(const Words& m, Call call, const Batch& batch, Members sources,
                          Take take) {
     return in_groups<1, PAIR>(m, call, HEAD, batch, sources, take);
 }
 
-/// Which of some things fall to a thread: number `first`, and every so many behind it.
+/// This thread's share of a range of items: `first`, `first + step`, ...
 struct Share {
     u32 first, step;
     IRIS_DEVICE u32 next(u32 item) const { return item + step; }
 
-    /// Those below `end`, so many together: batch number `number`.
+    /// Batch number `number` of the share's items below `end`, ITEMS per batch.
     template <u32 ITEMS> IRIS_DEVICE Batch<ITEMS, 1> batch(u32 end, u32 number) const {
         Batch<ITEMS, 1> batch{first + number * (ITEMS * step), step, 0};
         IRIS_UNROLL
@@ -172,12 +179,13 @@ struct Share {
     }
 };
 
-/// Which rows a workgroup takes whole, number `first` and every so many behind it, and which pieces of
-/// each fall to this thread: number `thread` of so many threads that take any, if it is one of them.
+/// A workgroup's share of the rows, `first`, `first + step`, ..., and this thread's share of the
+/// pieces of each row: thread number `thread` of `threads` threads that take items.
 struct RowShare {
     u32 first, step, thread, threads;
 
-    /// Those of `row`, so many together, in pieces of PIECE side by side: batch number `number`.
+    /// Batch number `number` of this thread's items of `row`, ITEMS per batch, in pieces of PIECE
+    /// adjacent items.
     template <u32 ITEMS, u32 PIECE>
     IRIS_DEVICE Batch<ITEMS, PIECE> batch(const Rows& rows, u32 row, u32 number) const {
         const u32 begin = row * rows.len;
@@ -193,13 +201,13 @@ struct RowShare {
     }
 };
 
-/// The items of a tile of a message: of each of its rows, which have `across`, those that lie side by side from
-/// `first` on. There are `line` of them, a divisor of the threads that take them, so that each keeps its
-/// columns; or, at the right edge, the first `there` of so many.
+/// Items of one tile of a message: in each row of `across` items, `line` adjacent items from
+/// `first` on. `line` must divide the number of threads, so that each thread stays in one column.
+/// At the right edge only the first `there` of them exist.
 struct Strip {
     u32 rows, across, first, line, there;
 
-    /// Those that fall to a thread, so many together: batch number `number`.
+    /// Batch number `number` of the items of `thread` among `threads` threads, ITEMS per batch.
     template <u32 ITEMS> IRIS_DEVICE Batch<ITEMS, 1> batch(u32 thread, u32 threads, u32 number) const {
         const u32 at = thread % line, step = threads / line, row = thread / line + number * ITEMS * step;
         Batch<ITEMS, 1> batch{row * across + first + at, step * across, 0};
@@ -211,7 +219,7 @@ struct Strip {
     }
 };
 
-/// Push the head of what goes to `peer`: this thread's share of the pairs.
+/// Push this thread's share of the header pairs to `peer`.
 IRIS_DEVICE void push_head(const Words& m, Call call, const Record& record, i32 sequence, u32 peer,
                            Share share) {
     IRIS_NO_UNROLL
@@ -223,8 +231,8 @@ IRIS_DEVICE void push_head(const Words& m, Call call, const Record& record, i32 
     }
 }
 
-/// Wait for the heads of what these sources push, and compare them with this rank's own record: this
-/// thread's share of the pairs.
+/// Wait for this thread's share of the header pairs of these sources, and compare them with this
+/// rank's record; false if they differ or the wait fails.
 template <u32 N>
 IRIS_DEVICE bool wait_head(const Words& m, Call call, const Record& record, i32 sequence,
                            Members sources, Share share) {
@@ -245,8 +253,9 @@ IRIS_DEVICE bool wait_head(const Words& m, Call call, const Record& record, i32 
     return true;
 }
 
-/// Refresh the pairs of this call's slot that it did not use: the first `used(peer)` of those for a
-/// peer stay. One thread of the last workgroup, in one call of each parity in a period.
+/// Refresh the LL pairs of this call's slot that the call did not use. The first `used(peer)` pairs
+/// for a peer are left alone, because the peer may not have read them yet. Called by one thread of
+/// the last workgroup, in one call of each parity per period.
 template <class Used> IRIS_DEVICE void stamp(const Words& m, Call call, Used used) {
     const LlWord old{0, call.of_same_slot_before().number()};
     IRIS_NO_UNROLL

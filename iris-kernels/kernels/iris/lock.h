@@ -1,4 +1,4 @@
-// The spinlock: iris_sync::lock.
+// Spinlock; transcribes iris_sync::lock.
 #ifndef IRIS_LOCK_H
 #define IRIS_LOCK_H
 
@@ -6,10 +6,11 @@
 
 namespace iris::lock {
 
-/// What a free spinlock holds; a taken one holds 1 + the rank that took it.
+/// Value of a free spinlock; a taken one holds 1 + the rank that took it.
 constexpr i32 FREE = 0;
 
-/// Take a spinlock. Whoever holds it needs nothing else to give it back, so no cycle can arise.
+/// Take a spinlock; false if the call cannot be finished. The holder needs nothing else before it
+/// releases the lock, so no deadlock can arise.
 IRIS_DEVICE bool take(const Words& m, Call call, SymWord word, u32 tile) {
     const i32 mine = static_cast<i32>(m.channel.rank) + 1;
     port::Deadline deadline = m.deadline();
@@ -31,7 +32,7 @@ IRIS_DEVICE bool take(const Words& m, Call call, SymWord word, u32 tile) {
     }
 }
 
-/// Give a spinlock back.
+/// Release a spinlock.
 IRIS_DEVICE void give(const Words& m, SymWord word) { m.store<Access::LockGive>(word, FREE); }
 
 } // namespace iris::lock

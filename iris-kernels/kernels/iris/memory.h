@@ -1,4 +1,4 @@
-// The one table of accesses, and words by them: iris_sync::Memory.
+// Table of accesses, and word operations that use it; transcribes iris_sync::Memory.
 #ifndef IRIS_MEMORY_H
 #define IRIS_MEMORY_H
 
@@ -6,9 +6,10 @@
 #include "iris/fault.h"
 #include "iris/sym.h"
 
-// For stress tests only: a pause of up to so many nanoseconds before each access of the protocols;
-// the number of an access whose wait is left out (-1: none); and the place (a Hold; -1: none) where
-// workgroups are held up, and for how many nanoseconds, so that the missing wait must show.
+// Options of stress tests: maximum random delay before each access of the protocols, in
+// nanoseconds; number of the access whose wait is left out (-1: none); point at which workgroups
+// are delayed (a Hold; -1: none), and the delay in nanoseconds, so that a missing wait has an
+// effect.
 #ifndef IRIS_TEST_DELAY_NS
 #define IRIS_TEST_DELAY_NS 0
 #endif
@@ -24,7 +25,7 @@
 
 namespace iris {
 
-/// The one table of accesses: name, order, scope; as iris_sync::Access, in its order.
+/// Table of accesses: name, order, scope; same as iris_sync::Access, in the same order.
 #define IRIS_ACCESSES(X)                                                                           \
     X(EntryStore, Release, System)                                                                 \
     X(CreditLoad, Acquire, System)                                                                 \
@@ -69,31 +70,33 @@ template <Access A> struct AccessRow;
 IRIS_ACCESSES(IRIS_ROW)
 #undef IRIS_ROW
 
-/// Where a stress test can hold workgroups up; as iris_kernels::build::Hold, in its order. What stands
-/// there is nothing in any other build.
+/// Points at which a stress test can delay workgroups; same as iris_kernels::build::Hold, in the
+/// same order. Other builds contain no code for them.
 enum class Hold : int {
-    /// Before the kernel in front of an op touches what the op reads and writes.
+    /// Before the kernel that precedes an op accesses the op's operands.
     Filling,
-    /// After the rank has entered a call, before it sends, reads or fetches anything in it.
+    /// After the rank has entered a call, before it sends, reads or fetches.
     Entered,
-    /// After the signals of a tile have come, before it is read.
+    /// After the signals of a tile have been seen, before the tile is read.
     Received,
     /// After the source of a unit has entered, before the unit is copied to the staging buffer.
     Fetching,
     /// Between the read and the write of an addition under a lock.
     Adding,
-    /// Before a product of whole matrices stores a tile of a result to the peers.
+    /// Before a whole-matrix GEMM stores a tile of its result at the peers.
     Storing,
 };
 
-/// Hold this thread up if `AT` is the place of the build. Rank 0 alone is late, so that the others go
-/// on meanwhile; but at an addition all are, so that each reads before any other has written.
+/// Delay this thread if the build selects the point `AT`. Only rank 0 is delayed, so that the other
+/// ranks continue meanwhile; at Adding all ranks are, so that each reads before any other has
+/// written.
 template <Hold AT> IRIS_DEVICE void hold(u32 rank) {
     if (static_cast<int>(AT) != IRIS_TEST_HOLD || (rank != 0 && AT != Hold::Adding)) return;
     for (const u64 begun = port::now(); port::now() - begun < IRIS_TEST_HOLD_NS;) port::sleep(1000);
 }
 
-/// The words as one thread sees them: iris_sync::Memory. What needs no table of its own is in port.h.
+/// Words as one thread accesses them; transcribes iris_sync::Memory. Operations that need no table
+/// are in port.h.
 struct Memory {
     const HeapView& heap;
 
@@ -131,13 +134,14 @@ struct Memory {
         return word.add<AccessRow<A>::order, static_cast<int>(A)>(value);
     }
 
-    /// Whether a word that holds `seen` was set by `want` or later.
+    /// Whether a word that holds `seen` was set by call `want` or a later one.
     template <Access A> IRIS_DEVICE bool reached(Call want, i32 seen) const {
         if (static_cast<int>(A) == IRIS_TEST_NO_WAIT) return true;
         return port::reached(static_cast<int>(A), want.number(), seen, want.reached_by(seen));
     }
-    /// Whether a word that carries `seen` carries data of the call `want`. A head is awaited also where
-    /// that wait is left out: else ranks would find that they differ, and no result would be wrong.
+    /// Whether an LL word with flag `seen` carries data of call `want`. A stress test that leaves
+    /// out this wait still waits for headers: otherwise ranks would report a mismatch instead of
+    /// computing wrong results.
     template <Access A> IRIS_DEVICE bool is_of(Call want, i32 seen, bool head) const {
         if (static_cast<int>(A) == IRIS_TEST_NO_WAIT && !head) return true;
         return port::is_of(static_cast<int>(A), want.number(), seen, seen == want.number());

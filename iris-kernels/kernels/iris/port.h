@@ -1,10 +1,12 @@
-// The one place that knows vendors: CUDA (NVRTC or nvcc), HIP (hiprtc or clang) and a host compiler.
+// Portability layer, the only header that distinguishes vendors: CUDA (NVRTC or nvcc), HIP (hiprtc
+// or clang) and a host compiler.
 //
-// Everything else under kernels/ is one language over the names defined here. The host form calls
-// a hook (port_host.h) for every atomic, every access to shared data, every barrier and every wait,
-// so that a model checker can run the same protocol source that runs on the device.
+// All other files under kernels/ use only the names defined here. The host form calls a hook
+// (port_host.h) for every atomic, every access to shared data, every barrier and every wait, so
+// that a model checker can run the same protocol source as a device.
 //
-// Addresses are 64-bit integers of global memory. Data that peers write during a kernel is read
+// Addresses are 64-bit integers of global memory. Data that peers write while a kernel runs must be
+// read by plain, coherent loads, never by non-coherent ones, so always by read() and write() below.
 // with plain loads, never with non-coherent ones: read() and write() below are the only way.
 #ifndef IRIS_PORT_H
 #define IRIS_PORT_H
@@ -17,20 +19,20 @@
 #define IRIS_PORT_HOST 1
 #endif
 
-// What is true of few calls or looks: the code behind it is put out of the way.
+// Marks a condition that is rarely true; the compiler moves the code for it out of line.
 #define IRIS_RARE(condition) __builtin_expect((condition), 0)
 
-// How many workgroups a multiprocessor has room for at least.
+// Smallest number of workgroups that must be co-resident on a multiprocessor.
 #ifndef IRIS_TOGETHER
 #define IRIS_TOGETHER 1
 #endif
 
 #if IRIS_PORT_CUDA
 #define IRIS_DEVICE __device__ __forceinline__
-// Of a lambda: what it captures, sums above all, stays in registers.
+// For lambdas: inlined, so that captured values, above all sums, stay in registers.
 #define IRIS_INLINE __attribute__((always_inline))
-// Functions that are kept apart, for the size of the code: not called for single elements of a result
-// that a vector holds. A kernel may say otherwise.
+// For functions that are not inlined, to limit code size; used for elements that do not fill a
+// vector. A kernel may define it differently.
 #ifndef IRIS_COLD
 #define IRIS_COLD static __device__ __noinline__
 #endif
@@ -51,7 +53,7 @@
 #define IRIS_DEVICE __attribute__((device)) inline __attribute__((always_inline))
 #define IRIS_INLINE __attribute__((always_inline))
 #define IRIS_COLD static __attribute__((device)) __attribute__((noinline))
-// A compute unit has four units of execution, and a wave is 64 threads: so many waves a unit at least.
+// Smallest number of waves per execution unit: a compute unit has four, and a wave has 64 threads.
 #define IRIS_WAVES_A_UNIT ((IRIS_TOGETHER * ((IRIS_THREADS + 63) / 64) + 3) / 4)
 #define IRIS_KERNEL                                                                                \
     extern "C" __attribute__((global))                                                             \
@@ -62,7 +64,7 @@
 #if defined(__gfx90a__) || defined(__gfx942__) || defined(__gfx950__)
 #define IRIS_HAS_MFMA 1
 #endif
-// Those that take 16 bytes of a thread.
+// MFMA instructions that take 16 bytes per thread.
 #if defined(__gfx950__)
 #define IRIS_HAS_MFMA_16 1
 #endif
@@ -96,48 +98,49 @@ using u64 = unsigned long long;
 using i32 = int;
 using i64 = long long;
 
-/// Memory order of an access, in the sense of C++11.
+/// Memory order of an access, as in C++11.
 enum class Order : int { Relaxed, Acquire, Release, AcqRel };
 
-/// Who can see an access: the workgroups of one device, or every device and the host.
+/// Set of threads for which an access is coherent: the workgroups of one device, or all devices and
+/// the host.
 enum class Scope : int { Device, System };
 
-/// A read-modify-write.
+/// Read-modify-write operation.
 enum class Rmw : int { Add, Exchange, And, Or, Xor, Min, Max };
 
-/// The barriers of a workgroup, by where they stand: a model can leave one out.
+/// Purpose of a workgroup barrier; a model checker can leave out the barriers of one purpose.
 enum class Site : int {
-    /// Before a signal: the stores of all threads come before it.
+    /// Before a signal: the stores of all threads must precede it.
     Signal,
-    /// Before a flag of the staging buffer, likewise.
+    /// Before a flag of the staging buffer is raised: the stores of all threads must precede it.
     Flag,
-    /// Before a lock is given back, likewise.
+    /// Before a lock is released: the stores of all threads must precede it.
     LockGive,
-    /// Before a thread arrives at a device barrier, likewise.
+    /// Before a thread arrives at a device barrier: the stores of all threads must precede it.
     Arrive,
-    /// After a wait of one thread: what it acquired, all threads have.
+    /// After a wait of one thread: all threads see what that thread acquired.
     Waited,
-    /// Before a workgroup counts itself out.
+    /// Before a workgroup is counted as finished.
     Finish,
-    /// In the body of an op, around its own shared memory or scratch.
+    /// In the body of an op, to order accesses to its own shared memory or scratch.
     Body,
 };
 
-/// Which deadline a wait has: until a peer enters a call, or until it makes progress.
+/// Deadline of a wait: until a peer enters a call, or until it makes progress.
 enum class Limit : int { Entry, Progress };
 
-/// What a workgroup is doing, for traces.
+/// Activity of a workgroup, for traces.
 enum class Span : int { Fetch, Gemm, Wait, Signal, Reduce };
 
-/// Sixteen bytes, the widest access.
+/// Sixteen bytes, the widest single access.
 struct alignas(16) Vec16 {
     u32 word[4];
 };
 
-/// Threads of a workgroup of the kernels here.
+/// Number of threads per workgroup that kernels are compiled for.
 constexpr u32 THREADS = IRIS_THREADS;
 
-/// Access number of an access that is not one of the protocols'.
+/// Access number for accesses that are not part of a protocol.
 constexpr int USER_ACCESS = -1;
 
 } // namespace iris

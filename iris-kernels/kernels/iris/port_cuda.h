@@ -1,4 +1,4 @@
-// The CUDA form of port.h: PTX with the order and scope written out. No header of CUDA is needed.
+// CUDA form of port.h: PTX with explicit order and scope. Needs no CUDA header.
 #ifndef IRIS_PORT_CUDA_H
 #define IRIS_PORT_CUDA_H
 
@@ -9,9 +9,10 @@ IRIS_DEVICE u32 threads() { return blockDim.x; }
 IRIS_DEVICE u32 workgroup() { return blockIdx.x; }
 IRIS_DEVICE u32 workgroups() { return gridDim.x; }
 
-/// Where this launch may have begun before the one ahead of it was over: wait for that, with all that it has
-/// written, and let the next begin likewise, when all workgroups of this one are here. So the way of a launch to the
-/// device is gone together with what is done before it.
+/// For a launch that may begin before the previous launch on the stream has ended (programmatic
+/// dependent launch): waits until that launch has ended and its writes are visible, and permits the
+/// next launch to begin once all workgroups of this one have arrived here. So the launch latency
+/// overlaps with the previous kernel.
 IRIS_DEVICE void take_turn() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -19,27 +20,27 @@ IRIS_DEVICE void take_turn() {
 #endif
 }
 
-/// Threads of a wave, the threads that take their steps together.
+/// Number of threads in a wave (warp).
 constexpr u32 WAVE = 32;
 
 IRIS_DEVICE void barrier(Site) { __syncthreads(); }
 IRIS_DEVICE bool vote(bool ok, Site) { return __syncthreads_and(ok) != 0; }
 
-/// Run `steps`, in which each thread goes its own way, and bring the threads of a wave together again.
-/// Whoever waits keeps nobody here from running: nothing has to be done for it.
+/// Runs `steps`, in which each thread branches for itself, and reconverges the wave. A waiting
+/// thread does not block other threads on this architecture (independent thread scheduling), so
+/// nothing else is needed.
 template <class Steps> IRIS_DEVICE bool divergent(Steps steps) { return steps(); }
 
-/// A value that is the same on all threads.
+/// A value that is equal on all threads of the workgroup.
 IRIS_DEVICE i32 uniform(i32 value) { return value; }
 
-/// The first argument of a kernel, where the launch has put it.
+/// The kernel's first argument in parameter memory.
 template <class T> IRIS_DEVICE const T& in_place(const T& argument) { return argument; }
 
-/// Dynamic shared memory is asked for with so much more, to begin at a multiple of it.
+/// Alignment of dynamic shared memory; launches request this number of bytes more.
 constexpr u32 SHARED_ALIGNMENT = 1024;
 
-/// Shared memory of the workgroup: a kernel has one piece. What is larger than a kernel gets without
-/// asking is dynamic.
+/// Shared memory of the workgroup, one object per kernel. Static up to 48 KiB, above that dynamic.
 template <class T> IRIS_DEVICE T& shared() {
     if constexpr (sizeof(T) <= 48 * 1024) {
         __shared__ T memory;
@@ -51,22 +52,23 @@ template <class T> IRIS_DEVICE T& shared() {
     }
 }
 
-/// Nanoseconds of the clock that all devices of a host share.
+/// Current time in nanoseconds, on a clock that all devices of a host share.
 IRIS_DEVICE u64 now() {
     u64 value;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value));
     return value;
 }
 
-/// Between two looks at a word: poll hard at first, then leave the memory system alone.
+/// Pause between two polls of a word: none at first, later short sleeps that relieve the memory
+/// system.
 IRIS_DEVICE void pause(u32 spins) {
     if (spins >= 64) asm volatile("nanosleep.u32 64;" ::: "memory");
 }
 
-/// Up to this many nanoseconds of sleep.
+/// Sleeps for up to this many nanoseconds.
 IRIS_DEVICE void sleep(u32 ns) { asm volatile("nanosleep.u32 %0;" ::"r"(ns) : "memory"); }
 
-// One statement for each combination that exists, since an instruction is spelled in one literal.
+// One asm statement per combination, because an instruction must be a single string literal.
 #define IRIS_LOAD(order, scope, type, constraint)                                                  \
     asm volatile("ld." order "." scope ".global." type " %0, [%1];"                                \
                  : "=" constraint(value)                                                           \
@@ -149,8 +151,8 @@ IRIS_DEVICE void sleep(u32 ns) { asm volatile("nanosleep.u32 %0;" ::"r"(ns) : "m
 IRIS_ATOMICS(i32, "s32", "32", "r")
 IRIS_ATOMICS(i64, "s64", "64", "l")
 
-/// Two 64-bit words side by side, each of them whole: a vector is split into its elements, so that an
-/// element must be a word. The address is a multiple of 16.
+/// Two adjacent 64-bit words, each accessed as a whole: a vector access may be split into its
+/// elements, so each word must be one element. The address is a multiple of 16.
 template <Order O, Scope S> IRIS_DEVICE void load_pair(u64 address, i64 (&words)[2], int) {
     static_assert(O == Order::Relaxed, "a pair of words orders nothing");
     if constexpr (S == Scope::System) {
@@ -178,7 +180,7 @@ template <Order O, Scope S> IRIS_DEVICE void store_pair(u64 address, const i64 (
     }
 }
 
-/// Add to an f32, relaxed; nobody asks for the old value.
+/// Relaxed atomic addition to an f32, without returning the old value.
 template <Scope S> IRIS_DEVICE void add_f32(u64 address, float value) {
     if constexpr (S == Scope::System) {
         asm volatile("red.relaxed.sys.global.add.f32 [%0], %1;" ::"l"(address), "f"(value)
@@ -189,7 +191,7 @@ template <Scope S> IRIS_DEVICE void add_f32(u64 address, float value) {
     }
 }
 
-/// Orders all accesses of this thread before it against those after it.
+/// Orders all earlier accesses of this thread before its later ones.
 template <Order O, Scope S> IRIS_DEVICE void fence() {
     static_assert(O != Order::Relaxed, "a relaxed fence does nothing");
     if constexpr (S == Scope::System) asm volatile("fence.acq_rel.sys;" ::: "memory");
@@ -204,7 +206,8 @@ template <Order O, Scope S> IRIS_DEVICE void fence() {
 #undef IRIS_STORE
 #undef IRIS_LOAD
 
-/// Plain data of 2, 4, 8 or 16 bytes, ordered by a release and an acquire of some word.
+/// Plain access to data of 2, 4, 8 or 16 bytes, which a release and an acquire of some word must
+/// order.
 template <class T> IRIS_DEVICE T read(u64 address) {
     static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "width");
     if constexpr (sizeof(T) == 16) {
@@ -248,12 +251,12 @@ template <class T> IRIS_DEVICE void write(u64 address, T value) {
     }
 }
 
-/// The square root, rounded to the nearest.
+/// Square root, rounded to nearest.
 IRIS_DEVICE float root(float value) { return __fsqrt_rn(value); }
-/// a * b + c, rounded once.
+/// a * b + c with a single rounding.
 IRIS_DEVICE float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 
-// Between 16-bit formats, as bits, and f32: to nearest, ties to even.
+// Conversions between f32 and the bits of 16-bit formats; to nearest, ties to even.
 IRIS_DEVICE float half_to_float(u16 bits) {
     float value;
     asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));

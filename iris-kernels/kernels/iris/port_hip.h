@@ -1,4 +1,4 @@
-// The HIP form of port.h: compiler builtins with order and scope. No header of HIP is needed.
+// HIP form of port.h: compiler builtins with explicit order and scope. Needs no HIP header.
 #ifndef IRIS_PORT_HIP_H
 #define IRIS_PORT_HIP_H
 
@@ -11,12 +11,12 @@ IRIS_DEVICE u32 threads() { return __builtin_amdgcn_workgroup_size_x(); }
 IRIS_DEVICE u32 workgroup() { return __builtin_amdgcn_workgroup_id_x(); }
 IRIS_DEVICE u32 workgroups() { return __builtin_amdgcn_grid_size_x() / threads(); }
 
-/// Until the loads and stores of this wave are over: what it stored has reached the cache that all
-/// waves of the workgroup share, what it wrote back, memory.
+/// Waits until the loads, stores and write-backs of this wave have completed: stores have then
+/// reached the cache that all waves of the workgroup share, and write-backs have reached memory.
 IRIS_DEVICE void wait_for_stores() { __builtin_amdgcn_s_waitcnt(0); }
 
-/// Whether somebody signals behind the barriers of this place. A wave waits for its own stores only,
-/// and neither a barrier nor a release by another wave does it for it: so each does it before.
+/// Whether a signal follows the barriers of this purpose. A wave must then wait for its own stores
+/// before the barrier, because neither the barrier nor a release by another wave waits for them.
 constexpr bool publishes(Site site) { return site != Site::Waited && site != Site::Body; }
 
 IRIS_DEVICE void barrier(Site site) {
@@ -26,10 +26,10 @@ IRIS_DEVICE void barrier(Site site) {
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 
-/// Launches of a stream begin one after the other.
+/// Does nothing: launches of a stream do not overlap.
 IRIS_DEVICE void take_turn() {}
 
-/// Threads of a wave, on all that this is compiled for.
+/// Number of threads in a wave on all supported architectures.
 constexpr u32 WAVE = 64;
 
 IRIS_DEVICE bool vote(bool ok, Site site) {
@@ -43,48 +43,49 @@ IRIS_DEVICE bool vote(bool ok, Site site) {
         barrier(site);
         u32 all = 1;
         for (u32 i = 0; i * WAVE < threads(); ++i) all &= waves[i];
-        // All have read before the next vote writes.
+        // All threads must have read the votes before the next vote overwrites them.
         barrier(Site::Body);
         return __builtin_amdgcn_readfirstlane(all) != 0;
     }
 }
 
-/// Run `steps`, in which each thread goes its own way, and bring the threads of a wave together again. The
-/// builtin is no instruction: it keeps the compiler from putting what follows into arms of a branch.
+/// Runs `steps`, in which each thread branches for itself, and reconverges the wave. The builtin
+/// emits no instruction; it prevents the compiler from moving later code into the arms of a branch.
 template <class Steps> IRIS_DEVICE bool divergent(Steps steps) {
     const bool result = steps();
     __builtin_amdgcn_wave_barrier();
     return result;
 }
 
-/// A value that is the same on all threads.
+/// A value that is equal on all threads of the workgroup.
 IRIS_DEVICE i32 uniform(i32 value) { return __builtin_amdgcn_readfirstlane(value); }
 
-/// The first argument of a kernel, where the launch has put it. What it is called by is a copy in each
-/// thread's own memory, which is left out only if nobody is handed a reference to it.
+/// The kernel's first argument in kernarg memory. The parameter itself is a copy in each thread's
+/// private memory, which the compiler omits only if no reference to it is taken.
 template <class T> IRIS_DEVICE const T& in_place(const T&) {
     return *(const T*)(const __attribute__((address_space(4)))
                        T*)__builtin_amdgcn_kernarg_segment_ptr();
 }
 
-/// Nanoseconds of a clock that ticks 100 million times a second.
+/// Current time in nanoseconds, from a clock of 100 MHz.
 IRIS_DEVICE u64 now() { return __builtin_amdgcn_s_memrealtime() * 10; }
 
-/// Between two looks at a word.
+/// Pause between two polls of a word.
 IRIS_DEVICE void pause(u32 spins) {
     if (spins >= 64) __builtin_amdgcn_s_sleep(1);
 }
 
-/// About this many nanoseconds of sleep.
+/// Sleeps for about this many nanoseconds.
 IRIS_DEVICE void sleep(u32 ns) {
     for (u64 until = now() + ns; now() < until;) __builtin_amdgcn_s_sleep(1);
 }
 
-// Scopes are numbers of the compiler.
+// Scopes are compiler constants, so each needs a call of its own.
 #define IRIS_WITH_SCOPE(call, order)                                                               \
     if constexpr (S == Scope::System) return call(order, __HIP_MEMORY_SCOPE_SYSTEM);               \
     else return call(order, __HIP_MEMORY_SCOPE_AGENT)
-// What is left of an order, a constant where the builtin stands, when release() has been called.
+// Order of the access itself after release() has done the releasing half; the builtin needs a
+// constant.
 #define IRIS_ACQUIRES (O == Order::Acquire || O == Order::AcqRel)
 #define IRIS_WITH_ORDER(call)                                                                      \
     if constexpr (IRIS_ACQUIRES) {                                                                 \
@@ -93,9 +94,10 @@ IRIS_DEVICE void sleep(u32 ns) {
         IRIS_WITH_SCOPE(call, __ATOMIC_RELAXED);                                                   \
     }
 
-/// The releasing half of an access, which is relaxed or acquires itself: what this thread has written is
-/// written back, and that is over. Compilers (LLVM 19 to 22, hiprtc 7.2) forget to wait for the
-/// write-back of a releasing store where they have just waited for its address: hence the wait.
+/// Releasing half of an access, done before the access itself, which is then relaxed or acquire:
+/// writes back what this thread has written and waits for completion. The wait is needed because
+/// compilers (LLVM 19 to 22, hiprtc 7.2) omit the wait for the write-back of a releasing store if
+/// they have just waited for the store's address.
 template <Order O, Scope S> IRIS_DEVICE void release() {
     if constexpr (O == Order::Release || O == Order::AcqRel) {
         if constexpr (S == Scope::System) __builtin_amdgcn_fence(__ATOMIC_RELEASE, "");
@@ -147,7 +149,7 @@ IRIS_DEVICE T compare_exchange(u64 address, T expected, T value, int) {
 #undef IRIS_CALL
 }
 
-/// Two 64-bit words side by side, each of them whole. The address is a multiple of 16.
+/// Two adjacent 64-bit words, each accessed as a whole. The address is a multiple of 16.
 template <Order O, Scope S> IRIS_DEVICE void load_pair(u64 address, i64 (&words)[2], int access) {
     static_assert(O == Order::Relaxed, "a pair of words orders nothing");
     words[0] = load<O, S>(address, static_cast<i64*>(nullptr), access);
@@ -160,8 +162,8 @@ IRIS_DEVICE void store_pair(u64 address, const i64 (&words)[2], int access) {
     store<O, S>(address + 8, words[1], access);
 }
 
-/// Add to an f32, relaxed; nobody asks for the old value. By compare-and-swap: some devices drop a
-/// floating-point atomic to fine-grained memory.
+/// Relaxed atomic addition to an f32, without returning the old value. By compare-and-swap, because
+/// some devices ignore floating-point atomics on fine-grained memory.
 template <Scope S> IRIS_DEVICE void add_f32(u64 address, float value) {
     i32 seen = load<Order::Relaxed, S>(address, static_cast<i32*>(nullptr), USER_ACCESS);
     for (;;) {
@@ -172,7 +174,7 @@ template <Scope S> IRIS_DEVICE void add_f32(u64 address, float value) {
     }
 }
 
-/// Orders all accesses of this thread before it against those after it.
+/// Orders all earlier accesses of this thread before its later ones.
 template <Order O, Scope S> IRIS_DEVICE void fence() {
     static_assert(O != Order::Relaxed, "a relaxed fence does nothing");
     release<O, S>();
@@ -186,7 +188,8 @@ template <Order O, Scope S> IRIS_DEVICE void fence() {
 #undef IRIS_ACQUIRES
 #undef IRIS_WITH_SCOPE
 
-/// Plain data of 2, 4, 8 or 16 bytes, ordered by a release and an acquire of some word.
+/// Plain access to data of 2, 4, 8 or 16 bytes, which a release and an acquire of some word must
+/// order.
 template <class T> IRIS_DEVICE T read(u64 address) {
     static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "width");
     if constexpr (sizeof(T) == 16) {
@@ -207,12 +210,12 @@ template <class T> IRIS_DEVICE void write(u64 address, T value) {
     }
 }
 
-/// The square root, rounded to the nearest.
+/// Square root, rounded to nearest.
 IRIS_DEVICE float root(float value) { return __builtin_sqrtf(value); }
-/// a * b + c, rounded once.
+/// a * b + c with a single rounding.
 IRIS_DEVICE float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 
-// Between 16-bit formats, as bits, and f32: to nearest, ties to even.
+// Conversions between f32 and the bits of 16-bit formats; to nearest, ties to even.
 IRIS_DEVICE float half_to_float(u16 bits) {
     return static_cast<float>(__builtin_bit_cast(_Float16, bits));
 }

@@ -1,37 +1,38 @@
-// The host form of port.h: every access to shared memory, every barrier and every wait is a call of
-// a hook, which a model checker or a test harness defines. Orders and scopes come as constants of
-// the one table (see memory.h) together with the number of the access, so that a mutant can replace
-// them; no mutant exists in the device forms.
+// Host form of port.h: every access to shared memory, every barrier and every wait calls a hook,
+// which a model checker or a test harness defines. Orders and scopes are passed as constants from
+// the table in memory.h, together with the access number, so that a mutant can replace them; the
+// device forms have no mutants.
 //
-// Hooks may unwind (in Rust: extern "C-unwind"); compile with -fexceptions.
+// Hooks may unwind (in Rust: extern "C-unwind"), so compile with -fexceptions.
 #ifndef IRIS_PORT_HOST_H
 #define IRIS_PORT_HOST_H
 
 extern "C" {
 
-// Enumerations travel as int: order, scope, site, limit, span and op as in port.h, access as
-// iris::Access in memory.h or -1. All threads of a workgroup are threads of the host.
+// Enumerations are passed as int: order, scope, site, limit, span and op as in port.h; access as
+// iris::Access in memory.h, or -1. Each thread of a workgroup is a thread of the host.
 iris::u32 iris_hook_thread(void);
 iris::u32 iris_hook_threads(void);
 iris::u32 iris_hook_workgroup(void);
 iris::u32 iris_hook_workgroups(void);
-/// Block barrier of the workgroup; returns whether all threads said ok.
+/// Barrier of the workgroup; returns whether all threads passed ok.
 int iris_hook_vote(int ok, int site);
-/// From here each thread goes its own way; to here, where the threads of a wave are together again.
+/// Start and end of divergent code, in which each thread branches for itself.
 void iris_hook_diverge(void);
 void iris_hook_reconverge(void);
 iris::u64 iris_hook_now(void);
 void iris_hook_pause(iris::u32 spins);
-/// Whether a wait, `spins` looks old, is over its deadline of `ns`.
+/// Whether a wait has passed its deadline of `ns` nanoseconds after `spins` polls.
 int iris_hook_expired(int limit, iris::u32 spins, iris::u64 ns);
-/// Whether a word that holds `seen` counts as set by call `want` or later; `answer` is the truth.
+/// Whether a word that holds `seen` counts as set by call `want` or later; `answer` is the true
+/// result.
 int iris_hook_reached(int access, iris::i32 want, iris::i32 seen, int answer);
-/// Whether a word that carries `seen` counts as one of call `want`; `answer` is the truth.
+/// Whether an LL word with flag `seen` counts as one of call `want`; `answer` is the true result.
 int iris_hook_is_of(int access, iris::i32 want, iris::i32 seen, int answer);
 
-/// What the host of this rank tells its kernels: 0 to go on.
+/// Abort code that this rank's host has set for its kernels; 0 to continue.
 iris::i32 iris_hook_host_abort(iris::u64 control);
-/// Keep these eight words of a fault, unless one is kept already.
+/// Stores these eight words of a fault, unless there is a fault already.
 void iris_hook_record(iris::u64 control, const iris::i32* words);
 
 iris::i32 iris_hook_load32(iris::u64 address, int order, int scope, int access);
@@ -49,10 +50,10 @@ iris::i64 iris_hook_cas64(iris::u64 address, iris::i64 expected, iris::i64 value
 void iris_hook_add_f32(iris::u64 address, float value, int scope);
 void iris_hook_fence(int order, int scope);
 
-/// Plain data of 2, 4, 8 or 16 bytes.
+/// Plain access to data of 2, 4, 8 or 16 bytes.
 void iris_hook_read(iris::u64 address, void* value, iris::u32 bytes);
 void iris_hook_write(iris::u64 address, const void* value, iris::u32 bytes);
-/// The shared memory of the workgroup, at least so long and aligned to 16 bytes.
+/// Shared memory of the workgroup: at least this many bytes, aligned to 16.
 void* iris_hook_shared(iris::u64 bytes);
 }
 
@@ -63,10 +64,10 @@ inline u32 threads() { return iris_hook_threads(); }
 inline u32 workgroup() { return iris_hook_workgroup(); }
 inline u32 workgroups() { return iris_hook_workgroups(); }
 
-/// Launches of a stream begin one after the other.
+/// Does nothing: launches of a stream do not overlap.
 inline void take_turn() {}
 
-/// Threads of a wave: each thread is one, so that models have workgroups of several.
+/// Number of threads in a wave: one, so that models can have workgroups of several waves.
 constexpr u32 WAVE = 1;
 
 inline void barrier(Site site) { iris_hook_vote(1, static_cast<int>(site)); }
@@ -101,7 +102,7 @@ template <Order O, Scope S> inline void store(u64 address, i64 value, int access
     static_assert(O == Order::Relaxed || O == Order::Release, "a store is relaxed or release");
     iris_hook_store64(address, value, static_cast<int>(O), static_cast<int>(S), access);
 }
-/// Two 64-bit words side by side, each of them whole. The address is a multiple of 16.
+/// Two adjacent 64-bit words, each accessed as a whole. The address is a multiple of 16.
 template <Order O, Scope S> inline void load_pair(u64 address, i64 (&words)[2], int access) {
     static_assert(O == Order::Relaxed, "a pair of words orders nothing");
     words[0] = load<O, S>(address, static_cast<i64*>(nullptr), access);
@@ -151,17 +152,17 @@ template <class T> inline void write(u64 address, T value) {
     iris_hook_write(address, &value, sizeof(T));
 }
 
-/// The square root, rounded to the nearest.
+/// Square root, rounded to nearest.
 inline float root(float value) { return __builtin_sqrtf(value); }
-/// a * b + c, rounded once.
+/// a * b + c with a single rounding.
 inline float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 
-// Between 16-bit formats, as bits, and f32: to nearest, ties to even.
+// Conversions between f32 and the bits of 16-bit formats; to nearest, ties to even.
 inline float half_to_float(u16 bits) {
     const u32 sign = static_cast<u32>(bits & 0x8000) << 16;
     const u32 exponent = bits >> 10 & 31, fraction = bits & 1023;
     if (exponent == 31) return __builtin_bit_cast(float, sign | 0x7f800000 | fraction << 13);
-    // A fraction alone counts in units of 2^-24.
+    // Subnormal: the fraction counts in units of 2^-24.
     if (exponent == 0) {
         const float value = static_cast<float>(fraction) * 0x1p-24f;
         return sign ? -value : value;
@@ -175,7 +176,7 @@ inline u16 float_to_half(float value) {
     if (size > 0x7f800000) return sign | 0x7e00;
     if (size >= 0x477ff000) return sign | 0x7c00;
     if (size < 0x38800000) {
-        // Below the normal range: adding 1/2 leaves the value in units of 2^-24, rounded to even.
+        // Subnormal: adding 0.5 leaves the value in units of 2^-24, rounded to even.
         const float shifted = __builtin_bit_cast(float, size) + 0.5f;
         return static_cast<u16>(sign | (__builtin_bit_cast(u32, shifted) - 0x3f000000));
     }
@@ -187,12 +188,12 @@ inline u16 float_to_bfloat(float value) {
     return static_cast<u16>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-/// The clock of a wait, which the hook keeps: it begins where `spins` is 0.
+/// Clock of a wait, kept by the hook; the wait begins when `spins` is 0.
 class Deadline {
   public:
     Deadline(u64 entry_ns, u64 progress_ns) : limits{entry_ns, progress_ns} {}
 
-    /// A model looks at everything each time.
+    /// A model checks abort words and the clock at every poll.
     static bool look_around(u32) { return true; }
 
     bool expired(Limit limit, u32 spins) {
@@ -207,7 +208,7 @@ class Deadline {
 inline i32 host_abort(u64 control) { return iris_hook_host_abort(control); }
 inline void keep_fault(u64 control, const i32 (&words)[8]) { iris_hook_record(control, words); }
 
-/// Models override comparisons here.
+/// Hooks by which models override comparisons.
 inline bool reached(int access, i32 want, i32 seen, bool answer) {
     return iris_hook_reached(access, want, seen, answer) != 0;
 }

@@ -1,5 +1,6 @@
-// Who computes what, and who waits for what: pure functions of (shape, tile, world), the same as in
-// iris_kernels::schedule. Nothing here depends on the size of the grid, but for dealt.
+// Schedules: assignment of tiles and units to ranks and workgroups, as pure functions of shape,
+// tile size and world; the same as iris_kernels::schedule. Nothing here depends on the size of the
+// grid, except dealt().
 #ifndef IRIS_SCHEDULE_H
 #define IRIS_SCHEDULE_H
 
@@ -10,40 +11,41 @@ namespace iris {
 IRIS_DEVICE u32 min_of(u32 a, u32 b) { return a < b ? a : b; }
 IRIS_DEVICE u32 div_up(u32 a, u32 b) { return a / b + (a % b != 0); }
 
-/// A range of rows or columns.
+/// Range of rows or columns.
 struct Range {
     u32 start, end;
     IRIS_DEVICE u32 len() const { return end - start; }
 };
 
-/// The part of `total` items that is number `part` of `parts`: even, the remainder to the first.
+/// Range of part number `part` if `total` items are split into `parts` parts as evenly as possible;
+/// the first parts get the remainder.
 IRIS_DEVICE Range split(u32 total, u32 parts, u32 part) {
     const u32 each = total / parts, more = total % parts;
     const u32 start = part * each + min_of(part, more);
     return Range{start, start + each + (part < more)};
 }
 
-/// The part of split that item `at` falls into.
+/// Number of the part of split() that contains item `at`.
 IRIS_DEVICE u32 part_of(u32 total, u32 parts, u32 at) {
     const u32 each = total / parts, more = total % parts;
     const u32 longer = more * (each + 1);
     return at < longer ? at / (each + 1) : more + (at - longer) / each;
 }
 
-/// The number under which a workgroup works, on a device that hands workgroups to its `dies` in turns: each
-/// die has numbers that follow each other, and so tiles that share operands, which its own cache then
-/// holds. A permutation of the workgroups; 0 stays 0.
+/// Work index of workgroup `workgroup` of `count`, on a device that assigns workgroups to its
+/// `dies` round-robin. Each die gets consecutive work indices, and so tiles that share operands,
+/// which its own cache then holds. It is a permutation of the workgroups; 0 stays 0.
 IRIS_DEVICE u32 dealt(u32 workgroup, u32 count, u32 dies) {
     if (dies <= 1) return workgroup;
     return split(count, dies, workgroup % dies).start + workgroup / dies;
 }
 
-/// A rectangle of a matrix, in elements.
+/// Rectangle of a matrix, in elements.
 struct Tile {
     u32 row, col, rows, cols;
 };
 
-/// A matrix cut into tiles, numbered row by row; those at the edge are smaller.
+/// Matrix divided into tiles, numbered in row-major order; tiles at the edge are smaller.
 struct Grid {
     u32 rows, cols, tile_m, tile_n;
 
@@ -56,27 +58,27 @@ struct Grid {
     }
 };
 
-/// The rank that adds up tile `tile` of a two-shot or accumulating all-reduce.
+/// Rank that reduces tile `tile` of a two-shot or accumulating all-reduce.
 IRIS_DEVICE u32 owner_of(u32 tile, u32 size) { return tile % size; }
 
-/// The tiles of a matrix whose rows are split over `size` ranks: no tile crosses a boundary. Tiles
-/// are numbered rank by rank.
+/// Tiles of a matrix whose rows are split over `size` ranks; no tile crosses a boundary between
+/// ranks. Tiles are numbered rank by rank.
 struct SplitGrid {
     Grid grid;
     u32 size;
 
-    /// The tiles of `rank`'s rows, with rows counted from the first of them.
+    /// Tiles of the rows of `rank`, with rows counted from the first of them.
     IRIS_DEVICE Grid part(u32 rank) const {
         return Grid{split(grid.rows, size, rank).len(), grid.cols, grid.tile_m, grid.tile_n};
     }
-    /// Tiles before those of `rank`.
+    /// Number of tiles before those of `rank`.
     IRIS_DEVICE u32 first(u32 rank) const {
         u32 tiles = 0;
         for (u32 before = 0; before < rank; ++before) tiles += part(before).tiles();
         return tiles;
     }
     IRIS_DEVICE u32 tiles() const { return first(size); }
-    /// The rank that tile `tile` belongs to.
+    /// Rank that owns tile `tile`.
     IRIS_DEVICE u32 owner(u32 tile) const {
         u32 after = 0;
         for (u32 rank = 0; rank < size; ++rank) {
@@ -85,7 +87,7 @@ struct SplitGrid {
         }
         return size - 1;
     }
-    /// Where tile `tile` lies in the whole matrix.
+    /// Position of tile `tile` in the whole matrix.
     IRIS_DEVICE Tile tile(u32 tile) const {
         const u32 rank = owner(tile);
         Tile at = part(rank).tile(tile - first(rank));
@@ -94,10 +96,10 @@ struct SplitGrid {
     }
 };
 
-/// Which dimension of A is split over the ranks of an all-gather in front of a product.
+/// Dimension of A that is split over the ranks in an all-gather before a product.
 enum class Shard : u32 { Rows, Columns };
 
-/// The units of a staged gather of A, each from one rank, and the tiles that need them.
+/// Units of a staged gather of A, each from one rank, and the tiles that need them.
 struct Units {
     Shard shard;
     u32 size, m, k, tile_m, k_group;
@@ -109,12 +111,12 @@ struct Units {
     IRIS_DEVICE Range shard_cols(u32 source) const {
         return shard == Shard::Rows ? Range{0, k} : split(k, size, source);
     }
-    /// Row blocks and K groups of `source`'s shard.
+    /// Number of row blocks and of K groups in the shard of `source`.
     IRIS_DEVICE u32 row_blocks_of(u32 source) const {
         return div_up(shard_rows(source).len(), tile_m);
     }
     IRIS_DEVICE u32 groups_of(u32 source) const { return div_up(shard_cols(source).len(), k_group); }
-    /// Units before those of `source`.
+    /// Number of units before those of `source`.
     IRIS_DEVICE u32 first(u32 source) const {
         u32 count = 0;
         for (u32 before = 0; before < source; ++before) {
@@ -123,7 +125,7 @@ struct Units {
         return count;
     }
     IRIS_DEVICE u32 units() const { return first(size); }
-    /// The rank that `unit` comes from.
+    /// Rank that `unit` comes from.
     IRIS_DEVICE u32 source(u32 unit) const {
         u32 after = 0;
         for (u32 rank = 0; rank < size; ++rank) {
@@ -132,13 +134,13 @@ struct Units {
         }
         return size - 1;
     }
-    /// The unit of `source` in row block `row` and K group `group` of its shard.
+    /// Number of the unit of `source` in row block `row` and K group `group` of its shard.
     IRIS_DEVICE u32 unit(u32 source, u32 row, u32 group) const {
         const u32 within =
             m_contiguous ? group * row_blocks_of(source) + row : row * groups_of(source) + group;
         return first(source) + within;
     }
-    /// The rows and columns of A that `unit` covers.
+    /// Rows and columns of A that `unit` covers.
     IRIS_DEVICE Tile area(u32 unit) const {
         const u32 from = source(unit), within = unit - first(from);
         const u32 rows = row_blocks_of(from), groups = groups_of(from);
@@ -149,15 +151,15 @@ struct Units {
         return Tile{row, col, min_of(tile_m, m_range.end - row), min_of(k_group, k_range.end - col)};
     }
 
-    /// Row blocks of C over all ranks: no tile of C needs rows of two ranks.
+    /// Number of row blocks of C over all ranks; no tile of C needs rows of two ranks.
     IRIS_DEVICE u32 row_blocks() const {
         if (shard == Shard::Columns) return div_up(m, tile_m);
         u32 count = 0;
         for (u32 from = 0; from < size; ++from) count += row_blocks_of(from);
         return count;
     }
-    /// A row block of C: first row, rows, the rank that has it (of a split by columns 0), and its
-    /// index in that rank's shard.
+    /// Row block of C: first row, number of rows, the rank that has it (0 if A is split by
+    /// columns), and its index in that rank's shard.
     struct Block {
         u32 row, rows, source, within;
     };
@@ -170,13 +172,13 @@ struct Units {
         const u32 row = rows.start + (block - before) * tile_m;
         return Block{row, min_of(tile_m, rows.end - row), from, block - before};
     }
-    /// Which of a rank's own.
+    /// Rank, and index of an element within that rank.
     struct Turn {
         u32 source, within;
     };
-    /// Number `position` of what the ranks other than `rank` have, of which `of` says how much each has.
-    /// They take turns, beginning with the rank behind, so that the links to all of them are busy at
-    /// once; some may have more than others, all of those the same.
+    /// Position-th element in a round-robin order over the ranks other than `rank`, starting with
+    /// the next rank, so that the links to all of them are busy. `of` returns the number of
+    /// elements of a rank; some ranks may have more than others, all of these the same number.
     template <class Of> IRIS_DEVICE Turn in_turns(u32 rank, u32 position, Of of) const {
         const u32 others = size - 1;
         u32 least = ~0u;
@@ -194,8 +196,8 @@ struct Units {
         }
         return Turn{source, least + turn / longer};
     }
-    /// The row block that `rank` works on as number `position`: its own rows first, then those of the
-    /// others as they come.
+    /// Row block that `rank` processes as number `position`: its own row blocks first, then those
+    /// of the other ranks in order of arrival.
     IRIS_DEVICE u32 worked(u32 position, u32 rank) const {
         if (shard == Shard::Columns) return position;
         const u32 own = row_blocks_of(rank);
@@ -206,7 +208,8 @@ struct Units {
         for (u32 from = 0; from < at.source; ++from) at.within += row_blocks_of(from);
         return at.within;
     }
-    /// The unit that `rank` fetches as number `position`: of all other ranks in turns; its own come last.
+    /// Unit that `rank` fetches as number `position`: units of all other ranks round-robin; its own
+    /// come last.
     IRIS_DEVICE u32 fetched(u32 position, u32 rank) const {
         const auto of = [&](u32 from) { return row_blocks_of(from) * groups_of(from); };
         const u32 others = units() - of(rank);
@@ -214,15 +217,15 @@ struct Units {
             position < others ? in_turns(rank, position, of) : Turn{rank, position - others};
         return first(at.source) + at.within;
     }
-    /// How many units row block `block` needs.
+    /// Number of units that row block `block` needs.
     IRIS_DEVICE u32 needs(u32 block) const {
         if (shard == Shard::Rows) return groups_of(row_block(block).source);
         u32 count = 0;
         for (u32 from = 0; from < size; ++from) count += groups_of(from);
         return count;
     }
-    /// The unit that row block `block` needs as number `i`, in the order in which `rank` takes
-    /// them: its own first, then those of the others as they come.
+    /// The i-th unit that row block `block` needs, in the order in which `rank` uses them: its own
+    /// first, then those of the other ranks in order of arrival.
     IRIS_DEVICE u32 need(u32 block, u32 rank, u32 i) const {
         const Block at = row_block(block);
         if (shard == Shard::Rows) return unit(at.source, at.within, i);
@@ -233,19 +236,21 @@ struct Units {
     }
 };
 
-/// A collective of small messages, by what goes from whom to whom; as schedule::Collective.
+/// Collective of small messages, by its data flow; same as schedule::Collective.
 enum class Collective : u32 { AllReduce, ReduceScatter, AllGather, AllToAll, Broadcast };
 
-/// The items of a message in words that carry their data: eight bytes each, of rows that are taken one
-/// behind the other. The last one of a part may be short.
+/// Items of a message in the LL protocol: eight bytes each, of concatenated rows. The last item of
+/// a part may be short.
 struct Items {
     Collective collective;
     u32 size, rows, cols, root;
-    /// An item has 2 to the power of this elements.
+    /// Binary logarithm of the number of elements per item.
     u32 shift;
-    /// Rows of the smallest part, and how many parts have one more: split, divided once.
+    /// Number of rows of the smallest part, and number of parts with one row more; from split(),
+    /// divided once.
     u32 each, more;
-    /// Items of the whole, of a part, and of one that has a row more: what is asked for most.
+    /// Numbers of items of the whole message, of a part, and of a part with one row more; computed
+    /// once.
     u32 whole, of_part, of_longer;
 
     IRIS_DEVICE Items(Collective collective, u32 size, u32 rows, u32 cols, u32 per_item, u32 root)
@@ -254,7 +259,8 @@ struct Items {
           more(parted(collective) ? rows % size : 0), whole(items_of(rows)),
           of_part(items_of(each)), of_longer(items_of(each + 1)) {}
 
-    /// Rows that `from` sends to `to`; with the two the same, those that it has for itself.
+    /// Number of rows that `from` sends to `to`; if both are the same rank, the number of rows that
+    /// it keeps.
     IRIS_DEVICE u32 rows_sent(u32 from, u32 to) const {
         switch (collective) {
         case Collective::AllReduce: return rows;
@@ -265,7 +271,7 @@ struct Items {
         }
         return root == from ? rows : 0;
     }
-    /// Items that `from` sends to `to`.
+    /// Number of items that `from` sends to `to`.
     IRIS_DEVICE u32 sent(u32 from, u32 to) const {
         switch (collective) {
         case Collective::AllReduce: return whole;
@@ -276,20 +282,20 @@ struct Items {
         }
         return root == from ? whole : 0;
     }
-    /// The row of its matrix from which on a rank sends to `to`.
+    /// First row, in a rank's matrix, of its data for `to`.
     IRIS_DEVICE u32 source_row(u32 to) const {
         return collective == Collective::ReduceScatter || collective == Collective::AllToAll
                    ? before(to)
                    : 0;
     }
-    /// The row of the result of `to` at which what `from` sends begins.
+    /// First row, in the result of `to`, of the data from `from`.
     IRIS_DEVICE u32 target_row(u32 from, u32 to) const {
         if (collective == Collective::AllGather) return before(from);
         return collective == Collective::AllToAll ? from * rows_sent(from, to) : 0;
     }
 
   private:
-    /// Whether what ranks send are parts.
+    /// Whether ranks send parts, rather than whole messages.
     IRIS_DEVICE static bool parted(Collective collective) {
         return collective != Collective::AllReduce && collective != Collective::Broadcast;
     }
@@ -300,16 +306,18 @@ struct Items {
     IRIS_DEVICE u32 before(u32 rank) const { return rank * each + min_of(rank, more); }
 };
 
-/// The order in which a rank multiplies tiles of a product whose rows ranks own, `tiles` of each of `ranks`:
-/// in rounds of `span` tiles of each. First a round of the others', of the next rank's first; then a round of the
-/// others' and this rank's own of the round before, which the others have stored meanwhile; at the end its own of
-/// the last.
+/// Order in which a rank multiplies the tiles of a product whose rows are owned by `ranks` ranks,
+/// `tiles` per rank, in rounds of `span` tiles per rank. The first round has tiles of the other
+/// ranks, the next rank's first. Each later round has tiles of the other ranks, and this rank's own
+/// tiles of the previous round, which the other ranks have stored meanwhile. The last own tiles
+/// come at the end.
 ///
-/// A workgroup that takes every span-th tile has thus stored what others need of two rounds before it waits for
-/// what it needs of the first of them: nobody waits in a circle.
+/// A workgroup that takes every span-th tile has thus stored two rounds of tiles for the other
+/// ranks before it waits for their tiles of the first round, so the waits form no cycle.
 struct Rounds {
     u32 tiles, span, ranks;
-    /// Of the ranks from the next on, this one the last; and which of its tiles.
+    /// Rank, as its distance from the next rank (this rank is the last), and the number of a tile
+    /// among those of that rank.
     struct Turn {
         u32 rank, tile;
     };
@@ -325,12 +333,12 @@ struct Rounds {
     }
 };
 
-/// Rows that are gathered while they are multiplied, `rows` of each rank, in parts of `part`, of which the last may
-/// be smaller: in the order in which they are there.
+/// Order of arrival of rows that are gathered while they are multiplied: `rows` rows per rank, in
+/// parts of `part` rows, of which the last may be smaller.
 struct Arriving {
     u32 rows, part, size, rank;
-    /// This rank's own rows first, then part by part those of its peers, of which the one before this rank
-    /// sends it its part first.
+    /// Row at position `turn`: this rank's own rows first, then part by part the rows of its peers,
+    /// beginning with the preceding rank, which sends to this rank first.
     IRIS_DEVICE u32 row(u32 turn) const {
         if (turn < rows) return rank * rows + turn;
         const u32 others = size - 1, behind = turn - rows, number = min_of(behind / (part * others), rows / part);

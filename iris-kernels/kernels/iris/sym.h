@@ -1,8 +1,8 @@
-// Symmetric memory as a kernel sees it: the view of the heap, its words, and remote access.
+// Symmetric memory in kernels: the view of the heap, its words, and access to peers' memory.
 //
 // A word of symmetric memory (SymWord) has operations of system scope only, a word of this device
-// (DevWord) of device scope only. Neither converts to the other or shows its address, so a scope
-// cannot be mixed up. The plain data beside them is ordered by them; see sync.h.
+// (DevWord) operations of device scope only. Neither converts to the other or exposes its address,
+// so scopes cannot be confused. Words order the plain data beside them; see sync.h.
 #ifndef IRIS_SYM_H
 #define IRIS_SYM_H
 
@@ -11,7 +11,7 @@
 
 namespace iris {
 
-/// The most ranks of a world.
+/// Largest number of ranks of a world.
 constexpr u32 MAX_RANKS = 64;
 
 /// Index of the sticky abort word in every rank's signal segment.
@@ -23,9 +23,10 @@ template <> inline constexpr bool is_word<i32> = true;
 template <> inline constexpr bool is_word<i64> = true;
 } // namespace detail
 
-/// A word that stays in one scope. Kernels use SymWord and DevWord.
+/// Word whose accesses all have scope S. Kernels use SymWord and DevWord.
 ///
-/// The template arguments name order and, where the protocols are at work, the access.
+/// The template arguments of a function are the memory order and, in protocol code, the access
+/// number.
 template <Scope S, class T> class ScopedWord {
     static_assert(detail::is_word<T>, "a word is an i32 or an i64");
 
@@ -37,7 +38,7 @@ template <Scope S, class T> class ScopedWord {
     IRIS_DEVICE void store(T value) const {
         port::store<O, S>(address, value, A);
     }
-    /// These return the old value.
+    /// Read-modify-write operations, which return the old value.
     template <Order O = Order::AcqRel, int A = USER_ACCESS> IRIS_DEVICE T add(T value) const {
         return port::rmw<Rmw::Add, O, S>(address, value, A);
     }
@@ -63,10 +64,10 @@ template <Scope S, class T> class ScopedWord {
     template <Order O = Order::AcqRel, int A = USER_ACCESS> IRIS_DEVICE T max(T value) const {
         return port::rmw<Rmw::Max, O, S>(address, value, A);
     }
-    /// A data word that a release and an acquire of some other word order.
+    /// Plain access to a data word; a release and an acquire of another word must order it.
     IRIS_DEVICE T get() const { return port::read<T>(address); }
     IRIS_DEVICE void put(T value) const { port::write(address, value); }
-    /// The word `words` further on, in the same memory.
+    /// The word `words` words later in the same memory.
     IRIS_DEVICE ScopedWord after(u64 words) const { return ScopedWord(address + words * sizeof(T)); }
 
   private:
@@ -76,15 +77,14 @@ template <Scope S, class T> class ScopedWord {
     template <class> friend class Remote;
 };
 
-/// A 64-bit word that carries its data: four bytes, and the number of the call they belong to. As
-/// iris_sync::LlWord.
+/// A 64-bit word of the LL protocol: four bytes of data, and as flag the number of the call that
+/// the data belongs to; same as iris_sync::LlWord.
 struct LlWord {
     u32 data;
     i32 call;
 };
 
-/// Two neighbouring words of symmetric memory that carry data, each of them accessed whole; system
-/// scope.
+/// Two adjacent LL words of symmetric memory, each accessed as a whole; system scope.
 class SymPair {
   public:
     template <Order O, int A> IRIS_DEVICE void load(LlWord (&words)[2]) const {
@@ -100,7 +100,7 @@ class SymPair {
         const i64 bits[2] = {bits_of(first), bits_of(second)};
         port::store_pair<O, Scope::System>(address, bits, A);
     }
-    /// The pair that lies so many pairs further on, in the same memory.
+    /// The pair `pairs` pairs later in the same memory.
     IRIS_DEVICE SymPair after(u64 pairs) const { return SymPair(address + pairs * BYTES); }
     IRIS_DEVICE SymPair after_bytes(u64 bytes) const { return SymPair(address + bytes); }
     static constexpr u32 BYTES = 16;
@@ -114,40 +114,40 @@ class SymPair {
     friend struct HeapView;
 };
 
-/// A word of symmetric memory: any rank may look at it.
+/// Word of symmetric memory; any rank may load it.
 using SymWord = ScopedWord<Scope::System, i32>;
-/// A word that only this rank's workgroups touch.
+/// Word that only this rank's workgroups access.
 using DevWord = ScopedWord<Scope::Device, i32>;
 
-/// An array in every rank's data segment at the same place: what SymSlice says on the host.
+/// Array at the same offset of every rank's data segment; SymSlice on the host.
 template <class T> struct Slice {
-    /// Bytes from the start of the data segment.
+    /// Offset in bytes from the start of the data segment.
     u64 offset;
-    /// Elements.
+    /// Number of elements.
     u64 len;
-    /// The elements from `first` on.
+    /// Sub-slice from element `first` on.
     IRIS_DEVICE Slice from(u64 first) const { return Slice{offset + first * sizeof(T), len - first}; }
 };
 
-/// A slice as it lies at one rank: remote access to its elements.
+/// Part of a slice at one rank, for access to its elements.
 template <class T> class Remote {
   public:
-    /// Plain access, ordered by words.
+    /// Plain access, which words must order.
     IRIS_DEVICE T get(u64 i) const { return port::read<T>(address + i * sizeof(T)); }
     IRIS_DEVICE void put(u64 i, T value) const { port::write(address + i * sizeof(T), value); }
-    /// An element as a word, for atomic access of system scope: T is i32 or i64.
+    /// Element as a word, for atomic access of system scope; T is i32 or i64.
     IRIS_DEVICE ScopedWord<Scope::System, T> word(u64 i) const {
         return ScopedWord<Scope::System, T>(address + i * sizeof(T));
     }
-    /// Add to an f32 element, relaxed.
+    /// Relaxed atomic addition to an f32 element.
     IRIS_DEVICE void add(u64 i, float value) const {
         static_assert(sizeof(T) == sizeof(float) && T(0.5f) != T(0), "an f32 element");
         port::add_f32<Scope::System>(address + i * sizeof(T), value);
     }
     /// The elements from `first` on.
     IRIS_DEVICE Remote from(u64 first) const { return Remote(address + first * sizeof(T)); }
-    /// Copy `count` elements here from `source`, by 16 bytes where both are multiples of that. All
-    /// threads; no barrier.
+    /// Copies `count` elements from `source`, in 16-byte vectors if both addresses are aligned to
+    /// 16. Called by all threads; no barrier.
     IRIS_DEVICE void copy_from(Remote source, u64 count) const {
         static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16,
                       "elements of 2, 4, 8 or 16 bytes");
@@ -160,32 +160,32 @@ template <class T> class Remote {
     friend struct HeapView;
 };
 
-/// What a kernel needs to reach symmetric memory; iris_heap::abi::HeapView on the host.
+/// Addresses that a kernel needs to access symmetric memory; iris_heap::abi::HeapView on the host.
 struct HeapView {
-    /// This rank, and the ranks of the world.
+    /// This rank, and the number of ranks of the world.
     u32 rank, size;
-    /// Where each rank's segments begin.
+    /// Start addresses of each rank's data segment and signal segment.
     u64 data[MAX_RANKS];
     u64 signal[MAX_RANKS];
-    /// This rank's control block: host_abort, fault_claim, fault[14].
+    /// Address of this rank's control block: host_abort, fault_claim, fault[14].
     u64 control;
-    /// This rank's device words.
+    /// Address of this rank's device words.
     u64 device_words;
-    /// How long waits may last.
+    /// Deadlines of waits: for a peer's entry, and for progress.
     u64 entry_deadline_ns;
     u64 progress_deadline_ns;
 
     /// Word `index` of the signal segment of `at`.
     IRIS_DEVICE SymWord word(u32 at, u64 index) const { return SymWord(signal[at] + index * 4); }
-    /// The pair of 64-bit words that begins at word `index` of the signal segment of `at`.
+    /// Pair of 64-bit words that begins at 4-byte word `index` of the signal segment of `at`.
     IRIS_DEVICE SymPair pair(u32 at, u64 index) const { return SymPair(signal[at] + index * 4); }
     /// Word `index` of this device.
     IRIS_DEVICE DevWord device_word(u64 index) const { return DevWord(device_words + index * 4); }
-    /// A slice as it lies at rank `at`.
+    /// Part of a slice at rank `at`.
     template <class T> IRIS_DEVICE Remote<T> at(Slice<T> slice, u32 at) const {
         return Remote<T>(data[at] + slice.offset);
     }
-    /// Address of the byte at `offset` of the data segment of `at`, for plain data.
+    /// Address of byte `offset` in the data segment of `at`, for plain data.
     IRIS_DEVICE u64 address(u32 at, u64 offset) const { return data[at] + offset; }
 };
 static_assert(sizeof(HeapView) == 1064, "as iris_heap::abi::HeapView");
@@ -196,27 +196,30 @@ static_assert(IRIS_OFFSET_OF(HeapView, device_words) == 1040, "device_words");
 static_assert(IRIS_OFFSET_OF(HeapView, entry_deadline_ns) == 1048, "entry_deadline_ns");
 static_assert(IRIS_OFFSET_OF(HeapView, progress_deadline_ns) == 1056, "progress_deadline_ns");
 
-/// Copy `count` elements of this rank's `from` into `to` at `peer`. All threads; no barrier.
+/// Copies `count` elements of this rank's part of `from` into `to` at `peer`. Called by all
+/// threads; no barrier.
 template <class T>
 IRIS_DEVICE void put(const HeapView& heap, Slice<T> to, Slice<T> from, u64 count, u32 peer) {
     heap.at(to, peer).copy_from(heap.at(from, heap.rank), count);
 }
 
-/// Copy `count` elements of `from` at `peer` into this rank's `to`. All threads; no barrier.
+/// Copies `count` elements of `from` at `peer` into this rank's part of `to`. Called by all
+/// threads; no barrier.
 template <class T>
 IRIS_DEVICE void get(const HeapView& heap, Slice<T> to, Slice<T> from, u64 count, u32 peer) {
     heap.at(to, heap.rank).copy_from(heap.at(from, peer), count);
 }
 
-/// Copy `count` elements of `from` at rank `from_rank` into `to` at rank `to_rank`. All threads; no
-/// barrier.
+/// Copies `count` elements of `from` at rank `from_rank` into `to` at rank `to_rank`. Called by all
+/// threads; no barrier.
 template <class T>
 IRIS_DEVICE void copy(const HeapView& heap, Slice<T> to, u32 to_rank, Slice<T> from, u32 from_rank,
                       u64 count) {
     heap.at(to, to_rank).copy_from(heap.at(from, from_rank), count);
 }
 
-/// As put, and then store `value` to `signal`, which `peer` waits for with wait_until (sync.h).
+/// Does put(), then stores `value` to `signal` (release), for which `peer` waits by wait_until
+/// (sync.h).
 template <class T>
 IRIS_DEVICE void put_with_signal(const HeapView& heap, Slice<T> to, Slice<T> from, u64 count,
                                  u32 peer, SymWord signal, i32 value) {
@@ -225,7 +228,7 @@ IRIS_DEVICE void put_with_signal(const HeapView& heap, Slice<T> to, Slice<T> fro
     if (port::thread() == 0) signal.store<Order::Release>(value);
 }
 
-/// Order this thread's accesses before it against those after it, for all devices and the host.
+/// Orders earlier accesses of this thread before its later ones, for all devices and the host.
 template <Order O = Order::AcqRel> IRIS_DEVICE void fence() { port::fence<O, Scope::System>(); }
 
 } // namespace iris

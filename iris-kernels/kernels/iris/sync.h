@@ -1,9 +1,10 @@
-// The protocols of iris-sync, operation by operation: see that crate and its PROTOCOL.md for the
-// reasons. A header has the name of its Rust twin, and what is in it the same names: `cargo xtask tidy`
-// compares them. They stand here in the order of their layers; each includes those that it needs.
+// All protocol headers; they transcribe iris-sync operation by operation, and that crate's
+// PROTOCOL.md has the reasons. Each header has the name of its Rust counterpart and defines the
+// same names; `cargo xtask tidy` compares them. They are listed in the order of their layers; each
+// includes the headers that it needs.
 //
-// All threads of a workgroup call the functions of Workgroup together; those that return false do so on
-// all threads alike, and the workgroup must then leave.
+// All threads of a workgroup call the functions of Workgroup together. A function that returns
+// false does so on all threads, and the workgroup must then leave.
 #ifndef IRIS_SYNC_H
 #define IRIS_SYNC_H
 

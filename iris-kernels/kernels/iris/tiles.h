@@ -1,8 +1,9 @@
-// The tiles of C as they arrive, for a user's kernel that runs beside an op. Waiting is that of the
-// op itself: the same words, orders, deadlines and faults.
+// Waiting for tiles of C in a user's kernel that runs beside an op. It uses the op's own words,
+// orders, deadlines and faults.
 //
-// Only what peers write straight into C has a signal here. This rank's own tiles have none: they are
-// there when the op is over, for a kernel that is launched behind it on a stream.
+// Only tiles that peers write directly into C have a signal here. This rank's own tiles have none:
+// they are complete when the op has ended, so a kernel that is launched after the op on a stream
+// can read them.
 #ifndef IRIS_TILES_H
 #define IRIS_TILES_H
 
@@ -11,20 +12,21 @@
 
 namespace iris {
 
-/// Which words say that a tile has come.
+/// Kind of the words that signal the arrival of a tile.
 enum class Arrival : u32 {
-    /// Tile t is the result of its owner, t mod size.
+    /// Result words: tile t is the result of its owner, rank t mod size.
     Results,
-    /// The rows of C are split over the ranks, and each sends its own.
+    /// Signal words of parts: the rows of C are split over the ranks, and each rank sends its own
+    /// rows.
     Parts,
-    /// All tiles come from the root.
+    /// Signal words of the root, which sends all tiles.
     Root,
-    /// Tiles come from the root, or by one of the other ranks.
+    /// Signal words of the root, or of another rank that relays the tile.
     Relays,
 };
 
-/// One call of an op, as it is handed out: iris_kernels::args::TileView on the host. The two words
-/// of the channel that number the call are copies of its own.
+/// One call of an op, as passed to a user's kernel; iris_kernels::args::TileView on the host. The
+/// channel's two words that number the call are copies of the op's words.
 struct TileView {
     HeapView heap;
     Channel channel;
@@ -32,7 +34,7 @@ struct TileView {
     u32 rows, cols, tile_m, tile_n;
     Arrival arrival;
     u32 root;
-    /// Workgroups of the op.
+    /// Number of workgroups of the op.
     u32 groups;
 };
 static_assert(IRIS_OFFSET_OF(TileView, record) == 1128, "record");
@@ -47,11 +49,11 @@ class Tiles {
           wg(Launch{view.heap, view.channel, view.record, port::workgroup(), port::workgroups(),
                     Trace(0, 0, 0, 0)}) {}
 
-    /// Tiles of C.
+    /// Number of tiles of C.
     IRIS_DEVICE u32 count() const { return split() ? parts.tiles() : grid.tiles(); }
-    /// Where `tile` lies in C.
+    /// Position of `tile` in C.
     IRIS_DEVICE Tile area(u32 tile) const { return split() ? parts.tile(tile) : grid.tile(tile); }
-    /// The rank that writes it.
+    /// Rank that writes `tile`.
     IRIS_DEVICE u32 source(u32 tile) const {
         if (split()) return parts.owner(tile);
         const u32 me = view.channel.rank, size = view.channel.size;
@@ -60,13 +62,13 @@ class Tiles {
         const u32 relay = flow::Relays{grid.tiles(), view.root, size}.relay(tile);
         return relay == me ? view.root : relay;
     }
-    /// Whether this rank itself writes it: such a tile is not waited for.
+    /// Whether this rank itself writes `tile`; such a tile cannot be waited for.
     IRIS_DEVICE bool own(u32 tile) const { return source(tile) == view.channel.rank; }
 
-    /// Wait until a peer's tile has come. All threads together; they may read it then, by port::read
-    /// or Remote::get. False, on all threads, when the call cannot be finished: a deadline passed,
-    /// somebody gave up, or a peer does not write C where this rank has it. To wait for an own tile
-    /// is a fault, too: nobody would come.
+    /// Wait until a peer's tile has arrived. All threads call it together, and may then read the
+    /// tile by port::read or Remote::get. Returns false on all threads if the call cannot be
+    /// finished: a deadline passed, a rank gave up, or a peer does not write C directly. Waiting
+    /// for an own tile is a fault, too, because it has no signal.
     [[nodiscard]] IRIS_DEVICE bool wait(u32 tile) {
         const u32 from = source(tile), me = view.channel.rank;
         if (from == me) return refuse(FaultKind::NoProgress, tile, me, -1);
@@ -82,7 +84,7 @@ class Tiles {
 
   private:
     IRIS_DEVICE bool split() const { return view.arrival == Arrival::Parts; }
-    /// Leave a fault.
+    /// Record a fault; returns false.
     IRIS_DEVICE bool refuse(FaultKind kind, u32 tile, u32 rank, i32 field) const {
         if (port::thread() == 0) {
             give_up(wg.m,

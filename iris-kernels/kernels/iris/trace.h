@@ -1,6 +1,7 @@
-// Spans and counters of a workgroup. Built without IRIS_OBSERVED, as kernels are unless an op is planned
-// to trace or count, there is nothing of them: tests of an address alone cost up to a sixth of a small
-// all_reduce. With it, each is off where its address is 0.
+// Trace spans and counters of a workgroup. Without IRIS_OBSERVED, the default unless an op is
+// planned with tracing or counting, no code is generated: merely testing an address for 0 costs up
+// to a sixth of the time of a small all_reduce. With IRIS_OBSERVED, tracing or counting is off if
+// its address is 0.
 #ifndef IRIS_TRACE_H
 #define IRIS_TRACE_H
 
@@ -12,11 +13,11 @@
 
 namespace iris {
 
-/// Which counter of a rank; as iris_kernels::args::counter.
+/// Index of a counter of a rank; same as iris_kernels::args::counter.
 enum class Counter : u32 { Pushed, Pulled, Flags, Waits };
 
-/// Where a workgroup writes its spans: count[MAX_GROUPS], then [group][capacity] of
-/// {begin ns, end ns, kind, what}; and where the rank's counters are. As iris_kernels::trace.
+/// Writer of a workgroup's spans and of the rank's counters. The trace buffer is count[MAX_GROUPS],
+/// then [group][capacity] of {begin ns, end ns, kind, what}; see iris_kernels::trace.
 class Trace {
   public:
     IRIS_DEVICE Trace(u64 buffer, u32 capacity, u64 counters, u32 group)
@@ -25,12 +26,12 @@ class Trace {
         if (OBSERVED && buffer != 0 && group < MAX_GROUPS) {
             count_word = buffer + group * 4;
             slots = buffer + MAX_GROUPS * 4 + u64(group) * capacity * SPAN_BYTES;
-            // Launches of one call go on where the last one ended.
+            // Later launches of a call append to the spans of earlier ones.
             used = port::read<u32>(count_word);
         }
     }
 
-    /// A span begins. A wait may begin within another span; other spans do not nest.
+    /// Begin a span. A wait may begin inside another span; other spans do not nest.
     IRIS_DEVICE void begin(Span span, u32 about) {
         if (!OBSERVED || count_word == 0 || port::thread() != 0) return;
         (span == Span::Wait ? wait_began : began) = port::now();
@@ -49,13 +50,14 @@ class Trace {
         port::write<u32>(count_word, ++used);
     }
 
-    /// A span that two launches stand around: the first leaves the time in the place of the next span.
+    /// First half of a span that encloses another launch: stores the time at the position of the
+    /// next span.
     IRIS_DEVICE void leave_begin() const {
         if (!OBSERVED || count_word == 0 || used >= capacity) return;
         port::write<u64>(slots + u64(used) * SPAN_BYTES, port::now());
     }
 
-    /// The second launch of such a span.
+    /// Second half of such a span, in a later launch.
     IRIS_DEVICE void end_left(Span span, u32 about) {
         if (!OBSERVED || count_word == 0) return;
         if (used < capacity) began = port::read<u64>(slots + u64(used) * SPAN_BYTES);
@@ -63,14 +65,14 @@ class Trace {
         end(span);
     }
 
-    /// Count. One thread.
+    /// Add to a counter; called by one thread.
     IRIS_DEVICE void add(Counter counter, u64 amount) const {
         if (!OBSERVED || counters == 0) return;
         port::rmw<Rmw::Add, Order::Relaxed, Scope::Device>(
             counters + static_cast<u64>(counter) * 8, static_cast<i64>(amount), USER_ACCESS);
     }
 
-    /// Count once for all threads, which call this together.
+    /// Add to a counter once for the workgroup; called by all threads.
     IRIS_DEVICE void add_once(Counter counter, u64 amount) const {
         if (OBSERVED && port::thread() == 0) add(counter, amount);
     }

@@ -1,4 +1,4 @@
-// Elements of matrices in memory, eight of a row at a time, as f32.
+// Access to elements of matrices as f32, in vectors of eight elements of a row.
 #ifndef IRIS_VIEW_H
 #define IRIS_VIEW_H
 
@@ -7,7 +7,7 @@
 
 namespace iris {
 
-/// Elements of a vector: 16 bytes of a 16-bit type.
+/// Number of elements of a vector: 16 bytes of a 16-bit type.
 constexpr u32 WIDTH = 8;
 
 struct Values {
@@ -25,7 +25,7 @@ IRIS_DEVICE float widen(u32 dtype, u16 bits) {
 IRIS_DEVICE u16 narrow(u32 dtype, float value) {
     return dtype == F16 ? port::float_to_half(value) : port::float_to_bfloat(value);
 }
-/// A value rounded to a type and back.
+/// Value rounded to a type and converted back to f32.
 IRIS_DEVICE float rounded(u32 dtype, float value) {
     return dtype == F32 ? value : widen(dtype, narrow(dtype, value));
 }
@@ -38,10 +38,10 @@ IRIS_DEVICE void store_element(u64 address, u32 dtype, float value) {
     else port::write(address, narrow(dtype, value));
 }
 
-/// Whether a vector of these elements is read and written as a whole.
+/// Whether these elements can be accessed as one vector.
 IRIS_DEVICE bool is_whole(u64 address, u32 count) { return count == WIDTH && (address & 15) == 0; }
 
-/// A whole vector as it lies in memory: nothing waits for it until it is looked at.
+/// Vector in its memory format; loading it does not wait until it is used.
 struct Raw {
     Vec16 low, high;
 };
@@ -69,7 +69,7 @@ IRIS_DEVICE Values values_of(const Raw& raw, u32 dtype) {
     return values;
 }
 
-/// Elements that are not a whole vector, one by one.
+/// Access element by element, for elements that do not fill a vector.
 IRIS_COLD Values load_pieces(u64 address, u32 dtype, u32 count) {
     Values values;
     IRIS_UNROLL
@@ -85,13 +85,13 @@ IRIS_COLD void store_pieces(u64 address, u32 dtype, u32 count, Values values) {
     }
 }
 
-/// The first `count` (1 to WIDTH) elements from an address on; the others are 0.
+/// Loads `count` (1 to WIDTH) elements from an address on; the others are 0.
 IRIS_DEVICE Values load_row(u64 address, u32 dtype, u32 count) {
     if (is_whole(address, count)) return values_of(load_raw(address, dtype), dtype);
     return load_pieces(address, dtype, count);
 }
 
-/// All of a whole vector.
+/// Stores a full vector.
 IRIS_DEVICE void store_whole(u64 address, u32 dtype, const Values& values) {
     Vec16 low, high;
     if (dtype == F32) {
@@ -117,7 +117,7 @@ IRIS_DEVICE void store_row(u64 address, u32 dtype, u32 count, const Values& valu
     else store_pieces(address, dtype, count, values);
 }
 
-/// A matrix, or a part of one, from its first element on.
+/// Matrix or part of a matrix, by the address of its first element.
 struct View {
     u64 address, ld;
     u32 dtype;
@@ -126,7 +126,7 @@ struct View {
     IRIS_DEVICE static View of(const Matrix& matrix) {
         return View{matrix.address, matrix.ld, matrix.dtype, matrix.transposed == 1};
     }
-    /// A tile in a slot, whose rows lie `tile_n` elements apart.
+    /// Tile in a slot, with leading dimension `tile_n`.
     IRIS_DEVICE static View slot(u64 address, u32 tile_n, u32 dtype) {
         return View{address, tile_n, dtype, false};
     }
@@ -134,11 +134,11 @@ struct View {
         const u64 index = transposed ? col * ld + row : row * ld + col;
         return address + index * element_bytes(dtype);
     }
-    /// The part that begins at an element.
+    /// Part that begins at element (row, col).
     IRIS_DEVICE View from(u32 row, u32 col) const {
         return View{at(row, col), ld, dtype, transposed};
     }
-    /// Elements (row, col) to (row, col + count - 1).
+    /// Loads elements (row, col) to (row, col + count - 1).
     IRIS_DEVICE Values load(u32 row, u32 col, u32 count) const {
         if (!transposed) return load_row(at(row, col), dtype, count);
         Values values;
@@ -157,7 +157,7 @@ struct View {
     }
 };
 
-/// Call `each(row, col, count)` for all vectors of a rectangle, spread over the threads.
+/// Calls `each(row, col, count)` for all vectors of a rectangle, distributed over the threads.
 template <class Each> IRIS_DEVICE void for_each_vector(u32 rows, u32 cols, Each each) {
     const u32 across = div_up(cols, WIDTH);
     for (u32 i = port::thread(); i < rows * across; i += port::threads()) {
@@ -166,7 +166,7 @@ template <class Each> IRIS_DEVICE void for_each_vector(u32 rows, u32 cols, Each 
     }
 }
 
-/// Copy a rectangle between views, from the first element of each. No barrier.
+/// Copies a rectangle between views, from the first element of each. No barrier.
 IRIS_COLD void copy_view(View to, View from, u32 rows, u32 cols) {
     if (to.dtype == from.dtype && to.transposed == from.transposed) {
         const u32 runs = to.transposed ? cols : rows, len = to.transposed ? rows : cols;

@@ -1,5 +1,5 @@
-// What a wait looks at, and what it leaves when it gives up: iris_sync::wait. And wait_until, for
-// kernels of users.
+// Waits with deadlines and abort checks; transcribes iris_sync::wait. Also wait_until, for kernels
+// of users.
 #ifndef IRIS_WAIT_H
 #define IRIS_WAIT_H
 
@@ -7,7 +7,7 @@
 
 namespace iris {
 
-/// What a wait is for, and what its fault record would say.
+/// Description of a wait: the value that it waits for, and the data for its fault record.
 struct Awaited {
     Call call, want;
     u32 rank;
@@ -20,13 +20,13 @@ struct Awaited {
     }
 };
 
-/// Whether somebody gave up: this rank's host, or a peer. Leaves a record of who it was.
+/// Whether this rank's host or a peer has given up; if so, records a fault that names the rank.
 IRIS_COLD bool stopped(Words m, Awaited awaited) {
     const i32 host = m.host_abort();
     const i32 peer = m.load<Access::AbortLoad>(m.abort(m.channel.rank));
     if (host == 0 && peer == 0) return false;
     if (host == 0) {
-        // Whatever stands there: the record shows it.
+        // The abort word may hold any value; the record shows it.
         const i32 who = static_cast<i32>(static_cast<u32>(peer) - 1);
         m.record(awaited.fault(FaultKind::PeerGaveUp, m.channel, who, peer));
     } else if (host >= PEER_LOST) {
@@ -36,19 +36,19 @@ IRIS_COLD bool stopped(Words m, Awaited awaited) {
         m.record(awaited.fault(FaultKind::HostAbort, m.channel, me, host));
     }
     if (host != 0) {
-        // For the launches that follow: they look at this word only.
+        // Later launches check only this word, not the host's code.
         m.store<Access::AbortStore>(m.abort(m.channel.rank),
                                     static_cast<i32>(m.channel.rank) + 1);
     }
     return true;
 }
 
-/// Whether this rank has given up, or was told that a peer did. Once it is so, it stays so.
+/// Whether this rank has given up or a peer has told it to. Sticky: the abort word is never reset.
 IRIS_DEVICE bool has_given_up(const Words& m) {
     return m.load<Access::AbortCheck>(m.abort(m.channel.rank)) != 0;
 }
 
-/// Keep a fault and tell every rank, this one included, that the call cannot be finished.
+/// Record a fault and set the abort word of every rank, this one included.
 IRIS_COLD void give_up(Words m, Fault fault) {
     m.record(fault);
     for (u32 rank = 0; rank < m.channel.size; ++rank) {
@@ -56,7 +56,8 @@ IRIS_COLD void give_up(Words m, Fault fault) {
     }
 }
 
-/// A rank that has not entered this call, and what its entry word says.
+/// Rank that has not entered this call, and the value of its entry word; `any` is false if all have
+/// entered.
 struct Absent {
     bool any;
     u32 rank;
@@ -73,14 +74,15 @@ IRIS_COLD Absent find_absent(Words m, Call call) {
     return Absent{false, 0, 0};
 }
 
-/// What a look has not found: the rank that it is awaited from, what of it, and what is there instead.
+/// Report of an unsuccessful poll: the awaited rank, the tile, and the value found instead.
 struct Missing {
     bool any;
     u32 rank;
     i32 tile, seen;
 };
 
-/// As wait_for, of anything that `look` can tell.
+/// Poll until `look` reports nothing missing; false on deadline or abort. wait_for is the
+/// single-word case.
 template <class Look> IRIS_DEVICE bool poll(const Words& m, Awaited awaited, Look look) {
     port::Deadline deadline = m.deadline();
     u32 spins = 0;
@@ -108,7 +110,7 @@ template <class Look> IRIS_DEVICE bool poll(const Words& m, Awaited awaited, Loo
                     return false;
                 }
                 if (!absent.any) {
-                    // The late rank has come: progress gets its full time from now.
+                    // The late rank has entered: restart the progress deadline with its full time.
                     late = false;
                     spins = 0;
                     continue;
@@ -121,11 +123,13 @@ template <class Look> IRIS_DEVICE bool poll(const Words& m, Awaited awaited, Loo
     }
 }
 
-/// Look until the value was set by the wanted call or a later one. One thread calls this.
+/// Poll with `look` until its value was set by the wanted call or a later one. One thread calls
+/// this.
 ///
-/// False when the deadline passes (the fault is kept and all ranks are told) or when somebody gave
-/// up. The deadline of progress runs only while all ranks are in the call: whoever waits for a rank
-/// that itself waits for a late third one blames the third, and gives it the time of an entry.
+/// Returns false if the deadline passes (the fault is recorded and all ranks are told) or if a rank
+/// or the host gave up. The progress deadline runs only while all ranks are in the call: if the
+/// awaited rank itself waits for a third rank that has not entered, the third rank is blamed, and
+/// only after the longer entry deadline.
 template <Access A, class Look>
 IRIS_DEVICE bool wait_for(const Words& m, const Awaited& awaited, Look look) {
     return poll(m, awaited, [&]() IRIS_INLINE {
@@ -134,21 +138,22 @@ IRIS_DEVICE bool wait_for(const Words& m, const Awaited& awaited, Look look) {
     });
 }
 
-/// Wait for `word`, the signal of `tile` from `rank`. One thread calls this.
+/// Wait for `word`, the signal of `tile` from rank `rank`. One thread calls this.
 IRIS_DEVICE bool wait_signal(const Words& m, Call call, SymWord word, u32 rank, u32 tile) {
     const Awaited awaited{call, call, rank, static_cast<i32>(tile), Limit::Progress};
     return wait_for<Access::SignalLoad>(
         m, awaited, [&] { return m.load<Access::SignalLoad>(word); });
 }
 
-/// Say by `word` that what this thread has stored, or has seen stored by others, is there.
+/// Store this call's number into `word`, as a signal for everything that this thread has stored or
+/// has acquired from others (release).
 IRIS_DEVICE void raise_signal(const Words& m, Call call, SymWord word) {
     m.store<Access::SignalStore>(word, call.number());
 }
 
-/// Wait until `word` holds `value` by `compare(seen, value)`. All threads of a user's kernel call it
-/// together; false, on all threads, when the deadline of progress passes or somebody gave up, with a
-/// fault record whose op is -1 and whose awaited rank is `from`.
+/// Wait until `compare(seen, value)` is true for the value of `word`. All threads of a user's
+/// kernel call it together. Returns false on all threads if the progress deadline passes or a rank
+/// gives up; the fault record then has op -1 and awaited rank `from`.
 template <class Compare>
 IRIS_DEVICE bool wait_until(const HeapView& heap, SymWord word, Compare compare, i32 value,
                             u32 from) {
@@ -181,7 +186,7 @@ IRIS_DEVICE bool wait_until(const HeapView& heap, SymWord word, Compare compare,
     return port::vote(passed, Site::Waited);
 }
 
-/// Comparisons for wait_until: as calls are compared, and plainly.
+/// Comparisons for wait_until: by wrapping difference, as calls are compared, and by equality.
 struct ReachedBy {
     IRIS_DEVICE bool operator()(i32 seen, i32 value) const { return Call(value).reached_by(seen); }
 };

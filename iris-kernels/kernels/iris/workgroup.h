@@ -1,6 +1,8 @@
-// One workgroup in one call: the protocol functions of which ops are made. iris_sync::Workgroup.
+// Protocol functions of one workgroup in one call, which ops are made of; transcribes
+// iris_sync::Workgroup.
 //
-// Long because a workgroup is one type, whose functions share what it has seen of its peers.
+// Long because the functions share one type: the record of what the workgroup has already seen of
+// its peers.
 #ifndef IRIS_WORKGROUP_H
 #define IRIS_WORKGROUP_H
 
@@ -13,15 +15,16 @@
 
 namespace iris {
 
-/// How a launch ends: the call number stays, or advances; Pulled settles with the peers first.
+/// Effect of a launch on the call number when its last workgroup finishes: it stays (Keep),
+/// advances (Advance), or advances after the peers have exchanged done words (Pulled).
 enum class End { Keep, Advance, Pulled };
 
-/// What every launch is given.
+/// Arguments of a launch of one workgroup.
 struct Launch {
     const HeapView& heap;
     const Channel& channel;
     const Record& record;
-    /// This workgroup, and how many there are: all of them resident.
+    /// Index of this workgroup, and number of workgroups; all are co-resident.
     u32 index, count;
     Trace trace;
 };
@@ -42,19 +45,19 @@ class Workgroup {
     Trace trace;
 
     IRIS_DEVICE Call call() const { return number; }
-    /// Which of the two slots this call uses.
+    /// Number of the slot that this call uses, 0 or 1.
     IRIS_DEVICE u32 parity() const { return number.parity(); }
     IRIS_DEVICE u32 rank() const { return m.channel.rank; }
     IRIS_DEVICE u32 size() const { return m.channel.size; }
     IRIS_DEVICE u32 peer(u32 step) const { return m.channel.peer(step); }
     IRIS_DEVICE u32 peer_in_turn(u32 step, u32 turn) const { return m.channel.peer_in_turn(step, turn); }
 
-    /// Before a launch that is not the first of its call does anything: fails if the rank has given
-    /// up, as credit and barrier do.
+    /// Check at the start of a later launch of a call that the rank has not given up; fails if it
+    /// has. Launches that begin with credit or barrier need no such check.
     [[nodiscard]] IRIS_DEVICE bool go_on() { return all_go_on(Site::Waited); }
 
-    /// Tell every peer that this rank is in the call. The first workgroup does it, before anything
-    /// else, even when the rank has nothing to send.
+    /// Publish this rank's entry record at every peer. Only workgroup 0 does so, before anything
+    /// else and even if the rank has nothing to send: peers wait for the entry.
     [[nodiscard]] IRIS_DEVICE bool enter() {
         if (index == 0) {
             const u64 all = others();
@@ -71,12 +74,12 @@ class Workgroup {
         return true;
     }
 
-    /// Before pushing words that carry data: credit of these peers, and, in the first workgroup, of
-    /// all, since it is to tell all of them that this rank has entered.
+    /// Wait for the credit of these peers before LL words are pushed. Workgroup 0 waits for the
+    /// credit of all peers, since it announces this rank's entry to all of them.
     [[nodiscard]] IRIS_DEVICE bool begin_push(Members to) {
         const u64 peers = index == 0 ? others() : to.bits & others();
-        // Where there are threads enough, each looks at one word of one peer, before it is known which of the
-        // two counts in this call: so their way is gone together with that of the number.
+        // If there are two threads per peer, each loads the credit word of one parity of one peer,
+        // before the call number is known. So these loads overlap with the load of the call number.
         const bool passed = port::threads() >= 2 * (size() - 1)
                                 ? port::vote(look_ahead(peers), Site::Waited)
                                 : for_peers(peers, [&](u32 peer) { return credit_of(peer); });
@@ -86,26 +89,26 @@ class Workgroup {
         return true;
     }
 
-    /// Which items, of words that carry their data, fall to this thread of this workgroup. The last wave
-    /// gets none: it does what is to be done beside them, by the functions that follow, and the others
-    /// do not wait until an entry, whose release takes a way there and back, is at the peers. A
-    /// workgroup of one wave does first the one and then the other.
+    /// LL items of this thread. The last wave gets none: it does the other work (header, entry) by
+    /// the functions that follow, so the other threads need not wait for the entry, whose release
+    /// takes a round trip. A workgroup of one wave does the header first and then the items.
     IRIS_DEVICE ll::Share share_of_threads() const {
         const u32 carriers = this->carriers();
         if (port::thread() >= carriers) return ll::Share{~0u, 1};
         return ll::Share{(count - 1 - index) * carriers + port::thread(), count * carriers};
     }
 
-    /// The same of items in rows, of which a workgroup takes whole ones: every so many of them.
+    /// Rows that this workgroup takes as a whole, every count-th row, and this thread's share of
+    /// their items.
     IRIS_DEVICE ll::RowShare share_of_rows() const {
         return ll::RowShare{count - 1 - index, count, port::thread(), carriers()};
     }
 
-    /// Count this workgroup out before its end: all of its threads have read the number of the call, and
-    /// passed a barrier since. A release at the end would wait until what its thread has pushed is there;
-    /// so the last wave does it now, and in the first workgroup, where that one has more to do, the one
-    /// before, which the last items fall to. Not in calls that refresh words: that is for the last
-    /// workgroup, when all is over.
+    /// Count this workgroup as finished before its end, after all of its threads have read the call
+    /// number and passed a barrier. The release at a normal end would wait until the thread's
+    /// pushes have arrived. So the last wave counts now; in workgroup 0 the last wave has other
+    /// work, and the wave before it counts, which gets the last items. Does nothing in calls that
+    /// refresh words, because their last workgroup must act after all others are done.
     IRIS_DEVICE void count_out() {
         if (number.restamps_slot()) return;
         counted = true;
@@ -113,10 +116,11 @@ class Workgroup {
         if (port::thread() == thread && count_one()) advance();
     }
 
-    /// In the last wave of the first workgroup: tell every peer that this rank is in the call, and say
-    /// to these peers what it says about it, in words that carry their data. These go first, since they are
-    /// awaited in this call, and an entry, whose release takes a way there and back, in the next. No record is
-    /// written, since its release would wait until it is there: who enters otherwise finds that of an older call.
+    /// Push this rank's header to `to`, and announce its entry to every peer; only the last wave of
+    /// workgroup 0 acts. The headers go first: they are awaited in this call, the entry only in the
+    /// next, and its release costs a round trip. No entry record is written, since its release
+    /// would wait for the arrival of the data: a rank that enters without LL words finds the record
+    /// of an older call here.
     IRIS_DEVICE void push_head(Members to) {
         const ll::Share share = beside();
         IRIS_NO_UNROLL
@@ -129,19 +133,20 @@ class Workgroup {
         }
     }
 
-    /// In the last wave of the first workgroup: wait for what these peers say about the call, and
-    /// compare it. Those threads fail that find a difference: leave_together must follow.
+    /// Wait for the headers of these peers and compare them with this rank's record; only the last
+    /// wave of workgroup 0 acts. Fails only on threads that find a difference, so leave_together
+    /// must follow.
     template <u32 N = ll::SOURCES> [[nodiscard]] IRIS_DEVICE bool wait_head(Members sources) {
         return ll::wait_head<N>(m, number, own, sequence, sources, beside());
     }
 
-    /// After waits of single threads: fails on all threads if it failed on one.
+    /// Combine the results of single threads: fails on all threads if one of them failed.
     [[nodiscard]] IRIS_DEVICE bool leave_together(bool result) {
         return port::vote(result, Site::Waited);
     }
 
-    /// Before writing slots at these peers: as credit of each; where this rank allows results to go
-    /// straight into C, also as wait_entry.
+    /// Wait for the credit of these peers before writing their slots. If this rank allows peers to
+    /// write C directly, wait for their entries too.
     [[nodiscard]] IRIS_DEVICE bool meet(Members to) {
         const u64 peers = to.bits & others();
         const u64 credits = peers & ~credited, entries = own.direct == 0 ? 0 : peers & ~entered;
@@ -157,7 +162,7 @@ class Workgroup {
         return true;
     }
 
-    /// Before writing a slot at `peer`: wait until its last reader of that slot is done.
+    /// Wait until `peer` has finished reading the slot that this call writes at it.
     [[nodiscard]] IRIS_DEVICE bool credit(u32 peer) {
         if ((credited >> peer & 1) == 0) {
             if (!waiting([&] { return credit_of(peer); })) return false;
@@ -166,8 +171,8 @@ class Workgroup {
         return true;
     }
 
-    /// Before touching a peer's own memory or consuming what it sent: wait until it is in this
-    /// call, with the same arguments.
+    /// Wait until `peer` has entered this call with equal arguments. Required before this rank
+    /// accesses the peer's memory or uses what the peer sent.
     [[nodiscard]] IRIS_DEVICE bool wait_entry(u32 peer) {
         if ((entered >> peer & 1) == 0) {
             if (!waiting([&] { return entry_of(peer); })) return false;
@@ -176,7 +181,7 @@ class Workgroup {
         return true;
     }
 
-    /// The same of each of these peers.
+    /// Wait for the entries of all these peers, as wait_entry does for one.
     [[nodiscard]] IRIS_DEVICE bool wait_entries(Members from) {
         const u64 peers = from.bits & others() & ~entered;
         if (!for_peers(peers, [&](u32 peer) { return entry_of(peer); })) return false;
@@ -184,8 +189,8 @@ class Workgroup {
         return true;
     }
 
-    /// Whether results go straight into C between this rank and `peer`. If this rank allows it at
-    /// all, waits until the peer has entered.
+    /// Whether this rank and `peer` write results directly into each other's C (in `answer`). Waits
+    /// for the peer's entry if this rank allows it; returns false if that wait fails.
     [[nodiscard]] IRIS_DEVICE bool direct(u32 peer, bool& answer) {
         answer = false;
         if (own.direct == 0) return true;
@@ -198,14 +203,15 @@ class Workgroup {
         return true;
     }
 
-    /// Say that the threads' stores to `peer`'s slot of `tile` are done.
+    /// Raise the signal of `tile` at `peer`, after the stores of all threads to the peer's slot
+    /// (barrier, then release).
     IRIS_DEVICE void push_signal(u32 peer, u32 tile) {
         port::barrier(Site::Signal);
         if (port::thread() == 0) raise(m.signal(peer, rank(), tile));
     }
 
-    /// As push_signal, with the number that is in flag 0: for who copies for a call without being able to
-    /// look at anything else.
+    /// Raise the signal of `tile` at `peer` with the call number found in staging flag 0. Used by
+    /// copy workgroups, which stand in for a copy engine and know no other state of the call.
     IRIS_DEVICE void push_copied(u32 peer, u32 tile) {
         port::barrier(Site::Signal);
         if (port::thread() != 0) return;
@@ -214,7 +220,8 @@ class Workgroup {
         trace.add(Counter::Flags, 1);
     }
 
-    /// Say that the threads' stores to the slots of `tile` at these peers are done.
+    /// Raise the signals of `tile` at these peers, after the stores of all threads to their slots
+    /// (barrier, then release).
     IRIS_DEVICE void push_signals(Members peers, u32 tile) {
         port::barrier(Site::Signal);
         share_of_peers(peers.bits, [&](u32 peer) {
@@ -223,7 +230,8 @@ class Workgroup {
         });
     }
 
-    /// Say that the result of `tile`, which this rank owns, is at these peers.
+    /// Raise the result signals of `tile`, which this rank owns, at these peers, after the stores
+    /// of all threads.
     IRIS_DEVICE void push_results(Members peers, u32 tile) {
         port::barrier(Site::Signal);
         share_of_peers(peers.bits, [&](u32 peer) {
@@ -232,13 +240,14 @@ class Workgroup {
         });
     }
 
-    /// Wait for `tile` of `source`, and for agreement with it.
+    /// Wait until `source` has entered with equal arguments and its `tile` has arrived.
     [[nodiscard]] IRIS_DEVICE bool wait_tile(u32 source, u32 tile) {
         return wait_entry(source) &&
                waiting([&] { return signal_of(m.signal(rank(), source, tile), source, tile); });
     }
 
-    /// Wait for so many tiles of `source`, from `first` on, and for agreement with it: each thread for some.
+    /// Wait until `source` has entered with equal arguments and its parts `first` to `first + parts
+    /// - 1` have arrived. The threads share the parts.
     [[nodiscard]] IRIS_DEVICE bool wait_parts(u32 source, u32 first, u32 parts) {
         if (!wait_entry(source)) return false;
         const bool passed = port::divergent([&] {
@@ -250,7 +259,7 @@ class Workgroup {
         return port::vote(passed, Site::Waited);
     }
 
-    /// Wait for `tile` of each of these peers, and for agreement with all.
+    /// Wait until all these peers have entered with equal arguments and `tile` of each has arrived.
     [[nodiscard]] IRIS_DEVICE bool wait_tiles(Members from, u32 tile) {
         const u64 sources = from.bits & others();
         if (!for_peers(sources, [&](u32 source) {
@@ -264,13 +273,13 @@ class Workgroup {
         return true;
     }
 
-    /// Wait for the result of `tile` from its owner, and for agreement with it.
+    /// Wait until `owner` has entered with equal arguments and its result of `tile` has arrived.
     [[nodiscard]] IRIS_DEVICE bool wait_result(u32 owner, u32 tile) {
         return wait_entry(owner) &&
                waiting([&] { return signal_of(m.result(rank(), owner, tile), owner, tile); });
     }
 
-    /// Say that the threads have filled `unit` of this device's staging buffer.
+    /// Raise the flag of staging unit `unit`, after the stores of all threads that filled it.
     IRIS_DEVICE void raise_flag(u32 unit) {
         port::barrier(Site::Flag);
         if (port::thread() == 0) {
@@ -279,7 +288,7 @@ class Workgroup {
         }
     }
 
-    /// Wait until `unit`, which comes from `source`, is in the staging buffer.
+    /// Wait until staging unit `unit`, whose data comes from `source`, is filled.
     [[nodiscard]] IRIS_DEVICE bool wait_flag(u32 unit, u32 source) {
         return waiting([&] {
             return timed(unit, [&] { return tile_flags::wait(m, number, unit, source); });
@@ -301,12 +310,12 @@ class Workgroup {
         return true;
     }
 
-    /// A barrier of all threads here and of the first workgroups of all members.
+    /// Barrier of all threads of this workgroup and the calling workgroups of all other members.
     [[nodiscard]] IRIS_DEVICE bool barrier(u32 phase, Members members) {
         const Limit limit = phase == 0 ? Limit::Entry : Limit::Progress;
         if (!all_go_on(Site::Arrive)) return false;
-        // One call for all threads: in an arm of its own one would wait before the others have stored.
-        // In traces thread 0 stands for all.
+        // All threads make one call: with the call in separate branches, a lockstep wave could let
+        // one thread wait before the others have stored. Traces record thread 0 only.
         trace.add_once(Counter::Waits, 1);
         trace.begin(Span::Wait, phase);
         const bool passed = arrive_and_wait(m, number, phase, members, limit);
@@ -314,21 +323,23 @@ class Workgroup {
         return port::vote(passed, Site::Waited);
     }
 
-    /// Count this workgroup out, whether it got through or not. The last one ends the call: it
-    /// refreshes words where that is due, settles pulls, and advances the number.
+    /// Count this workgroup as finished, whether `result` is true or not. The last workgroup of the
+    /// launch ends the call: it settles pulls, refreshes words if due, and advances the call
+    /// number.
     IRIS_DEVICE bool finish(End end, bool result) {
         return finish_push(end, result, [](u32) { return 0u; });
     }
 
-    /// As finish, of a call that has used so many pairs of words that carry data, from the first on, of
-    /// those for each peer: the others are refreshed where that is due.
+    /// finish() for a call that used LL words: `used(peer)` is the number of pairs used for `peer`,
+    /// from the first on. The other pairs are refreshed if due.
     template <class Used> IRIS_DEVICE bool finish_push(End end, bool result, Used used) {
         if (counted) return result;
         port::barrier(Site::Finish);
         if (port::thread() != 0 || !count_one()) return result;
         if (end == End::Keep) return result;
         const bool settled = end == End::Pulled ? settle(result) : true;
-        // Signals of a call that was given up are not all raised: a refresh would raise them.
+        // A given-up call has not raised all of its signals, so it must not refresh words: the
+        // refresh would raise the missing signals.
         if (IRIS_RARE(number.restamps_slot()) && !has_given_up(m)) {
             ll::stamp(m, number, used);
             if (number.restamps()) stamp();
@@ -343,14 +354,15 @@ class Workgroup {
     const i32 sequence;
     /// Whether the rank had given up when this launch began.
     const bool given_up;
-    /// Whether this workgroup has been counted out before its end.
+    /// Whether count_out has already counted this workgroup as finished.
     bool counted;
-    /// Peers whose credit, or entry, was seen, and whose answer about C is known: one bit each.
+    /// Bit sets of peers: those whose credit was seen, whose entry was seen, whose permission to
+    /// write C was asked for, and who gave it.
     u64 credited, entered, asked, directs;
 
-    /// Count this workgroup. True for the last one of the launch.
+    /// Count this workgroup as finished. Returns true for the last one of the launch.
     IRIS_DEVICE bool count_one() {
-        // One that is alone need not count.
+        // The only workgroup of a launch need not count.
         if (count == 1) return true;
         const i32 before = m.dev_add<Access::FinishAdd>(m.finished_word(), 1);
         if (before + 1 != static_cast<i32>(count)) return false;
@@ -358,13 +370,15 @@ class Workgroup {
         return true;
     }
 
-    /// The call is over. Nobody else has ended one since this one read the number.
+    /// Advance the heap's sequence and the call number. No other workgroup has written them since
+    /// this one read them.
     IRIS_DEVICE void advance() {
         m.dev_store<Access::CallStore>(m.sequence_word(), Call(sequence).next().number());
         m.dev_store<Access::CallStore>(m.call_word(), number.next().number());
     }
 
-    /// The credit of the peer that this thread is for, if it is for the word that counts in this call.
+    /// Load a peer's credit word of one parity, chosen by the thread's index. If that parity is the
+    /// one that counts in this call, wait for the credit. Returns false on failure.
     IRIS_DEVICE bool look_ahead(u64 peers) {
         return port::divergent([&] {
             const u32 step = 1 + port::thread() / 2, half = port::thread() % 2;
@@ -377,23 +391,23 @@ class Workgroup {
         });
     }
 
-    /// Threads that items fall to.
+    /// Number of threads that items are assigned to: all but the last wave, or the only wave.
     IRIS_DEVICE u32 carriers() const {
         const u32 threads = port::threads();
         return threads > port::WAVE ? threads - port::WAVE : threads;
     }
 
-    /// What falls to this thread of what the last wave of the first workgroup does.
+    /// This thread's share of the work of the last wave of workgroup 0 (headers, entries).
     IRIS_DEVICE ll::Share beside() const {
         const u32 threads = port::threads(), before = threads > port::WAVE ? threads - port::WAVE : 0;
         if (index != 0 || port::thread() < before) return ll::Share{~0u, 1};
         return ll::Share{port::thread() - before, threads - before};
     }
 
-    /// All ranks but this one.
+    /// Bit set of all ranks except this one.
     IRIS_DEVICE u64 others() const { return Members::all(size()).bits & ~(1ull << rank()); }
 
-    /// Call `each` for those of these peers that fall to this thread, up to the first that fails.
+    /// Call `each` for this thread's share of these peers until one call returns false.
     template <class Each> IRIS_DEVICE bool share_of_peers(u64 peers, Each each) {
         return port::divergent([&] {
             for (u32 step = 1 + port::thread(); step < size(); step += port::threads()) {
@@ -415,7 +429,7 @@ class Workgroup {
         return false;
     }
 
-    /// Keep a record that the rank, or a peer, gave up, unless there is one.
+    /// Record a fault saying that this rank or a peer gave up, unless there is a fault already.
     IRIS_DEVICE void leave() {
         stopped(m, Awaited{number, number, rank(), -1, Limit::Progress});
     }
@@ -434,7 +448,7 @@ class Workgroup {
         return timed(tile, [&] { return wait_signal(m, number, word, rank, tile); });
     }
 
-    /// One wait of one thread.
+    /// Run one wait of this thread as a Wait span of the trace.
     template <class Wait> IRIS_DEVICE bool timed(u32 what, Wait wait) {
         trace.add(Counter::Waits, 1);
         trace.begin(Span::Wait, what);
@@ -443,20 +457,21 @@ class Workgroup {
         return passed;
     }
 
-    /// Let thread 0 wait, then take all threads past the barrier: what it acquired, they have.
+    /// Let thread 0 wait, then pass a barrier with all threads, so that all see what thread 0
+    /// acquired.
     template <class Wait> IRIS_DEVICE bool waiting(Wait wait) {
         const bool passed = port::thread() != 0 || wait();
         return port::vote(passed, Site::Waited);
     }
 
-    /// Let each thread do its share of these peers, up to the first that fails; then take all threads
-    /// past the barrier: what one of them acquired, they all have.
+    /// Let each thread process its share of these peers until the first failure, then pass a
+    /// barrier with all threads, so that all see what one of them acquired.
     template <class Each> IRIS_DEVICE bool for_peers(u64 peers, Each each) {
         return port::vote(share_of_peers(peers, each), Site::Waited);
     }
 
-    /// Tell all peers that this rank has read what it pulls from them, and wait for the same from
-    /// them: the next launch on this stream may overwrite what they pull.
+    /// Tell all peers that this rank has read what it pulls from them, and wait until they have
+    /// told it the same: a later launch on this stream may overwrite what they pull.
     IRIS_DEVICE bool settle(bool result) {
         if (!result) return false;
         for (u32 step = 1; step < size(); ++step) {
@@ -471,22 +486,24 @@ class Workgroup {
             }
         }
         if (has_given_up(m)) {
-            // A peer that gave up may have changed its shard before it was read here.
+            // A peer that gave up may have overwritten its shard before this rank read it.
             leave();
             return false;
         }
         return true;
     }
 
-    /// Refresh every word this rank writes. All of its workgroups have been counted out, so this
-    /// store carries what their signals carried, and words in use may be among them.
+    /// Store this call's number into every word that this rank writes. All of its workgroups have
+    /// finished, and the acquire of the last count orders their tiles before these release stores.
+    /// So a peer that sees a refreshed word instead of a signal still sees the tiles.
     IRIS_DEVICE void stamp() {
         for (u32 step = 1; step < size(); ++step) {
             for (u32 tile = 0; tile < m.channel.tiles; ++tile) {
                 m.store<Access::StampStore>(m.signal(peer(step), rank(), tile), number.number());
                 m.store<Access::StampStore>(m.result(peer(step), rank(), tile), number.number());
             }
-            // Ops of one channel may pull in some calls and not in others.
+            // Done words are refreshed in every variant, because ops of one channel may pull in
+            // some calls only.
             m.store<Access::StampStore>(m.done(peer(step), rank()), number.number());
             for (u32 phase = 0; phase < 2; ++phase) {
                 m.store<Access::StampStore>(m.barrier(peer(step), rank(), phase), number.number());

@@ -1,5 +1,5 @@
-//! Random delays before signals and before waits, for stress tests: `IRIS_DELAY` is the longest in
-//! microseconds, unset for none.
+//! Random delays before signals and waits, for stress tests. `IRIS_DELAY` is the maximum in
+//! microseconds; unset means no delays.
 
 use std::cell::Cell;
 use std::sync::LazyLock;
@@ -8,22 +8,22 @@ use std::time::Duration;
 static LONGEST: LazyLock<u64> =
     LazyLock::new(|| std::env::var("IRIS_DELAY").ok().and_then(|us| us.parse().ok()).unwrap_or(0));
 
-/// The longest delay in microseconds; 0 for none.
+/// Maximum delay in microseconds; 0 for none.
 pub(crate) fn longest() -> u64 {
     *LONGEST
 }
 
-/// Where the sequence of a workgroup begins.
+/// Initial state of the random sequence of a workgroup.
 pub(crate) fn seed(rank: u32, group: u32) -> u64 {
     0x9e37_79b9_7f4a_7c15 ^ (u64::from(rank) << 32 | u64::from(group))
 }
 
-/// Sleep for a random time, in one case of eight.
+/// Sleeps for a random time in one of eight cases.
 pub(crate) fn maybe(state: &Cell<u64>) {
     if *LONGEST == 0 {
         return;
     }
-    // Marsaglia's xorshift64.
+    // Random number generator xorshift64 (Marsaglia 2003).
     let mut x = state.get();
     x ^= x << 13;
     x ^= x >> 7;

@@ -1,6 +1,5 @@
-//! The kernels as Rust, for the embedded default: the skeletons of [`iris_sync::flow`] over the
-//! words of a mapped heap, with the `gemm` crate for the products. Sums are f32 whatever the
-//! element type.
+//! CPU kernels: the skeletons of [`iris_sync::flow`] over the words of a mapped heap, with the
+//! `gemm` crate for matrix products. Sums are f32 for every element type.
 
 mod body;
 mod delay;
@@ -18,22 +17,22 @@ use body::partial::Partial;
 use body::{accumulate, deliver, gather, ll, norm, reduce, sums};
 use words::Words;
 
-/// Nanoseconds of the clock that trace spans are given in: the same in all processes of a host.
+/// Current time in nanoseconds, on the clock of trace spans, which all processes of a host share.
 pub fn now() -> u64 {
     words::now()
 }
 
-/// Run one workgroup of one launch: number `index` of `count`.
+/// Runs workgroup `index` of `count` of one launch.
 ///
-/// Fails when the call cannot be finished; the reason is then in the control block of the heap.
+/// Fails if the call cannot be finished; the reason is then in the control block of the heap.
 ///
 /// # Safety
-/// Every address in `args` must be that of live memory of the extent that `args` gives it: the
-/// segments, control block and device words of the heap, the matrices, the trace and the counters.
-/// The matrices must not overlap where one of them is written. Nobody else in this process accesses
-/// them while the call runs, except peers in the same call: the kernels' accesses are plain.
+/// Every address in `args` refers to live memory of the size that `args` gives: segments, control
+/// block and device words of the heap, matrices, trace and counters. A matrix that is written must
+/// not overlap another. While the call runs, no other code of this process accesses the matrices,
+/// except peers in the same call, because the kernels' accesses are plain.
 pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Result<(), Stop> {
-    // SAFETY: the caller vouches for the addresses.
+    // SAFETY: the caller guarantees the addresses.
     let words = unsafe { Words::new(args, index) };
     let launch = Launch { m: &words, channel: &args.channel, record: &args.record, index, count };
     let partial = Partial::new(args);
@@ -43,7 +42,8 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
     let reduce = |partial, plan| reduce::Reduce { partial, words: &words, plan };
     let deliver = |partial, plan| {
         let mut body = deliver::Deliver { partial, words: &words, plan };
-        // A product is pushed by the workgroup that has multiplied it.
+        // A workgroup pushes the tiles that it has multiplied itself, so there are no dedicated
+        // senders.
         let senders = if args.producer == producer::GEMM { 0 } else { args.movers };
         flow::deliver(&launch, &deliver::Sent(plan, args.channel.rank), senders, &mut body)
     };
@@ -116,13 +116,13 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
         Kernel::Copies => copies(partial, deliver::Plan::AllGather(split), 0),
         Kernel::Blocks => copies(partial, deliver::Plan::AllToAll(split), 0),
         Kernel::Results => {
-            // Their signals are behind those of blocks.
+            // The signals of results are numbered after those of blocks.
             copies(partial, deliver::Plan::AllGather(split), split.part(0).tiles())
         }
         Kernel::Sums => sums::run(&launch, grid, partial),
         Kernel::Gate { source, first, parts } => flow::gate(&launch, source, (first, parts)),
         Kernel::Close => flow::close(&launch),
-        // The host's kernels write their own spans.
+        // CPU kernels write their own spans.
         Kernel::Stamp { .. } => Ok(()),
         Kernel::Norm => {
             norm::run(args, index, count);
@@ -140,7 +140,7 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
     }
 }
 
-/// The product of this rank alone: no words, no call number.
+/// Product of this rank alone: no synchronisation words and no call number.
 fn local(launch: &Launch<'_, Words<'_>>, grid: Grid, mut partial: Partial<'_>) -> Result<(), Stop> {
     use iris_sync::{Memory, Span};
     for tile in (launch.index..grid.tiles()).step_by(launch.count as usize) {

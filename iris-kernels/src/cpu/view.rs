@@ -1,10 +1,11 @@
-//! Rectangles of matrices in memory that kernels address: load, store, copy, multiply. The only
-//! place of the CPU kernels, beside the words, that touches raw memory.
+//! Rectangles of matrices in memory: load, store, copy, multiply. Besides the synchronisation words
+//! this is the only place of the CPU kernels that accesses raw memory.
 //!
-//! Accesses are plain, since a GEMM library's and vectorised conversions are no atomics: the protocols
-//! order kernels, and [`iris_heap::plain_access`] keeps copies by the host away.
+//! Accesses are plain, because a GEMM library and vectorised conversions use no atomics. The
+//! protocols order kernels, and [`iris_heap::plain_access`] keeps copies by the host away.
 //!
-//! All functions take a [`Matrix`] whose address, rows and columns were checked on the host when
+//! All functions take a [`Matrix`] whose address, rows and columns the host checked when the op was
+//! called, and assert that the rectangle lies inside.
 //! the op was run, and assert that the rectangle lies inside.
 
 use bytemuck::Pod;
@@ -14,10 +15,10 @@ use half::{bf16, f16};
 use crate::args::{Matrix, element_bytes};
 use crate::schedule::Tile;
 
-/// Columns of A that are converted at a time.
+/// Number of columns of A that are converted to f32 at a time.
 const DEPTH: usize = 512;
 
-/// Buffers that a workgroup keeps between tiles.
+/// Buffers that a workgroup reuses from tile to tile.
 #[derive(Default)]
 pub(crate) struct Scratch {
     left: Vec<f32>,
@@ -41,33 +42,33 @@ fn check(matrix: &Matrix, tile: Tile) {
     assert!(matrix.address != 0, "a matrix without address");
 }
 
-/// Address of an element.
+/// Address of an element of a matrix.
 fn at(matrix: &Matrix, row: u32, col: u32) -> *mut u8 {
     let (row, col) = (u64::from(row), u64::from(col));
     let index = if matrix.transposed == 1 { col * matrix.ld + row } else { row * matrix.ld + col };
     (matrix.address + index * element_bytes(matrix.dtype) as u64) as *mut u8
 }
 
-/// A contiguous run of `len` elements that starts at an address.
+/// Slice of `len` contiguous elements at an address.
 ///
 /// # Safety
-/// The run must be mapped, aligned for `T`, and not written by anybody while the slice lives.
+/// The elements are mapped, aligned for `T`, and not written while the slice lives.
 unsafe fn run<'a, T>(address: *mut u8, len: usize) -> &'a [T] {
     // SAFETY: as this function's own contract says.
     unsafe { std::slice::from_raw_parts(address.cast::<T>(), len) }
 }
 
-/// As [`run`], to write.
+/// Mutable slice of `len` contiguous elements at an address.
 ///
 /// # Safety
-/// As for [`run`], and nobody else may read either.
+/// Contract of [`run`], and the elements are not read by others while the slice lives.
 unsafe fn run_mut<'a, T>(address: *mut u8, len: usize) -> &'a mut [T] {
     // SAFETY: as this function's own contract says.
     unsafe { std::slice::from_raw_parts_mut(address.cast::<T>(), len) }
 }
 
-/// The runs of a rectangle: (first row, first column, length), along the dimension that is
-/// contiguous, and how far apart two elements of a run lie in a buffer of row length `ld`.
+/// Contiguous runs of a rectangle, as (first row, first column, length), and the stride of a run's
+/// elements in a buffer with leading dimension `ld`.
 fn runs(
     matrix: &Matrix,
     tile: Tile,
@@ -84,12 +85,14 @@ fn runs(
 
 fn widen(dtype: u32, address: *mut u8, len: usize, out: &mut [f32]) {
     match dtype {
-        // SAFETY: the run is part of a checked matrix of f32; the protocols order its writers
-        // before this reader.
+        // SAFETY: the run is part of a checked f32 matrix; the protocols order its writers before
+        // this reader.
         0 => out.copy_from_slice(unsafe { run::<f32>(address, len) }),
-        // SAFETY: as above, of f16.
+        // SAFETY: the run is part of a checked f16 matrix; the protocols order its writers before
+        // this reader.
         1 => unsafe { run::<f16>(address, len) }.convert_to_f32_slice(out),
-        // SAFETY: as above, of bf16.
+        // SAFETY: the run is part of a checked bf16 matrix; the protocols order its writers before
+        // this reader.
         _ => unsafe { run::<bf16>(address, len) }.convert_to_f32_slice(out),
     }
 }
@@ -97,16 +100,17 @@ fn widen(dtype: u32, address: *mut u8, len: usize, out: &mut [f32]) {
 fn narrow(dtype: u32, values: &[f32], address: *mut u8) {
     let len = values.len();
     match dtype {
-        // SAFETY: the run is part of a checked matrix of f32 that this workgroup alone writes now.
+        // SAFETY: the run is part of a checked f32 matrix that only this workgroup writes now.
         0 => unsafe { run_mut::<f32>(address, len) }.copy_from_slice(values),
-        // SAFETY: as above, of f16.
+        // SAFETY: the run is part of a checked f16 matrix that only this workgroup writes now.
         1 => unsafe { run_mut::<f16>(address, len) }.convert_from_f32_slice(values),
-        // SAFETY: as above, of bf16.
+        // SAFETY: the run is part of a checked bf16 matrix that only this workgroup writes now.
         _ => unsafe { run_mut::<bf16>(address, len) }.convert_from_f32_slice(values),
     }
 }
 
-/// Load a rectangle into `out`, rows `ld` apart, as f32; with `add`, add it to what is there.
+/// Loads a rectangle as f32 into `out` with leading dimension `ld`; adds to the present contents if
+/// `add`.
 pub(crate) fn load(matrix: &Matrix, tile: Tile, out: &mut [f32], ld: usize, add: bool) {
     if tile.rows == 0 || tile.cols == 0 {
         return;
@@ -126,7 +130,7 @@ pub(crate) fn load(matrix: &Matrix, tile: Tile, out: &mut [f32], ld: usize, add:
             widen(matrix.dtype, address, part.len(), part);
             address = address.wrapping_add(part.len() * element_bytes(matrix.dtype));
             if step == 1 {
-                // Only with `add`; a loop of its own, since it vectorises.
+                // Contiguous addition has a loop of its own, because it vectorises.
                 let sums = &mut out[place..place + part.len()];
                 sums.iter_mut().zip(part.iter()).for_each(|(sum, value)| *sum += value);
                 place += part.len();
@@ -140,7 +144,7 @@ pub(crate) fn load(matrix: &Matrix, tile: Tile, out: &mut [f32], ld: usize, add:
     }
 }
 
-/// Store a rectangle from `values`, rows `ld` apart, rounding to the matrix's type.
+/// Stores a rectangle from `values` with leading dimension `ld`, rounding to the matrix's type.
 pub(crate) fn store(matrix: &Matrix, tile: Tile, values: &[f32], ld: usize) {
     if tile.rows == 0 || tile.cols == 0 {
         return;
@@ -167,31 +171,32 @@ pub(crate) fn store(matrix: &Matrix, tile: Tile, values: &[f32], ld: usize) {
     }
 }
 
-/// The bits of an element.
+/// Bits of an element.
 pub(crate) fn bits(matrix: &Matrix, row: u32, col: u32) -> u32 {
     check(matrix, Tile { row, col, rows: 1, cols: 1 });
     let address = at(matrix, row, col);
     match element_bytes(matrix.dtype) {
         // SAFETY: one element of a checked matrix; the protocols order its writers before this.
         4 => unsafe { address.cast::<u32>().read() },
-        // SAFETY: as above, of 16 bits.
+        // SAFETY: one 16-bit element of a checked matrix; the protocols order its writers before
+        // this.
         _ => u32::from(unsafe { address.cast::<u16>().read() }),
     }
 }
 
-/// Set the bits of an element.
+/// Sets the bits of an element.
 pub(crate) fn set_bits(matrix: &Matrix, row: u32, col: u32, bits: u32) {
     check(matrix, Tile { row, col, rows: 1, cols: 1 });
     let address = at(matrix, row, col);
     match element_bytes(matrix.dtype) {
         // SAFETY: one element of a checked matrix that this workgroup alone writes now.
         4 => unsafe { address.cast::<u32>().write(bits) },
-        // SAFETY: as above, of 16 bits.
+        // SAFETY: one 16-bit element of a checked matrix that only this workgroup writes now.
         _ => unsafe { address.cast::<u16>().write(bits as u16) },
     }
 }
 
-/// A value in the bits of an element type, rounded.
+/// Bits of a value, rounded to an element type.
 pub(crate) fn to_bits(dtype: u32, value: f32) -> u32 {
     match dtype {
         0 => value.to_bits(),
@@ -200,7 +205,7 @@ pub(crate) fn to_bits(dtype: u32, value: f32) -> u32 {
     }
 }
 
-/// The value of such bits.
+/// Value of an element type's bits.
 pub(crate) fn from_bits(dtype: u32, bits: u32) -> f32 {
     match dtype {
         0 => f32::from_bits(bits),
@@ -209,7 +214,7 @@ pub(crate) fn from_bits(dtype: u32, bits: u32) -> f32 {
     }
 }
 
-/// Round values to an element type.
+/// Rounds values to an element type, in place.
 pub(crate) fn round(dtype: u32, values: &mut [f32]) {
     match dtype {
         0 => {}
@@ -218,7 +223,8 @@ pub(crate) fn round(dtype: u32, values: &mut [f32]) {
     }
 }
 
-/// Copy a rectangle from one matrix to another of the same type, `from` and `to` being its places.
+/// Copies rectangle `from` of `source` to rectangle `to` of `target`, of the same element type.
+/// Returns the number of bytes copied.
 pub(crate) fn copy(
     source: &Matrix,
     from: Tile,
@@ -236,7 +242,7 @@ pub(crate) fn copy(
     if layout(source) == layout(target)
         && at(source, from.row, from.col) == at(target, to.row, to.col)
     {
-        // In place: it is there already, as the rows of a whole or as a matrix of their own.
+        // Source and target are the same memory, so nothing is copied.
         return 0;
     }
     let size = element_bytes(source.dtype);
@@ -246,13 +252,13 @@ pub(crate) fn copy(
         for (row, col, len) in runs {
             let source = at(source, from.row + row, from.col + col);
             let target = at(target, to.row + row, to.col + col);
-            // SAFETY: both runs lie in checked matrices, one is not part of the other (the host
-            // refused overlaps), and the protocols order the writers.
+            // SAFETY: both runs lie in checked matrices; they do not overlap, because the host
+            // refused overlapping matrices; the protocols order the writers.
             unsafe { std::ptr::copy_nonoverlapping(source, target, len * size) };
         }
         return bytes;
     }
-    // Every short value is exact in f32.
+    // Through f32, in which every 16-bit value is exact.
     let (rows, cols) = (from.rows as usize, from.cols as usize);
     let buffer = grow(&mut scratch.left, rows * cols);
     load(source, from, buffer, cols, false);
@@ -260,7 +266,7 @@ pub(crate) fn copy(
     bytes
 }
 
-/// Add `values` to a rectangle of f32, element by element, atomically.
+/// Adds `values` atomically to a rectangle of an f32 matrix.
 pub(crate) fn add_atomic(matrix: &Matrix, tile: Tile, values: &[f32], ld: usize) {
     use std::sync::atomic::{AtomicU32, Ordering};
     if tile.rows == 0 || tile.cols == 0 {
@@ -270,8 +276,8 @@ pub(crate) fn add_atomic(matrix: &Matrix, tile: Tile, values: &[f32], ld: usize)
     assert_eq!(matrix.dtype, 0, "atomic adds are to f32");
     for row in 0..tile.rows {
         let address = at(matrix, tile.row + row, tile.col);
-        // SAFETY: a run of a checked matrix of f32, which ranks touch only atomically until the
-        // barrier that follows.
+        // SAFETY: the run is part of a checked f32 matrix, which ranks access only atomically until
+        // the following barrier.
         let words = unsafe { run::<AtomicU32>(address, tile.cols as usize) };
         let values = &values[row as usize * ld..][..tile.cols as usize];
         for (word, value) in words.iter().zip(values) {
@@ -287,8 +293,8 @@ pub(crate) fn add_atomic(matrix: &Matrix, tile: Tile, values: &[f32], ld: usize)
     }
 }
 
-/// Add the product of a rectangle of A (`left`) and one of B (`right`) to `sum`, rows `ld` apart;
-/// with `first`, to zero. Sums are f32.
+/// Adds the product of rectangle `left` of A and rectangle `right` of B to `sum`, with leading
+/// dimension `ld`; overwrites `sum` if `first`. Sums are f32.
 pub(crate) fn multiply(
     (a, left): (&Matrix, Tile),
     (b, right): (&Matrix, Tile),
@@ -332,7 +338,7 @@ pub(crate) fn multiply(
             (panel.as_ptr(), (cols as u64, 1))
         };
         // SAFETY: the rectangles were checked against their matrices, or are panels filled just
-        // above; `sum` was checked to have the room; the protocols order the writers of A and B.
+        // above; `sum` was checked to be large enough; the protocols order the writers of A and B.
         unsafe {
             gemm::gemm(
                 rows,

@@ -1,4 +1,4 @@
-//! The words of a heap in memory that this process maps: [`iris_sync::Memory`] over atomics.
+//! Words of a mapped heap: [`iris_sync::Memory`] over atomics.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -11,18 +11,18 @@ use iris_sync::{Access, DevWord, Fault, Limit, LlWord, Memory, Order, Span, SymP
 use crate::args::{OpArgs, counter};
 use crate::trace::{MAX_GROUPS, TraceSpan};
 
-/// Looks at a word without giving the processor away.
+/// Number of polls before a waiting thread yields the processor.
 const SPINS: u32 = 100;
-/// Looks after which a waiting thread sleeps instead of yielding.
+/// Number of polls after which a waiting thread sleeps instead of yielding.
 const YIELDS: u32 = 2_000;
 const NAP: Duration = Duration::from_micros(50);
 
-/// The words as one workgroup of one rank sees them.
+/// Words of a heap as one workgroup of one rank accesses them.
 pub(crate) struct Words<'a> {
     args: &'a OpArgs,
     group: u32,
     waiting_since: Cell<Instant>,
-    /// Milliseconds that tests had let pass when the wait began.
+    /// Value of the tests' clock offset, in milliseconds, when the wait began.
     passed: Cell<i32>,
     span_begin: [Cell<(u64, u32)>; 5],
     delays: Cell<u64>,
@@ -30,8 +30,8 @@ pub(crate) struct Words<'a> {
 
 impl<'a> Words<'a> {
     /// # Safety
-    /// The addresses in `args` must be those of live mappings of the heap, its control block and
-    /// device words, and of the trace and counters where they are not 0.
+    /// The addresses in `args` are those of live mappings of the heap, its control block and device
+    /// words, and of the trace and counters if these are not 0.
     pub(crate) unsafe fn new(args: &'a OpArgs, group: u32) -> Self {
         Self {
             args,
@@ -46,37 +46,37 @@ impl<'a> Words<'a> {
     fn sym(&self, word: SymWord) -> &AtomicI32 {
         assert!(word.rank < self.args.heap.size, "rank {} of {}", word.rank, self.args.heap.size);
         let base = self.args.heap.signal[word.rank as usize] as *const AtomicI32;
-        // SAFETY: `new` was promised a live signal segment at this address, and the layout of the
-        // channel, which the heap allocated there, gave the index.
+        // SAFETY: `new` requires a live signal segment at this address; the index is from the
+        // channel's layout, which the heap allocated there.
         unsafe { &*base.add(word.index as usize) }
     }
 
-    /// The two words of a pair.
+    /// The two LL words of a pair.
     fn pair(&self, pair: SymPair) -> &[AtomicU64; 2] {
         assert!(pair.rank < self.args.heap.size, "rank {} of {}", pair.rank, self.args.heap.size);
         assert_eq!(pair.index % 4, 0, "a pair begins at a multiple of 16 bytes");
         let base = self.args.heap.signal[pair.rank as usize] as *const AtomicI32;
-        // SAFETY: as for `sym`; segments are aligned to more than 16 bytes, and nothing in the
-        // channel's region of pairs is accessed as anything else while the op lives.
+        // SAFETY: `new` requires a live signal segment; segments are aligned to more than 16 bytes,
+        // and the channel's region of pairs is accessed only as 64-bit words while the op lives.
         unsafe { &*base.add(pair.index as usize).cast::<[AtomicU64; 2]>() }
     }
 
     fn dev(&self, word: DevWord) -> &AtomicI32 {
         let base = self.args.heap.device_words as *const AtomicI32;
-        // SAFETY: as for `sym`, of the rank's device words.
+        // SAFETY: `new` requires live device words at this address.
         unsafe { &*base.add(word.index as usize) }
     }
 
-    /// Add to one of the rank's counters, if it has any.
+    /// Adds to one of the rank's counters, if it has counters.
     pub(crate) fn count(&self, which: usize, by: u64) {
         if self.args.counters == 0 {
             return;
         }
         let counters = self.args.counters as *const [AtomicU32; 2];
         assert!(which < counter::COUNT, "counter {which}");
-        // SAFETY: `new` was promised `counter::COUNT` counters at this address.
+        // SAFETY: `new` requires `counter::COUNT` counters at this address.
         let [low, high] = unsafe { &*counters.add(which) };
-        // In halves, since the host reads device words by 32 bits.
+        // Added in two halves, because the host reads device words with 32 bits.
         let (_, carry) = low.fetch_add(by as u32, Ordering::Relaxed).overflowing_add(by as u32);
         let upper = (by >> 32) as u32 + u32::from(carry);
         if upper > 0 {
@@ -90,7 +90,7 @@ impl<'a> Words<'a> {
 
     fn control_word(&self, offset: usize) -> &AtomicI32 {
         debug_assert!(offset + 4 <= size_of::<ControlBlock>());
-        // SAFETY: `new` was promised a live control block, and the offset is one of its words.
+        // SAFETY: `new` requires a live control block, and the offset is one of its words.
         unsafe { &*self.control().cast::<u8>().add(offset).cast::<AtomicI32>() }
     }
 
@@ -100,7 +100,7 @@ impl<'a> Words<'a> {
             return;
         }
         let base = self.args.trace as *mut u8;
-        // SAFETY: `new` was promised a trace buffer, which begins with a count a group.
+        // SAFETY: `new` requires a trace buffer, which begins with one count per workgroup.
         let count = unsafe { &*base.cast::<AtomicU32>().add(group) };
         let index = count.fetch_add(1, Ordering::Relaxed);
         if index >= self.args.trace_spans {
@@ -108,8 +108,8 @@ impl<'a> Words<'a> {
         }
         let place = group * self.args.trace_spans as usize + index as usize;
         let spans = base.wrapping_add(MAX_GROUPS * 4).cast::<TraceSpan>();
-        // SAFETY: the group's part of the buffer has room for `trace_spans` spans, and only this
-        // workgroup writes there; the host reads it atomically.
+        // SAFETY: the workgroup's part of the buffer has room for `trace_spans` spans, and only
+        // this workgroup writes there; the host reads it atomically.
         unsafe { atomic_copy::store(bytemuck::bytes_of(&span), spans.add(place).cast()) };
     }
 }
@@ -137,7 +137,7 @@ fn update_order(access: Access) -> Ordering {
     }
 }
 
-/// Nanoseconds of the clock that all processes of a host share.
+/// Current time in nanoseconds, on a clock that all processes of a host share.
 pub(crate) fn now() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64

@@ -1,4 +1,4 @@
-//! One call: which alternative it takes, and the enqueue of each of its steps.
+//! One call: selection of its alternative, and enqueue of each of its steps.
 
 use std::cell::OnceCell;
 use std::ops::Range;
@@ -15,11 +15,12 @@ use crate::args::OpArgs;
 use crate::kernel::Kernel;
 use crate::program::{Alternative, At, Early, Lane, Step, Transfer, When, Work, walk};
 
-/// Columns of C from which on a row of A takes longer to be multiplied than to come from one peer: on an H200, at
-/// 7.5e14 flop/s and 3.85e11 B/s of two-byte elements, 1950.
+/// Number of columns of C from which multiplying a row of A takes longer than receiving it from one
+/// peer. On an H200 the break-even is 1950 columns, from 7.5e14 flop/s and 3.85e11 B/s for two-byte
+/// elements.
 const COLUMNS: u32 = 2048;
 
-/// One call while it is enqueued.
+/// Call that is being enqueued.
 pub(super) struct Call<'a> {
     pub(super) of: &'a Executor,
     pub(super) heap: &'a Arc<SymmetricHeap>,
@@ -27,24 +28,25 @@ pub(super) struct Call<'a> {
     /// The call's arguments.
     pub(super) args: OpArgs,
     groups: Workgroups,
-    /// Whether engines move the messages, once that was asked.
+    /// Whether copy engines do the transfers; empty until first needed.
     engines: OnceCell<bool>,
 }
 
-/// Progress of a call while it is enqueued.
+/// Progress of a call that is being enqueued.
 #[derive(Default)]
 pub(super) struct Progress {
-    /// Whether a peer can see it.
+    /// Whether a peer can see the call.
     pub(super) visible: bool,
-    /// Whether copies beside have not been joined.
+    /// Whether copies on the side stream have not been joined.
     pub(super) forked: bool,
 }
 
 impl<'a> Call<'a> {
-    /// A call with these arguments.
+    /// Makes a call with these arguments.
     ///
     /// # Safety
-    /// The conditions of [`Executor::run`] hold for all that the call enqueues: its methods rest on them.
+    /// The conditions of [`Executor::run`] hold for everything that the call enqueues; its methods
+    /// rely on them.
     pub(super) unsafe fn new(
         of: &'a Executor,
         (heap, stream): (&'a Arc<SymmetricHeap>, &'a Stream),
@@ -59,7 +61,7 @@ impl<'a> Call<'a> {
         Places { args: &self.args, areas: self.of.areas, library_bytes }
     }
 
-    /// The first alternative whose conditions the call meets.
+    /// First alternative whose conditions the call meets.
     pub(super) fn alternative(&self) -> Result<&'static Alternative> {
         for of in &self.of.alternatives {
             let mut meets = true;
@@ -73,7 +75,7 @@ impl<'a> Call<'a> {
         Err(unsupported("a call that meets no condition".into(), "its program has no other way"))
     }
 
-    /// Whether the call meets a condition.
+    /// Whether the call meets a condition of alternative `of`.
     fn meets(&self, when: When, of: &Alternative) -> Result<bool> {
         let OpArgs { shard, n, ref channel, .. } = self.args;
         let gemm = self.of.program.special_gemm(of);
@@ -83,12 +85,14 @@ impl<'a> Call<'a> {
             When::Wide => n >= COLUMNS * (channel.size - 1),
             When::Engines => self.has_engines()?,
             When::Exchanges => fits(),
-            // Also where a GEMM stores: no rank may share the device, and nothing may be observed.
+            // Also required if a GEMM stores to peers, because no rank may share the device and
+            // nothing may be observed.
             When::Gated | When::Stores => fits() && self.has_engines()?,
             When::Adds => {
-                // One part would wait for the peer's before it is multiplied, which takes longer than a sum (2 x
-                // H200, 1024 rows: 106 us with a sum, 130 without; 8192 rows in four parts, all_reduce: 806 with
-                // sums, 791 without; 2026-11-22).
+                // A single part would have to wait for the peer's part before it is multiplied,
+                // which takes longer than a separate sum: with 1024 rows 106 us with a sum, 130 us
+                // without; with 8192 rows in four parts 806 us with sums, 791 us without
+                // (all_reduce, 2 x H200, 2026-11-22).
                 let places = self.places();
                 let rows = places.own_rows(At::default()).unwrap_or_default();
                 let can = self.args.residual.address == 0
@@ -104,9 +108,10 @@ impl<'a> Call<'a> {
         })
     }
 
-    /// Whether copy engines move the messages, and not workgroups. Workgroups must where ranks share a device, whose
-    /// engines could stand behind each other; where elements change their type or order; where what is moved is
-    /// counted or held up; and in a capture that cannot order a signal behind its data.
+    /// Whether copy engines do the transfers. Workgroups do them instead if ranks share the device,
+    /// because copies of two ranks could block each other in an engine's queue; if elements change
+    /// their type or storage order; if transferred bytes are counted or delays are injected; and in
+    /// a capture that cannot order a signal after its data.
     fn has_engines(&self) -> Result<bool> {
         if let Some(&known) = self.engines.get() {
             return Ok(known);
@@ -119,7 +124,7 @@ impl<'a> Call<'a> {
         Ok(*self.engines.get_or_init(|| has))
     }
 
-    /// Enqueues a step, or those that take its place.
+    /// Enqueues a step, or its alternative steps if it cannot be done.
     pub(super) fn step<Peers: Iterator<Item = u32>>(
         &self,
         step: &Step,
@@ -134,7 +139,7 @@ impl<'a> Call<'a> {
             joined.map_err(|error| Box::new((work, error)))?;
         }
         let done = self.enqueue(work, at);
-        // Copies that fail half-way are beside the stream, too.
+        // Copies that fail half-way may have been enqueued on the side stream, too.
         progress.forked |= work.lane() == Lane::Side && !matches!(done, Ok(false));
         if done.map_err(|error| Box::new((work, error)))? {
             progress.visible |= effects.are_visible();
@@ -144,13 +149,14 @@ impl<'a> Call<'a> {
         walk(step.or, at, bounds, &mut visit)
     }
 
-    /// Enqueues a piece of work; returns whether it was, or need not be: false if it cannot be done in this call.
+    /// Enqueues the work of a step. Returns true if it was enqueued or there is nothing to do,
+    /// false if it cannot be done in this call.
     fn enqueue(&self, work: Work, at: At) -> Result<bool> {
         let places = self.places();
         let one = Workgroups::from(1);
         let launch = |kernel: Kernel, args: OpArgs, groups: Workgroups| {
             let on = (self.heap, self.stream);
-            // SAFETY: as the caller says.
+            // SAFETY: `Call::new` requires the conditions of `Executor::run`.
             unsafe {
                 self.of.kernels.enqueue(on, kernel, args, (groups, self.may_be_early(work)))
             }?;
@@ -195,13 +201,13 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Whether a launch may begin before the one ahead of it is over. What waits on a device that ranks share must
-    /// leave room for those that it waits for.
+    /// Whether a launch may begin before the previous one has ended. Not on a device that ranks
+    /// share, because a waiting launch must leave room for the launches that it waits for.
     pub(super) fn may_be_early(&self, work: Work) -> bool {
         work.early() != Early::No && self.heap.sharing() == 1
     }
 
-    /// The tiles of the loop's peer that have to come; none if the step is left out.
+    /// Tiles of the loop's peer that must have arrived; `None` if the step is skipped.
     fn tiles(&self, message: &Message, at: At) -> Option<Range<u32>> {
         let peer = at.peer?;
         match at.part {
@@ -210,13 +216,13 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Enqueues a sum of rows that are there, by all workgroups.
+    /// Enqueues a sum of local rows, spread over all workgroups.
     fn spread(
         &self,
         args: OpArgs,
         launch: &impl Fn(Kernel, OpArgs, Workgroups) -> Result<bool>,
     ) -> Result<bool> {
-        /// Elements of a tile, at least: several vectors for each thread.
+        /// Smallest number of elements of a tile: several vectors per thread.
         const ENOUGH: u32 = 16 << 10;
         let (rows, tile_n) = (args.a.rows, args.n.clamp(1, ENOUGH));
         let tile_m = (ENOUGH / tile_n).clamp(1, rows.max(1));
@@ -225,8 +231,8 @@ impl<'a> Call<'a> {
         launch(Kernel::Sums, OpArgs { m: rows, tile_m, tile_n, ..args }, groups.into())
     }
 
-    /// Lets an engine copy the rows of a transfer, if engines move it: one part of them or all, to the loop's peer or
-    /// to all.
+    /// Lets a copy engine do a transfer: the part of the loop or all parts, to the peer of the loop
+    /// or to all peers. Returns false if engines cannot do it.
     fn copy(&self, of: Transfer, at: At) -> Result<bool> {
         if !self.has_engines()? {
             return Ok(false);
@@ -246,13 +252,13 @@ impl<'a> Call<'a> {
         let copies = |(to, part): (u32, Part)| message.copies(to, part);
         let (gpu, stream) = (self.heap.gpu()?, self.stream);
         let done = match at.peer {
-            // SAFETY: as `new` was called.
+            // SAFETY: `Call::new` requires the conditions of `Executor::run`.
             Some(peer) => unsafe { gpu.copy_beside(stream, sent(peer).flat_map(copies)) },
             None => {
-                // All peers get the same parts; each part goes to all of them before the next.
+                // All peers get the same parts; each part goes to all peers before the next part.
                 let parts =
                     sent(rank).flat_map(|(_, part)| peers().map(move |to| (to, part.clone())));
-                // SAFETY: as above.
+                // SAFETY: `Call::new` requires the conditions of `Executor::run`.
                 unsafe { gpu.copy_beside(stream, parts.flat_map(copies)) }
             }
         };

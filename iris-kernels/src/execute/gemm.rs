@@ -1,4 +1,4 @@
-//! The GEMMs of a program: which cores a device has for it, and one launch of one of them.
+//! GEMMs of a program: implementations available on a device, and their launches.
 
 use iris_heap::{Error, Result, SymmetricHeap};
 
@@ -13,18 +13,20 @@ use crate::library::{Library, Whole};
 use crate::program::{Area, At, Core, Gemm, Program, Step, Transfer, When, Work};
 use crate::whole::WholeProduct;
 
-/// The cores that GEMMs of a program can take on a device.
+/// GEMM implementations that a program can use on a device.
 #[derive(Debug)]
 pub(super) struct Gemms {
     pub(super) whole: Whole,
-    /// A library's GEMM, or ours that does nothing else.
+    /// The vendor's library GEMM, or this crate's plain whole-matrix GEMM.
     library: Option<WholeProduct>,
-    /// The tile core, for what the library does not take; none where the program has steps in its place.
+    /// Kernels of the tile GEMM, for products that the library cannot do; `None` if the program has
+    /// alternative steps instead.
     tiles: Option<KernelSet>,
     fused: Fused,
 }
 
-/// The GEMM that waits for peers or stores to them: a program has one kind at most.
+/// GEMM fused with communication: it waits for peers or stores to them. A program uses one kind at
+/// most.
 #[derive(Debug)]
 enum Fused {
     None,
@@ -34,7 +36,8 @@ enum Fused {
 }
 
 impl Gemms {
-    /// Loads what there is on the heap's device for a program. `op` is the build of the message's kernels.
+    /// Loads the GEMMs for a program on the heap's device. `op` describes the builds of the message
+    /// kernels.
     ///
     /// # Errors
     /// Errors of [`KernelSet::new`] and [`WholeProduct::new`].
@@ -58,13 +61,15 @@ impl Gemms {
         })
     }
 
-    /// Removes library GEMMs and ours: for worlds in which not all ranks have them.
+    /// The same without library GEMMs and whole-matrix GEMMs, for worlds in which not all ranks
+    /// have them.
     pub(super) fn without_library(&self) -> Self {
         Gemms { whole: self.whole, library: None, tiles: self.tiles.clone(), fused: Fused::None }
     }
 
-    /// The libraries whose GEMMs it has, if it has any. A GEMM with its message for few rows need not be all
-    /// ranks': whoever has none does the same call in two launches.
+    /// Names of the libraries whose GEMMs are used; `None` if none is. The GEMM that exchanges few
+    /// rows itself is not named, because ranks need not agree on it: a rank without it does the
+    /// same call in two launches.
     pub(super) fn library(&self) -> Option<String> {
         let fused = match self.fused {
             Fused::Gated(_) => " or gemm_sm90_gather",
@@ -74,7 +79,7 @@ impl Gemms {
         Some(self.library.as_ref()?.title() + fused)
     }
 
-    /// Whether an alternative with this condition can ever be taken.
+    /// Whether any call can meet this condition.
     pub(super) fn may_meet(&self, when: When) -> bool {
         match when {
             When::Exchanges => matches!(self.fused, Fused::Exchanging(_)),
@@ -85,14 +90,14 @@ impl Gemms {
         }
     }
 
-    /// Whether the library adds this matrix to a product.
+    /// Whether the library can add this matrix to the product of a call.
     pub(super) fn adds(&self, args: &OpArgs, addend: &Matrix) -> bool {
         self.library.as_ref().is_some_and(|it| it.fits_adding(args, addend))
     }
 }
 
 impl Call<'_> {
-    /// Whether the GEMM that does more than a plain product takes this call.
+    /// Whether the fused GEMM can do this call.
     pub(super) fn fits(&self, gemm: &Gemm) -> bool {
         let places = self.places();
         let Some(gemms) = &self.of.gemms else { return false };
@@ -111,7 +116,8 @@ impl Call<'_> {
         }
     }
 
-    /// Enqueues a GEMM; returns whether it was, or need not be.
+    /// Enqueues a GEMM. Returns true if it was enqueued or there is nothing to do, false if it
+    /// cannot be done.
     pub(super) fn gemm(&self, gemm: &Gemm, at: At) -> Result<bool> {
         let Some(gemms) = &self.of.gemms else { return Ok(false) };
         let places = self.places();
@@ -125,7 +131,8 @@ impl Call<'_> {
                 let Some(library) = &gemms.library else { return Ok(false) };
                 let Some(rows) = places.own_rows(at) else { return Ok(true) };
                 let (args, addend) = places.adding(gemm.to, &rows);
-                // SAFETY: as `Call::new` says; the addend lies in the workspace, and C does not.
+                // SAFETY: by the contract of `Call::new`; the addend lies in the workspace, and C
+                // does not.
                 self.stamped(args.m, || unsafe {
                     library.enqueue_adding(self.heap, self.stream, &args, &addend, workspace(&args))
                 })
@@ -134,19 +141,21 @@ impl Call<'_> {
                 let Some(parts) = self.parts_of_shards() else { return Ok(false) };
                 let (all, message) =
                     (places.area(Area::Gathered), places.message(Transfer::Shards).args);
-                // SAFETY: as `Call::new` says; the call is open, and engines copy.
+                // SAFETY: by the contract of `Call::new`; the call is open, and engines do the
+                // copies.
                 self.stamped(self.args.m, || unsafe {
                     gated.launch(gpu()?, &self.args, (&all, &parts), &message)
                 })
             }
             (Core::Storing { blocks, results }, Fused::Storing(storing)) => {
                 let (args, messages) = (places.storing(gemm.to), self.stored(blocks, results));
-                // SAFETY: as `Call::new` says; the call is open, and no rank shares the device.
+                // SAFETY: by the contract of `Call::new`; the call is open, and no rank shares the
+                // device.
                 self.stamped(args.m, || unsafe { storing.launch(gpu()?, &args, &messages.of()) })
             }
             (Core::Exchanging(kernel), Fused::Exchanging(exchanging)) => {
                 let Some(product) = places.product(gemm, at) else { return Ok(true) };
-                // SAFETY: as `Call::new` says.
+                // SAFETY: by the contract of `Call::new`.
                 self.stamped(product.m, || unsafe {
                     exchanging.launch(gpu()?, kernel, (&product, &self.args))
                 })
@@ -155,32 +164,32 @@ impl Call<'_> {
         }
     }
 
-    /// Enqueues a GEMM that writes no trace itself; in a traced call, between two launches that make it one span of
-    /// the first workgroup's.
+    /// Enqueues a GEMM that writes no trace itself. In a traced call two small launches around it
+    /// record it as one span of the first workgroup.
     fn stamped(&self, rows: u32, enqueue: impl FnOnce() -> Result<bool>) -> Result<bool> {
         if self.args.trace == 0 {
             return enqueue();
         }
         let stamp = |after| {
             let (on, kernel) = ((self.heap, self.stream), Kernel::Stamp { after, rows });
-            // SAFETY: as `Call::new` says.
+            // SAFETY: by the contract of `Call::new`.
             unsafe { self.of.kernels.enqueue(on, kernel, self.args, (1.into(), false)) }
         };
         stamp(false)?;
         let done = enqueue()?;
         if done && let Err(error) = stamp(true) {
-            // The GEMM is out, which may be all of the call.
+            // The GEMM has been enqueued, and may be the whole call, so this error is only logged.
             tracing::warn!(%error, "a GEMM is missing from the trace");
         }
         Ok(done)
     }
 
-    /// Enqueues a plain product; returns whether it was.
+    /// Enqueues a plain product; returns false if it cannot be done.
     fn product(&self, gemms: &Gemms, mut args: OpArgs, early: bool) -> Result<bool> {
-        // Only the tile core adds a residual.
+        // Only the tile GEMM can add a residual.
         let library = gemms.library.as_ref().filter(|_| args.residual.address == 0);
         if let Some(library) = library.filter(|it| it.fits(&args)) {
-            // SAFETY: as `Call::new` says, for the workspace, too.
+            // SAFETY: by the contract of `Call::new`, which covers the workspace, too.
             let done = self.stamped(args.m, || unsafe {
                 library.enqueue(self.heap, self.stream, &args, workspace(&args))
             })?;
@@ -194,12 +203,12 @@ impl Call<'_> {
         let work = count(args.m, args.tile_m) * count(args.n, args.tile_n);
         let groups = Workgroups::from(work.clamp(1, u64::from(tiles.resident())) as u32);
         let on = (self.heap, self.stream);
-        // SAFETY: as above.
+        // SAFETY: by the contract of `Call::new`.
         unsafe { tiles.enqueue(on, Kernel::Local, args, (groups, early)) }?;
         Ok(true)
     }
 
-    /// The parts that shards of A come in, for a GEMM that waits for them; none if ranks have unequal shards.
+    /// Parts of A's shards that a GEMM waits for; `None` if the ranks' shards have different sizes.
     fn parts_of_shards(&self) -> Option<Parts> {
         let OpArgs { ref channel, m, k, shard, .. } = self.args;
         let message = self.places().message(Transfer::Shards);
@@ -213,14 +222,14 @@ impl Call<'_> {
         let (mut part, mut step) =
             ([message.args.tile_m, message.args.tile_n], [message.across(), 1]);
         if columns {
-            // The message's rows are columns here.
+            // The message holds the transpose of A, so its rows are A's columns.
             part.reverse();
             step.reverse();
         }
         Some(Parts { shard, part, first: message.first, step, columns })
     }
 
-    /// The messages of a GEMM that stores to peers.
+    /// Messages of a GEMM that stores to peers.
     fn stored(&self, blocks: bool, results: Option<Transfer>) -> Stored {
         let places = self.places();
         Stored {
@@ -230,7 +239,7 @@ impl Call<'_> {
     }
 }
 
-/// The messages of a GEMM that stores to peers, while it is enqueued.
+/// Messages of a GEMM that stores to peers, owned while it is enqueued.
 struct Stored {
     blocks: Option<Message>,
     results: Option<Message>,
@@ -245,12 +254,12 @@ impl Stored {
     }
 }
 
-/// The address of the library's workspace.
+/// Address of the library's workspace.
 fn workspace(args: &OpArgs) -> u64 {
     args.heap.data[args.heap.rank as usize] + args.workspace
 }
 
-/// Whether a program has a plain product without steps in its place.
+/// Whether a program has a plain product without alternative steps.
 fn needs_tiles(program: &Program) -> bool {
     let mut found = false;
     program.each_step(&mut |Step { work, or }| {
@@ -259,7 +268,7 @@ fn needs_tiles(program: &Program) -> bool {
     found
 }
 
-/// The GEMM that waits for peers or stores to them, if the program asks for one and the device has a build.
+/// Loads the fused GEMM that the program needs, if the device has a build of it.
 fn fused(
     heap: &SymmetricHeap,
     op: &OpBuild,

@@ -1,4 +1,4 @@
-//! The loaded kernels of an operator, and one launch of one of them.
+//! Loaded kernels of an operator, and their launches.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,34 +18,37 @@ use crate::kernel::Kernel;
 use crate::target::Target;
 use crate::trace::MAX_GROUPS;
 
-/// The workgroups of a launch.
+/// Size of a launch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Workgroups {
     /// Number of workgroups.
     pub count: u32,
-    /// Threads of each on a GPU, at most; by default as many as the kernel is built for.
+    /// Largest number of threads per workgroup on a GPU; `None`: the number that the kernel is
+    /// built for.
     pub threads: Option<u32>,
-    /// Whether each thread has several items of an LL message that is the same both ways between two ranks: a form of
-    /// the kernel takes them together.
+    /// Whether each thread has several items of an LL message that is symmetric between two ranks;
+    /// a variant of the kernel then processes them together.
     pub several_items: bool,
 }
 
 impl Workgroups {
-    /// Number of workgroups of [`Kernel::Norm`] on a GPU: one a row, up to a limit, above which they take turns.
-    /// They wait for nobody, so there may be more than are resident.
+    /// Size of a launch of [`Kernel::Norm`] on a GPU: one workgroup per row up to a limit, above
+    /// which workgroups process several rows. The kernel waits for no other workgroup, so there may
+    /// be more than are co-resident.
     pub fn of_rows(rows: u32) -> Self {
         rows.clamp(1, 4096).into()
     }
 }
 
 impl From<u32> for Workgroups {
-    /// So many workgroups, with as many threads as the kernel is built for.
+    /// Makes a launch of this many workgroups, with the number of threads that the kernel is built
+    /// for.
     fn from(count: u32) -> Self {
         Self { count, threads: None, several_items: false }
     }
 }
 
-/// The kernels of an operator that a device has loaded, or the host's own code.
+/// Kernels of an operator: loaded on a device, or the CPU's own code.
 #[derive(Clone, Debug)]
 pub(super) struct KernelSet {
     resident: u32,
@@ -54,32 +57,33 @@ pub(super) struct KernelSet {
 
 #[derive(Clone, Debug)]
 enum Code {
-    /// Functions of the host, for its threads.
+    /// CPU kernels, launched on the heap's threads.
     Host(Arc<HostLaunches>),
-    /// Kernels by name.
+    /// GPU kernels, looked up by name.
     Loaded(Vec<Loaded>),
 }
 
-/// A kernel that a device has loaded.
+/// Kernel that a device has loaded.
 #[derive(Clone, Debug)]
 struct Loaded {
     name: &'static str,
     function: Function,
-    /// Threads of a workgroup.
+    /// Number of threads per workgroup.
     threads: u32,
     shared_bytes: u32,
-    /// Workgroups that run at the same time: a limit of the form for pairs of ranks, which is not taken for more.
+    /// Number of co-resident workgroups. Checked for the variants for pairs of ranks only, which
+    /// are not used for larger launches.
     most: u32,
 }
 
 impl KernelSet {
-    /// Loads `kernels` of an operator on the heap's device, after compiling those that never were. It may wait for
-    /// the device: call it where all ranks make the operator.
+    /// Loads `kernels` of an operator on the heap's device; compiles those that are not cached. May
+    /// wait for the device, so call it where all ranks make the operator.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a device, type or tile that there are no kernels for; [`Error::Other`] with an
-    /// [`crate::rtc::Error`]; [`Error::Device`]; [`Error::TooManyGroups`] if so many ranks share the device that
-    /// not one workgroup of each is resident.
+    /// [`Error::Unsupported`] for a device, element type or tile without kernels; [`Error::Other`]
+    /// with an [`crate::rtc::Error`]; [`Error::Device`]; [`Error::TooManyGroups`] if so many ranks
+    /// share the device that not even one workgroup of each is co-resident.
     pub(super) fn new(heap: &SymmetricHeap, op: &OpBuild, kernels: &[Kernel]) -> Result<Self> {
         if heap.device().kind.traits().host_threads {
             return Ok(Self { resident: heap.workgroups(), code: Code::Host(Arc::default()) });
@@ -110,12 +114,12 @@ impl KernelSet {
         Ok(Self { resident, code: Code::Loaded(loaded) })
     }
 
-    /// Workgroups that run at the same time, of any of the kernels.
+    /// Number of workgroups that are co-resident with any of the kernels.
     pub(super) fn resident(&self) -> u32 {
         self.resident
     }
 
-    /// Enqueues one launch of a kernel. `early`: it may begin before the launch ahead of it is over.
+    /// Enqueues one launch of a kernel; `early`: it may begin before the previous launch has ended.
     ///
     /// # Errors
     /// [`Error::TooManyGroups`], [`Error::Closed`], [`Error::Device`]; [`Error::Unsupported`] for a kernel that was
@@ -141,7 +145,7 @@ impl KernelSet {
         let &Loaded { ref function, threads, shared_bytes, .. } = of_name.ok_or_else(|| {
             unsupported(format!("kernel {name}"), "the operator was made without it")
         })?;
-        // Norms wait for nobody.
+        // Norm kernels do not wait, so their workgroups need not be co-resident.
         let most = if kernel == Kernel::Norm { u32::MAX } else { self.resident };
         fits(name, groups.count, most)?;
         let threads = groups.threads.map_or(threads, |most| most.min(threads));
@@ -151,31 +155,35 @@ impl KernelSet {
             Kernel::Barrier { phase, members, last } => {
                 let (phase, last) = (phase.to_ne_bytes(), u32::from(last).to_ne_bytes());
                 let members = members.bits().to_ne_bytes();
-                // SAFETY: the parameters are those of `iris_barrier`; the caller vouches for the
-                // addresses; `groups` are resident.
+                // SAFETY: the parameters are those of `iris_barrier`; the caller guarantees the
+                // addresses; `groups` are co-resident.
                 unsafe { function.launch(stream, shape, &[args, &phase, &members, &last]) }
             }
             Kernel::Gate { source, first, parts } => {
-                // The types are those of a barrier's parameters.
+                // The parameter types are those of `iris_barrier`.
                 let (source, first) = (source.to_ne_bytes(), u64::from(first).to_ne_bytes());
                 let parts = parts.to_ne_bytes();
-                // SAFETY: the parameters are those of `iris_gate`; the rest as above.
+                // SAFETY: the parameters are those of `iris_gate`; the caller guarantees the
+                // addresses.
                 unsafe { function.launch(stream, shape, &[args, &source, &first, &parts]) }
             }
             Kernel::Stamp { after, rows } => {
                 let (after, rows) = (u32::from(after).to_ne_bytes(), u64::from(rows).to_ne_bytes());
                 let span = (Span::Gemm as u32).to_ne_bytes();
                 let shape = LaunchShape { threads: 1, ..shape };
-                // SAFETY: the parameters are those of `iris_stamp`; the rest as above.
+                // SAFETY: the parameters are those of `iris_stamp`; the caller guarantees the
+                // addresses.
                 unsafe { function.launch(stream, shape, &[args, &after, &rows, &span]) }
             }
-            // SAFETY: the one parameter of the kernels of operators is an `OpArgs`; the rest as above.
+            // SAFETY: the only parameter of an operator's kernel is an `OpArgs`; the caller
+            // guarantees the addresses.
             _ => unsafe { function.launch(stream, shape, &[args]) },
         }
     }
 }
 
-/// Launches on the host's threads, of which those that are over are used again: a call allocates none after the first.
+/// Launch objects for the heap's threads. Finished ones are reused, so that a call allocates
+/// nothing after the first.
 #[derive(Default)]
 struct HostLaunches(Mutex<Vec<HostLaunch>>);
 
@@ -187,27 +195,28 @@ impl fmt::Debug for HostLaunches {
 
 struct HostLaunch {
     launch: Arc<RwLock<Launch>>,
-    /// Runs `launch`; nobody else has it where no launch is under way.
+    /// Closure that runs `launch`. No other reference to it exists while no launch is in progress.
     run: CpuKernel,
 }
 
-/// A launch of a kernel on the host.
+/// Launch of a kernel on the CPU.
 struct Launch {
     kernel: Kernel,
     args: OpArgs,
-    /// The heap's.
+    /// Control block of the heap.
     control: Arc<Control>,
-    /// Workgroups that have not ended.
+    /// Number of workgroups that have not ended.
     left: AtomicU32,
-    /// Kept until the last workgroup ends.
+    /// Announced access to the operands, held until the last workgroup ends.
     access: Mutex<Option<Access>>,
 }
 
 impl HostLaunches {
-    /// Launches that are kept, at most: a program that enqueues more ahead allocates the others anew.
+    /// Largest number of launch objects that are kept; a program that enqueues more at a time
+    /// allocates the others anew.
     const MOST: usize = 32;
 
-    /// Enqueues a kernel.
+    /// Enqueues a CPU kernel.
     fn enqueue(
         &self,
         heap: &Arc<SymmetricHeap>,
@@ -248,20 +257,22 @@ impl HostLaunch {
 }
 
 impl Launch {
-    /// Runs one workgroup.
+    /// Runs one workgroup of the launch.
     fn run(&self, group: Group) -> Result<()> {
         let _ended = Ended(self);
         let mut access = self.access.lock().unwrap_or_else(PoisonError::into_inner);
         access.get_or_insert_with(|| Access::of_kernel(&self.args.operands()));
         drop(access);
-        // SAFETY: the caller of `enqueue` vouches for the matrices; the heap's threads keep its memory.
+        // SAFETY: the caller of `enqueue` guarantees the matrices; the heap's threads keep its
+        // memory mapped.
         let result = unsafe { cpu::run(self.kernel, &self.args, group.index, group.count) };
-        // A fault says more than that there was one; the record is complete, or a peer's is.
+        // A fault record says more than the error `Stop`; the record of this rank or of a peer is
+        // complete by now.
         result.or_else(|_stop| self.control.outcome())
     }
 }
 
-/// A workgroup that ends when this is dropped, by a panic, too.
+/// Guard that counts a workgroup as ended on drop, also after a panic.
 struct Ended<'a>(&'a Launch);
 
 impl Drop for Ended<'_> {
@@ -272,8 +283,8 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// Compiles and loads the form of a kernel that has this name; returns it with a function that says how many of its
-/// workgroups run at the same time.
+/// Compiles and loads the variant of a kernel with this name; also returns a function that computes
+/// its number of co-resident workgroups.
 fn load<'a>(
     heap: &'a SymmetricHeap,
     target: &Target,
@@ -290,7 +301,7 @@ fn load<'a>(
     Ok((new, move || share(heap, &function, threads, shared_bytes)))
 }
 
-/// This rank's part of the workgroups that the device takes at a time.
+/// This rank's share of the device's co-resident workgroups.
 pub(crate) fn share(
     heap: &SymmetricHeap,
     function: &Function,
@@ -298,7 +309,8 @@ pub(crate) fn share(
     shared: u32,
 ) -> Result<u32> {
     let (all, ranks) = (function.resident(threads, shared)?, heap.sharing());
-    // Beside kernels of other ranks, which may take whole multiprocessors: one on each of its own.
+    // Kernels of other ranks may fill whole multiprocessors, so count one workgroup on each
+    // multiprocessor of this rank's share.
     let most = if ranks > 1 { heap.workgroups() } else { u32::MAX };
     match (all / ranks).min(most) {
         0 => Err(Error::TooManyGroups {
@@ -310,7 +322,7 @@ pub(crate) fn share(
     }
 }
 
-/// Whether so many workgroups are all resident.
+/// Checks that `groups` workgroups are co-resident.
 pub(crate) fn fits(name: &str, groups: u32, resident: u32) -> Result<()> {
     match groups {
         0 => Err(Error::Invalid {

@@ -1,5 +1,5 @@
-//! The rows that go from rank to rank, in parts: who sends which, the words that say that they came, and the copies
-//! that an engine makes.
+//! Messages of whole rows between ranks, in parts: which rank sends which rows, the signals of
+//! their arrival, and the copies that an engine makes.
 
 use std::ops::Range;
 
@@ -8,25 +8,26 @@ use iris_heap::DeviceCopy;
 use crate::args::{Matrix, OpArgs};
 use crate::schedule::{Grid, SplitGrid, split};
 
-/// Rows of each rank's A, in parts, to places in C of others.
+/// Message in which each rank sends rows of its A, in parts, to C of other ranks.
 pub(super) struct Message {
-    /// Arguments of the kernels that would move them.
+    /// Arguments for kernels that could send the message in place of an engine.
     pub(super) args: OpArgs,
-    /// The number of the first signal.
+    /// Number of the message's first signal.
     pub(super) first: u32,
     way: Way,
 }
 
-/// Which rows.
+/// Pattern of a message.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// A has a rank's own rows, which all get; C has those of all.
+    /// All-gather: A has this rank's own rows, which all ranks get; C has the rows of all ranks.
     Gather,
-    /// A has all rows, of which each rank gets those that it owns; C has such a block from each source.
+    /// Scatter: A has all rows, of which each rank gets those that it owns; C has one such block
+    /// from each source.
     Scatter,
 }
 
-/// A row of tiles of what one rank sends another, counted from the first of it.
+/// Part of a message: one row of tiles; tiles and rows count from the first that the rank sends.
 #[derive(Clone)]
 pub(super) struct Part {
     pub(super) tiles: Range<u32>,
@@ -42,7 +43,7 @@ impl Message {
         Self { args, first: 0, way: Way::Scatter }
     }
 
-    /// The same, with its signals behind those of another.
+    /// The same message with its signals numbered after those of `other`.
     pub(super) fn behind(self, other: &Self) -> Self {
         Self { first: other.signals(), ..self }
     }
@@ -51,12 +52,12 @@ impl Message {
         grid(&self.args)
     }
 
-    /// Tiles side by side.
+    /// Number of tiles in a row of tiles.
     pub(super) fn across(&self) -> u32 {
         self.grid().part(0).across()
     }
 
-    /// Whose part of the rows travels from one rank to another.
+    /// Rank whose share of the rows goes from `from` to `to`.
     fn whose(&self, from: u32, to: u32) -> u32 {
         match self.way {
             Way::Gather => from,
@@ -64,17 +65,17 @@ impl Message {
         }
     }
 
-    /// How many signals a source has: the first parts are the largest.
+    /// Number of signals of a source; rank 0's share of the rows is the largest.
     fn signals(&self) -> u32 {
         self.grid().part(0).tiles()
     }
 
-    /// What this rank sends to `to`.
+    /// Parts that this rank sends to `to`.
     pub(super) fn sent(&self, to: u32) -> impl Iterator<Item = Part> + use<> {
         parts(&self.grid(), self.whose(self.args.channel.rank, to))
     }
 
-    /// What comes from `source`.
+    /// Parts that this rank receives from `source`.
     pub(super) fn comes(&self, source: u32) -> impl Iterator<Item = Part> + use<> {
         parts(&self.grid(), self.whose(source, self.args.channel.rank))
     }
@@ -84,7 +85,7 @@ impl Message {
         0..self.grid().part(self.whose(source, self.args.channel.rank)).tiles()
     }
 
-    /// The rows of this rank's A that `to` gets as these rows, counted from the first that it gets.
+    /// Rows of this rank's A for the rows `rows` that `to` receives from it.
     fn taken(&self, to: u32, rows: &Range<u32>) -> Range<u32> {
         let first = match self.way {
             Way::Gather => 0,
@@ -93,7 +94,7 @@ impl Message {
         first + rows.start..first + rows.end
     }
 
-    /// The rows of a peer's C that these rows of this rank's become.
+    /// Rows of a peer's C for the rows `rows` of this rank's share.
     fn placed(&self, peer: u32, rows: &Range<u32>) -> Range<u32> {
         let (size, rank) = (self.args.channel.size, self.args.channel.rank);
         let first = match self.way {
@@ -106,13 +107,14 @@ impl Message {
         first + rows.start..first + rows.end
     }
 
-    /// Whether its elements have one type, and lie in the same order on both sides.
+    /// Whether source and destination have the same element type and storage order, so that an
+    /// engine can copy.
     pub(super) fn is_alike(&self) -> bool {
         let OpArgs { a, c, .. } = self.args;
         a.transposed == c.transposed && a.dtype == c.dtype
     }
 
-    /// The copies of an engine for a part: its tiles, each followed by the word that says that it came.
+    /// Copies by an engine for a part: its tiles, each followed by its signal word.
     pub(super) fn copies(&self, peer: u32, part: Part) -> impl Iterator<Item = DeviceCopy> {
         let OpArgs { ref heap, ref channel, n, tile_n, .. } = self.args;
         let (own, rank) = (heap.data[heap.rank as usize], channel.rank);
@@ -129,7 +131,7 @@ impl Message {
         })
     }
 
-    /// The copy of these columns of some rows of A to rows of this rank's own C.
+    /// Copy of these columns of rows `from` of A to rows `to` of this rank's own C.
     fn copy(&self, (to, from): (&Range<u32>, &Range<u32>), cols: &Range<u32>) -> DeviceCopy {
         let OpArgs { a, c, .. } = self.args;
         let bytes = a.element_bytes();
@@ -151,18 +153,18 @@ impl Message {
     }
 }
 
-/// The tiles of a message with these arguments.
+/// Tile grid of a message with these arguments.
 pub(super) fn grid(args: &OpArgs) -> SplitGrid {
     let OpArgs { m, n, tile_m, tile_n, .. } = *args;
     SplitGrid { grid: Grid { rows: m, cols: n, tile_m, tile_n }, size: args.channel.size }
 }
 
-/// The part of the rows that falls to `rank`, a row of tiles at a time.
+/// Parts of the rows of `rank`: one row of tiles each.
 pub(super) fn parts(grid: &SplitGrid, rank: u32) -> impl Iterator<Item = Part> + use<> {
     let part = grid.part(rank);
     let across = part.across();
     (0..part.rows.div_ceil(part.tile_m)).map(move |at| {
-        // Without columns there are rows still, and no tile.
+        // A matrix without columns still has rows, but no tiles.
         let row = at * part.tile_m;
         let rows = row..part.rows.min(row + part.tile_m);
         Part { tiles: at * across..(at + 1) * across, rows }

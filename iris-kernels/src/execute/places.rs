@@ -1,6 +1,7 @@
-//! The operands of steps: which rows, where they lie in the workspace, and the kernels' arguments made of them.
+//! Operands of steps: their rows, their position in the workspace, and the kernel arguments built
+//! from them.
 //!
-//! The workspace holds the library's own first, then the [`Areas`] of the program.
+//! The workspace starts with the library's own workspace, followed by the [`Areas`] of the program.
 
 use std::ops::Range;
 
@@ -9,25 +10,25 @@ use crate::args::{Matrix, OpArgs, producer, rows_of};
 use crate::program::{Area, Areas, At, Gemm, Operands, Rows, Sizes, Source, Target, Transfer};
 use crate::schedule::split;
 
-/// The operands of one call.
+/// Operands of one call.
 pub(super) struct Places<'a> {
-    /// The call's arguments.
+    /// Arguments of the call.
     pub(super) args: &'a OpArgs,
-    /// The areas of the program.
+    /// Workspace areas of the program.
     pub(super) areas: Areas,
-    /// Bytes of the workspace that lie before them.
+    /// Number of bytes of the workspace before the areas.
     pub(super) library_bytes: u64,
 }
 
 impl Places<'_> {
-    /// A matrix in the workspace.
+    /// Matrix of a workspace area.
     pub(super) fn area(&self, area: Area) -> Matrix {
         let OpArgs { heap, workspace, .. } = self.args;
         let first = heap.data[heap.rank as usize] + workspace + self.library_bytes;
         self.areas.matrix(area, &Sizes::of(self.args), first)
     }
 
-    /// The rows of the whole that this rank owns.
+    /// Rows of the whole matrix that this rank owns.
     pub(super) fn own(&self) -> Range<u32> {
         self.owned_by(self.args.channel.rank)
     }
@@ -36,7 +37,7 @@ impl Places<'_> {
         split(self.args.m, self.args.channel.size, rank)
     }
 
-    /// A matrix, or the rows of it that this rank owns.
+    /// A matrix, or its rows that this rank owns if `to` asks for them.
     fn target(&self, matrix: Matrix, to: Target) -> Matrix {
         match to {
             Target::OwnOfC if matrix.address != 0 => rows_of(matrix, &self.own()),
@@ -44,12 +45,12 @@ impl Places<'_> {
         }
     }
 
-    /// Number of parts that a rank's rows are sent in, at most.
+    /// Largest number of parts in which a rank's rows are sent.
     pub(super) fn parts(&self) -> u32 {
         message::parts(&message::grid(self.args), 0).count() as u32
     }
 
-    /// Rows of one part among all rows; none if the rank has fewer parts.
+    /// Rows of the loop's part, numbered among all rows; `None` if the rank has fewer parts.
     fn part(&self, at: At) -> Option<Range<u32>> {
         let rank = at.peer.unwrap_or(self.args.channel.rank);
         let part = message::parts(&message::grid(self.args), rank).nth(at.part? as usize)?;
@@ -57,7 +58,7 @@ impl Places<'_> {
         Some(first + part.rows.start..first + part.rows.end)
     }
 
-    /// The rows of a GEMM among all; none if the step is left out.
+    /// Rows of a GEMM, numbered among all rows; `None` if the step is skipped.
     fn rows(&self, rows: Rows, at: At) -> Option<Range<u32>> {
         let (own, all) = (self.own(), 0..self.args.m);
         match rows {
@@ -69,8 +70,8 @@ impl Places<'_> {
         }
     }
 
-    /// The rows of this rank's that a step adds up, counted from the first that it owns; none if the step is left
-    /// out.
+    /// Rows that a step adds up, counted from the first row that this rank owns; `None` if the step
+    /// is skipped.
     pub(super) fn own_rows(&self, at: At) -> Option<Range<u32>> {
         let own = self.own();
         match at.part {
@@ -82,7 +83,7 @@ impl Places<'_> {
         }
     }
 
-    /// The arguments of a plain product; none if the step is left out.
+    /// Arguments of a plain product; `None` if the step is skipped.
     pub(super) fn product(&self, gemm: &Gemm, at: At) -> Option<OpArgs> {
         let rows = self.rows(gemm.rows, at)?;
         let own = self.own();
@@ -93,7 +94,8 @@ impl Places<'_> {
         };
         let none = Matrix::default();
         let args = match gemm.to {
-            // Bias, residual and epilogue are applied once, to the sum of all partials.
+            // Bias, residual and epilogue are applied once, to the sum of all partials, and not
+            // here.
             Target::Area(area) => {
                 let c = self.area(area);
                 OpArgs { c, bias: none, residual: none, epilogue: 0, ..*self.args }
@@ -103,26 +105,27 @@ impl Places<'_> {
         Some(OpArgs { a, c: rows_of(args.c, &rows), m: rows.end - rows.start, ..args })
     }
 
-    /// The arguments of the product of these rows of this rank's, and the rows of the one peer that are added.
+    /// Arguments of the product of rows `rows` of this rank's share, and the matrix of the single
+    /// peer's rows that are added to it.
     pub(super) fn adding(&self, to: Target, rows: &Range<u32>) -> (OpArgs, Matrix) {
         let own = self.own();
         let taken = own.start + rows.start..own.start + rows.end;
         let a = rows_of(self.args.a, &taken);
         let c = rows_of(self.target(self.args.c, to), rows);
-        // A block from each source, this rank's own, too.
+        // The inbox has one block per source, including this rank's own.
         let peer = (1 - self.args.channel.rank) * (own.end - own.start);
         let inbox = self.message(Transfer::Blocks).args.c;
         let addend = rows_of(inbox, &(peer + rows.start..peer + rows.end));
         (OpArgs { a, c, m: rows.end - rows.start, ..*self.args }, addend)
     }
 
-    /// The arguments of a product that stores to peers.
+    /// Arguments of a GEMM that stores to peers.
     pub(super) fn storing(&self, to: Target) -> OpArgs {
         let [c, residual] = [self.args.c, self.args.residual].map(|it| self.target(it, to));
         OpArgs { c, residual, ..*self.args }
     }
 
-    /// The arguments of a sum of these rows of this rank's.
+    /// Arguments of a sum of rows `rows` of this rank's share.
     pub(super) fn sums(&self, to: Target, rows: &Range<u32>) -> OpArgs {
         let message = self.message(Transfer::Blocks).args;
         let own = self.own();
@@ -140,7 +143,7 @@ impl Places<'_> {
         }
     }
 
-    /// The arguments of a copy of what a peer sent, to its place in C; none if the step is left out.
+    /// Arguments of a copy of a peer's rows to their position in C; `None` if the step is skipped.
     pub(super) fn take(&self, of: Transfer, at: At) -> Option<OpArgs> {
         let source = at.peer?;
         let rows = match at.part {
@@ -152,7 +155,7 @@ impl Places<'_> {
         Some(OpArgs { a, c, sources: 1, root: source, ..message })
     }
 
-    /// The arguments of a kernel.
+    /// Arguments of an operator's kernel with these operands.
     pub(super) fn operands(&self, of: Operands) -> OpArgs {
         let loads = |a| OpArgs { a, producer: producer::LOAD, ..*self.args };
         match of {
@@ -166,7 +169,7 @@ impl Places<'_> {
         }
     }
 
-    /// The message that makes a transfer.
+    /// Message of a transfer.
     pub(super) fn message(&self, of: Transfer) -> Message {
         let OpArgs { c, ref channel, .. } = *self.args;
         let own = self.own();
@@ -183,7 +186,7 @@ impl Places<'_> {
             ..*self.args
         };
         let blocks = || {
-            // A block of this rank's rows from each.
+            // One block of this rank's rows from each rank.
             let rows = channel.size * (own.end - own.start);
             let inbox = Matrix { rows, ..self.area(Area::Blocks) };
             Message::scatter(moves(self.area(Area::Partial), inbox))
@@ -197,7 +200,8 @@ impl Places<'_> {
         }
     }
 
-    /// The arguments of the message that gathers A; where its columns are split, A's transpose, whose rows are.
+    /// Arguments of the message that gathers A. If A is split by columns, the message gathers the
+    /// rows of its transpose.
     fn shards(&self) -> OpArgs {
         let args = self.args;
         let message = OpArgs {

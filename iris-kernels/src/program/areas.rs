@@ -1,7 +1,8 @@
-//! The areas of a workspace: the matrices that calls of a program keep there, behind what the library needs.
+//! Workspace areas: matrices that the calls of a program keep in the workspace, after the library's
+//! own workspace.
 //!
-//! A program's steps say which areas it has: a GEMM that reads the gathered A, results that go to the partial, rows
-//! that come from peers. The areas follow one another in the order of [`Area`].
+//! The steps of a program determine its areas: a GEMM that reads the gathered A, results stored in
+//! the partial, rows received from peers. The areas follow one another in the order of [`Area`].
 
 use std::fmt;
 
@@ -10,51 +11,53 @@ use iris_heap::DType;
 use super::{Gemm, Operands, Program, Transfer, Work};
 use crate::args::{Matrix, OpArgs, dtype_code, element_bytes};
 
-/// Lines of a matrix begin at multiples of so many elements: whole vectors.
+/// Rows of a workspace matrix are padded to multiples of this number of elements, so that they
+/// consist of whole vectors.
 const LINE: u64 = 8;
 
 vocabulary! {
-    /// A matrix in the workspace.
+    /// Matrix in the workspace.
     Area {
-        /// The A of all ranks.
+        /// A of all ranks, gathered.
         Gathered = "the gathered A",
-        /// This rank's partial: without bias, epilogue and residual.
+        /// Partial product of this rank, without bias, epilogue and residual.
         Partial = "the partial",
-        /// What each rank sends of its partial: as many rows from each as the largest part has.
+        /// Blocks of the ranks' partials for this rank; each block has room for as many rows as the
+        /// largest share.
         Blocks = "blocks of partials",
-        /// The sums of all ranks, as they come.
+        /// Received sums of all ranks.
         Sums = "the sums of all ranks",
-        /// The rows of C of all ranks, as they come.
+        /// Received rows of C of all ranks.
         Rows = "the rows of C of all ranks",
     }
 }
 
 const ALL: [Area; 5] = [Area::Gathered, Area::Partial, Area::Blocks, Area::Sums, Area::Rows];
 
-/// The areas of a program.
+/// Set of the areas that a program uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Areas([bool; ALL.len()]);
 
-/// What the sizes of areas follow from.
+/// Values from which the sizes of areas are computed.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
-    /// Rows and columns of the whole product, and its depth.
+    /// Rows, columns and depth (m, n, k) of the whole product.
     pub shape: [u32; 3],
     /// Number of ranks.
     pub ranks: u32,
-    /// Codes of the types of A, of partials on their way, and of C.
+    /// Type codes of A, of transferred partials, and of C.
     dtypes: [u32; 3],
 }
 
 impl Sizes {
-    /// Sizes for products of this shape among so many ranks. `dtypes` are those of A, of partials on their way, and
-    /// of C; none if kernels have no such type.
+    /// Makes the sizes for products of this shape among `ranks` ranks. `dtypes` are the types of A,
+    /// of transferred partials, and of C. Returns `None` if kernels do not support a type.
     pub fn new(shape: [u32; 3], ranks: u32, dtypes: [DType; 3]) -> Option<Self> {
         let [a, wire, c] = dtypes.map(dtype_code);
         Some(Sizes { shape, ranks, dtypes: [a?, wire?, c?] })
     }
 
-    /// Those of one call.
+    /// Sizes of one call.
     pub(crate) fn of(args: &OpArgs) -> Self {
         let OpArgs { m, n, k, ref channel, ref a, ref c, wire, .. } = *args;
         Sizes { shape: [m, n, k], ranks: channel.size, dtypes: [a.dtype, wire, c.dtype] }
@@ -62,7 +65,7 @@ impl Sizes {
 }
 
 impl Areas {
-    /// The areas that the steps of a program use.
+    /// Areas that the steps of a program use.
     pub fn of(program: &Program) -> Self {
         let mut areas = Areas::default();
         program.each_step(&mut |step| {
@@ -77,23 +80,23 @@ impl Areas {
         areas
     }
 
-    /// Bytes that calls of these sizes keep.
+    /// Bytes of the areas for calls of these sizes.
     pub fn bytes(self, of: &Sizes) -> u64 {
         self.before(ALL.len(), of)
     }
 
-    /// Elements from one line of a matrix of so many columns to the next.
+    /// Leading dimension, in elements, of a workspace matrix with this number of columns.
     pub fn line(cols: u32) -> u64 {
         u64::from(cols).next_multiple_of(LINE)
     }
 
-    /// Bytes of the areas whose number is less.
+    /// Bytes of the used areas before number `end`.
     fn before(self, end: usize, of: &Sizes) -> u64 {
         let used = ALL.into_iter().take(end).filter(|&area| self.0[area as usize]);
         used.fold(0, |sum: u64, area| sum.saturating_add(area.bytes(of)))
     }
 
-    /// The matrix of an area, where the first one begins at `address`.
+    /// Matrix of an area; `address` is that of the first area.
     pub(crate) fn matrix(self, area: Area, of: &Sizes, address: u64) -> Matrix {
         let (rows, cols, dtype) = area.shape(of);
         let address = address + self.before(area as usize, of);
@@ -102,7 +105,7 @@ impl Areas {
 }
 
 impl Area {
-    /// Areas that rows of a transfer come from and go to.
+    /// Areas from which and to which a transfer moves rows.
     fn moved(of: Transfer) -> [Option<Area>; 2] {
         match of {
             Transfer::Shards => [Some(Area::Gathered), None],
@@ -112,7 +115,7 @@ impl Area {
         }
     }
 
-    /// Rows, columns, and the code of the type.
+    /// Number of rows, number of columns, and type code.
     fn shape(self, of: &Sizes) -> (u32, u32, u32) {
         let Sizes { shape: [m, n, k], ranks, dtypes: [a, wire, c] } = *of;
         match self {

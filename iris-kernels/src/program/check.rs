@@ -1,16 +1,16 @@
-//! The rules that every program keeps.
+//! Rules that every program must keep.
 
 use std::fmt;
 
 use super::{At, Core, Early, Gemm, Item, Lane, Program, Step, When, Work, walk};
 use crate::kernel::Kernel;
 
-/// The rule that a program breaks, and the step at which it does.
+/// Violation of a rule by a program.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Broken {
     /// Number of the alternative, from 0.
     pub alternative: usize,
-    /// Rule that is broken, with the step.
+    /// Description of the violation, with the step.
     pub what: String,
 }
 
@@ -22,30 +22,34 @@ impl fmt::Display for Broken {
 
 impl std::error::Error for Broken {}
 
-/// Progress of a call while its steps are gone through.
+/// State of a call while its steps are checked.
 #[derive(Default)]
 struct State {
     opened: bool,
     ended: bool,
-    /// The step before on the call's stream.
+    /// Previous step on the call's stream.
     before: Option<Work>,
-    /// Whether copies beside have not been joined.
+    /// Whether copies on the side stream have not been joined.
     forked: bool,
 }
 
 impl Program {
-    /// Checks, for a call of `parts` parts between `size` ranks with and without the work that can be replaced:
+    /// Checks a program for a call of `parts` parts between `size` ranks, with the work of each
+    /// step and with its alternative steps:
     ///
-    /// - one step ends the call, and every step that follows it is private; a program of work that no peer sees
-    ///   (`local`) ends none;
-    /// - nothing is visible to peers before a step opens the call, which happens once;
-    /// - copies beside are joined before the call ends: the step that ends it is [`Work::Close`];
-    /// - a launch that may begin while the call is opened directly follows the step that opens it;
-    /// - only calls that meet no condition are left to the last alternative, and only alternatives that ask for
-    ///   engines, or have steps in their place, copy by them.
+    /// - exactly one step ends the call, and every later step is invisible to peers; a program
+    ///   without any visible step (`local`) has no step that ends it;
+    /// - no step before the one that opens the call is visible to peers, and only one step opens
+    ///   it;
+    /// - copies on the side stream are joined before the call ends: the step that ends it is
+    ///   [`Work::Close`];
+    /// - a launch that may begin while the call is being opened directly follows the step that
+    ///   opens it;
+    /// - only the last alternative has no conditions, and only alternatives that require engines,
+    ///   or whose copies have alternative steps, copy by engines.
     ///
     /// # Errors
-    /// The first rule that is broken.
+    /// The first violation.
     pub fn check(&self, size: u32, parts: u32) -> Result<(), Broken> {
         let last = self.alternatives.len().checked_sub(1);
         let broken = |alternative, what: String| Err(Broken { alternative, what });
@@ -78,7 +82,7 @@ impl Program {
     }
 }
 
-/// The first item for a part before that is in no loop over parts.
+/// First item for the previous part ([`Item::Late`]) that is outside of a loop over parts.
 fn misplaced(items: &[Item], in_parts: bool) -> Option<&Item> {
     items.iter().find_map(|item| match item {
         Item::Do(step) => misplaced(step.or, false),
@@ -162,7 +166,7 @@ mod tests {
     const COPY: Item = step(Work::Copies(Transfer::Shards));
     const CLOSE: Item = step(Work::Close(Transfer::Shards));
 
-    /// The rule that a program of these alternatives breaks.
+    /// Violation in a program of these alternatives.
     macro_rules! broken {
         ($($alternative:expr),*) => {{
             const ALTERNATIVES: &[Alternative] = &[$($alternative),*];
@@ -193,7 +197,8 @@ mod tests {
             (broken!(always(&[kernel(Kernel::Convert)])), "before the call is open"),
             (broken!(when(ENGINES, &[OPEN, COPY, ENDS]), always(&[OPEN, CLOSE])), "not joined"),
             (broken!(always(&[OPEN, COPY, CLOSE])), "nothing takes their place"),
-            // Copies lie beside the stream; workgroups that copy in their place do not.
+            // Engine copies run on the side stream; the workgroup copies that replace them run on
+            // the main stream.
             (broken!(always(&[OPEN, EITHER, STORES, CLOSE])), "does not follow"),
             (broken!(always(&[OPEN, Item::Late(&[]), CLOSE])), "outside of a loop"),
         ] {

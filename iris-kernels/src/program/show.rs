@@ -1,14 +1,14 @@
-//! Programs as text, one step a line.
+//! Printing of programs, one step per line.
 
 use std::fmt;
 
 use super::{Alternative, Core, Gemm, Item, Operands, Program, Source, Target, Work};
 
-/// Bytes that each loop moves its steps to the right.
+/// Number of columns by which each loop indents its steps.
 const INDENT: usize = 2;
 
 impl fmt::Display for Program {
-    /// All alternatives; each begins with a line of its conditions, except one without.
+    /// Prints all alternatives; each begins with a line of its conditions, unless it has none.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for of in self.alternatives {
             self.show(f, of)?;

@@ -1,22 +1,22 @@
-//! The order in which a call goes through the steps and loops of a program.
+//! Order in which a call visits the steps and loops of a program.
 
 use super::{Alternative, Item, Program, Step};
 
-/// The place of a step in the loops around it.
+/// Position of a step in the loops around it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct At {
-    /// The number of the part.
+    /// Number of the part, if there is a loop over parts.
     pub part: Option<u32>,
-    /// The peer.
+    /// Peer, if there is a loop over peers.
     pub peer: Option<u32>,
 }
 
 impl Program {
-    /// Calls `visit` for each step of an alternative, the RMSNorm included, in the order of a call with so many parts;
-    /// `peers` are the calling rank's.
+    /// Calls `visit` for each step of an alternative, including the RMSNorm, in the order of a
+    /// call. `bounds` has the number of parts, and a function that lists the calling rank's peers.
     ///
     /// # Errors
-    /// The first of `visit`, which ends it.
+    /// The first error of `visit`, which ends the walk.
     pub fn walk<Peers: Iterator<Item = u32>, E>(
         &self,
         of: &'static Alternative,
@@ -27,7 +27,8 @@ impl Program {
     }
 }
 
-/// Calls `visit` for each step, in the order of a call with so many parts. `peers` are this rank's.
+/// Calls `visit` for each step, in the order of a call with `parts` parts; `peers` lists the
+/// calling rank's peers.
 pub(crate) fn walk<'a, Peers: Iterator<Item = u32>, E>(
     items: impl IntoIterator<Item = &'a Item>,
     at: At,
@@ -50,7 +51,7 @@ pub(crate) fn walk<'a, Peers: Iterator<Item = u32>, E>(
                     }
                 }
             }
-            // Only a loop over parts has any; `check` refuses others.
+            // Only a loop over parts runs these steps; `check` rejects them elsewhere.
             Item::Late(_) => {}
             Item::Peers(items) => {
                 for peer in peers() {

@@ -1,4 +1,4 @@
-//! The functions that NVRTC and hiprtc have in common, called by name: the one table of them.
+//! Table of the functions that NVRTC and hiprtc have in common, loaded by name.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 use super::{Error, KernelSource, Result, search};
 
-/// The names of the functions in one vendor's library.
+/// Function names of one vendor's library.
 pub(super) struct Names {
     pub(super) what: &'static str,
     pub(super) create: &'static str,
@@ -40,7 +40,8 @@ type Bytes = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 type Version = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
 type ErrorString = unsafe extern "C" fn(c_int) -> *const c_char;
 
-/// A function that copies out some bytes, with the function that says how many.
+/// Pair of functions for an output of a compilation: one returns its size, the other copies its
+/// bytes.
 #[derive(Clone, Copy, Debug)]
 struct Output {
     name: &'static str,
@@ -48,15 +49,15 @@ struct Output {
     bytes: Bytes,
 }
 
-/// What came of a compilation.
+/// Output of a compilation.
 pub(super) struct Made {
-    /// PTX, of NVRTC.
+    /// PTX text, from NVRTC only.
     pub(super) text: Vec<u8>,
-    /// Machine code; none for a virtual architecture of NVIDIA's.
+    /// Machine code; empty for a virtual architecture of NVIDIA (`compute_..`).
     pub(super) code: Vec<u8>,
 }
 
-/// A loaded library.
+/// Loaded compiler library.
 #[derive(Debug)]
 pub(super) struct Api {
     path: PathBuf,
@@ -69,13 +70,13 @@ pub(super) struct Api {
     version: Version,
     error: ErrorString,
     create_name: &'static str,
-    // Last, so that functions go before the code they are in.
+    // Declared last, so that the functions are dropped before the library that contains them.
     _libraries: Vec<Library>,
 }
 
 impl Api {
-    /// Look for the library: where the variable says, else in the folders, else by bare name where
-    /// the loader looks. `before` tells files that must be in the process first.
+    /// Finds the library: in the place that the variable names, else in the folders, else by bare
+    /// name on the loader's path. Files for which `before` returns true are loaded first.
     pub(super) fn find(
         names: &Names,
         variable: &str,
@@ -96,8 +97,8 @@ impl Api {
     ) -> std::result::Result<Self, libloading::Error> {
         let mut libraries = Vec::new();
         for file in file.parent().map(|folder| search::named(folder, before)).unwrap_or_default() {
-            // SAFETY: a library of the vendor, from the folder of the compiler itself; what it does
-            // when it is loaded is what it would do when the compiler loads it.
+            // SAFETY: a library of the vendor, from the folder of the compiler itself; loading it
+            // does the same as when the compiler loads it.
             libraries.push(unsafe { Library::open(Some(&file), RTLD_NOW | RTLD_GLOBAL) }?);
         }
         // SAFETY: the vendor's library, which has no special requirements for loading.
@@ -137,13 +138,13 @@ impl Api {
 
     pub(super) fn version(&self) -> Result<(i32, i32)> {
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: both are places for an int.
+        // SAFETY: both pointers refer to an int for the answer.
         let code = unsafe { (self.version)(&mut major, &mut minor) };
         self.check("version", code)?;
         Ok((major, minor))
     }
 
-    /// Compile a source that may include `headers`.
+    /// Compiles a source that may include `headers`.
     pub(super) fn compile(
         &self,
         source: KernelSource<'_>,
@@ -154,7 +155,7 @@ impl Api {
         let program = self.create(source, headers)?;
         let options = c_strings(options.iter().map(String::as_str), "an option")?;
         let pointers = pointers(&options);
-        // SAFETY: the program is live, and the options are as many strings as said.
+        // SAFETY: the program is live, and the array has the given number of strings.
         let code =
             unsafe { (self.compile)(program.program, pointers.len() as c_int, pointers.as_ptr()) };
         if code != 0 {
@@ -169,7 +170,7 @@ impl Api {
             });
         }
         let mut text = self.text.map_or(Ok(Vec::new()), |text| self.output(&program, text))?;
-        // It ends with a zero.
+        // Drop the terminating zero.
         text.pop();
         Ok(Made { text, code: self.output(&program, self.code)? })
     }
@@ -181,8 +182,8 @@ impl Api {
         let names = c_strings(headers.iter().map(|header| header.name), "the name of a header")?;
         let (bodies, names) = (pointers(&bodies), pointers(&names));
         let mut program = ptr::null_mut();
-        // SAFETY: all strings live until the call returns, which copies them; both lists are as
-        // long as said.
+        // SAFETY: all strings live until the call returns, which copies them; both arrays have the
+        // given length.
         let code = unsafe {
             (self.create)(
                 &mut program,
@@ -199,14 +200,14 @@ impl Api {
 
     fn output(&self, program: &Handle<'_>, output: Output) -> Result<Vec<u8>> {
         let mut size = 0;
-        // SAFETY: the program is live, and `size` is a place for a size.
+        // SAFETY: the program is live, and `size` receives the answer.
         let code = unsafe { (output.size)(program.program, &mut size) };
         self.check(output.name, code)?;
         if size == 0 {
             return Ok(Vec::new());
         }
         let mut bytes = vec![0_u8; size];
-        // SAFETY: there is room for as many bytes as the library has just said.
+        // SAFETY: the buffer has the size that the library just returned.
         let code = unsafe { (output.bytes)(program.program, bytes.as_mut_ptr().cast()) };
         self.check(output.name, code)?;
         Ok(bytes)
@@ -220,17 +221,17 @@ impl Api {
     }
 
     fn error_name(&self, code: c_int) -> String {
-        // SAFETY: takes any number.
+        // SAFETY: the function accepts any number.
         let name = unsafe { (self.error)(code) };
         if name.is_null() {
             return "unknown".into();
         }
-        // SAFETY: a string of the library's own, which lives as long as the library.
+        // SAFETY: the library returns a string that lives as long as the library.
         unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
     }
 }
 
-/// A program of the library, destroyed when dropped.
+/// Program of the library, destroyed on drop.
 struct Handle<'a> {
     program: Program,
     api: &'a Api,
@@ -238,13 +239,15 @@ struct Handle<'a> {
 
 impl Drop for Handle<'_> {
     fn drop(&mut self) {
-        // SAFETY: the program is live and not used after this. A failure leaves nothing to do.
+        // SAFETY: the program is live and not used afterwards. A failure is ignored, because
+        // nothing can be done.
         let _ = unsafe { (self.api.destroy)(&mut self.program) };
     }
 }
 
 fn symbol<T: Copy>(library: &Library, name: &str) -> std::result::Result<T, libloading::Error> {
-    // SAFETY: the callers in this file ask for the types that the vendors' headers give these names.
+    // SAFETY: the callers in this file use the types that the vendors' headers declare for these
+    // names.
     unsafe { library.get::<T>(name.as_bytes()) }.map(|symbol| *symbol)
 }
 

@@ -1,5 +1,5 @@
-//! clang as a program, for AMD's architectures: it makes kernels ahead of time on a machine without ROCm, and
-//! takes the place of a hiprtc that is missing, or too old for the device.
+//! clang as an external program, for AMD's architectures. It compiles kernels ahead of time on a
+//! machine without ROCm, and replaces a hiprtc that is missing or too old for the device.
 
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
@@ -9,18 +9,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Error, KernelSource, Result};
 
-/// A clang that was found.
+/// clang program that was found.
 #[derive(Debug)]
 pub(super) struct Clang {
     program: PathBuf,
     pub(super) version: (i32, i32),
 }
 
-/// What it is called, the version first that the checks of compiled code read; last ROCm's own.
+/// Names to try, first the version for which the checks of compiled code are written, last ROCm's
+/// own.
 const NAMES: [&str; 5] = ["clang-19", "clang-20", "clang-21", "clang", "/opt/rocm/llvm/bin/clang"];
 
 impl Clang {
-    /// The first one that has AMD's devices as targets.
+    /// Finds the first clang that has AMD's devices as targets.
     pub(super) fn find() -> Result<Self> {
         let mut looked = Vec::new();
         for name in NAMES {
@@ -46,7 +47,7 @@ impl Clang {
         &self.program
     }
 
-    /// A code object of a source that may include `headers`.
+    /// Compiles a source, which may include `headers`, into a code object.
     pub(super) fn compile(
         &self,
         source: KernelSource<'_>,
@@ -61,7 +62,8 @@ impl Clang {
         let made = folder.0.join("code.o");
         let mut command = Command::new(&self.program);
         command.args(["-x", "hip", "-nogpuinc", "-nogpulib", "--cuda-device-only"]);
-        // Else it is wrapped for several architectures, by a program that not every clang comes with.
+        // Without this option the output is bundled for several architectures, by a program that
+        // not every clang has.
         command.arg("--no-gpu-bundle-output").args(options).arg("-I").arg(&folder.0);
         command.arg("-o").arg(&made).arg(folder.0.join(source.name)).stdin(Stdio::null());
         let failed = |log: String| Error::Compile {
@@ -77,14 +79,14 @@ impl Clang {
     }
 }
 
-/// Major and minor version in `clang version 19.1.7 (...)`, whatever the vendor writes before it.
+/// Major and minor version from `clang version 19.1.7 (...)`, whatever the vendor writes before it.
 fn version_of(text: &str) -> Option<(i32, i32)> {
     let number = text.split_once("clang version ")?.1;
     let mut parts = number.split(|c: char| !c.is_ascii_digit());
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-/// A folder of this user's alone, which goes when it is dropped.
+/// Temporary folder with access for this user only, removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -92,7 +94,7 @@ impl Folder {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("iris-clang-{}-{number}", std::process::id()));
-        // One of this name can only be what a killed process with our number left behind.
+        // A folder of this name can only be left from a killed process with the same process id.
         let _ = fs::remove_dir_all(&path);
         let made = fs::DirBuilder::new().mode(0o700).create(&path);
         made.map_err(|error| wrong(&path, &error))?;

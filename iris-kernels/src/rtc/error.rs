@@ -1,21 +1,21 @@
 use std::path::PathBuf;
 
-/// What rtc functions return.
+/// Result of the run-time compilation functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What goes wrong between a source and its machine code.
+/// Error of a compilation of device source.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The compiler's library is nowhere.
+    /// The compiler library was not found.
     #[error("{what} is not there; looked for it as {}", looked.join(", "))]
     NotFound {
-        /// Which library.
+        /// Name of the library.
         what: &'static str,
-        /// Every place that was looked at, in order, and what was wrong with it if it was there.
+        /// Places that were searched, in order, each with its problem if the library was there.
         looked: Vec<String>,
     },
-    /// A kernel of an operator is not among those that the program carries with it, and cannot be compiled here.
+    /// A kernel of an operator is neither shipped with the program nor can it be compiled here.
     #[error(
         "{source_name} for {arch} ({options}) is not in {}, and cannot be compiled: {no_compiler}. Make the folder on a \
          machine with a compiler, with `iris kernels --arch {arch} --out FOLDER`, which leaves out kernels that are \
@@ -23,67 +23,67 @@ pub enum Error {
         folder.display()
     )]
     NotCarried {
-        /// The source's name.
+        /// Name of the source.
         source_name: String,
-        /// The architecture.
+        /// Architecture.
         arch: String,
-        /// Options that it would be compiled with.
+        /// Options for compiling it.
         options: String,
-        /// The folder of compiled kernels, which may not exist.
+        /// Folder of compiled kernels, which may not exist.
         folder: PathBuf,
-        /// Why it cannot be compiled: the error of the compiler that is missing or too old.
+        /// Reason why it cannot be compiled: the error of the missing or outdated compiler.
         no_compiler: String,
     },
-    /// A function of the library failed.
+    /// A function of the compiler library failed.
     #[error("{function}: {name} ({code})")]
     Call {
-        /// Its name.
+        /// Name of the function.
         function: String,
-        /// What it returned.
+        /// Code that it returned.
         code: i32,
-        /// The library's name for that.
+        /// The library's name of the code.
         name: String,
     },
     /// A source does not compile.
     #[error("{source_name} for {arch} does not compile:\n{log}")]
     Compile {
-        /// The source's name.
+        /// Name of the source.
         source_name: String,
-        /// The architecture.
+        /// Architecture.
         arch: String,
-        /// The compiler's log.
+        /// Log of the compiler.
         log: String,
     },
-    /// The compiler is too old for an architecture: it would not say so, but end the process.
+    /// The compiler is too old for an architecture; calling it anyway would abort the process.
     #[error("{compiler} does not know {arch}, and {instead}")]
     Architecture {
-        /// The compiler, with its release.
+        /// Compiler, with its release.
         compiler: String,
-        /// The architecture.
+        /// Architecture.
         arch: String,
-        /// Why nothing else compiles for it.
+        /// Reason why no other compiler was used.
         instead: String,
     },
     /// A file for the compiler cannot be written.
     #[error("{}, for the compiler: {why}", path.display())]
     File {
-        /// The file or folder.
+        /// Path of the file or folder.
         path: PathBuf,
         /// The system's error.
         why: String,
     },
-    /// A text has a zero byte in it, which the compilers cannot take.
+    /// A text contains a zero byte, which the compilers do not accept.
     #[error("{what} has a zero byte in it")]
     ZeroByte {
-        /// Which text.
+        /// Name of the text.
         what: String,
     },
     /// The cache folder cannot be used.
     #[error("cache of kernels {}: {why}", path.display())]
     Cache {
-        /// The folder or file.
+        /// Path of the folder or file.
         path: PathBuf,
-        /// What is wrong with it, and what was expected.
+        /// Description of the problem, and of what was expected.
         why: String,
     },
 }

@@ -1,4 +1,4 @@
-//! hiprtc: where it is, which architectures it knows, and the options it always gets.
+//! hiprtc: its location, the architectures that it supports, and its fixed options.
 
 use std::path::{Path, PathBuf};
 
@@ -34,8 +34,8 @@ fn folders() -> Vec<PathBuf> {
     folders
 }
 
-/// The library of its own, or the runtime's, which has the same functions in releases before 7: Debian 12
-/// has them nowhere else.
+/// Loads the library hiprtc, or else the HIP runtime, which contains the same functions in releases
+/// before 7 (in Debian 12 it is the only one that does).
 pub(super) fn load() -> Result<Compiler> {
     let folders = folders();
     let find = |name: &'static str, bare: &[&str]| {
@@ -60,8 +60,9 @@ pub(super) fn load() -> Result<Compiler> {
     Ok(Compiler::new(Vendor::Amd, Tool::Library(api), version))
 }
 
-/// Of ROCm, whose runtime tells it: hiprtc says 9.0 in every release. Without the runtime the name of the
-/// library's file does, `libhiprtc.so.6.4.43484`.
+/// Release of ROCm, as the HIP runtime reports it, because hiprtc itself reports 9.0 in every
+/// release. Without the runtime it is read from the library's file name, such as
+/// `libhiprtc.so.6.4.43484`.
 fn version(api: &Api) -> Result<(i32, i32)> {
     const MAJOR: u32 = 10_000_000;
     match BackendKind::Hip.driver_version() {
@@ -79,9 +80,9 @@ fn in_name(library: &Path) -> Option<(i32, i32)> {
     Some((major, minor.checked_mul(MINOR)?.checked_add(number()?)?))
 }
 
-/// Whether hiprtc of this release of ROCm compiles our kernels for an architecture. Asked for one that it does
-/// not know, it says nothing but ends the process; and that of 5.2, which Debian 12 has, lacks a function that
-/// the kernels call.
+/// Whether hiprtc of this release of ROCm can compile the kernels for an architecture. Must be
+/// checked first: hiprtc aborts the process without an error if it does not know an architecture.
+/// Release 5.2, which Debian 12 has, also lacks a function that the kernels call.
 pub(super) fn knows(release: (i32, i32), arch: &str) -> bool {
     let since = match arch {
         "gfx90a" => (5, 300_000),

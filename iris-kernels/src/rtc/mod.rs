@@ -1,19 +1,19 @@
-//! Compiling device source at run time, by NVRTC or hiprtc, with a cache on disk.
+//! Run-time compilation of device source by NVRTC, hiprtc or clang, with a cache on disk.
 //!
-//! **Problem.** One source has to become machine code for whatever device is there, in programs that
-//! must also start where no compiler of a vendor is installed.
+//! **Problem.** One source must become machine code for the present device, and programs must start
+//! even if no vendor's compiler is installed.
 //!
-//! **Solution.** The vendor's compiler is a library that is looked for when it is first needed, in
-//! the places where it is known to be; its functions are called by name. What it made is kept.
+//! **Solution.** The vendor's compiler is a library that is searched in its usual places when it is
+//! first needed, and whose functions are loaded by name. Compiled code is cached.
 //!
-//! **Running.** [`compile`] does it all: from a source of [`crate::source`], or one's own that
-//! includes `"iris/sym.h"` and `"iris/sync.h"`, to a cubin or code object. The first time that takes
-//! seconds; a line on stderr says so.
+//! **Running.** [`compile`] does everything: from a source of [`crate::source`], or a user's source
+//! that includes `"iris/sym.h"` and `"iris/sync.h"`, to a cubin or code object. The first
+//! compilation takes seconds and is announced on stderr.
 //!
-//! **Debugging.** An error of the compiler carries its log; a compiler that is missing, every place
-//! that was looked at.
+//! **Debugging.** A compilation error has the compiler's log; the error for a missing compiler
+//! lists every place that was searched.
 //!
-//! **Limits.** A cubin runs on the architecture it was made for, no other.
+//! **Limits.** A cubin runs only on the architecture for which it was compiled.
 
 mod api;
 mod clang;
@@ -35,28 +35,28 @@ use crate::source::{HEADERS, Text};
 use api::{Api, Made};
 use clang::Clang;
 
-/// Whose compiler.
+/// Vendor of a compiler.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Vendor {
-    /// NVRTC.
+    /// NVIDIA: NVRTC.
     Nvidia,
-    /// hiprtc, or clang.
+    /// AMD: hiprtc, or clang.
     Amd,
 }
 
 impl Vendor {
-    /// Whose an architecture is, by its name: `gfx942` is AMD's, all others are NVIDIA's.
+    /// Vendor of an architecture, from its name: `gfx942` is AMD's, all others are NVIDIA's.
     pub fn of(arch: &str) -> Self {
         if arch.starts_with("gfx") { Vendor::Amd } else { Vendor::Nvidia }
     }
 }
 
-/// A source to compile, with a name for messages.
+/// Source to be compiled, with a name for messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KernelSource<'a> {
-    /// What messages call it: a file name.
+    /// File name for messages.
     pub name: &'a str,
-    /// Its text. It may include the headers of [`crate::source::HEADERS`].
+    /// Source text; it may include the headers of [`crate::source::HEADERS`].
     pub text: &'a str,
 }
 
@@ -67,50 +67,50 @@ impl From<Text> for KernelSource<'static> {
 }
 
 impl<'a> From<&'a str> for KernelSource<'a> {
-    /// A source without a name of its own.
+    /// Makes a source with the default name `source.cu`.
     fn from(text: &'a str) -> Self {
         Self { name: "source.cu", text }
     }
 }
 
-/// What a source is compiled with.
+/// Compile options.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Options {
     /// Macros and their values, in the order given.
     pub defines: Vec<(String, String)>,
-    /// Further options, passed on as they are.
+    /// Further options, passed unchanged.
     pub arguments: Vec<String>,
 }
 
 impl Options {
-    /// None.
+    /// Makes empty options.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Add a macro.
+    /// Adds a macro.
     #[must_use]
     pub fn define(mut self, name: &str, value: impl ToString) -> Self {
         self.defines.push((name.into(), value.to_string()));
         self
     }
 
-    /// Add an option of the compiler.
+    /// Adds an option of the compiler.
     #[must_use]
     pub fn argument(mut self, argument: &str) -> Self {
         self.arguments.push(argument.into());
         self
     }
 
-    /// The options as the compilers of both vendors take them.
+    /// Options in the form that the compilers of both vendors accept.
     pub(crate) fn words(&self) -> Vec<String> {
         let defines = self.defines.iter().map(|(name, value)| format!("-D{name}={value}"));
         defines.chain(self.arguments.iter().cloned()).collect()
     }
 }
 
-/// A compiler that was found.
+/// Compiler that was found.
 #[derive(Debug)]
 pub struct Compiler {
     vendor: Vendor,
@@ -118,7 +118,7 @@ pub struct Compiler {
     version: (i32, i32),
 }
 
-/// How a compiler is called.
+/// Kind of compiler: a library, or an external program.
 #[derive(Debug)]
 enum Tool {
     Library(Api),
@@ -126,28 +126,28 @@ enum Tool {
 }
 
 impl Compiler {
-    /// NVRTC, loaded the first time.
+    /// NVRTC, loaded at the first call.
     ///
     /// # Errors
-    /// [`Error::NotFound`] says where it was looked for.
+    /// [`Error::NotFound`] with the places that were searched.
     pub fn nvrtc() -> Result<&'static Compiler> {
         static LOADED: OnceLock<Result<Compiler>> = OnceLock::new();
         LOADED.get_or_init(nvrtc::load).as_ref().map_err(Error::clone)
     }
 
-    /// hiprtc, loaded the first time.
+    /// hiprtc, loaded at the first call.
     ///
     /// # Errors
-    /// [`Error::NotFound`] says where it was looked for.
+    /// [`Error::NotFound`] with the places that were searched.
     pub fn hiprtc() -> Result<&'static Compiler> {
         static LOADED: OnceLock<Result<Compiler>> = OnceLock::new();
         LOADED.get_or_init(hiprtc::load).as_ref().map_err(Error::clone)
     }
 
-    /// clang for AMD's architectures, looked for the first time.
+    /// clang for AMD's architectures, searched at the first call.
     ///
     /// # Errors
-    /// [`Error::NotFound`] says where it was looked for.
+    /// [`Error::NotFound`] with the places that were searched.
     pub fn clang() -> Result<&'static Compiler> {
         static FOUND: OnceLock<Result<Compiler>> = OnceLock::new();
         let find = || {
@@ -158,8 +158,8 @@ impl Compiler {
         FOUND.get_or_init(find).as_ref().map_err(Error::clone)
     }
 
-    /// The vendor's compiler for an architecture. AMD's is hiprtc, or clang where that is missing or older
-    /// than the architecture.
+    /// The vendor's compiler for an architecture. For AMD it is hiprtc, or clang if hiprtc is
+    /// missing or does not support the architecture.
     ///
     /// # Errors
     /// [`Error::NotFound`]; [`Error::Architecture`] if hiprtc is too old and there is no clang.
@@ -170,7 +170,7 @@ impl Compiler {
         let hiprtc = Self::hiprtc();
         match &hiprtc {
             Ok(compiler) if compiler.knows(arch) => return hiprtc,
-            // Who says which one it is to be is told that it is not there.
+            // A user who has named the library is told that it is missing.
             Err(_) if search::variable("IRIS_HIPRTC").is_some() => return hiprtc,
             _ => {}
         }
@@ -190,8 +190,8 @@ impl Compiler {
         compiler
     }
 
-    /// Whether it can be asked for an architecture at all. Of those that it does not have, a compiler says
-    /// so; but hiprtc ends the process.
+    /// Whether the compiler may be called for an architecture at all. For an unsupported one NVRTC
+    /// and clang return an error, but hiprtc aborts the process.
     pub fn knows(&self, arch: &str) -> bool {
         match (&self.tool, self.vendor) {
             (Tool::Library(_), Vendor::Amd) => hiprtc::knows(self.version, arch),
@@ -199,7 +199,7 @@ impl Compiler {
         }
     }
 
-    /// Its name and version.
+    /// Name and version of the compiler.
     pub fn title(&self) -> String {
         let (major, minor) = self.version;
         match (&self.tool, self.vendor) {
@@ -211,12 +211,13 @@ impl Compiler {
         }
     }
 
-    /// Major and minor version; of hiprtc the release of ROCm, and what its runtime has behind that.
+    /// Major and minor version; for hiprtc the major release of ROCm, and the remaining digits of
+    /// the runtime's version.
     pub fn version(&self) -> (i32, i32) {
         self.version
     }
 
-    /// The library's file, or the program's.
+    /// File of the library or program.
     pub fn path(&self) -> &Path {
         match &self.tool {
             Tool::Library(api) => api.path(),
@@ -224,8 +225,8 @@ impl Compiler {
         }
     }
 
-    /// Compile for an architecture (`sm_90a`, `gfx942`), without the cache. With `compute_90a` the
-    /// result is PTX, as text.
+    /// Compiles for an architecture (`sm_90a`, `gfx942`), without the cache. For `compute_90a` the
+    /// result is PTX text.
     ///
     /// # Errors
     /// [`Error::Compile`] with the compiler's log.
@@ -239,10 +240,10 @@ impl Compiler {
         self.compile_with(source, &headers, options, arch)
     }
 
-    /// The same with other headers than those of [`crate::source::HEADERS`].
+    /// [`Self::compile`] with headers other than those of [`crate::source::HEADERS`].
     ///
     /// # Errors
-    /// As [`Self::compile`].
+    /// Errors of [`Self::compile`].
     pub fn compile_with(
         &self,
         source: KernelSource<'_>,
@@ -255,10 +256,10 @@ impl Compiler {
         Ok(if text { made.text } else { made.code })
     }
 
-    /// PTX and machine code of one compilation, for an architecture of NVIDIA's as `sm_90a`.
+    /// PTX and machine code from one compilation, for an architecture of NVIDIA such as `sm_90a`.
     ///
     /// # Errors
-    /// As [`Self::compile`].
+    /// Errors of [`Self::compile`].
     pub fn compile_with_ptx(
         &self,
         source: KernelSource<'_>,
@@ -292,12 +293,12 @@ impl Compiler {
     }
 }
 
-/// Compile for an architecture, or take what was compiled before: from the folder that a program
-/// carries with it, which does not ask for a compiler at all, or from the cache.
+/// Compiles for an architecture, or returns code that was compiled before: from the folder shipped
+/// with the program, which needs no compiler at all, or from the cache.
 ///
 /// # Errors
-/// [`Error::NotFound`] for a missing compiler, [`Error::Compile`] with its log, [`Error::Cache`] for
-/// a cache folder that others can write.
+/// [`Error::NotFound`] for a missing compiler; [`Error::Compile`] with its log; [`Error::Cache`]
+/// for a cache folder that others can write.
 pub fn compile(
     vendor: Vendor,
     source: KernelSource<'_>,
@@ -312,7 +313,8 @@ pub fn compile(
     let compiler = Compiler::of(vendor, arch)?;
     let cache = Cache::of_user()?;
     let key = key(source, options, arch, Some(compiler.version));
-    // Ranks that are threads ask for the same at the same time: one compiles, the others wait for it.
+    // Ranks that are threads request the same code at the same time: one compiles, and the others
+    // wait.
     let turn = turn(&key);
     let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(code) = cache.get(&key) {
@@ -330,25 +332,25 @@ pub fn compile(
     Ok(code)
 }
 
-/// Whose turn it is to compile what has this key.
+/// Lock that serialises compilations with this key.
 fn turn(key: &Key) -> Arc<Mutex<()>> {
     static TURNS: Mutex<Option<HashMap<Key, Arc<Mutex<()>>>>> = Mutex::new(None);
     let mut turns = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
     turns.get_or_insert_default().entry(key.clone()).or_default().clone()
 }
 
-/// What compiles for so long is told of.
+/// Duration after which a compilation is announced on stderr.
 const SLOW: Duration = Duration::from_secs(1);
 
-/// The name of a compiled source: by everything that it depends on. Without a version it is the
-/// name in a folder that a program carries with it.
+/// Cache key of a compiled source: hash of everything that it depends on. Without a compiler
+/// version it is the key in the folder that is shipped with a program.
 pub fn key(
     source: KernelSource<'_>,
     options: &Options,
     arch: &str,
     version: Option<(i32, i32)>,
 ) -> Key {
-    // The headers are most of what is hashed, and the same for all kernels.
+    // Hashed once, because the headers are most of the text and equal for all kernels.
     static OF_HEADERS: OnceLock<[u8; 16]> = OnceLock::new();
     let headers = OF_HEADERS.get_or_init(|| {
         let texts = HEADERS.iter().flat_map(|header| [header.name, header.text]);

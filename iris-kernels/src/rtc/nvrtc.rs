@@ -1,4 +1,4 @@
-//! NVRTC: where it is, and the options it always gets.
+//! NVRTC: its location and its fixed options.
 
 use super::api::{Api, Names};
 use super::{Compiler, Result, Tool, Vendor, search};
@@ -18,7 +18,7 @@ const NAMES: Names = Names {
     error: "nvrtcGetErrorString",
 };
 
-/// Where Python's packages have it.
+/// Folders inside Python's packages that contain the library.
 const WHEELS: [&str; 3] = ["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib", "nvidia/cu12/lib"];
 
 fn is_library(name: &str) -> bool {
@@ -27,8 +27,8 @@ fn is_library(name: &str) -> bool {
 
 pub(super) fn load() -> Result<Compiler> {
     let bare = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
-    // The builtins are loaded by their bare name later on, which is found only if they are in the
-    // process already.
+    // The builtins library must be loaded first: NVRTC later loads it by its bare name, which
+    // succeeds only if it is already in the process.
     let before = |name: &str| name.starts_with("libnvrtc-builtins.so");
     let api =
         Api::find(&NAMES, "IRIS_NVRTC", &search::cuda_folders(&WHEELS), &bare, is_library, before)?;

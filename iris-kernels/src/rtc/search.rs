@@ -1,12 +1,12 @@
-//! Where vendors' libraries lie on a machine.
+//! Search for vendors' libraries on a machine.
 
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What opens first of a vendor's library: where the variable says, else in the folders, else by bare
-/// name where the loader looks. If nothing does, every place that was looked at, with what was wrong
-/// with it.
+/// Opens the first usable file of a vendor's library: in the place that the variable names, else in
+/// the folders, else by bare name on the loader's path. The error lists every place that was
+/// searched, with its problem.
 pub(crate) fn first<T, E: std::fmt::Display>(
     variable_name: &str,
     folders: &[PathBuf],
@@ -38,7 +38,7 @@ pub(crate) fn first<T, E: std::fmt::Display>(
     Err(looked)
 }
 
-/// The folders of CUDA's libraries: of its toolkits, and `wheels` below those of Python's packages.
+/// Folders of CUDA's libraries: of CUDA toolkits, and `wheels` inside Python's packages.
 pub(crate) fn cuda_folders(wheels: &[&str]) -> Vec<PathBuf> {
     let inside = ["lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"];
     let toolkits = ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(|name| variable(name));
@@ -51,7 +51,7 @@ pub(crate) fn cuda_folders(wheels: &[&str]) -> Vec<PathBuf> {
     folders
 }
 
-/// The files with names that begin so which this process has loaded.
+/// Files loaded by this process whose names begin with `name`.
 pub(crate) fn loaded(name: &str) -> Vec<PathBuf> {
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let files = maps.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..])));
@@ -64,7 +64,7 @@ pub(crate) fn loaded(name: &str) -> Vec<PathBuf> {
     found
 }
 
-/// The names in a folder that match, the latest version first.
+/// Matching names in a folder, latest version first.
 pub(crate) fn named(folder: &Path, matches: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let mut found: Vec<PathBuf> = entries
@@ -82,19 +82,19 @@ pub(crate) fn named(folder: &Path, matches: impl Fn(&str) -> bool) -> Vec<PathBu
     found
 }
 
-/// The folder that a variable names.
+/// Folder that an environment variable names; `None` if it is not set or empty.
 pub(crate) fn variable(name: &str) -> Option<PathBuf> {
     env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// The folders of Python packages: of the environments in use, of the interpreter on the path, of
-/// the user and of the system.
+/// Folders of Python packages: of active environments, of the interpreters on PATH, of the user and
+/// of the system.
 pub(crate) fn python_packages() -> Vec<PathBuf> {
     let mut roots: Vec<PathBuf> =
         ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(|name| variable(name)).collect();
     let path = env::var_os("PATH").unwrap_or_default();
     for folder in env::split_paths(&path) {
-        // An interpreter in an environment is a link; the environment is where the link is.
+        // The interpreter of an environment is a link, and the link lies in the environment.
         if folder.join("python3").exists()
             && let Some(root) = folder.parent()
         {

@@ -1,33 +1,33 @@
-//! A word on stderr where compiling takes long enough for somebody to wonder.
+//! Notice on stderr about slow compilations.
 
 use std::io::Write;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
-/// Do `work`; if it takes longer than `after`, `say` something meanwhile, once.
+/// Runs `work`; if it takes longer than `after`, calls `say` once meanwhile.
 pub(super) fn telling<T>(
     after: Duration,
     say: impl FnOnce() + Send,
     work: impl FnOnce() -> T,
 ) -> T {
     thread::scope(|scope| {
-        // Closed when the work is over, however it ends.
+        // Closed when the work ends, also by a panic.
         let (_working, over) = channel::<()>();
         let watch = move || {
             if over.recv_timeout(after) == Err(RecvTimeoutError::Timeout) {
                 say();
             }
         };
-        // Where no thread can be had, nothing is said.
+        // No notice if no thread can be started.
         let _ = thread::Builder::new().name("iris-slow".into()).spawn_scoped(scope, watch);
         work()
     })
 }
 
-/// A line on stderr, if it can be written.
+/// Writes a line to stderr, ignoring errors.
 pub(super) fn to_stderr(line: &str) {
-    // In one write, so that lines of several ranks do not mix.
+    // A single write, so that lines of several ranks do not mix.
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 

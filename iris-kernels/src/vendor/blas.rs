@@ -1,4 +1,4 @@
-//! A vendor's library of products, by whatever names and numbers: loaded, asked and called.
+//! Vendor's GEMM library, cuBLASLt or hipBLASLt: loading, heuristics and calls.
 
 #![allow(unsafe_code, reason = "functions of a C library, on memory of the device")]
 
@@ -11,7 +11,7 @@ use super::dialect::{Dialect, Handle, Tells, Version};
 use super::problem::{Addresses, Problem, Stored};
 use super::{Error, Result, find, library, open};
 
-/// An algorithm that the library chose: opaque, and as long as the library's are.
+/// Algorithm that the library's heuristic chose: opaque data of the library's format.
 #[derive(Clone, Copy, Debug)]
 pub struct Algorithm {
     words: [u64; Algorithm::MOST],
@@ -19,13 +19,13 @@ pub struct Algorithm {
 }
 
 impl Algorithm {
-    /// Words of the longest.
+    /// Number of 64-bit words of the longest algorithm format.
     pub(super) const MOST: usize = 8;
-    /// Words of a heuristic's answer behind the algorithm: bytes of workspace, state and waves, and
-    /// four words of 32 bits that are reserved.
+    /// Number of 64-bit words after the algorithm in an answer of the heuristic: bytes of
+    /// workspace, state and waves, and four reserved 32-bit words.
     pub(super) const BEHIND: usize = 4;
 
-    /// The answer of a heuristic, if it says that there is one.
+    /// Algorithm in an answer of the heuristic; `None` if the state is an error.
     fn of(answer: &[u64]) -> Option<Algorithm> {
         let (algorithm, behind) = answer.split_at(answer.len() - Self::BEHIND);
         let mut words = [0; Self::MOST];
@@ -34,7 +34,7 @@ impl Algorithm {
         (state == 0).then_some(Algorithm { words, workspace: behind[0] })
     }
 
-    /// Bytes of the workspace that it uses.
+    /// Bytes of workspace that the algorithm uses.
     pub fn workspace(&self) -> u64 {
         self.workspace
     }
@@ -60,7 +60,7 @@ library! { Table,
     ) -> c_int;
 }
 
-/// A vendor's library, loaded.
+/// Loaded GEMM library of a vendor.
 pub struct Blas {
     table: Table,
     tells: Tells,
@@ -75,10 +75,10 @@ impl std::fmt::Debug for Blas {
 }
 
 impl Blas {
-    /// The library, first looked for in `folders`.
+    /// Loads the library, searching `folders` first.
     ///
     /// # Errors
-    /// [`Error::NotFound`] says where it was looked for.
+    /// [`Error::NotFound`] with the places that were searched.
     pub fn load(dialect: &Dialect, folders: &[PathBuf]) -> Result<Blas> {
         let load = |file: &Path| {
             let table = Table::of(open(file)?, dialect.prefix)?;
@@ -90,15 +90,16 @@ impl Blas {
         find((what, variable), &[folders, &usual].concat(), (file, bare), load)
     }
 
-    /// Its name, without a version.
+    /// Name of the library, without a version.
     pub fn name(&self) -> &'static str {
         self.dialect.name
     }
 
-    /// Its version. Of a library that tells it to a device only (hipBLASLt), the device is current.
+    /// Version of the library. hipBLASLt reports it only through a handle, so a device must be
+    /// current.
     ///
     /// # Errors
-    /// Those of [`Multiplier::new`].
+    /// Errors of [`Multiplier::new`].
     pub fn version(self: &Arc<Self>) -> Result<String> {
         match &self.tells {
             Tells::Itself(table) => Ok(table.version().to_string()),
@@ -106,7 +107,7 @@ impl Blas {
         }
     }
 
-    /// The file that it was loaded from, or its name where the loader found it.
+    /// Path of the file that it was loaded from, or its bare name if the loader found it.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -120,7 +121,7 @@ impl Blas {
     }
 }
 
-/// The library on one device.
+/// GEMM library with a handle on one device.
 pub struct Multiplier {
     blas: Arc<Blas>,
     handle: Handle,
@@ -129,7 +130,7 @@ pub struct Multiplier {
 
 // SAFETY: the library's handle may be used by any thread.
 unsafe impl Send for Multiplier {}
-// SAFETY: as for Send; the library does its own locking.
+// SAFETY: any thread may use the handle, and the library does its own locking.
 unsafe impl Sync for Multiplier {}
 
 impl std::fmt::Debug for Multiplier {
@@ -138,27 +139,27 @@ impl std::fmt::Debug for Multiplier {
     }
 }
 
-/// The library's descriptions of a product and its matrices, destroyed when dropped.
+/// The library's descriptors of a product and its matrices, destroyed on drop.
 struct Described {
     blas: Arc<Blas>,
     desc: Handle,
-    /// Left, right, result, and what is added to it.
+    /// Layouts of the left factor, the right factor, the result, and the addend.
     layouts: [Handle; 4],
-    /// Whether the left one is B's.
+    /// Whether the left factor is B.
     swapped: bool,
 }
 
-// SAFETY: the library's descriptions are memory of this process that belongs to no thread.
+// SAFETY: the descriptors are memory of this process that belongs to no thread.
 unsafe impl Send for Described {}
 
 impl Multiplier {
-    /// On the device that is current.
+    /// Makes a handle on the current device.
     ///
     /// # Errors
     /// [`Error::Call`].
     pub fn new(blas: &Arc<Blas>) -> Result<Multiplier> {
         let mut handle = null_mut();
-        // SAFETY: `handle` is where the answer goes.
+        // SAFETY: `handle` receives the answer.
         blas.check("Create", unsafe { (blas.table.Create)(&mut handle) })?;
         let oldest = blas.dialect.oldest;
         let mut new = Multiplier { blas: blas.clone(), handle, version: oldest };
@@ -172,17 +173,17 @@ impl Multiplier {
         Ok(new)
     }
 
-    /// The library.
+    /// The library that the handle belongs to.
     pub fn blas(&self) -> &Arc<Blas> {
         &self.blas
     }
 
-    /// The library's version.
+    /// Version of the library.
     pub fn version(&self) -> String {
         self.version.to_string()
     }
 
-    /// The library's name and version: results are the same bits for one of them on one device.
+    /// Name and version of the library; with the device they determine the bits of results.
     pub fn title(&self) -> String {
         format!("{} {}", self.blas.name(), self.version)
     }
@@ -191,29 +192,29 @@ impl Multiplier {
         &self.blas.dialect
     }
 
-    /// The first `most` algorithms for a problem that the heuristic names, the one it expects to be
-    /// fastest first. The device is current.
+    /// The first `most` algorithms that the heuristic names for a problem, best first. The device
+    /// must be current.
     ///
     /// # Errors
     /// [`Error::NoAlgorithm`] if there is none; [`Error::Call`].
     pub fn algorithms(&self, problem: &Problem, most: usize) -> Result<Vec<Algorithm>> {
         let none = || Error::NoAlgorithm { library: self.title(), problem: problem.to_string() };
-        // The bias lies along the rows of what the library sees.
+        // The library adds the bias along rows of its own, column-major view.
         let odd = problem.bias && problem.c.transposed;
         let types = [problem.a, problem.b, problem.c].map(|it| self.dialect().kind(it.dtype));
         if odd || types.contains(&None) || problem.shape.contains(&0) {
             return Err(none());
         }
         let blas = &self.blas;
-        // No address is known yet: one that is aligned as all will be.
+        // The addresses are not known yet, so pass one with the alignment that all will have.
         let described = Described::new(blas, problem, u64::from(problem.alignment))?;
         let preference = Preference::new(blas, problem)?;
         let answer = blas.dialect.algorithm_words + Algorithm::BEHIND;
         let mut found = vec![0; most * answer];
         let mut count = 0;
         let [left, right, result, _] = described.layouts;
-        // By what an addend is scaled is no part of the question, but how it lies is.
-        // SAFETY: all handles are alive; there is room for as many answers as are asked for.
+        // The factor of the addend is not part of the query, but the addend's layout is.
+        // SAFETY: all handles are alive; the buffer has room for the requested number of answers.
         let code = unsafe {
             (blas.table.MatmulAlgoGetHeuristic)(
                 self.handle,
@@ -241,7 +242,7 @@ impl Multiplier {
 
 impl Drop for Multiplier {
     fn drop(&mut self) {
-        // SAFETY: the handle is this value's.
+        // SAFETY: this value owns the handle.
         unsafe { (self.blas.table.Destroy)(self.handle) };
     }
 }
@@ -253,7 +254,7 @@ impl Described {
         let (of, layouts, swapped) = (blas.clone(), [null_mut(); 4], seen.swapped);
         let mut new = Described { blas: of, desc: null_mut(), layouts, swapped };
         let sums = (dialect.compute_f32, dialect.f32);
-        // SAFETY: the first argument is where the answer goes.
+        // SAFETY: the first argument receives the answer.
         let code = unsafe { (table.MatmulDescCreate)(&mut new.desc, sums.0, sums.1) };
         blas.check("MatmulDescCreate", code)?;
         let [of_left, of_right] = dialect.desc_transposes;
@@ -278,20 +279,20 @@ impl Described {
         for (to, of) in new.layouts.iter_mut().zip(stored) {
             let Stored { dtype, rows, cols, ld, .. } = of;
             let kind = kind(dtype)?;
-            // SAFETY: the first argument is where the answer goes.
+            // SAFETY: the first argument receives the answer.
             let code = unsafe { (table.MatrixLayoutCreate)(to, kind, rows, cols, ld as i64) };
             blas.check("MatrixLayoutCreate", code)?;
         }
         Ok(new)
     }
 
-    /// The layout of what is added to the result: where nothing is, the result's own.
+    /// Layout of the addend; that of the result if there is no addend.
     fn addend(&self) -> Handle {
         let [_, _, result, addend] = self.layouts;
         if addend.is_null() { result } else { addend }
     }
 
-    /// Sets the address of the bias, of a product that has one.
+    /// Sets the address of the bias, if the product has one.
     fn set_bias(&self, address: u64) -> Result<()> {
         self.set(self.blas.dialect.desc_bias, &address)
     }
@@ -299,7 +300,7 @@ impl Described {
     fn set<T>(&self, attribute: c_int, value: &T) -> Result<()> {
         let (at, bytes) = (std::ptr::from_ref(value).cast(), size_of::<T>());
         let set = self.blas.table.MatmulDescSetAttribute;
-        // SAFETY: the description is alive; the attribute is as long as the value.
+        // SAFETY: the descriptor is alive; the attribute has the size of the value.
         let code = unsafe { set(self.desc, attribute, at, bytes) };
         self.blas.check("MatmulDescSetAttribute", code)
     }
@@ -308,17 +309,17 @@ impl Described {
 impl Drop for Described {
     fn drop(&mut self) {
         for layout in self.layouts.into_iter().filter(|it| !it.is_null()) {
-            // SAFETY: the handle is this value's.
+            // SAFETY: this value owns the handle.
             unsafe { (self.blas.table.MatrixLayoutDestroy)(layout) };
         }
         if !self.desc.is_null() {
-            // SAFETY: the handle is this value's.
+            // SAFETY: this value owns the handle.
             unsafe { (self.blas.table.MatmulDescDestroy)(self.desc) };
         }
     }
 }
 
-/// What the heuristic is asked for.
+/// Preferences for a query of the heuristic.
 struct Preference<'a> {
     blas: &'a Blas,
     handle: Handle,
@@ -327,7 +328,7 @@ struct Preference<'a> {
 impl<'a> Preference<'a> {
     fn new(blas: &'a Blas, problem: &Problem) -> Result<Preference<'a>> {
         let mut new = Preference { blas, handle: null_mut() };
-        // SAFETY: the argument is where the answer goes.
+        // SAFETY: the argument receives the answer.
         let code = unsafe { (blas.table.MatmulPreferenceCreate)(&mut new.handle) };
         blas.check("MatmulPreferenceCreate", code)?;
         new.set(blas.dialect.pref_workspace, &problem.workspace)?;
@@ -345,7 +346,7 @@ impl<'a> Preference<'a> {
     fn set<T>(&self, attribute: c_int, value: &T) -> Result<()> {
         let (at, bytes) = (std::ptr::from_ref(value).cast(), size_of::<T>());
         let set = self.blas.table.MatmulPreferenceSetAttribute;
-        // SAFETY: the preference is alive; the attribute is as long as the value.
+        // SAFETY: the preference is alive; the attribute has the size of the value.
         let code = unsafe { set(self.handle, attribute, at, bytes) };
         self.blas.check("MatmulPreferenceSetAttribute", code)
     }
@@ -353,14 +354,14 @@ impl<'a> Preference<'a> {
 
 impl Drop for Preference<'_> {
     fn drop(&mut self) {
-        // SAFETY: the handle is this value's.
+        // SAFETY: this value owns the handle.
         unsafe { (self.blas.table.MatmulPreferenceDestroy)(self.handle) };
     }
 }
 
-/// A product with its algorithm, described to the library, to be enqueued any number of times.
+/// Product with its algorithm, described to the library once and enqueued any number of times.
 pub struct Product {
-    /// Locked while a call sets the address of its bias there and is enqueued.
+    /// Locked while a call sets the address of its bias and is enqueued.
     described: Mutex<Described>,
     of: Arc<Multiplier>,
     problem: Problem,
@@ -374,18 +375,18 @@ impl std::fmt::Debug for Product {
 }
 
 impl Product {
-    /// Uses the first algorithm of the heuristic. The device is current.
+    /// Makes a product with the first algorithm of the heuristic. The device must be current.
     ///
     /// # Errors
-    /// As [`Multiplier::algorithms`].
+    /// Errors of [`Multiplier::algorithms`].
     pub fn new(of: &Arc<Multiplier>, problem: Problem) -> Result<Product> {
         let algorithm = of.algorithms(&problem, 1)?[0];
         Product::by(algorithm, of, problem)
     }
 
-    /// Uses an algorithm that the heuristic named for this problem; with a library that refuses an algorithm
-    /// which does not fit (cuBLASLt), also one for a problem that differs only in a larger m or other leading
-    /// dimensions of the same alignment.
+    /// Makes a product with an algorithm that the heuristic named for this problem. If the library
+    /// rejects unsuitable algorithms (cuBLASLt), the algorithm may also be one for a problem that
+    /// differs only in a larger m, or in other leading dimensions of the same alignment.
     ///
     /// # Errors
     /// [`Error::Call`].
@@ -398,30 +399,31 @@ impl Product {
         Ok(Product { described, of: of.clone(), problem, algorithm })
     }
 
-    /// One product for each of the heuristic's first `most` algorithms, to be timed.
+    /// Makes one product for each of the heuristic's first `most` algorithms, for timing them.
     ///
     /// # Errors
-    /// As [`Multiplier::algorithms`].
+    /// Errors of [`Multiplier::algorithms`].
     pub fn all(of: &Arc<Multiplier>, problem: Problem, most: usize) -> Result<Vec<Product>> {
         let algorithms = of.algorithms(&problem, most)?;
         algorithms.into_iter().map(|algorithm| Product::by(algorithm, of, problem)).collect()
     }
 
-    /// What it multiplies.
+    /// Problem that the product solves.
     pub fn problem(&self) -> &Problem {
         &self.problem
     }
 
-    /// Enqueues the product. Creates and allocates nothing unless the library fails.
+    /// Enqueues the product. Allocates nothing unless the library fails.
     ///
     /// # Errors
     /// [`Error::Call`].
     ///
     /// # Safety
-    /// The device is current and `stream` is one of it, as its driver has it. The addresses are
-    /// those of matrices of the problem, and of its workspace, on the device; they are multiples of
-    /// its alignment, and live until the stream has finished the product, and every replay of a graph
-    /// that it is captured in. An addend is C itself, with C's leading dimension, or nowhere overlaps it.
+    /// The device is current, and `stream` is a stream of it in the driver's form. The addresses
+    /// are those of the problem's matrices and of its workspace on the device; they are multiples
+    /// of the problem's alignment and live until the stream has finished the product, and every
+    /// replay of a graph that captured it. An addend is C itself, with C's leading dimension, or
+    /// does not overlap C.
     pub unsafe fn enqueue(&self, at: Addresses, stream: u64) -> Result<()> {
         let Product { of, problem, algorithm, .. } = self;
         let described = self.described.lock().unwrap_or_else(PoisonError::into_inner);
@@ -432,8 +434,8 @@ impl Product {
         let (beta, addend) = problem.addend.map_or((0.0_f32, at.c), |_| (one, at.addend));
         let [left, right, result, _] = described.layouts;
         let (a, b) = if described.swapped { (at.b, at.a) } else { (at.a, at.b) };
-        // SAFETY: the caller vouches for the addresses and the stream; the scales are f32, as the
-        // description says, and are read before the call returns; all handles are alive.
+        // SAFETY: the caller guarantees the addresses and the stream; the scale factors are f32, as
+        // described, and are read before the call returns; all handles are alive.
         let code = unsafe {
             (of.blas.table.Matmul)(
                 of.handle,

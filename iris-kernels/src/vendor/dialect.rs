@@ -1,4 +1,4 @@
-//! What vendors call the functions and numbers of their libraries of products, which are otherwise alike.
+//! Names and numbers in which cuBLASLt and hipBLASLt differ; otherwise their interfaces are alike.
 
 #![allow(unsafe_code, reason = "functions of a C library")]
 
@@ -10,67 +10,69 @@ use libloading::Library;
 
 use super::library;
 
-/// What the library calls an object of its, or the driver a stream.
+/// Opaque handle of the library, or of a stream of the driver.
 pub(super) type Handle = *mut c_void;
 
-/// The names and numbers of a vendor's library. Functions are named alike but for what comes first, and
-/// take the same arguments, as far as they stand in the one table of `blas.rs`.
+/// Names and numbers of a vendor's library. Its functions differ from another vendor's only in
+/// their prefix, and take the same arguments, as listed in the table of `blas.rs`.
 #[derive(Clone, Copy)]
 pub struct Dialect {
-    /// The library.
+    /// Name of the library.
     pub name: &'static str,
-    /// The same for whoever misses it.
+    /// Name of the library with its file, for error messages.
     pub(super) what: &'static str,
-    /// Says where it is.
+    /// Environment variable that gives the library's path.
     pub(super) variable: &'static str,
-    /// What names of its file begin with, and those that the loader may know.
+    /// Prefix of the library's file names; the next field has bare names that the loader may know.
     pub(super) file: &'static str,
     pub(super) bare: &'static [&'static str],
-    /// Where it usually lies.
+    /// Usual folders of the library.
     pub(super) folders: fn() -> Vec<PathBuf>,
     pub(super) tells: fn(Library) -> Result<Tells, String>,
-    /// The oldest release that has these numbers.
+    /// Oldest release with these numbers.
     pub(super) oldest: Version,
     pub(super) prefix: &'static str,
-    /// Words of an algorithm.
+    /// Number of 64-bit words of an algorithm.
     pub algorithm_words: usize,
-    /// Whether a call looks if its algorithm fits it, and refuses it otherwise, so that one which was named
-    /// for more rows may be tried.
+    /// Whether a call checks that its algorithm fits and fails otherwise, so that an algorithm for
+    /// more rows may be tried.
     pub refuses: bool,
-    /// Sums in f32.
+    /// Compute type: sums in f32.
     pub compute_f32: c_int,
-    /// Types of elements.
+    /// Element type f32.
     pub f32: c_int,
-    /// The same.
+    /// Element type f16.
     pub f16: c_int,
-    /// The same.
+    /// Element type bf16.
     pub bf16: c_int,
-    /// What is done to a factor that is the transpose of what is stored.
+    /// Operation on a factor: transposed.
     pub transpose: c_int,
-    /// Attributes of a description: what is done to the left and the right factor.
+    /// Descriptor attributes: operation on the left factor, and on the right factor.
     pub desc_transposes: [c_int; 2],
-    /// What is done to results.
+    /// Descriptor attribute: epilogue.
     pub desc_epilogue: c_int,
-    /// The address of a bias.
+    /// Descriptor attribute: address of the bias.
     pub desc_bias: c_int,
-    /// Its type, of a library whose releases do not agree what it is otherwise.
+    /// Descriptor attribute: type of the bias; needed for a library whose releases have different
+    /// defaults.
     pub desc_bias_type: Option<c_int>,
-    /// A bias is added.
+    /// Epilogue: add a bias.
     pub epilogue_bias: c_int,
-    /// Attributes of a preference: bytes of workspace.
+    /// Preference attribute: bytes of workspace.
     pub pref_workspace: c_int,
-    /// How parts of a split depth may be added up, and the value for: not, or in the type of sums.
+    /// Preference attribute for how parts of a split K may be added, with the value that allows no
+    /// split or sums in the compute type.
     pub pref_reduction: Option<(c_int, u32)>,
-    /// Alignment of A, B, C and D.
+    /// Preference attributes: alignments of A, B, C and D.
     pub pref_alignment: Option<[c_int; 4]>,
-    /// The outcome of a call for a product that the library does not do.
+    /// Status code of a call for an unsupported product.
     pub not_supported: c_int,
-    /// The outcome of the heuristic for any product, of a library that has no kernels for the device.
+    /// Status code of the heuristic if the library has no kernels for the device.
     pub no_kernels: Option<c_int>,
 }
 
 impl Dialect {
-    /// NVIDIA's: the numbers are those of `cublasLt.h` and `library_types.h` of CUDA 12 and 13.
+    /// cuBLASLt, with the numbers of `cublasLt.h` and `library_types.h` in CUDA 12 and 13.
     pub const CUBLASLT: Dialect = Dialect {
         name: "cuBLASLt",
         what: "cuBLASLt (libcublasLt.so)",
@@ -102,13 +104,14 @@ impl Dialect {
         no_kernels: None,
     };
 
-    /// AMD's: the numbers are those of `hipblaslt.h`, `hipblas-common.h` and HIP's `library_types.h` of
-    /// ROCm 6 and 7. Before them types of elements had other numbers.
+    /// hipBLASLt, with the numbers of `hipblaslt.h`, `hipblas-common.h` and HIP's `library_types.h`
+    /// in ROCm 6 and 7. Earlier releases have other numbers for element types.
     ///
-    /// It has no preference for alignment, and its header asks for none but the workspace's; that products are
-    /// right whatever it is, no device has shown. Nor has it one for how parts of a split depth are added up:
-    /// its kernels for gfx942 do that in the type of sums, in the workspace (ROCm 6.2). A call does not look
-    /// whether its algorithm fits, and would compute something else, or read elsewhere.
+    /// It has no preference for alignment, and its header requires alignment only for the
+    /// workspace; that unaligned products are correct has not been verified on a device. It has no
+    /// preference for how parts of a split K are added either: its kernels for gfx942 add them in
+    /// the compute type, in the workspace (ROCm 6.2). A call does not check that its algorithm
+    /// fits; an unsuitable one would compute wrong results or read out of bounds.
     pub const HIPBLASLT: Dialect = Dialect {
         name: "hipBLASLt",
         what: "hipBLASLt (libhipblaslt.so)",
@@ -135,11 +138,11 @@ impl Dialect {
         pref_reduction: None,
         pref_alignment: None,
         not_supported: 7,
-        // INVALID_VALUE, as 1.2.2 of Debian answers on gfx942.
+        // INVALID_VALUE, as returned by release 1.2.2 in Debian on gfx942.
         no_kernels: Some(3),
     };
 
-    /// The library's number of an element type, of those that it is asked for.
+    /// The library's number of an element type; `None` if the type is not used with it.
     pub(super) fn kind(&self, dtype: DType) -> Option<c_int> {
         match dtype {
             DType::F32 => Some(self.f32),
@@ -157,9 +160,9 @@ library! { CublasLt,
 
 impl CublasLt {
     pub(super) fn version(&self) -> Version {
-        // SAFETY: a function without arguments.
+        // SAFETY: the function has no parameters.
         let version = unsafe { (self.GetVersion)() };
-        // 13.1.2 is 130102.
+        // The number 130102 is version 13.1.2.
         Version([version / 10_000, version / 100 % 100, version % 100])
     }
 }
@@ -168,15 +171,15 @@ library! { HipblasLt,
     GetVersion(Handle, *mut c_int) -> c_int;
 }
 
-/// What a library tells of itself, where they differ.
+/// Functions for version and status names, in which the libraries differ.
 pub(super) enum Tells {
-    /// By itself.
+    /// cuBLASLt: functions without a handle.
     Itself(CublasLt),
-    /// With a handle of a device. It has no names of outcomes.
+    /// hipBLASLt: the version needs a handle of a device; there are no status names.
     ByHandle(HipblasLt),
 }
 
-/// The names of outcomes in `hipblas-common.h`, from 0 on.
+/// Names of the status codes in `hipblas-common.h`, from 0 on.
 const HIPBLAS_STATUS: [&str; 12] = [
     "SUCCESS",
     "NOT_INITIALIZED",
@@ -193,16 +196,16 @@ const HIPBLAS_STATUS: [&str; 12] = [
 ];
 
 impl Tells {
-    /// The name of an outcome.
+    /// Name of a status code.
     pub(super) fn name_of(&self, code: c_int) -> String {
         match self {
             Tells::Itself(table) => {
-                // SAFETY: takes any number.
+                // SAFETY: the function accepts any number.
                 let name = unsafe { (table.GetStatusName)(code) };
                 if name.is_null() {
                     return "unknown".into();
                 }
-                // SAFETY: a string of the library's own, which lives as long as the library.
+                // SAFETY: the library returns a string that lives as long as the library.
                 unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
             }
             Tells::ByHandle(_) => {
@@ -212,16 +215,16 @@ impl Tells {
         }
     }
 
-    /// The version, of a library that has made this handle; else the outcome of asking.
+    /// Version of the library that made this handle; on failure the status code.
     pub(super) fn version(&self, handle: Handle) -> Result<Version, c_int> {
         match self {
             Tells::Itself(table) => Ok(table.version()),
             Tells::ByHandle(table) => {
                 let mut version = 0;
-                // SAFETY: the handle is alive; `version` is where the answer goes.
+                // SAFETY: the handle is alive; `version` receives the answer.
                 let code = unsafe { (table.GetVersion)(handle, &mut version) };
                 let version = usize::try_from(version).unwrap_or_default();
-                // 1.2.3 is 100203.
+                // The number 100203 is version 1.2.3.
                 let parts = [version / 100_000, version / 100 % 1000, version % 100];
                 if code == 0 { Ok(Version(parts)) } else { Err(code) }
             }
@@ -229,7 +232,7 @@ impl Tells {
     }
 }
 
-/// A release of a library.
+/// Release of a library: major, minor, patch.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Version(pub(super) [usize; 3]);
 

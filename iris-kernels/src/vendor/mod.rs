@@ -1,23 +1,23 @@
-//! Products of vendors' libraries, for where nothing is fused into a product.
+//! GEMMs of vendors' libraries, for products without fused communication.
 //!
-//! **Problem.** A library's product is tuned for every shape there is, and is the bar for ours. Where
-//! the library is installed, a product with nothing in it to fuse should be its product.
+//! **Problem.** A vendor's GEMM is tuned for every shape and is the baseline for this crate's
+//! kernels. If the library is installed, a product without anything to fuse should use it.
 //!
-//! **Solution.** The library is looked for when it is first needed, and its functions are called by
-//! name: [`Blas`]. It is asked for an algorithm when a product is prepared, by its heuristic and under
-//! a stated workspace; nothing is timed. The first call of a problem describes it to the library; each later
-//! call only enqueues, allocates nothing and may be captured in a graph, as the first may be.
+//! **Solution.** The library is loaded when it is first needed, and its functions are called by
+//! name: [`Blas`]. Its heuristic chooses an algorithm when a product is prepared, within a given
+//! workspace; nothing is timed. The first call of a problem describes it to the library. Later
+//! calls only enqueue and allocate nothing; all calls may be captured in a graph.
 //!
-//! **Running.** A [`Product`] is of one [`Problem`]. [`Prepared`] has the algorithms of an operator
-//! whose rows, layouts and alignment change from call to call. To a product may be added a bias, which is
-//! a row, and an addend, which is a matrix like the result.
+//! **Running.** A [`Product`] solves one [`Problem`]. [`Prepared`] has the algorithms of an
+//! operator whose rows, layouts and alignment change from call to call. A product may add a bias (a
+//! row) and an addend (a matrix of the result's shape).
 //!
-//! cuBLASLt and hipBLASLt have the same functions, each under its own names and with its own numbers:
-//! one code calls both, and a [`Dialect`] has the names and numbers.
+//! cuBLASLt and hipBLASLt have the same functions under different names and with different numbers.
+//! One implementation calls both; a [`Dialect`] has the names and numbers.
 //!
-//! **Limits.** GELU is left to our kernels: the library's is the
-//! approximation by tanh, and ours is by erf. So is a result that is stored column by column. hipBLASLt has
-//! never been called on a device, but by tests over a library of our own with its interface.
+//! **Limits.** GELU is not done by the library, which approximates it by tanh, while this crate
+//! uses erf. Column-major results with a bias are not done either. hipBLASLt has never been called
+//! on a device, only by tests over a fake library with its interface.
 
 mod blas;
 mod dialect;
@@ -35,66 +35,66 @@ pub use dialect::Dialect;
 pub use prepared::Prepared;
 pub use problem::{Addresses, Layout, Problem};
 
-/// What goes wrong with a vendor's library of products.
+/// Error of a vendor's GEMM library.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The library is nowhere.
+    /// The library was not found.
     #[error("{what} is not there; looked for it as {}", looked.join(", "))]
     NotFound {
-        /// Which library.
+        /// Name of the library.
         what: &'static str,
-        /// Every place that was looked at, in order, and what was wrong with it if it was there.
+        /// Places that were searched, in order, each with its problem if the library was there.
         looked: Vec<String>,
     },
-    /// There is none for this kind of device.
+    /// No GEMM library is supported for this kind of device.
     #[error("no library of products is called on {kind}")]
     None {
-        /// Which kind.
+        /// Kind of device.
         kind: BackendKind,
     },
-    /// The library is of a release whose numbers are not known here.
+    /// The library's release is older than the numbers used here.
     #[error("{library} is older than {oldest}, the oldest that is called")]
     TooOld {
-        /// The library and its version.
+        /// Library and its version.
         library: String,
-        /// The oldest version.
+        /// Oldest supported version.
         oldest: String,
     },
     /// A function of the library failed.
     #[error("{function}: {name} ({code})")]
     Call {
-        /// Its name.
+        /// Name of the function.
         function: String,
-        /// What it returned.
+        /// Status code that it returned.
         code: i32,
-        /// The library's name for that.
+        /// The library's name of the code.
         name: String,
     },
-    /// The library multiplies no such matrices.
+    /// The library has no algorithm for the problem.
     #[error("{library} has no algorithm for {problem}")]
     NoAlgorithm {
-        /// The library and its version.
+        /// Library and its version.
         library: String,
-        /// What was asked of it.
+        /// Description of the problem.
         problem: String,
     },
 }
 
-/// What functions of vendors' libraries return.
+/// Result of functions of vendors' libraries.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// The functions of a C library that are called, by name; what all names of the library begin with is given
-/// when it is loaded. The struct keeps the library.
+/// Defines a struct of functions of a C library, loaded by name; the common prefix of the names is
+/// passed when the library is loaded. The struct keeps the library loaded.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! __library {
     ($table:ident, $($name:ident($($arg:ty),* $(,)?) -> $ret:ty;)*) => {
-        /// The functions, as the vendor's header declares them.
+        /// Functions as the vendor's header declares them.
         #[allow(non_snake_case)]
         pub(super) struct $table {
             $($name: unsafe extern "C" fn($($arg),*) -> $ret,)*
-            /// Never called: keeps the functions.
+            /// Never called; keeps the library loaded.
             _library: libloading::Library,
         }
 
@@ -120,11 +120,11 @@ macro_rules! __library {
 #[doc(hidden)]
 pub use __library as library;
 
-/// What opens first of a library whose files are named `name`, a version behind it:
-/// where `variable` says, else in `folders`, else as `bare` where the loader looks.
+/// Opens the first usable file of a library whose files are called `name` plus a version: in the
+/// place that `variable` names, else in `folders`, else as `bare` on the loader's path.
 ///
 /// # Errors
-/// [`Error::NotFound`] says where it was looked for.
+/// [`Error::NotFound`] with the places that were searched.
 pub fn find<T>(
     (what, variable): (&'static str, &str),
     folders: &[PathBuf],
@@ -135,28 +135,29 @@ pub fn find<T>(
         .map_err(|looked| Error::NotFound { what, looked })
 }
 
-/// The folders of CUDA's toolkits, and of `wheels` among Python's packages.
+/// Folders of CUDA toolkits, and `wheels` inside Python's packages.
 pub fn cuda_folders(wheels: &[&str]) -> Vec<PathBuf> {
     search::cuda_folders(wheels)
 }
 
-/// The folder of the HIP runtime that this process has loaded, if it has: libraries beside it use it.
+/// Folders of the HIP runtimes that this process has loaded; libraries in the same folder use that
+/// runtime.
 pub fn hip_folders() -> Vec<PathBuf> {
     search::loaded(HIP_RUNTIME).iter().filter_map(|file| Some(file.parent()?.into())).collect()
 }
 
-/// What the name of HIP's runtime begins with.
+/// Prefix of the file name of HIP's runtime.
 const HIP_RUNTIME: &str = "libamdhip64.so";
 
-/// Loads a library of a vendor's.
+/// Loads a library of a vendor.
 ///
 /// # Errors
-/// Why it does not load; or that it brings a HIP runtime of its own, as Python's packages do, for which the
-/// streams and the memory of the one that is loaded already are nothing.
+/// Reason why it does not load; or that it brings its own HIP runtime, as Python's packages do,
+/// which does not know the streams and memory of the runtime that is already loaded.
 #[allow(unsafe_code, reason = "a library is loaded")]
 pub fn open(file: &Path) -> std::result::Result<libloading::Library, String> {
     let before = search::loaded(HIP_RUNTIME);
-    // SAFETY: the vendor's library is made to be loaded by any program.
+    // SAFETY: a vendor's library is made to be loaded by any program.
     let library = unsafe { libloading::Library::new(file) }.map_err(|error| error.to_string())?;
     let mut more = search::loaded(HIP_RUNTIME).into_iter();
     match more.find(|runtime| !before.is_empty() && !before.contains(runtime)) {

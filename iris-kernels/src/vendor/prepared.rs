@@ -1,4 +1,4 @@
-//! The algorithms of an operator whose calls differ: in rows, layouts, alignment, what is added.
+//! Algorithms of an operator whose calls differ in rows, layouts, alignment and addends.
 
 #![allow(unsafe_code, reason = "a product is enqueued on addresses that the caller vouches for")]
 
@@ -12,16 +12,18 @@ use super::{Error, Result};
 use crate::args::{Matrix, OpArgs, dtype_code};
 use crate::recent::Recent;
 
-/// The library's products for all calls of an operator of up to so many rows.
+/// Library products for all calls of an operator with up to `most` rows.
 ///
-/// The heuristic is asked once, when this is made: for each power of two of rows, for A and B by rows
-/// and by columns, aligned to 16 bytes or to an element only, and where they are aligned with and without
-/// a bias and an addend. Of a library that refuses an algorithm which does not fit, a call takes that of the next
-/// such number of rows, so the bits of a call depend on the plan, too. Of another (hipBLASLt) it is only asked for
-/// the most rows then, to know whether it multiplies such matrices; the first call of a problem asks for this problem,
+/// The heuristic is queried once, when this is made: for each power of two of rows, for A and B
+/// row-major and column-major, for alignment to 16 bytes or to an element only, and, if aligned,
+/// with and without a bias and an addend. With a library that rejects unsuitable algorithms, a call
+/// uses the algorithm of the next higher power of two, so the bits of its result depend on the
+/// plan, too. With another library (hipBLASLt) the heuristic is queried for the maximum number of
+/// rows only, to learn whether such products are supported; the first call of a problem then
+/// queries it for that problem, and later calls reuse the answer.
 /// and those after it take the same.
-///
-/// The first call of a problem describes it to the library. Calls of the last [`Prepared::PRODUCTS`] problems find
+/// The first call of a problem describes it to the library. Calls of the last
+/// [`Prepared::PRODUCTS`] problems reuse description and algorithm, and allocate nothing.
 /// description and algorithm, and make and allocate nothing.
 #[derive(Debug)]
 pub struct Prepared {
@@ -32,14 +34,15 @@ pub struct Prepared {
     output: DType,
     workspace: u64,
     algorithms: Vec<Option<Algorithm>>,
-    /// Products of the last calls' problems; `None` for a problem that the library does not do.
+    /// Products of recently called problems; `None` for a problem that the library does not
+    /// support.
     products: Mutex<Recent<Problem, Option<Product>>>,
 }
 
-/// The fewest rows above one that have algorithms of their own.
+/// Smallest number of rows above 1 that has algorithms of its own.
 const LEAST_ROWS: usize = 16;
 
-/// Which way a call goes, beside its rows.
+/// Properties of a call that select its algorithm, besides the number of rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Way {
     a: bool,
@@ -64,18 +67,18 @@ impl Way {
 }
 
 impl Prepared {
-    /// Bytes of workspace that a library's products are given on an architecture (90 for 9.0).
+    /// Bytes of workspace for the library's products; enough for compute capability 9.0.
     pub const WORKSPACE: u64 = 32 << 20;
 
-    /// Number of problems for which descriptions and algorithm are kept: the problem that was called longest ago
-    /// makes room for another.
+    /// Number of problems for which descriptions and algorithms are kept; the least recently called
+    /// problem is evicted.
     pub const PRODUCTS: usize = 64;
 
-    /// Of C (up to `shape[0]` x `shape[1]`, of type `output`) = A B of depth `shape[2]` and type
-    /// `dtype`. The device is current.
+    /// Prepares C = A B with C of up to `shape[0]` x `shape[1]` and type `output`, depth
+    /// `shape[2]`, and A and B of type `dtype`. The device must be current.
     ///
     /// # Errors
-    /// [`Error::NoAlgorithm`] if there is none even for rows that are aligned; [`Error::Call`].
+    /// [`Error::NoAlgorithm`] if there is none even for aligned matrices; [`Error::Call`].
     pub fn new(
         of: Multiplier,
         shape: [usize; 3],
@@ -98,8 +101,8 @@ impl Prepared {
         let first = if new.of.dialect().refuses { 0 } else { last };
         for bucket in first..=last {
             for way in (0..Way::COUNT).map(Way::of) {
-                // Those round the product before they add the bias: seen where lines are not aligned,
-                // and with 45 columns of bf16. For an addend the same is assumed.
+                // Algorithms for other cases round the product before they add the bias; seen with
+                // unaligned rows, and with 45 columns of bf16. The same is assumed for an addend.
                 let whole = [n, k].iter().all(|it| it.is_multiple_of(8));
                 if (way.bias || way.addend) && !(way.aligned && (whole || output == DType::F32)) {
                     new.algorithms.push(None);
@@ -123,12 +126,12 @@ impl Prepared {
         }
     }
 
-    /// The library and its version: with the device they decide the bits of results.
+    /// Library and version; with the device they determine the bits of results.
     pub fn library(&self) -> String {
         self.of.title()
     }
 
-    /// A problem of this many rows, with leading dimensions as they are if nobody asked for others.
+    /// Problem with this number of rows and default leading dimensions.
     fn problem(&self, m: usize, way: Way) -> Problem {
         let [n, k] = self.shape;
         let size = self.dtype.size();
@@ -155,8 +158,8 @@ impl Prepared {
         }
     }
 
-    /// The problem of a call and its algorithm, if the library does it: none for a call that has
-    /// nothing to multiply, an epilogue, a C by columns, or an addend that is not a matrix like C.
+    /// Problem of a call and its algorithm; `None` if the library cannot do it: a call with an
+    /// empty matrix, an epilogue, a column-major C, or an addend of another shape or type than C.
     fn fitting(&self, args: &OpArgs, addend: Option<&Matrix>) -> Option<(Problem, &Algorithm)> {
         let OpArgs { a, b, c, bias, m, n, k, epilogue, .. } = *args;
         let (rows, [of_n, of_k]) = (m as usize, self.shape);
@@ -180,7 +183,7 @@ impl Prepared {
         if !fits || has_bias && !plain_bias || !addend.is_none_or(like_c) {
             return None;
         }
-        // How far lines are apart is nothing to a single one.
+        // The leading dimension of a single row (or column) is irrelevant.
         let apart = |matrix: &Matrix| match matrix.transposed {
             0 => (matrix.rows > 1).then_some(matrix.ld),
             _ => (matrix.cols > 1).then_some(matrix.ld),
@@ -211,20 +214,21 @@ impl Prepared {
         Some((problem, algorithm))
     }
 
-    /// Whether the library does this call, as far as it was asked; with an addend, a call that adds this matrix
-    /// to the product.
+    /// Whether the library can do this call, as far as the heuristic was queried; with an addend:
+    /// whether it can add this matrix to the product.
     pub fn fits(&self, args: &OpArgs, addend: Option<&Matrix>) -> bool {
         self.fitting(args, addend).is_some()
     }
 
-    /// Enqueues the product of a call, or the sum of it and an addend, if the library does it; whether it does.
+    /// Enqueues the product of a call, plus an addend if given. Returns false if the library cannot
+    /// do it.
     ///
     /// # Errors
     /// [`Error::Call`].
     ///
     /// # Safety
-    /// The matrices in `args`, the addend and the workspace are on the device, and live until the stream has finished the
-    /// product, and every replay of a graph that it is captured in.
+    /// The matrices in `args`, the addend and the workspace are on the device, and live until the
+    /// stream has finished the product, and every replay of a graph that captured it.
     pub unsafe fn enqueue(
         &self,
         args: &OpArgs,
@@ -241,9 +245,9 @@ impl Prepared {
         let kept = products.get_or_make(problem, || self.product(problem, *named))?;
         let Some(product) = kept else { return Ok(false) };
         let dialect = self.of.dialect();
-        // SAFETY: the caller vouches for it.
+        // SAFETY: the caller guarantees the addresses and the stream.
         match unsafe { product.enqueue(at, stream) } {
-            // The algorithm was chosen for more rows.
+            // The algorithm was chosen for more rows and does not fit this call.
             Err(Error::Call { code, .. }) if dialect.refuses && code == dialect.not_supported => {
                 *kept = None;
                 Ok(false)
@@ -252,8 +256,8 @@ impl Prepared {
         }
     }
 
-    /// The product of a problem, if the library does it: by the algorithm that was named for its rows, or by one of
-    /// its own where a call does not look whether an algorithm fits.
+    /// Product of a problem; `None` if the library cannot do it. It uses the algorithm `named` for
+    /// its bucket of rows if the library rejects unsuitable algorithms, else one of its own.
     fn product(&self, problem: Problem, named: Algorithm) -> Result<Option<Product>> {
         let made = match self.of.dialect().refuses {
             true => Product::by(named, &self.of, problem),
@@ -266,8 +270,8 @@ impl Prepared {
     }
 }
 
-/// Rows are in buckets: the first has one, which libraries multiply otherwise, the next up to
-/// `LEAST_ROWS`, each next one twice as many, the last as many as there may be.
+/// Bucket of a number of rows: bucket 0 has 1 row, which libraries multiply differently; bucket 1
+/// up to `LEAST_ROWS`; each further bucket twice as many, limited by `most`.
 fn bucket_of(rows: usize, most: usize) -> usize {
     match rows.min(most) {
         0 | 1 => 0,
@@ -275,7 +279,7 @@ fn bucket_of(rows: usize, most: usize) -> usize {
     }
 }
 
-/// The most rows of a bucket.
+/// Largest number of rows of a bucket.
 fn rows_of(bucket: usize, most: usize) -> usize {
     match bucket {
         0 => 1,

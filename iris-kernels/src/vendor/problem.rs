@@ -1,108 +1,110 @@
-//! What a library is asked to multiply, and how it sees that.
+//! Problem description for a GEMM library, and its column-major view.
 
 use std::fmt;
 
 use iris_heap::DType;
 
-/// How a matrix lies in memory.
+/// Layout of a matrix in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Layout {
     /// Type of an element.
     pub dtype: DType,
-    /// Whether it lies column by column: element (r, c) is `c * ld + r` elements from the first, and
-    /// not `r * ld + c`.
+    /// Whether the matrix is column-major: element (r, c) is `c * ld + r` elements from the first;
+    /// otherwise it is row-major, `r * ld + c`.
     pub transposed: bool,
     /// Leading dimension, in elements.
     pub ld: u64,
 }
 
-/// C (m x n) = A (m x k) B (k x n), to which an addend (m x n) may be added, with sums in f32.
+/// GEMM problem: C (m x n) = A (m x k) B (k x n), optionally plus an addend (m x n), with sums in
+/// f32.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Problem {
-    /// m, n and k.
+    /// Values of m, n and k.
     pub shape: [usize; 3],
-    /// Left factor.
+    /// Layout of A (m x k).
     pub a: Layout,
-    /// Right factor.
+    /// Layout of B (k x n).
     pub b: Layout,
-    /// Result.
+    /// Layout of C (m x n).
     pub c: Layout,
-    /// Whether a row of n elements of C's type is added to every row.
+    /// Whether a bias, n elements of C's type, is added to every row.
     pub bias: bool,
-    /// Whether sums are f32 until they are rounded to C, once. Else a library may split the depth and
-    /// add partial results of C's type.
+    /// Whether sums stay f32 until they are rounded to C once. Otherwise a library may split the
+    /// depth and add partial results of C's type.
     pub rounds_once: bool,
-    /// Leading dimension of the matrix that is added to the product, if there is one. It is of C's type, and
-    /// by rows or by columns as C is; it may be C.
+    /// Leading dimension of the addend; `None` if there is none. The addend has C's type and
+    /// storage order, and may be C itself.
     pub addend: Option<u64>,
-    /// What every address is a multiple of, in bytes.
+    /// Alignment of every address in bytes.
     pub alignment: u32,
     /// Bytes of workspace that a call may use.
     pub workspace: u64,
 }
 
-/// Where the matrices of a call lie on the device.
+/// Device addresses of the matrices of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Addresses {
-    /// Left factor.
+    /// Address of A.
     pub a: u64,
-    /// Right factor.
+    /// Address of B.
     pub b: u64,
-    /// Result.
+    /// Address of C.
     pub c: u64,
-    /// The row that is added, if the problem has one.
+    /// Address of the bias, if the problem has one.
     pub bias: u64,
-    /// The matrix that is added, if the problem has one.
+    /// Address of the addend, if the problem has one.
     pub addend: u64,
-    /// As many bytes as the problem says, at a multiple of 256.
+    /// Address of the workspace, aligned to 256 bytes; its size is [`Problem::workspace`].
     pub workspace: u64,
 }
 
-/// A matrix as a library sees it that knows columns only: `rows` x `cols`, column by column.
+/// Matrix in a column-major library's view: `rows` x `cols`, column-major.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Stored {
     pub(super) dtype: DType,
-    /// Whether the factor is the transpose of what is stored.
+    /// Whether the factor is the transpose of the stored matrix.
     pub(super) transpose: bool,
     pub(super) rows: u64,
     pub(super) cols: u64,
     pub(super) ld: u64,
 }
 
-/// The problem as such a library sees it: the result is the product of `left` and `right`.
+/// Problem in a column-major library's view: `result` = `left` x `right`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct ByColumns {
     pub(super) left: Stored,
     pub(super) right: Stored,
     pub(super) result: Stored,
-    /// What is added to it.
+    /// Matrix that is added to the result.
     pub(super) addend: Option<Stored>,
-    /// Whether `left` is B: a result by rows is the transpose of one by columns, and
-    /// (A B)' = B' A'.
+    /// Whether `left` is B: a row-major C is the transpose of a column-major matrix, and (A B)' =
+    /// B' A'.
     pub(super) swapped: bool,
 }
 
 impl Layout {
-    /// Rows one behind the other, `ld` elements apart.
+    /// Row-major layout with leading dimension `ld` in elements.
     pub fn rows(dtype: DType, ld: usize) -> Layout {
         Layout { dtype, transposed: false, ld: ld as u64 }
     }
 
-    /// Columns one behind the other, `ld` elements apart.
+    /// Column-major layout with leading dimension `ld` in elements.
     pub fn columns(dtype: DType, ld: usize) -> Layout {
         Layout { dtype, transposed: true, ld: ld as u64 }
     }
 
-    /// A matrix of `rows` x `cols`, of which the transpose is wanted or not.
+    /// Column-major view of this `rows` x `cols` matrix; `flipped`: its transpose is wanted.
     fn stored(self, rows: usize, cols: usize, flipped: bool) -> Stored {
-        // By columns lies what is `transposed`; what lies by rows is by columns its transpose.
+        // A row-major matrix is the transpose of a column-major one.
         let (rows, cols) = if self.transposed { (rows, cols) } else { (cols, rows) };
         Stored {
             dtype: self.dtype,
             transpose: self.transposed == flipped,
             rows: rows as u64,
             cols: cols as u64,
-            // Of a single column nobody looks at it, and the library wants it to be large enough.
+            // For a single column the leading dimension is unused, but the library requires at
+            // least the number of rows.
             ld: self.ld.max(rows as u64),
         }
     }
@@ -143,7 +145,7 @@ impl fmt::Display for Problem {
 mod tests {
     use super::*;
 
-    /// What a library does that knows columns only.
+    /// Reference implementation of a column-major GEMM library.
     fn multiply(seen: &ByColumns, [left, right, addend]: [&[i64]; 3], result: &mut [i64]) {
         let at = |s: &Stored, from: &[i64], row: u64, col: u64| {
             let (row, col) = if s.transpose { (col, row) } else { (row, col) };

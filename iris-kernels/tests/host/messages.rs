@@ -225,11 +225,11 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
             let device =
                 |args: &OpArgs, index, count| unsafe { run(entry, args, index, count, 0, 0, 0, 0) };
             let rust_norm = |args: &OpArgs, index, count| {
-                // SAFETY: as above.
+                // SAFETY: for the reason given above.
                 unsafe { iris_kernels::cpu::run(Kernel::Norm, args, index, count) }
                     .expect("a norm");
             };
-            // SAFETY: as above.
+            // SAFETY: for the reason given above.
             let device_norm =
                 |args: &OpArgs, index, count| unsafe { run(norm, args, index, count, 0, 0, 0, 0) };
             // Rows of tiles are normalised by a launch of their own.
@@ -242,7 +242,7 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
             exchange(collective, at_owners, size, message, &runs[..=behind]);
             let as_many = collective == Collective::AllReduce || message.rows.is_multiple_of(2);
             if let Some(entry) = of_pair.filter(|_| size == 2 && as_many) {
-                // SAFETY: as above.
+                // SAFETY: for the reason given above.
                 let several = |args: &OpArgs, index, count| unsafe {
                     run(entry, args, index, count, 0, 0, 0, 0)
                 };

@@ -144,7 +144,7 @@ fn right(dialect: &Dialect, folder: &TempDir) -> Result<(), String> {
                 let mut args = OpArgs { m: m as u32, n: n as u32, k: k as u32, ..OpArgs::zeroed() };
                 (args.a, args.b, args.c) = (a.matrix(), b.matrix(), c.matrix());
                 args.bias = bias.as_ref().map_or(Matrix::default(), Held::matrix);
-                // SAFETY: as above.
+                // SAFETY: for the reason given above.
                 unsafe {
                     let addend = addend.as_ref().map(Held::matrix);
                     prepared.enqueue(&args, addend.as_ref(), at.workspace, 0)

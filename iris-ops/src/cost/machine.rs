@@ -1,12 +1,13 @@
-//! Parameters of a machine: what its launches, links, engines and GEMMs take.
+//! Parameters of a machine: times and rates of launches, links, copy engines and GEMMs.
 
 use serde::{Deserialize, Serialize};
 
 /// Declares the parameters once: fields, names, and the order in which a fit changes them.
 macro_rules! machine {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Parameters from which the time of a program is predicted: of one rank on one kind of device, however many
-        /// ranks there are. Times are in microseconds, rates in bytes or operations a microsecond.
+        /// Parameters for predicting the time of a program, for one kind of device and any number
+        /// of ranks. Times are in microseconds, rates in bytes or floating-point operations per
+        /// microsecond.
         #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
         #[serde(deny_unknown_fields)]
         pub struct Machine {
@@ -17,12 +18,12 @@ macro_rules! machine {
             /// Names of the parameters, in the order of [`Machine::values`].
             pub const NAMES: &[&str] = &[$(stringify!($name)),*];
 
-            /// Values of the parameters.
+            /// Values of the parameters, in the order of [`Machine::NAMES`].
             pub fn values(&self) -> Vec<f64> {
                 vec![$(self.$name),*]
             }
 
-            /// The machine with these values, in the order of [`Machine::NAMES`]; missing ones are 0.
+            /// Machine with these values, in the order of [`Machine::NAMES`]; missing values are 0.
             #[must_use]
             pub fn of_values(values: &[f64]) -> Self {
                 let mut values = values.iter().copied();
@@ -33,46 +34,52 @@ macro_rules! machine {
 }
 
 machine! {
-    /// A message by the LL protocol that carries nothing: a launch and one way.
+    /// Time of an empty message by the LL protocol: a launch and one one-way latency.
     ll_us,
-    /// A message by tiles and signals that carries nothing: a launch, the peers' entry, one way, and taking.
+    /// Time of an empty message by tiles and signals: a launch, the wait for the peers' entry, one
+    /// one-way latency, and the copy to C.
     push_us,
-    /// Sums of what came, beside [`Machine::push_us`].
+    /// Additional time of a message that is summed, without its bytes; on top of
+    /// [`Machine::push_us`].
     sum_us,
-    /// A second way, of sums back to all or from a relay to the others.
+    /// Time of a second hop: sums sent back to all ranks, or tiles relayed by a rank of a
+    /// broadcast.
     hop_us,
-    /// Each peer beyond the first, each way.
+    /// Additional time of each peer beyond the first, per hop.
     peer_us,
-    /// A barrier of all ranks.
+    /// Time of a barrier of all ranks.
     barrier_us,
-    /// Rate of stores to all peers together, of tiles.
+    /// Rate of stores to all peers together, for messages by tiles and signals.
     link_bytes_per_us,
-    /// Rate of stores to one peer: the same where a switch connects all, less where each pair has a link of its own.
+    /// Rate of stores to one peer. It equals `link_bytes_per_us` if a switch connects the GPUs, and
+    /// is lower if each pair has a link of its own.
     peer_link_bytes_per_us,
-    /// The same of the LL protocol, whose words are twice as many bytes.
+    /// Rate of stores to all peers by the LL protocol, flags included: a message is twice as many
+    /// bytes.
     ll_bytes_per_us,
-    /// Rate at which what came is read and added up.
+    /// Rate at which received partials are read and added.
     sum_bytes_per_us,
-    /// Launch of a GEMM, and its first and last tile.
+    /// Fixed time of a GEMM: its launch, and its first and last tile.
     gemm_us,
-    /// Rate of GEMMs of f16 and bf16, in additions and multiplications.
+    /// Rate of GEMMs of f16 and bf16, in floating-point operations (2 M N K per GEMM).
     flops_per_us,
-    /// Rate of GEMMs of f32.
+    /// Rate of GEMMs of f32, in floating-point operations.
     flops_f32_per_us,
-    /// Rate at which GEMMs, norms and copies on the device read and write memory.
+    /// Rate at which GEMMs, norms and copies on the device read and write device memory.
     memory_bytes_per_us,
-    /// Times as long as a GEMM's operations take on the portable tile core.
+    /// Slowdown of the portable tile core: its time per operation relative to that of a library
+    /// GEMM.
     tile_core,
-    /// Part of a message's fixed time that passes while the GEMM in front of it ends.
+    /// Part of a message's fixed time that overlaps the end of the GEMM before it.
     overlap_us,
-    /// A small launch that waits for no peer.
+    /// Time of a small launch that waits for no peer.
     launch_us,
-    /// A small launch at which peers meet: an entry, a gate, the end of a call.
+    /// Time of a small launch that waits for peers: the entry of a call, a gate, the end of a call.
     gate_us,
-    /// A copy by an engine that carries nothing, until its signal is seen.
+    /// Time of an empty copy by a copy engine, until the peer sees its signal.
     engine_us,
-    /// Rate of copies by engines to all peers together.
+    /// Rate of copies by copy engines to all peers together.
     engine_bytes_per_us,
-    /// Rate of stores from the epilogue of a GEMM.
+    /// Rate of stores to all peers from the epilogue of a GEMM.
     store_bytes_per_us,
 }

@@ -1,6 +1,8 @@
-//! Time of a program: its steps one after the other, and copies by engines beside them.
+//! Predicted time of a program: its steps one after the other, with copies by copy engines beside
+//! them.
 //!
-//! Ranks do the same at the same time, so that what a rank waits for from a peer comes when it has sent as much itself.
+//! The model assumes that all ranks run in lockstep: data from a peer arrives when this rank has
+//! sent as much itself.
 
 use std::collections::BTreeMap;
 
@@ -14,30 +16,32 @@ use super::Machine;
 use super::steps::Message;
 use crate::spec::Row;
 
-/// What a call is of, as far as its time depends on it.
+/// Properties of a call on which its time depends.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Problem {
-    /// The operator.
+    /// Row of the operator.
     pub(crate) row: &'static Row,
     pub(crate) world: usize,
-    /// Multiprocessors of the device; 0 for a host.
+    /// Number of multiprocessors of the device; 0 for a host.
     pub(crate) multiprocessors: u32,
     pub(crate) shape: [usize; 3],
-    /// Types of A, of partials on their way, and of C.
+    /// Element types of A, of partials between ranks, and of C.
     pub(crate) dtype: DType,
     pub(crate) wire: DType,
     pub(crate) output: DType,
     /// Whether A is split by columns.
     pub(crate) columns: bool,
-    /// Whether there are GEMMs of our own for the operands, which wait for peers and store to them.
+    /// Whether the device has GEMMs of our own for these operands, which wait for peers and store
+    /// to them.
     pub(crate) has_stores: bool,
-    /// Whether such a GEMM may wait for the parts of A that engines bring.
+    /// Whether a GEMM that waits for parts of A from copy engines may be used.
     pub(crate) gated: bool,
-    /// Whether engines copy on this device.
+    /// Whether the device has copy engines.
     pub(crate) has_engines: bool,
 }
 
-/// Two lanes of a call, in microseconds from its begin, and when what is copied has come.
+/// Two timelines of a call in microseconds from its start: the main stream and the copies beside
+/// it, with the arrival times of copied parts.
 struct Clock<'a> {
     machine: &'a Machine,
     problem: &'a Problem,
@@ -46,13 +50,14 @@ struct Clock<'a> {
     parts: usize,
     main_us: f64,
     side_us: f64,
-    /// By transfer and part.
+    /// Arrival time by transfer and part.
     arrived_us: BTreeMap<(Transfer, u32), f64>,
-    /// Whether a GEMM is what the main lane did last.
+    /// Whether the last step of the main stream was a GEMM.
     behind_gemm: bool,
 }
 
-/// Columns of C from which on a row of A takes longer to be multiplied than to come from one peer.
+/// Number of columns of C from which on multiplying a row of A takes longer than receiving it from
+/// one peer.
 const WIDE: usize = 2048;
 
 impl Problem {
@@ -60,7 +65,7 @@ impl Problem {
         self.shape[0].div_ceil(self.world)
     }
 
-    /// Parts of a rank's rows, or columns, with this tile.
+    /// Number of parts of a rank's rows (or columns) with this tile.
     fn parts(&self, [rows, cols]: [usize; 2]) -> usize {
         let own = |all: usize| all.div_ceil(self.world).max(1);
         let [m, _, k] = self.shape;
@@ -71,10 +76,11 @@ impl Problem {
         }
     }
 
-    /// Whether calls meet a condition, as the executor will see it.
+    /// Whether calls meet a condition, as the executor will decide it.
     fn meets(&self, when: When, parts: usize) -> bool {
         match when {
-            // One launch takes as long as two, less what two overlap.
+            // One launch takes as long as two, except for their overlap, so the model needs no case
+            // for it.
             When::Exchanges => false,
             When::Stores => self.has_stores && self.has_engines && self.shape[0] >= self.world,
             When::Engines => self.has_engines,
@@ -85,7 +91,8 @@ impl Problem {
         }
     }
 
-    /// Predicted time of a call by this program, in microseconds; none if a step of it has no prediction.
+    /// Predicted time of a call by this program, in microseconds; `None` if one of its steps has no
+    /// prediction.
     pub(super) fn time(
         &self,
         machine: &Machine,
@@ -114,7 +121,7 @@ impl Problem {
 }
 
 impl Clock<'_> {
-    /// Adds a step; none if it has no prediction.
+    /// Adds the time of a step; returns `None` if it has no prediction.
     fn step(&mut self, work: Work, at: At) -> Option<()> {
         let machine = self.machine;
         let behind_gemm = std::mem::take(&mut self.behind_gemm);
@@ -129,7 +136,7 @@ impl Clock<'_> {
             Work::Gate(of) => {
                 self.main_us = self.main_us.max(self.arrival(of, at)) + machine.gate_us
             }
-            // Partials of all ranks are read, and the sum is written.
+            // The step reads the partials of all ranks and writes the sum.
             Work::Sums { .. } => self.small((self.problem.world + 1) as f64 * self.rows_of_c(at)),
             Work::Take(_) => self.small(2.0 * self.rows_of_c(at)),
             Work::Barrier(_) | Work::BarrierCall => self.main_us += machine.barrier_us,
@@ -138,7 +145,7 @@ impl Clock<'_> {
         Some(())
     }
 
-    /// Adds a launch that reads and writes so many bytes.
+    /// Adds a launch that reads and writes this number of bytes.
     fn small(&mut self, bytes: f64) {
         self.main_us += self.machine.launch_us + bytes / self.machine.memory_bytes_per_us;
     }
@@ -153,13 +160,13 @@ impl Clock<'_> {
         m as f64 * k as f64 * self.problem.dtype.size() as f64
     }
 
-    /// Bytes of a rank's rows of C, or of the part of them.
+    /// Bytes of a rank's rows of C, or of one part of them.
     fn rows_of_c(&self, at: At) -> f64 {
         let own = self.bytes_of_c(self.problem.output) / self.problem.world as f64;
         if at.part.is_some() { own / self.parts as f64 } else { own }
     }
 
-    /// Bytes of one rank's rows of a transfer, or of the part of them.
+    /// Bytes of one rank's rows of a transfer, or of one part of them.
     fn bytes(&self, of: Transfer, part: Option<u32>) -> f64 {
         let all = match of {
             Transfer::Shards => self.bytes_of_a(),
@@ -177,7 +184,8 @@ impl Clock<'_> {
         if let (Kernel::Copies | Kernel::Blocks | Kernel::Results, Operands::Of(transfer)) =
             (kernel, of)
         {
-            // The call is open, and a gate waits for what comes.
+            // The call has been opened before, and a gate waits for the data: only the launch and
+            // the stores count here.
             let sent = (world - 1.0) * self.bytes(transfer, None);
             self.main_us +=
                 machine.launch_us + machine.sent(sent, world - 1.0, machine.link_bytes_per_us);
@@ -207,7 +215,7 @@ impl Clock<'_> {
         let Message { fixed_us, moving_us } = machine.message(kind, world, bytes)?;
         let fused = of == Operands::Call && kernel != Kernel::Gather && problem.row.multiplies();
         let product = if fused { product } else { 0.0 };
-        // Rows are normalised while others come.
+        // Rows are normalised while other rows arrive.
         let within = self.norm == Norm::Within;
         let norm = if within { machine.norm(self.bytes_of_c(problem.output)) } else { 0.0 };
         self.main_us += fixed_us + product + moving_us.max(norm);
@@ -231,7 +239,7 @@ impl Clock<'_> {
         let alone = machine.gemm([rows, n, k], problem.dtype);
         match gemm.core {
             Core::Any | Core::Exchanging(_) => self.main_us += alone,
-            // It waits for what it adds.
+            // The GEMM waits for the peer's rows, which it adds.
             Core::Adding => {
                 self.main_us = self.main_us.max(self.arrival(Transfer::Blocks, at)) + alone;
             }
@@ -242,8 +250,8 @@ impl Clock<'_> {
                 let stores = machine.sent(sent, world - 1.0, machine.store_bytes_per_us);
                 self.main_us += alone.max(stores);
             }
-            // Own rows are multiplied first, then each part as it comes; the last that comes is a wave of tiles, at
-            // least, unless it is columns, which all tiles wait for.
+            // Own rows are multiplied first, then each part as it arrives. The part that arrives
+            // last takes at least one wave of tiles, except for columns, which all tiles wait for.
             Core::Gated => {
                 let waves = 2.0 * 128.0 * 256.0 * k * f64::from(problem.multiprocessors);
                 let wave = (waves / machine.rate(problem.dtype)).min(alone);
@@ -259,12 +267,13 @@ impl Clock<'_> {
         }
     }
 
-    /// Waves of tiles of a GEMM that stores: those that others own, then those that this rank owns.
+    /// Time of a GEMM that stores to peers, counted in waves of tiles: first the tiles that peers
+    /// own, then those of this rank.
     fn waves(&self, blocks: bool) -> f64 {
         let (machine, problem) = (self.machine, self.problem);
         let [_, n, k] = problem.shape;
         let each = f64::from(problem.multiprocessors.max(1));
-        // A tile has the rows of two signals.
+        // A tile of the GEMM covers the rows of two signals.
         let (rows, cols) = (2 * self.tile[0], self.tile[1]);
         let tiles = (problem.own_rows().div_ceil(rows) * n.div_ceil(cols)) as f64;
         let others = if blocks { (tiles * (problem.world - 1) as f64 / each).ceil() } else { 0.0 };
@@ -272,7 +281,8 @@ impl Clock<'_> {
         machine.gemm_us + ((tiles / each).ceil() + others) * wave
     }
 
-    /// Adds copies: on the side, one after the other, from when the main lane has come here.
+    /// Adds copies on the side timeline, one after the other; none starts before the current time
+    /// of the main timeline.
     fn copies(&mut self, of: Transfer, at: At) {
         let (machine, world) = (self.machine, self.problem.world);
         let to = if at.peer.is_some() { 1 } else { world - 1 };
@@ -288,7 +298,7 @@ impl Clock<'_> {
         }
     }
 
-    /// The time at which rows of a transfer have come from peers: a part of them, or all.
+    /// Time at which a part of a transfer, or all of it, has arrived from the peers.
     fn arrival(&self, of: Transfer, at: At) -> f64 {
         let parts = self.arrived_us.range((of, 0)..=(of, at.part.unwrap_or(u32::MAX)));
         parts.map(|(_, &us)| us).fold(0.0, f64::max)

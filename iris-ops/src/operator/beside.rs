@@ -1,4 +1,4 @@
-//! Users' kernels that run beside a call and take its tiles as they arrive.
+//! Kernels of the caller that run beside a call and consume its tiles as they arrive.
 
 use iris_heap::Stream;
 use iris_kernels::args::{TileView, arrival};
@@ -11,8 +11,8 @@ use crate::error::{Error, InOp, Result};
 use crate::needs::COUNTER_WORDS;
 
 impl Operator {
-    /// What a user's kernel needs that runs beside the next call: this one. Copies of the words that
-    /// number it are enqueued on `stream`.
+    /// Describes the next call, which has these matrices, to a kernel of the caller beside it.
+    /// Copies of the words that hold the call number are enqueued on `stream`.
     pub(crate) fn beside(&self, stream: &Stream, matrices: &Matrices) -> Result<TileView> {
         let op = self.plan.op();
         let invalid = |what: &str, value: String, expected: String| Error::Invalid {
@@ -25,15 +25,17 @@ impl Operator {
         let form = self.plan.at(call.size(&self.plan)).form;
         let _issuing = self.heap.issue();
         let args = self.checked(&call)?;
-        // One that is alone has all tiles when the call is over, whichever words say so.
+        // With one rank the tiles are complete when the call is over, so any kind of arrival will
+        // do.
         let alone = self.plan.alone().then_some(arrival::RESULTS);
         let arrival = form.arrival.or(alone).filter(|_| self.plan.request().beside > 0);
         let arrival = arrival.ok_or_else(|| {
-            let expected = "as many as the kernel has workgroups, by Options::beside of the plan";
+            let expected =
+                "the number of the kernel's workgroups: set it by Options::beside of the plan";
             invalid("multiprocessors", "0".into(), expected.into())
         })?;
         if args.record.direct == 0 && !self.plan.alone() {
-            let expected = "rows of the symmetric heap, apart from A, where peers may write".into();
+            let expected = "a row-major matrix in the symmetric heap that does not overlap A, so that peers can write it".into();
             return Err(invalid("C", "external, transposed or A itself".into(), expected));
         }
         let first = (self.words.offset() / 4) as usize + COUNTER_WORDS;

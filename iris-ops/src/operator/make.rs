@@ -1,4 +1,4 @@
-//! Making an op, which is the one collective step, and giving it back.
+//! Construction of an op, which is the collective step, and its release.
 
 use std::sync::Arc;
 
@@ -16,9 +16,9 @@ use crate::plan::{Choice, Plan};
 use crate::spec;
 use crate::workspace::{Workspace, check_plan, give_words_back, outcome};
 
-/// What a rank has for an op by itself.
+/// Parts of an op that no other op shares.
 struct Own {
-    /// By the choices of the plan.
+    /// Executor and maximum number of workgroups, one per choice of the plan.
     executors: Vec<(Arc<Executor>, u32)>,
     words: DevWords,
 }
@@ -34,15 +34,16 @@ impl Own {
             return Err(Error::Invalid {
                 op,
                 what: "plan".into(),
-                value: format!("one of {}", plan.op()),
-                expected: format!("one of {op}"),
+                value: format!("a plan of {}", plan.op()),
+                expected: format!("a plan of {op}"),
             });
         }
         check_plan(heap, plan)?;
         workspace.map_or(Ok(()), |workspace| workspace.check(plan))?;
         let mut executors: Vec<(Arc<Executor>, u32)> = Vec::new();
         for (index, choice) in plan.choices().iter().enumerate() {
-            // The tile of a message is no matter of its kernels.
+            // Kernels of a message do not depend on the tile, so choices that differ only in it
+            // share an executor.
             let alike = plan.choices()[..index].iter().position(|before| {
                 before.variant == choice.variant && (before.tile == choice.tile || !op.multiplies())
             });
@@ -51,7 +52,8 @@ impl Own {
                 None => Arc::new(executor(heap, plan, choice)?),
             };
             let (asked, beside) = (plan.request().workgroups, plan.request().beside as u32);
-            // A host's kernel beside a call has a thread of its own.
+            // On a host the kernel beside a call has a thread of its own, so it takes no workgroup
+            // away.
             let resident = match beside {
                 1.. if !plan.on_cpu() => {
                     executor.resident().min(heap.workgroups().saturating_sub(beside))
@@ -76,12 +78,13 @@ impl Own {
                     what: "workgroups".into(),
                     value: asked.unwrap_or_default().to_string(),
                     expected: format!(
-                        "at most {resident}, which can be resident beside {beside} others"
+                        "at most {resident}: more cannot be resident at once, with {beside} multiprocessors for a kernel beside"
                     ),
                 })?;
             executors.push((executor, groups));
         }
-        // The call counter stays as long as the heap: it comes first, and leaves no gap.
+        // The call counter is allocated first because it lives as long as the heap: freeing the op
+        // then leaves no gap before it.
         heap.sequence_word().in_op(op)?;
         Ok(Self { executors, words: heap.alloc_device_words(OWN_WORDS).in_op(op)? })
     }
@@ -89,7 +92,7 @@ impl Own {
 
 fn executor(heap: &SymmetricHeap, plan: &Plan, choice: &Choice) -> Result<Executor> {
     let (op, request) = (plan.op(), plan.request());
-    // Beside a GEMM, the kernels are those of the message.
+    // Unfused variants launch the kernels of the message only.
     let unfused = choice.form.is_unfused() && !plan.alone();
     let build = OpBuild {
         op: if unfused { plan.row().message.name() } else { op.name() },
@@ -101,21 +104,21 @@ fn executor(heap: &SymmetricHeap, plan: &Plan, choice: &Choice) -> Result<Execut
         injected: request.injected,
         observed: request.is_observed(),
     };
-    // A choice is that of calls up to a size; the library is asked for the largest.
-    let whole = plan.whole(choice.form, (choice.upto, choice.tile));
+    // One executor serves all calls up to `upto` rows, so the GEMM library is asked for that size.
+    let whole = plan.whole_gemm(choice.form, (choice.upto, choice.tile));
     let program = plan.program(choice);
     Executor::new(heap, &build, &program, whole.as_ref(), request.counted).in_op(op)
 }
 
-/// All ranks have a product of whole matrices from the same library, or none has. Collective where there
-/// is such a product.
+/// Makes all ranks use the same GEMM libraries: if they differ between ranks, no rank uses one.
+/// Collective if the plan has a whole-matrix GEMM, otherwise local.
 #[track_caller]
 fn agree_on_libraries(
     heap: &SymmetricHeap,
     plan: &Plan,
     executors: &mut [(Arc<Executor>, u32)],
 ) -> Result<()> {
-    let whole = plan.choices().iter().any(|choice| choice.form.whole != spec::Whole::None);
+    let whole = plan.choices().iter().any(|choice| choice.form.gemm != spec::GemmStage::None);
     if plan.on_cpu() || !whole || plan.alone() {
         return Ok(());
     }
@@ -124,7 +127,7 @@ fn agree_on_libraries(
     let all = heap.world().allgather(&mine).in_op(plan.op())?;
     if all.iter().any(|theirs| *theirs != mine) {
         let rank = heap.rank();
-        tracing::warn!(op = %plan.op(), rank, ?libraries, "other ranks have others: none is used");
+        tracing::warn!(op = %plan.op(), rank, ?libraries, "GEMM libraries differ between ranks: none is used");
         for (executor, _) in executors {
             *executor = Arc::new(executor.without_library());
         }
@@ -132,7 +135,7 @@ fn agree_on_libraries(
     Ok(())
 }
 
-/// What all ranks have alike: the plan, and what it is done by.
+/// Items that all ranks must have in common: the plan, the crate version and the kernel sources.
 pub(super) fn agreed(plan: &Plan) -> Vec<(&'static str, String)> {
     let mut items = plan.fingerprint();
     items.push(("iris-ops version", env!("CARGO_PKG_VERSION").into()));
@@ -141,16 +144,17 @@ pub(super) fn agreed(plan: &Plan) -> Vec<(&'static str, String)> {
 }
 
 impl Operator {
-    /// The one collective step: agree on the plan, take a workspace, prepare its words.
+    /// Makes an op with a workspace of its own. Collective: agrees on the plan, allocates the
+    /// workspace, prepares its words.
     ///
-    /// Every rank ends it with the op, or every rank with an error: whoever cannot do its part tells
-    /// the others, and what was taken until then is given back on all.
+    /// Either every rank gets the op or every rank gets an error: a rank that fails tells the
+    /// others, and whatever was allocated is freed on all.
     #[track_caller]
     pub(crate) fn new(op: Op, heap: &Arc<SymmetricHeap>, plan: &Plan) -> Result<Self> {
         Self::make(op, heap, plan, None, Workspace::prepare_words)
     }
 
-    /// The same in a workspace that there is.
+    /// Makes an op in an existing workspace. Collective.
     #[track_caller]
     pub(crate) fn within(op: Op, workspace: &Arc<Workspace>, plan: &Plan) -> Result<Self> {
         Self::make(op, workspace.heap(), plan, Some(workspace), Workspace::prepare_words)
@@ -167,10 +171,10 @@ impl Operator {
         let world = heap.world();
         world.agree(op.name(), &agreed(plan)).in_op(op)?;
         let own = Own::prepare(op, heap, plan, shared.map(|workspace| &**workspace));
-        let told = world.all_ok(op.name(), outcome(&own)).in_op(op);
+        let all_ok = world.all_ok(op.name(), outcome(&own)).in_op(op);
         let Own { mut executors, words } = own?;
-        let told = told.and_then(|()| agree_on_libraries(heap, plan, &mut executors));
-        let workspace = told.and_then(|()| match shared {
+        let all_ok = all_ok.and_then(|()| agree_on_libraries(heap, plan, &mut executors));
+        let workspace = all_ok.and_then(|()| match shared {
             Some(workspace) => Ok(Arc::clone(workspace)),
             None => Workspace::make(heap, &[plan], prepare).map(Arc::new),
         });
@@ -191,13 +195,15 @@ impl Operator {
             ready: Vec::new(),
         };
         if let Err(error) = operator.take_trace() {
-            // All ranks have come here, or the world is of no further use.
+            // Collective, and safe to call here: either every rank is on this path, or the world is
+            // broken and of no use anyway.
             if let Err(error) = operator.free() {
-                tracing::warn!(%op, rank = heap.rank(), %error, "its memory is not given back");
+                tracing::warn!(%op, rank = heap.rank(), %error, "the memory of an op could not be freed");
             }
             return Err(error);
         }
-        // Named when it is certain that all ranks have it, so that they count alike.
+        // The op gets its id only now, when every rank has succeeded, so that ids agree between
+        // ranks.
         let id = heap.control().name_op(op.name());
         let ready = |(executor, groups): (Arc<Executor>, u32), choice: &Choice| Ready {
             args: operator.template(id, choice, groups),
@@ -210,7 +216,8 @@ impl Operator {
         Ok(operator)
     }
 
-    /// Take the memory of a trace and begin with none. Collective if there is one.
+    /// Allocates the trace buffer and clears its counts. Collective if the plan has a trace,
+    /// otherwise local.
     #[track_caller]
     fn take_trace(&mut self) -> Result<()> {
         let (op, heap) = (self.plan.op(), &self.heap);
@@ -220,8 +227,8 @@ impl Operator {
         let counts = slice.slice(..trace::MAX_GROUPS * 4).in_op(op);
         let cleared =
             counts.and_then(|counts| heap.write(counts, &[0; trace::MAX_GROUPS * 4]).in_op(op));
-        let told = heap.world().all_ok(op.name(), outcome(&cleared)).in_op(op);
-        cleared.and(told)
+        let all_ok = heap.world().all_ok(op.name(), outcome(&cleared)).in_op(op);
+        cleared.and(all_ok)
     }
 
     fn template(&self, id: u32, choice: &Choice, groups: u32) -> OpArgs {
@@ -270,8 +277,8 @@ impl Operator {
         }
     }
 
-    /// Give the workspace back, if it is the op's own, and the memory of the trace. Collective; an op
-    /// in a shared workspace without a trace meets nobody.
+    /// Frees the trace buffer and, if no other op uses it, the workspace. Collective, except for an
+    /// op in a shared workspace without a trace, which is local.
     #[track_caller]
     pub(crate) fn free(self) -> Result<()> {
         let (op, trace) = (self.plan.op(), self.trace.as_slice());

@@ -1,4 +1,4 @@
-//! What the calls of an op leave behind: counters and a trace.
+//! Counters and traces that an op's calls leave behind.
 
 use iris_kernels::args::counter;
 use iris_kernels::trace::{self, TraceSpan};
@@ -38,7 +38,7 @@ impl Operator {
         let spans = self.plan.request().trace_spans;
         let (groups, dropped) = trace::read_buffer(&bytes[..trace::buffer_bytes(spans)], spans);
         if dropped > 0 {
-            tracing::warn!(%op, rank = self.heap.rank(), dropped, "spans did not fit the trace");
+            tracing::warn!(%op, rank = self.heap.rank(), dropped, "the trace is full: spans were dropped; plan with more trace_spans");
         }
         Ok(groups)
     }

@@ -1,4 +1,5 @@
-//! What a rank says about a call, for its peers to compare with what they say.
+//! Entry record of a call: the parameters that a rank publishes so that its peers can compare them
+//! with theirs.
 
 use iris_heap::fnv;
 use iris_kernels::args::dtype_code;
@@ -12,11 +13,13 @@ use crate::plan::Choice;
 use crate::spec;
 
 impl Operator {
-    /// All but the shape and where the matrices lie.
+    /// Parts of the record that are the same for all calls of a choice: not M and N, and not where
+    /// the matrices lie.
     pub(super) fn record(&self, choice: &Choice) -> Record {
         let request = self.plan.request();
         let common = self.plan.row().common;
-        // Those of the plan: a rank that only receives has no A.
+        // Types come from the plan and not from the matrices, because a rank that only receives has
+        // no A.
         let types = [request.dtype, request.dtype, request.output_dtype(), request.wire_dtype()];
         let codes = types.map(|dtype| dtype_code(dtype).unwrap_or_default() as i32);
         let config = self.plan.fingerprint().into_iter();
@@ -27,10 +30,11 @@ impl Operator {
         set(Field::Dtypes, codes.iter().fold(0, |all, code| all << 8 | code));
         set(Field::Variant, hash(choice.variant.name().as_bytes()));
         set(Field::Config, hash(config.as_bytes()));
-        if choice.form.whole == spec::Whole::Gathered
-            && let Some(whole) = self.plan.whole(choice.form, (choice.upto, choice.tile))
+        if choice.form.gemm == spec::GemmStage::Gathered
+            && let Some(whole) = self.plan.whole_gemm(choice.form, (choice.upto, choice.tile))
         {
-            // What peers write is A, in the workspace of every rank.
+            // For an all-gather of A, peers write the gathered A in this rank's workspace directly,
+            // not C.
             let offset = self.workspace.place(Area::Workspace) + whole.library_bytes();
             record.direct = i32::try_from(Areas::line(request.k as u32).max(1)).unwrap_or(i32::MAX);
             record.c_offset = [offset as i32, (offset >> 32) as i32];
@@ -38,8 +42,9 @@ impl Operator {
         record
     }
 
-    /// The rest, for one call; `pulled` is where peers read A.
-    pub(super) fn say(&self, record: &mut Record, call: &Call, pulled: (u64, u64)) {
+    /// Adds the call's own parts: M, N and the location of C. `pulled` is the offset and the
+    /// leading dimension at which peers read A.
+    pub(super) fn complete_record(&self, record: &mut Record, call: &Call, pulled: (u64, u64)) {
         let form = self.plan.at(call.size(&self.plan)).form;
         record.fields[Field::M as usize] = call.m as i32;
         record.fields[Field::N as usize] = if self.plan.row().common.n { call.n as i32 } else { 0 };
@@ -47,12 +52,13 @@ impl Operator {
             return;
         }
         if form.pulls {
-            // Peers read A at this rank's own offset and leading dimension.
+            // Peers read A at their own offset and leading dimension, so these must agree: they go
+            // into the hash.
             let place = [pulled.0.to_le_bytes(), pulled.1.to_le_bytes()];
             record.fields[Field::Config as usize] ^= hash(place.as_flattened());
         }
         let a = call.matrices.a.and_then(|a| a.sym_offset());
-        // Not where C is A itself, nor where it is transposed.
+        // Peers may not write C directly if it is A itself or transposed.
         if form.direct
             && let Some(c) = call.matrices.c.filter(|c| !c.is_transposed())
             && let (Some(offset), Ok(ld)) = (c.sym_offset(), i32::try_from(c.ld()))
@@ -65,7 +71,7 @@ impl Operator {
     }
 }
 
-/// A hash of 32 bits, to which all of the longer one contribute.
+/// 32-bit hash, folded from a 128-bit one.
 fn hash(bytes: &[u8]) -> i32 {
     let all = fnv(&[bytes]);
     (all ^ all >> 32 ^ all >> 64 ^ all >> 96) as i32

@@ -1,4 +1,4 @@
-//! Operators that one rank cannot make.
+//! Construction of operators if one rank fails or differs from the others.
 
 use iris_heap::{HeapOptions, Segment, World};
 
@@ -12,7 +12,7 @@ fn plan(world: &World, variant: Variant) -> Plan {
     Options::rows(8, 6).variant(variant).plan(world).expect("a plan")
 }
 
-/// An all-reduce of ones, and whether every element is the number of ranks.
+/// Runs an all-reduce of ones; returns whether every element of the result is the number of ranks.
 fn sums_are_right(heap: &Arc<SymmetricHeap>) -> bool {
     let plan = plan(heap.world(), Variant::TwoShot);
     let op = AllReduce::new(heap, &plan).expect("an op");
@@ -34,7 +34,8 @@ fn words_that_one_rank_cannot_prepare_are_prepared_by_none() {
         let free = || (heap.free_bytes(Segment::Data), heap.free_bytes(Segment::Signal));
         let before = free();
         let plan = plan(&world, Variant::OneShot);
-        // More often than there are device words for, if one were lost.
+        // Five rounds need more device words than the heap has, so a leak of words would be
+        // noticed.
         for _ in 0..5 {
             let made = Operator::make(OP, &heap, &plan, None, |workspace| {
                 workspace.prepare_words()?;
@@ -54,7 +55,7 @@ fn words_that_one_rank_cannot_prepare_are_prepared_by_none() {
     .expect("every rank");
 }
 
-/// Ranks of two builds would else run two versions of a protocol with each other.
+/// Ranks from different builds would run different versions of a protocol with each other.
 #[test]
 fn kernel_sources_are_compared_when_an_op_is_made() {
     let plan = Options::rows(8, 6).plan(Ranks::new(0, 2)).expect("a plan");
@@ -63,7 +64,8 @@ fn kernel_sources_are_compared_when_an_op_is_made() {
     assert_eq!(sources.map(|(_, hash)| hash.len()), Some(32));
 }
 
-/// Of two machines, or of one on which `iris tune` ran between the starts of two ranks.
+/// Tuning files differ if ranks run on two machines, or if `iris tune` ran between the starts of
+/// two ranks.
 #[test]
 fn ranks_that_read_other_tuning_files_are_told_both() {
     let told = World::run_threads(2, |world| {

@@ -1,4 +1,4 @@
-//! Each rank has a part, and all ranks get all parts.
+//! All-gather: each rank has a part, and all ranks get all parts.
 
 use iris_kernels::Kernel;
 use iris_kernels::program::{always, kernel};
@@ -13,26 +13,28 @@ use crate::programs::LOCAL;
 use crate::spec::{Common, Dims, Form, Memory, Part, Row, Tiles};
 
 operator! {
-    /// Output (on all ranks): every rank's input, by rank. Planned by rows, its rows
-    /// `split(m, size, rank)` are that rank's input. Each rank pushes its part to all.
+    /// All-gather. Output (on all ranks): the inputs of all ranks, in the order of ranks. Planned
+    /// by elements ([`Options::new`]), every input has `count` elements. Planned by rows
+    /// ([`Options::rows`]), the output is M x N and rank r's input is its rows `split(m, size, r)`.
+    /// Each rank pushes its part to all others.
     AllGather(CollectiveArgs)
 }
 beside_method!(AllGather(CollectiveArgs));
 
 options! { ROW,
-    /// What [`AllGather`] is planned for.
+    /// Options of [`AllGather`].
     {
-        /// For at most `count` elements of each rank; the output has `size` times as many.
+        /// Options for at most `count` elements of input per rank; the output has `size` times as
+        /// many.
         message();
         variant, dtype, tile, workgroups, beside,
     }
 }
 
 variants! { ROW;
-    /// Each rank pushes to whom it is for. What `Auto` takes.
+    /// Each rank pushes its part to all others, with a signal per tile. Takes messages of any size.
     Push,
-    /// The same in words that carry their data: for small messages, of at most 2 MiB from one rank to
-    /// another.
+    /// LL protocol (data and flag in one word): for at most 2 MiB from one rank to another.
     Ll,
 }
 

@@ -1,5 +1,4 @@
-//! A is split over the ranks, and every rank multiplies all of it: the first half of a
-//! sequence-parallel layer.
+//! All-gather of A before a product: the first half of a sequence-parallel layer.
 
 use iris_kernels::Kernel;
 use iris_kernels::program::{always, kernel};
@@ -10,43 +9,46 @@ use crate::kind::{self, Op};
 pub use crate::options::Staged;
 use crate::options::options;
 use crate::programs::{GATHER, GATHER_COPIED, MATMUL, UNFUSED_GATHER};
-use crate::spec::{Common, Dims, Form, Memory, Part, Row, Tiles, Whole};
+use crate::spec::{Common, Dims, Form, GemmStage, Memory, Part, Row, Tiles};
 
 operator! {
-    /// C (`m` x `n`, each rank its own) = A (`m` x `k`, gathered) B (`k` x `n`, each rank its own),
-    /// plus a bias. `n` may differ between ranks.
+    /// C (`m` x `n`, each rank its own) = A (`m` x `k`, gathered from all ranks) B (`k` x `n`, each
+    /// rank its own), plus a bias. `n` may differ between ranks.
     ///
-    /// A rank has the rows `split(m, size, rank)` of A, or with [`Shard::Columns`](crate::Shard::Columns)
-    /// the columns `split(k, size, rank)`. In the variants that pull, A has the same offset on all
-    /// ranks, its rows have no gaps or are equally far apart on all ranks, and the call ends on the
-    /// stream only when all peers have read it.
+    /// A rank passes the rows `split(m, size, rank)` of A, or with
+    /// [`Shard::Columns`](crate::Shard::Columns) the columns `split(k, size, rank)`. In the
+    /// variants `pull` and `staged` peers read A in place: it must have the same offset on all
+    /// ranks, and be contiguous or have the same leading dimension on all ranks; the call ends on
+    /// the stream only after all peers have read it.
     AllGatherMatmul(MatmulArgs)
 }
 
 options! { ROW,
-    /// What [`AllGatherMatmul`] is planned for.
+    /// Options of [`AllGatherMatmul`].
     {
-        /// For at most `m` rows over all ranks, this rank's `n` columns and the whole depth `k`.
+        /// Options for at most `m` rows over all ranks, `n` columns of this rank's C, and inner
+        /// dimension `k` over all ranks.
         product(m, n, k);
         variant, shard, dtype, output, epilogue, tile, workgroups, library, even,
     }
 }
 
 variants! { ROW;
-    /// Push the shards to all, barrier, multiply. Takes A in any memory.
+    /// Shards are pushed to all ranks; then a barrier, then the product. A may be in any memory.
     Baseline,
-    /// Multiply straight from the peers' shards; A must be symmetric.
+    /// The product reads peers' shards in place. A must be in the symmetric heap.
     Pull,
-    /// Some workgroups fetch remote parts of A into a buffer and raise a flag for each, the others
-    /// multiply and wait for the part they need; A must be symmetric.
+    /// Some workgroups fetch peers' shards into a staging buffer and raise a flag for each unit;
+    /// the others multiply, and wait for the units they need. A must be in the symmetric heap.
     Staged(Staged => staged),
-    /// Gather A as [`AllGather`](crate::AllGather) does, then the product of whole matrices, by the
-    /// library that the options say. Takes A in any memory; the tile is of A.
+    /// All-gather of A as by [`AllGather`](crate::AllGather), then a GEMM of the library that the
+    /// options choose. A may be in any memory. The option `tile` is a tile of A.
     Unfused,
-    /// Push the shards to all by copy engines (on AMD by kernels of the runtime:
-    /// [`Variant::CopyEngine`](crate::Variant::CopyEngine)), in a few parts, and multiply each part when it has come,
-    /// this rank's own rows first; A that is split by columns is gathered, then multiplied. The products
-    /// are those of `Unfused`. Takes A in any memory; the tile is of A, and its rows are those of a part.
+    /// Copy engines push the shards to all ranks in a few parts (on AMD, kernels of the runtime:
+    /// [`Variant::CopyEngine`](crate::Variant::CopyEngine)). Each part is multiplied when it has
+    /// arrived, this rank's own rows first. If A is split by columns, the product starts when all
+    /// of A is there. The GEMMs are those of `Unfused`. A may be in any memory. The option `tile`
+    /// is a tile of A; its rows are the rows of a part.
     CopyEngine,
 }
 
@@ -72,8 +74,9 @@ pub(crate) const ROW: Row = Row {
             )
             .pulls()
         },
-        Form::push(kind::Variant::Unfused, UNFUSED_GATHER, Memory::Signals).whole(Whole::Gathered),
+        Form::push(kind::Variant::Unfused, UNFUSED_GATHER, Memory::Signals)
+            .gemm(GemmStage::Gathered),
         Form::push(kind::Variant::CopyEngine, GATHER_COPIED, Memory::Copied(1))
-            .whole(Whole::Gathered),
+            .gemm(GemmStage::Gathered),
     ],
 };

@@ -1,4 +1,4 @@
-//! The sum over ranks, on all ranks.
+//! All-reduce: the sum over ranks, on all ranks.
 
 use crate::CollectiveArgs;
 use crate::facade::{beside_method, operator, variants};
@@ -9,32 +9,35 @@ use crate::programs::LOCAL;
 use crate::spec::{Common, Dims, Norm, Part, Row, Tiles};
 
 operator! {
-    /// Output (on all ranks) = sum over ranks of input. The output may be the input itself.
+    /// All-reduce. Output (on all ranks) = sum over ranks of the input. It may run in place: the
+    /// output may be the input.
     AllReduce(CollectiveArgs)
 }
 beside_method!(AllReduce(CollectiveArgs));
 
 options! { ROW,
-    /// What [`AllReduce`] is planned for.
+    /// Options of [`AllReduce`].
     {
-        /// For at most `count` elements.
+        /// Options for at most `count` elements.
         message();
         variant, dtype, wire, epilogue, rms_norm, tile, workgroups, beside,
     }
 }
 
 variants! { ROW;
-    /// Each rank pushes its input to all; each adds up all of them, in the order of ranks: the same
-    /// bits everywhere. For small messages.
+    /// Each rank pushes its input to all, and each adds all inputs in the order of ranks, so all
+    /// ranks get the same bits. For small messages.
     OneShot,
-    /// The owner of a tile adds it up, its own part first, and sends the result to all: the same
-    /// bits everywhere.
+    /// The owner of a tile adds it up, its own part first, and sends the sum to all, so all ranks
+    /// get the same bits.
     TwoShot,
-    /// As `OneShot`, in words that carry their data: for at most 2 MiB.
+    /// LL protocol (data and flag in one word), with the sums of `OneShot`: for at most 2 MiB.
     Ll,
-    /// Ranks add into the owner's f32 tile under a lock. The order, and so the last bits, vary.
+    /// Ranks add into the owner's f32 tile under a spinlock. The order of additions varies between
+    /// runs, and with it the last bits.
     Spinlock,
-    /// Ranks add into the owner's f32 tile atomically. The order, and so the last bits, vary.
+    /// Ranks add into the owner's f32 tile by atomic additions. The order of additions varies
+    /// between runs, and with it the last bits.
     Atomic,
 }
 
@@ -45,7 +48,7 @@ pub(crate) const ROW: Row = Row {
     a: Part::All,
     c: Part::All,
     dims: Dims::message,
-    tiles: Tiles::Whole,
+    tiles: Tiles::All,
     in_place: true,
     alone: LOCAL,
     forms: &[

@@ -1,4 +1,4 @@
-//! Each rank has a part for every rank.
+//! All-to-all: each rank has a part for every rank.
 
 use iris_kernels::Kernel;
 use iris_kernels::program::{always, kernel};
@@ -12,26 +12,29 @@ use crate::programs::LOCAL;
 use crate::spec::{Common, Dims, Form, Memory, Part, Row, Tiles};
 
 operator! {
-    /// Output: block s is what rank s has for this rank, in block `rank` of its input. Planned by rows,
-    /// the blocks of the input are `split(m, size, ..)` rows, and those of the output as many as fall
-    /// to this rank. Each rank pushes its blocks to whom they are for.
+    /// All-to-all. Block s of this rank's output is block `rank` of rank s's input. Planned by
+    /// elements ([`Options::new`]), every block has `count` elements. Planned by rows
+    /// ([`Options::rows`]), block r of an input has `split(m, size, r)` rows of N elements, and
+    /// every block of an output as many rows as its rank's share. Each rank pushes its blocks to
+    /// their receivers.
     AllToAll(CollectiveArgs)
 }
 
 options! { ROW,
-    /// What [`AllToAll`] is planned for.
+    /// Options of [`AllToAll`].
     {
-        /// For at most `count` elements for each rank; input and output have `size` times as many.
+        /// Options for at most `count` elements per block; input and output have `size` times as
+        /// many.
         message();
         variant, dtype, tile, workgroups,
     }
 }
 
 variants! { ROW;
-    /// Each rank pushes to whom it is for. What `Auto` takes.
+    /// Each rank pushes its blocks to their receivers, with a signal per tile. Takes messages of
+    /// any size.
     Push,
-    /// The same in words that carry their data: for small messages, of at most 2 MiB from one rank to
-    /// another.
+    /// LL protocol (data and flag in one word): for at most 2 MiB from one rank to another.
     Ll,
 }
 

@@ -1,5 +1,5 @@
-//! A barrier on the device, stream-ordered: what any member's stream did before it is seen by what
-//! any member's stream does after it.
+//! Device barrier, in stream order: work that any member's stream did before the barrier is visible
+//! to work of any member's stream after it.
 
 use iris_heap::Stream;
 
@@ -12,8 +12,8 @@ use crate::options::options;
 use crate::programs::BARRIER;
 use crate::spec::{Common, Dims, Form, Memory, Part, Row, Tiles};
 
-/// A barrier of all ranks of the heap, or of those in [`Options::members`]. All ranks make it; only
-/// members run it.
+/// Barrier of all ranks of the heap, or of the ranks in [`Options::members`]. All ranks make it;
+/// only members run it.
 #[derive(Debug)]
 pub struct Barrier {
     operator: Operator,
@@ -22,19 +22,21 @@ pub struct Barrier {
 common_methods!(Barrier);
 
 impl Barrier {
-    /// Enqueue the barrier on `stream`. On a rank that is no member it is an error.
+    /// Enqueues the barrier on `stream`.
     ///
     /// # Errors
-    /// That one; [`Poisoned`](crate::OpError::Poisoned) after a fault of the heap.
+    /// [`Invalid`](crate::OpError::Invalid) on a rank that is no member;
+    /// [`Step`](crate::OpError::Step) if the launch fails; [`Poisoned`](crate::OpError::Poisoned)
+    /// after a fault on the heap.
     pub fn run(&self, stream: &Stream) -> Result<()> {
         self.operator.run(stream, &Matrices::default())
     }
 }
 
 options! { ROW,
-    /// What a [`Barrier`] is planned for.
+    /// Options of a [`Barrier`].
     {
-        /// Of all ranks.
+        /// Options for a barrier of all ranks.
         nothing();
         members,
     }
@@ -53,7 +55,7 @@ pub(crate) const ROW: Row = Row {
     a: Part::None,
     c: Part::None,
     dims: Dims::message,
-    tiles: Tiles::Whole,
+    tiles: Tiles::All,
     in_place: false,
     alone: BARRIER,
     forms: &[Form::push(Variant::Flat, BARRIER, Memory::None)],

@@ -1,4 +1,4 @@
-//! What the root has, on all ranks.
+//! Broadcast: the data of the root, on all ranks.
 
 use iris_kernels::Kernel;
 use iris_kernels::args::arrival;
@@ -13,29 +13,29 @@ use crate::programs::LOCAL;
 use crate::spec::{Common, Dims, Form, Memory, Part, Row, Tiles};
 
 operator! {
-    /// Output (on all ranks) = input of the root. The other ranks have no input; on the root the output
-    /// may be the input itself.
+    /// Broadcast. Output (on all ranks) = input of the root. Other ranks have no input. On the root
+    /// it may run in place: the output may be the input.
     Broadcast(CollectiveArgs)
 }
 beside_method!(Broadcast(CollectiveArgs));
 
 options! { ROW,
-    /// What [`Broadcast`] is planned for.
+    /// Options of [`Broadcast`].
     {
-        /// For at most `count` elements.
+        /// Options for at most `count` elements.
         message();
         variant, root, dtype, tile, workgroups, beside,
     }
 }
 
 variants! { ROW;
-    /// The root pushes all of it to each of the others.
+    /// The root pushes everything to every other rank.
     Push,
-    /// The root pushes each tile to one of the others, which passes it on to the rest as soon as it has
-    /// come: a scatter and an all-gather in one launch, for large messages of more than two ranks.
+    /// The root pushes each tile to one of the other ranks, which passes it on to the rest as soon
+    /// as it has come: a scatter and an all-gather in one launch. For large messages with more than
+    /// two ranks.
     TwoShot,
-    /// As `Push`, in words that carry their data: for small messages, of at most 2 MiB from one rank to
-    /// another.
+    /// LL protocol (data and flag in one word): for at most 2 MiB.
     Ll,
 }
 
@@ -46,7 +46,7 @@ pub(crate) const ROW: Row = Row {
     a: Part::Root,
     c: Part::All,
     dims: Dims::message,
-    tiles: Tiles::Whole,
+    tiles: Tiles::All,
     in_place: true,
     alone: LOCAL,
     forms: &[

@@ -1,21 +1,22 @@
-//! The product of one rank alone, with the same options as the fused ones.
+//! Matrix product of one rank, with the options of the fused operators.
 
 use crate::MatmulArgs;
 use crate::facade::operator;
 use crate::kind::{Op, Variant};
 use crate::options::options;
 use crate::programs::MATMUL;
-use crate::spec::{Common, Dims, Form, Memory, Part, Row, Tiles, Whole};
+use crate::spec::{Common, Dims, Form, GemmStage, Memory, Part, Row, Tiles};
 
 operator! {
-    /// C (`m` x `n`) = A (`m` x `k`) B (`k` x `n`), plus a bias: nobody else takes part in a call.
+    /// C (`m` x `n`) = A (`m` x `k`) B (`k` x `n`), plus a bias. Calls involve this rank only.
     Matmul(MatmulArgs)
 }
 
 options! { ROW,
-    /// What [`Matmul`] is planned for.
+    /// Options of [`Matmul`].
     {
-        /// For at most `m` rows, `n` columns and depth `k`, of which the last two are the rank's own.
+        /// Options for at most `m` rows, `n` columns and inner dimension `k`, all of which may
+        /// differ between ranks, except `m`.
         product(m, n, k);
         dtype, output, epilogue, tile, workgroups, library,
     }
@@ -28,8 +29,8 @@ pub(crate) const ROW: Row = Row {
     a: Part::All,
     c: Part::All,
     dims: Dims::product,
-    tiles: Tiles::Whole,
+    tiles: Tiles::All,
     in_place: false,
     alone: MATMUL,
-    forms: &[Form::push(Variant::Local, MATMUL, Memory::None).whole(Whole::All)],
+    forms: &[Form::push(Variant::Local, MATMUL, Memory::None).gemm(GemmStage::All)],
 };

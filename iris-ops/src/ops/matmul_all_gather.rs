@@ -1,4 +1,4 @@
-//! Each rank multiplies its rows, and all ranks get all rows.
+//! Product of each rank's rows, then an all-gather of C.
 
 use iris_kernels::Kernel;
 use iris_kernels::args::arrival;
@@ -9,34 +9,35 @@ use crate::facade::{beside_method, operator, variants};
 use crate::kind::{self, Op};
 use crate::options::options;
 use crate::programs::{MATMUL, ROWS_COPIED, ROWS_STORED, UNFUSED_ROWS};
-use crate::spec::{Common, Dims, Form, Memory, Part, Row, Tiles, Whole};
+use crate::spec::{Common, Dims, Form, GemmStage, Memory, Part, Row, Tiles};
 
 operator! {
-    /// C (`m` x `n`, on all ranks): its rows `split(m, size, rank)` are A (those rows x `k`) B
-    /// (`k` x `n`) of that rank, plus a bias. Each rank pushes its finished tiles to all.
+    /// C (`m` x `n`, on all ranks): the rows `split(m, size, r)` are A B (plus a bias) of rank r,
+    /// where A has those rows and `k` columns, and B is `k` x `n`. Each rank sends its finished
+    /// tiles to all others.
     MatmulAllGather(MatmulArgs)
 }
 beside_method!(MatmulAllGather(MatmulArgs));
 
 options! { ROW,
-    /// What [`MatmulAllGather`] is planned for.
+    /// Options of [`MatmulAllGather`].
     {
-        /// For at most `m` rows over all ranks, `n` columns and depth `k`.
+        /// Options for at most `m` rows over all ranks, `n` columns and inner dimension `k`.
         product(m, n, k);
         variant, dtype, output, epilogue, tile, workgroups, beside, library,
     }
 }
 
 variants! { ROW;
-    /// Tiles are pushed as they are finished.
+    /// Each rank pushes tiles to all others as they are finished.
     Push,
-    /// The product of whole matrices, by the library that the options say, then the message.
+    /// Whole-matrix GEMM of the library that the options choose, then the all-gather.
     Unfused,
-    /// The product of whole matrices in a few parts, each of which goes to all by a copy engine while the
-    /// next is multiplied. The rows of a tile are those of a part.
+    /// Whole-matrix GEMM in a few parts, each of which a copy engine sends to all while the next is
+    /// multiplied. The rows of the option `tile` are the rows of a part.
     CopyEngine,
-    /// One product of whole matrices, on NVIDIA's sm_90, which stores each tile to all when it is finished.
-    /// Elsewhere, and for operands that it does not take, `Unfused`, with its own messages.
+    /// One whole-matrix GEMM whose epilogue stores each tile to all ranks; on NVIDIA's sm_90. On
+    /// other devices, and for operands that this GEMM does not take: `Unfused`.
     Epilogue,
 }
 
@@ -52,16 +53,16 @@ pub(crate) const ROW: Row = Row {
     alone: MATMUL,
     forms: &[
         FORMS[0],
-        FORMS[0].of(kind::Variant::Unfused, UNFUSED_ROWS).whole(Whole::Rows),
-        Form::push(kind::Variant::CopyEngine, ROWS_COPIED, Memory::Copied(1)).whole(Whole::Rows),
+        FORMS[0].renamed(kind::Variant::Unfused, UNFUSED_ROWS).gemm(GemmStage::Rows),
+        Form::push(kind::Variant::CopyEngine, ROWS_COPIED, Memory::Copied(1)).gemm(GemmStage::Rows),
         Form::push(kind::Variant::Epilogue, ROWS_STORED, Memory::Copied(1))
-            .whole(Whole::Rows)
+            .gemm(GemmStage::Rows)
             .direct(None)
             .stores(),
     ],
 };
 
-/// Of all that is gathered from every rank's rows.
+/// Forms of an all-gather of each rank's rows, with or without a product before it.
 pub(super) const FORMS: [Form; 1] =
     [Form::push(kind::Variant::Push, &[always(&[kernel(Kernel::AllGather)])], Memory::Parts)
         .direct(Some(arrival::PARTS))];

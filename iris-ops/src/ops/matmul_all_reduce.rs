@@ -1,4 +1,4 @@
-//! C = sum over ranks of A B, and the same C on all ranks: row-parallel linear layers.
+//! Product, then the sum over ranks on all ranks: row-parallel linear layers.
 
 use iris_kernels::Kernel;
 use iris_kernels::args::arrival;
@@ -12,47 +12,51 @@ use crate::options::options;
 use crate::programs::{
     ADD_ATOMIC, ADD_LOCKED, MATMUL, SUM_COPIED, SUM_STORED, UNFUSED, UNFUSED_LL, UNFUSED_ONE_SHOT,
 };
-use crate::spec::{Common, Dims, Form, Memory, Norm, Part, Row, Tiles, Whole};
+use crate::spec::{Common, Dims, Form, GemmStage, Memory, Norm, Part, Row, Tiles};
 
 operator! {
-    /// C (`m` x `n`, on all ranks) = sum over ranks of A (`m` x `k`) B (`k` x `n`), plus a bias added
-    /// once. `k` is the rank's own and may differ between ranks.
+    /// C (`m` x `n`, on all ranks) = sum over ranks of A (`m` x `k`) B (`k` x `n`), plus a bias
+    /// that is added once. `k` may differ between ranks.
     MatmulAllReduce(MatmulArgs)
 }
 beside_method!(MatmulAllReduce(MatmulArgs));
 
 options! { ROW,
-    /// What [`MatmulAllReduce`] is planned for.
+    /// Options of [`MatmulAllReduce`].
     {
-        /// For at most `m` rows, `n` columns and this rank's depth `k`.
+        /// Options for at most `m` rows, `n` columns and this rank's inner dimension `k`.
         product(m, n, k);
         variant, dtype, output, wire, epilogue, rms_norm, tile, workgroups, beside, library, even,
     }
 }
 
 variants! { ROW;
-    /// Each rank pushes its partial of every tile to all; each adds up all of them, in the order
-    /// of ranks: the same bits everywhere. For small results.
+    /// Each rank pushes its partial of every tile to all, and each adds all partials in the order
+    /// of ranks, so all ranks get the same bits. For small results.
     OneShot,
-    /// The owner of a tile adds it up, its own partial first, and sends the result to all: the
-    /// same bits everywhere.
+    /// The owner of a tile adds it up, its own partial first, and sends the sum to all, so all
+    /// ranks get the same bits.
     TwoShot,
-    /// Ranks add into the owner's f32 tile under a lock. The order, and so the last bits, vary.
+    /// Ranks add into the owner's f32 tile under a spinlock. The order of additions varies between
+    /// runs, and with it the last bits.
     Spinlock,
-    /// Ranks add into the owner's f32 tile atomically. The order, and so the last bits, vary.
+    /// Ranks add into the owner's f32 tile by atomic additions. The order of additions varies
+    /// between runs, and with it the last bits.
     Atomic,
-    /// The product of whole matrices, by the library that the options say, then `two_shot` of it.
+    /// Whole-matrix GEMM of the library that the options choose, then the sum as by `TwoShot`.
     Unfused,
-    /// The product of whole matrices, then `one_shot` of it.
+    /// Whole-matrix GEMM, then the sum as by `OneShot`.
     UnfusedOneShot,
-    /// The same bits as `UnfusedOneShot`, in words that carry their data: for at most 2 MiB.
+    /// Whole-matrix GEMM, then the sum by the LL protocol, with the same bits as `UnfusedOneShot`:
+    /// for at most 2 MiB.
     UnfusedLl,
-    /// As that of [`MatmulReduceScatter`](crate::MatmulReduceScatter), and each part of the sums goes to all
-    /// by a copy engine while the next is multiplied. The rows of C are split over the ranks: a rank adds
-    /// its own partial first, and all have the same bits.
+    /// Variant `copy_engine` of [`MatmulReduceScatter`](crate::MatmulReduceScatter), after which a
+    /// copy engine sends each part of the sums to all ranks while the next is multiplied. The rows
+    /// of C are split over the ranks, and the owner of a row adds its own partial first, so all
+    /// ranks get the same bits.
     CopyEngine,
-    /// As that of [`MatmulReduceScatter`](crate::MatmulReduceScatter), and the same product stores each tile
-    /// of the sums to all when it is added up.
+    /// Variant `epilogue` of [`MatmulReduceScatter`](crate::MatmulReduceScatter), in which the same
+    /// GEMM also stores each tile of the sums to all ranks.
     Epilogue,
 }
 
@@ -63,7 +67,7 @@ pub(crate) const ROW: Row = Row {
     a: Part::All,
     c: Part::All,
     dims: Dims::product,
-    tiles: Tiles::Whole,
+    tiles: Tiles::All,
     in_place: false,
     alone: MATMUL,
     forms: &[
@@ -71,24 +75,29 @@ pub(crate) const ROW: Row = Row {
         FORMS[1],
         FORMS[2],
         FORMS[3],
-        FORMS[1].of(kind::Variant::Unfused, UNFUSED).whole(Whole::Partial).norms(Norm::Last),
-        FORMS[0]
-            .of(kind::Variant::UnfusedOneShot, UNFUSED_ONE_SHOT)
-            .whole(Whole::Partial)
+        FORMS[1]
+            .renamed(kind::Variant::Unfused, UNFUSED)
+            .gemm(GemmStage::Partial)
             .norms(Norm::Last),
-        LL.of(kind::Variant::UnfusedLl, UNFUSED_LL).whole(Whole::Partial).norms(Norm::Within),
+        FORMS[0]
+            .renamed(kind::Variant::UnfusedOneShot, UNFUSED_ONE_SHOT)
+            .gemm(GemmStage::Partial)
+            .norms(Norm::Last),
+        LL.renamed(kind::Variant::UnfusedLl, UNFUSED_LL)
+            .gemm(GemmStage::Partial)
+            .norms(Norm::Within),
         Form::push(kind::Variant::CopyEngine, SUM_COPIED, Memory::Copied(2))
-            .whole(Whole::Partial)
+            .gemm(GemmStage::Partial)
             .norms(Norm::Last),
         Form::push(kind::Variant::Epilogue, SUM_STORED, Memory::Copied(2))
-            .whole(Whole::Partial)
+            .gemm(GemmStage::Partial)
             .direct(None)
             .stores()
             .norms(Norm::Last),
     ],
 };
 
-/// Of all sums that all ranks get.
+/// Forms of an all-reduce, with or without a product before it.
 pub(super) const FORMS: [Form; 4] = [
     Form::push(kind::Variant::OneShot, &[always(&[kernel(Kernel::OneShot)])], Memory::AllTiles)
         .sends_all(),
@@ -102,7 +111,7 @@ pub(super) const FORMS: [Form; 4] = [
     Form::push(kind::Variant::Atomic, ADD_ATOMIC, Memory::Sums { locks: false }),
 ];
 
-/// The same for small ones.
+/// Form of an all-reduce by the LL protocol, for small messages.
 pub(super) const LL: Form = Form::push(
     kind::Variant::Ll,
     &[always(&[kernel(Kernel::OneShotLl)])],

@@ -1,4 +1,4 @@
-//! C = sum over ranks of A B, each rank getting some rows of C: the second half of a
+//! Product, then the sum over ranks, of which each rank gets some rows: the second half of a
 //! sequence-parallel layer.
 
 use iris_kernels::Kernel;
@@ -9,38 +9,41 @@ use crate::facade::{operator, variants};
 use crate::kind::{self, Op};
 use crate::options::options;
 use crate::programs::{MATMUL, SCATTER_COPIED, SCATTER_STORED, UNFUSED_SCATTER};
-use crate::spec::{Common, Dims, Form, Memory, Part, Row, Tiles, Whole};
+use crate::spec::{Common, Dims, Form, GemmStage, Memory, Part, Row, Tiles};
 
 operator! {
-    /// C (rows `split(m, size, rank)` x `n`) = those rows of the sum over ranks of A (`m` x `k`)
-    /// B (`k` x `n`), plus a bias added once. `k` is the rank's own and may differ between ranks.
+    /// C (rows `split(m, size, rank)` x `n`) = these rows of the sum over ranks of A (`m` x `k`) B
+    /// (`k` x `n`), plus a bias that is added once. `k` may differ between ranks.
     ///
-    /// Tiles are pushed to the rank that owns their rows, which adds its own first, then the others
-    /// in ascending order: the same bits in every run.
+    /// Tiles are sent to the rank that owns their rows. It adds its own partial first, then the
+    /// others in ascending order of ranks, so every run gives the same bits.
     MatmulReduceScatter(MatmulArgs)
 }
 
 options! { ROW,
-    /// What [`MatmulReduceScatter`] is planned for.
+    /// Options of [`MatmulReduceScatter`].
     {
-        /// For at most `m` rows over all ranks, `n` columns and this rank's depth `k`.
+        /// Options for at most `m` rows over all ranks, `n` columns and this rank's inner dimension
+        /// `k`.
         product(m, n, k);
         variant, dtype, output, wire, epilogue, tile, workgroups, library, even,
     }
 }
 
 variants! { ROW;
-    /// Tiles are pushed as they are finished.
+    /// Each rank pushes tiles to their owners as they are finished.
     Push,
-    /// The product of whole matrices, by the library that the options say, then the message.
+    /// Whole-matrix GEMM of the library that the options choose, then the reduce-scatter.
     Unfused,
-    /// The rows that others own are multiplied first, in a few parts, and each part goes to its owner by a
-    /// copy engine while the next is multiplied; then this rank's own, to which theirs are added. The
-    /// products are those of `Unfused`; the rows of a tile are those of a part.
+    /// GEMMs of the rows that peers own come first, in a few parts, each of which a copy engine
+    /// sends to its owner while the next is multiplied. The rows of this rank come last, and the
+    /// peers' partials are added to them. The GEMMs are those of `Unfused`; the rows of the option
+    /// `tile` are the rows of a part.
     CopyEngine,
-    /// One product of whole matrices, on NVIDIA's sm_90: the rows that others own are multiplied first, and
-    /// stored to their owners as they are finished; then this rank's own, to which theirs are added in f32, in
-    /// ascending order. Elsewhere, and for operands that it does not take, `Unfused`, with its own messages.
+    /// One whole-matrix GEMM, on NVIDIA's sm_90. It multiplies the rows that peers own first, and
+    /// its epilogue stores them to their owners; then the rows of this rank, to which it adds the
+    /// peers' partials in f32, in ascending order of ranks. On other devices, and for operands that
+    /// this GEMM does not take: `Unfused`.
     Epilogue,
 }
 
@@ -56,16 +59,16 @@ pub(crate) const ROW: Row = Row {
     alone: MATMUL,
     forms: &[
         FORMS[0],
-        FORMS[0].of(kind::Variant::Unfused, UNFUSED_SCATTER).whole(Whole::Partial),
+        FORMS[0].renamed(kind::Variant::Unfused, UNFUSED_SCATTER).gemm(GemmStage::Partial),
         Form::push(kind::Variant::CopyEngine, SCATTER_COPIED, Memory::Copied(1))
-            .whole(Whole::Partial),
+            .gemm(GemmStage::Partial),
         Form::push(kind::Variant::Epilogue, SCATTER_STORED, Memory::Copied(1))
-            .whole(Whole::Partial)
+            .gemm(GemmStage::Partial)
             .stores(),
     ],
 };
 
-/// Of all sums of which a rank gets its rows.
+/// Forms of a reduce-scatter, with or without a product before it.
 pub(super) const FORMS: [Form; 1] = [Form::push(
     kind::Variant::Push,
     &[always(&[kernel(Kernel::ReduceScatter)])],

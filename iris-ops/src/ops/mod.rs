@@ -1,6 +1,7 @@
-//! The operators, a file each: its documentation, its options, and its row.
+//! Operators, one file each: documentation, options, and table row.
 
-/// Calls a macro with the module and the type of every operator. Tables of operators are in this order.
+/// Calls the macro `$then` with the module and the type of every operator. Tables of operators have
+/// this order.
 macro_rules! each_operator {
     ($then:ident) => {
         $then! {
@@ -36,17 +37,17 @@ mod tests;
 use crate::kind::Op;
 use crate::spec::Row;
 
-/// The types of the operators, their rows and what they read.
+/// Re-exports the operators' types, and defines the look-up of their rows and options.
 macro_rules! rows {
     ($($module:ident: $op:ident,)*) => {
         $(pub use $module::$op;)*
 
-        /// What an operator is.
+        /// Row that describes an operator.
         pub(crate) fn row(op: Op) -> &'static Row {
             match op { $(Op::$op => &$module::ROW,)* }
         }
 
-        /// The options that an operator reads, by name.
+        /// Names of the options that an operator reads.
         pub(crate) fn options(op: Op) -> &'static [&'static str] {
             match op { $(Op::$op => $module::READS,)* }
         }

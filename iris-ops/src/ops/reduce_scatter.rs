@@ -1,4 +1,4 @@
-//! The sum over ranks, each rank getting a part of it.
+//! Reduce-scatter: the sum over ranks, of which each rank gets a part.
 
 use iris_kernels::Kernel;
 use iris_kernels::program::{always, kernel};
@@ -13,26 +13,28 @@ use crate::programs::LOCAL;
 use crate::spec::{Common, Dims, Form, Memory, Part, Row, Tiles};
 
 operator! {
-    /// Output = this rank's part of the sum over ranks of input. Planned by rows, it is the rows
-    /// `split(m, size, rank)`. Each part is pushed to its owner, who adds its own first, then the
-    /// others in ascending order.
+    /// Reduce-scatter. Output = this rank's part of the sum over ranks of the input. Planned by
+    /// elements ([`Options::new`]), part r is elements `r * count..(r + 1) * count`. Planned by
+    /// rows ([`Options::rows`]), it is the rows `split(m, size, r)`. Each rank pushes every part to
+    /// its owner, who adds its own first and then the others in ascending order of ranks.
     ReduceScatter(CollectiveArgs)
 }
 
 options! { ROW,
-    /// What [`ReduceScatter`] is planned for.
+    /// Options of [`ReduceScatter`].
     {
-        /// For at most `count` elements that each rank gets; the input has `size` times as many.
+        /// Options for at most `count` elements of output per rank; the input has `size` times as
+        /// many.
         message();
         variant, dtype, wire, epilogue, tile, workgroups,
     }
 }
 
 variants! { ROW;
-    /// Each rank pushes to whom it is for. What `Auto` takes.
+    /// Each rank pushes every part to its owner, with a signal per tile. Takes messages of any
+    /// size.
     Push,
-    /// The same in words that carry their data: for small messages, of at most 2 MiB from one rank to
-    /// another.
+    /// LL protocol (data and flag in one word): for at most 2 MiB from one rank to another.
     Ll,
 }
 

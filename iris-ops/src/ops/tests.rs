@@ -1,4 +1,4 @@
-//! Plans of the operators: their choices and refusals.
+//! Tests of the operators' plans: choices, launch sizes and refusals.
 //!
 //! Long because each operator has choices of its own.
 
@@ -25,14 +25,14 @@ fn a_message_on_a_gpu_takes_as_many_workgroups_as_it_has_work_for() {
         let choice = plan.at(m);
         (plan.grid(choice.form, choice.tile).tiles(), plan.work(choice, (m, n), 0))
     };
-    // A vector for every other one of 256 threads; of more than 64 KiB for each.
+    // A tile has a vector for every other one of 256 threads; above 64 KiB, for each.
     assert_eq!(tiles(OneShot, 1, 4096), (4, 4));
     assert_eq!(tiles(OneShot, 8, 4096), (32, 32));
     assert_eq!(tiles(OneShot, 1, 5000), (5, 5));
     assert_eq!(tiles(OneShot, 16, 4096), (32, 32));
-    // Each rank owns 32.
+    // Each of the 4 ranks owns 32 tiles.
     assert_eq!(tiles(TwoShot, 128, 4096), (128, 128));
-    // Larger ones have four times as many, of at most 128 KiB.
+    // Larger messages have four times as many tiles, of at most 128 KiB each.
     assert_eq!(tiles(TwoShot, 2048, 4096), (512, message_groups(ranks)));
     assert_eq!(tiles(TwoShot, 1, 8 << 20), (512, message_groups(ranks)));
     assert_eq!(tiles(TwoShot, 16384, 4096).0, 1024);
@@ -43,7 +43,7 @@ fn a_message_on_a_gpu_takes_as_many_workgroups_as_it_has_work_for() {
     let choice = plan.at(2048);
     let split = plan.split_grid(plan.grid(choice.form, choice.tile));
     assert_eq!((split.tiles(), work(2048)), (512, 128));
-    // A call of fewer rows has less.
+    // A call with fewer rows has fewer workgroups.
     assert_eq!((work(64), work(0)), (4, 1));
 }
 
@@ -58,13 +58,13 @@ fn a_small_message_on_a_gpu_takes_workgroups_of_few_threads() {
         let choice = plan.at(m);
         (plan.work(choice, (m, n), 0), plan.threads(choice, (m, n)))
     };
-    // An item a thread, but for those of the last wave.
+    // One item per thread; the threads of the last wave have none.
     assert_eq!(taken(Ll, (1, 4096), false), (16, Some(128)));
     assert_eq!(taken(Ll, (8, 4096), false), (43, Some(256)));
     assert_eq!(taken(Ll, (32, 4096), false), (74, Some(512)));
     assert_eq!(taken(Ll, (1, 4096), true), (3, Some(512)));
     assert_eq!(taken(TwoShot, (512, 4096), false).1, Some(256));
-    // The kernel is built for so many.
+    // `None` is the number of threads that the kernel is built for.
     assert_eq!(taken(TwoShot, (16384, 4096), false).1, None);
     assert_eq!(taken(TwoShot, (512, 4096), true).1, None);
 }
@@ -76,7 +76,7 @@ fn plans_of_other_sizes_differ_in_the_size_first() {
         differing.expect("something differs").0
     };
     let ranks = Ranks::new(0, 2);
-    // Plans whose choices are others, or more.
+    // Sizes at which the plans' choices differ, or their number.
     for count in [16, 32, 1000, 2048, 4096] {
         let of = |count| all_reduce::Options::new(count).plan(ranks).unwrap().fingerprint();
         assert_eq!(first(of(count), of(count + 1)), ("count", count.to_string()));
@@ -97,7 +97,7 @@ fn some_workgroups_of_a_large_message_only_send() {
     };
     let two = (BackendKind::Cuda, 2);
     assert_eq!(senders(two, TwoShot, 2048, false), 65);
-    // Smaller and larger ones, and what was not measured.
+    // No senders: smaller and larger messages, and cases that were not measured.
     assert_eq!(senders(two, TwoShot, 2047, false), 0);
     assert_eq!(senders(two, TwoShot, 16384, false), 0);
     assert_eq!(senders(two, OneShot, 2048, false), 0);
@@ -107,7 +107,7 @@ fn some_workgroups_of_a_large_message_only_send() {
     let options = reduce_scatter::Options::rows(16384, 4096).dtype(DType::BF16);
     let senders = |m| of(options.clone().plan(ranks(two)).unwrap(), m);
     assert_eq!((senders(8191), senders(8192), senders(16384)), (0, 49, 49));
-    // What is not summed.
+    // Messages that are not summed.
     let options = all_gather::Options::rows(16384, 4096).dtype(DType::BF16);
     let senders = |world, m| of(options.clone().plan(ranks(world)).unwrap(), m);
     assert_eq!((senders(two, 4095), senders(two, 4096), senders(two, 16384)), (0, 65, 65));
@@ -116,10 +116,11 @@ fn some_workgroups_of_a_large_message_only_send() {
     }
     let options = all_to_all::Options::rows(16384, 4096).dtype(DType::BF16);
     assert_eq!(of(options.plan(ranks(two)).unwrap(), 16384), 65);
-    // The root of a broadcast has nothing to take.
+    // The root of a broadcast receives nothing, so it needs no receivers.
     let options = broadcast::Options::rows(16384, 4096).dtype(DType::BF16);
     assert_eq!(of(options.plan(ranks(two)).unwrap(), 16384), 0);
-    // Of a product whoever has a tile sends it; and what lies in C is not written there meanwhile.
+    // In a fused product the workgroup that has a tile sends it. An unfused all-gather sends rows
+    // of C in place, so no workgroup may write them meanwhile.
     for variant in [matmul_all_gather::Variant::Push, matmul_all_gather::Variant::Unfused] {
         let options = matmul_all_gather::Options::new(16384, 4096, 64).dtype(DType::BF16);
         let plan = options.variant(variant).plan(ranks(two)).unwrap();
@@ -140,14 +141,14 @@ fn an_automatic_plan_serves_small_and_large_calls() {
     assert_eq!((plan.at(1).variant, plan.at(4096).variant), (Variant::OneShot, Variant::TwoShot));
     assert_eq!((plan.variant(), plan.choices().last().unwrap().upto), (Variant::TwoShot, 4096));
     assert!(plan.choices().windows(2).all(|two| two[0].upto < two[1].upto), "{plan}");
-    // Who says how it is to be done says it for all calls.
+    // A variant that the caller asked for holds for all sizes.
     let one = matmul_all_reduce::Options::new(4096, 512, 64);
     let one = one.variant(matmul_all_reduce::Variant::TwoShot).plan(ranks).unwrap();
     assert_eq!(one.choices().len(), 1);
     assert!(plan.data_bytes() >= one.data_bytes() && plan.signal_bytes() >= one.signal_bytes());
 }
 
-/// A choice goes by figures of the devices that it is for.
+/// Tests that each device's choices follow its own tuning data.
 #[test]
 fn figures_of_one_device_are_not_taken_for_another() {
     use BackendKind::{Cpu, Cuda, Hip};
@@ -165,7 +166,7 @@ fn figures_of_one_device_are_not_taken_for_another() {
     assert!(groups[0] != groups[1], "{groups:?}");
 }
 
-/// Between more than two GPUs, from the size on that their figures say.
+/// Tests that a broadcast between more than two GPUs is relayed from a certain size on.
 #[test]
 fn large_messages_of_a_root_are_passed_on() {
     use BackendKind::{Cpu, Cuda, Hip};
@@ -182,29 +183,31 @@ fn large_messages_of_a_root_are_passed_on() {
     assert_eq!(choices(128 << 20), [Push, TwoShot, TwoShot]);
     let large = |backend, size| plan(backend, size, 128 << 20).variant();
     assert_eq!([large(Hip, 2), large(Hip, 8), large(Cpu, 2)], [Push, TwoShot, Push]);
-    // Smaller calls of one plan are done as they would be alone.
+    // Smaller calls of a plan get the variant that a plan for their size would have.
     let one = plan(Cuda, 4, 128 << 20);
     let at = [64 << 10, 512 << 10, 1 << 20].map(|elements: usize| one.at(elements).variant);
     assert_eq!(at, [Ll, Push, TwoShot]);
     assert_eq!(plan(Cpu, 2, 128 << 20).choices().len(), 1);
 }
 
-/// On GPUs a product with a message takes a library GEMM, whoever observes it.
+/// Tests that products with messages on GPUs use a whole-matrix GEMM, also if they are traced or
+/// counted.
 #[test]
-fn on_gpus_products_are_whole() {
+fn gpu_products_use_whole_matrix_gemms() {
     use BackendKind::{Cpu, Cuda};
     let sum = |m, size, backend| {
         let options = matmul_all_reduce::Options::new(m, 8192, 3584).dtype(DType::BF16);
         let plan = options.plan(Ranks::new(0, size).on_device(Device::assumed(backend))).unwrap();
         plan.at(m).variant
     };
-    // 1 and 8 MiB of two ranks, 256 KiB and 1 MiB of four, 1 MiB of others.
+    // Limits of the variants: 1 and 8 MiB for two ranks, 256 KiB and 1 MiB for four, 1 MiB for
+    // others.
     assert_eq!((sum(64, 2, Cuda), sum(65, 2, Cuda)), (Variant::UnfusedLl, Variant::UnfusedOneShot));
     assert_eq!(
         (sum(256, 2, Cuda), sum(511, 2, Cuda)),
         (Variant::UnfusedOneShot, Variant::Epilogue)
     );
-    // By a row of the table, for what it was measured for.
+    // By a table row, for calls like those that were measured for it.
     assert_eq!(sum(512, 2, Cuda), Variant::Epilogue);
     let gelu = matmul_all_reduce::Options::new(512, 8192, 3584).dtype(DType::BF16);
     let gelu = gelu
@@ -215,7 +218,7 @@ fn on_gpus_products_are_whole() {
     assert_eq!((sum(16, 4, Cuda), sum(64, 4, Cuda)), (Variant::UnfusedLl, Variant::UnfusedOneShot));
     assert_eq!((sum(64, 3, Cuda), sum(128, 4, Cuda)), (Variant::UnfusedOneShot, Variant::Unfused));
     assert_eq!((sum(64, 1, Cuda), sum(4096, 4, Cpu)), (Variant::OneShot, Variant::TwoShot));
-    // To each peer 8 MiB of two ranks, 16 of four.
+    // Bytes to each peer: 8 MiB with two ranks, 16 MiB with four.
     assert_eq!((sum(1024, 2, Cuda), sum(4096, 4, Cuda)), (Variant::Epilogue, Variant::CopyEngine));
     assert_eq!(
         (sum(1024, 4, Cuda), sum(4096, 2, BackendKind::Hip)),
@@ -236,9 +239,10 @@ fn on_gpus_products_are_whole() {
     assert_eq!(variant(gather.workgroups(8)), Variant::Unfused);
 }
 
-/// `auto` takes the same variant whether a call is traced, counted, delayed or told its workgroups.
+/// Tests that `auto` takes the same variant if a call is traced, counted, delayed, or given a
+/// number of workgroups.
 #[test]
-fn whoever_observes_a_call_changes_nothing_of_the_choice() {
+fn observing_a_call_does_not_change_the_choice() {
     let delayed = crate::Injected { delay_ns: 1000, ..crate::Injected::default() };
     for op in Op::ALL.into_iter().filter(|op| *op != Op::Barrier) {
         for (backend, size) in [BackendKind::Cpu, BackendKind::Cuda]
@@ -258,7 +262,7 @@ fn whoever_observes_a_call_changes_nothing_of_the_choice() {
             observed[1].counted = true;
             observed[2].workgroups = Some(4);
             observed[3].injected = delayed;
-            // Kernels on the CPU are delayed by a variable.
+            // On the CPU an environment variable delays kernels, not `injected`.
             let observed = if backend == BackendKind::Cpu { &observed[..3] } else { &observed };
             for request in observed {
                 assert_eq!(choices(request), expected, "{op} of {size} ranks on {backend}");
@@ -267,7 +271,8 @@ fn whoever_observes_a_call_changes_nothing_of_the_choice() {
     }
 }
 
-/// What is a rank's own decides where a user says that it is the same on all.
+/// Tests that N and K of a rank decide only if the caller asserts (`even`) that all ranks have the
+/// same.
 #[test]
 fn rows_of_the_table_go_by_n_and_k_where_all_ranks_have_the_same() {
     let ranks = Ranks::new(0, 2).on_device(Device::assumed(BackendKind::Cuda));
@@ -281,7 +286,7 @@ fn rows_of_the_table_go_by_n_and_k_where_all_ranks_have_the_same() {
         [gathered(1280, true), gathered(1280, false), gathered(1284, true)],
         [tuned, ruled, ruled]
     );
-    // Calls that are not done as those of the row were have the tile of the rules, too.
+    // Calls unlike the measured ones (here with another output type) get their tile by rule, too.
     let wide =
         options(1280, true).variant(all_gather_matmul::Variant::CopyEngine).output(DType::F32);
     assert_eq!(wide.plan(ranks).unwrap().tile(), ruled);
@@ -293,7 +298,7 @@ fn rows_of_the_table_go_by_n_and_k_where_all_ranks_have_the_same() {
     assert_eq!([scattered(1024, false), scattered(3584, true)], [Variant::CopyEngine; 2]);
 }
 
-/// Rows that are normalised behind a product: by the size of the message, if nothing else is asked for.
+/// Tests the variants of products with an RMSNorm after the sum, by size of the message.
 #[test]
 fn norms_of_large_products_are_behind_what_stores_itself() {
     let ranks = Ranks::new(0, 2).on_device(Device::assumed(BackendKind::Cuda));
@@ -305,12 +310,13 @@ fn norms_of_large_products_are_behind_what_stores_itself() {
     let by_rows = [16, 384, 512, 4096].map(|m| variant(options(m)));
     let [words, tiles, stores] = [Variant::UnfusedLl, Variant::UnfusedOneShot, Variant::Epilogue];
     assert_eq!(by_rows, [words, tiles, stores, stores]);
-    // The number of workgroups changes nothing; singles have no such GEMM.
+    // The number of workgroups changes nothing. There is no storing GEMM for f32.
     assert_eq!(variant(options(512).workgroups(64)), stores);
     assert_eq!(variant(options(4096).dtype(DType::F32)), Variant::Unfused);
 }
 
-/// An LL message of few items has one for each thread; and both ranks must send as much.
+/// Tests that a thread of an LL message handles several items only if there are more items than
+/// threads and both ranks send the same amount.
 #[test]
 fn several_items_of_a_thread_go_together_where_there_are_several() {
     let several = |op: Op, size, m: usize, groups| {
@@ -330,8 +336,8 @@ fn several_items_of_a_thread_go_together_where_there_are_several() {
     }
 }
 
-/// A product that does the message itself signals the tiles that its calls have, small and large ones; and few rows
-/// have tiles that its workgroups multiply.
+/// Tests that a GEMM that does the message itself signals the tiles that its calls have, and that
+/// products of few rows get the tiles of such a GEMM.
 #[test]
 fn products_signal_the_tiles_of_their_calls() {
     let ranks = Ranks::new(0, 2).on_device(Device::assumed(BackendKind::Cuda));
@@ -341,7 +347,7 @@ fn products_signal_the_tiles_of_their_calls() {
     let tiles: Vec<_> = stores.iter().map(|it| [it.tile.m as u32, it.tile.n as u32]).collect();
     assert_eq!(tiles, [[64, 128], [64, 256]], "one wave of the widest, and more");
     for (choice, tile) in stores.into_iter().zip(tiles) {
-        let whole = plan.whole(choice.form, (choice.upto, choice.tile)).expect("a product");
+        let whole = plan.whole_gemm(choice.form, (choice.upto, choice.tile)).expect("a product");
         assert_eq!((whole.signalled, whole.rows), (Some(tile), choice.upto));
     }
     let few = |m, n, library| {
@@ -358,7 +364,8 @@ fn products_signal_the_tiles_of_their_calls() {
     }
 }
 
-/// Tiles of a gathered A lie in one rank's part, and go along the lines of its memory.
+/// Tests that tiles of a gathered A lie within one rank's part and are wide along its rows in
+/// memory.
 #[test]
 fn tiles_of_a_gathered_a_are_pieces_of_its_lines() {
     use all_gather_matmul::{Options, Variant::Unfused};
@@ -376,7 +383,8 @@ fn tiles_of_a_gathered_a_are_pieces_of_its_lines() {
             let part = plan.split_grid(plan.grid(choice.form, choice.tile)).part(0);
             assert_eq!((part.rows * part.cols) as usize, rows * columns);
             assert_eq!(part.tiles() as usize, rows.div_ceil(high) * columns.div_ceil(wide));
-            // Nothing but A and what a library needs: it is gathered where it is multiplied.
+            // The workspace holds A and what the GEMM library needs, and no inbox: A is gathered
+            // where the GEMM reads it.
             let library = choice.needs.workspace - (m * k * 2) as u64;
             assert_eq!((choice.needs.inbox_half(), library % 8), (0, 0));
             assert!(plan.data_bytes() >= (m * k * 2) as u64);
@@ -384,8 +392,8 @@ fn tiles_of_a_gathered_a_are_pieces_of_its_lines() {
     }
 }
 
-/// Of two to eight ranks on GPUs small messages travel in words that carry their data, up to what was measured, and
-/// leave room for seven more ops in a heap of default options.
+/// Tests that small messages of 2 to 8 GPU ranks use the LL protocol, up to the measured sizes, and
+/// that a heap of default size has room for eight such ops.
 #[test]
 fn small_messages_go_in_words_that_carry_their_data() {
     use BackendKind::{Cpu, Cuda};
@@ -399,7 +407,7 @@ fn small_messages_go_in_words_that_carry_their_data() {
     let four = plan(16384, 4, Cuda);
     assert_eq!([32, 33].map(|m| four.at(m).variant), [Variant::Ll, Variant::OneShot]);
     assert!((2..=8).all(|size| plan(1, size, Cuda).variant() == Variant::Ll));
-    // Nine have not run them.
+    // The LL protocol has not run with nine ranks.
     for (size, backend) in [(2, Cpu), (9, Cuda), (1, Cuda)] {
         assert_ne!(plan(1, size, backend).variant(), Variant::Ll, "{size} ranks on {backend}");
     }
@@ -409,7 +417,7 @@ fn small_messages_go_in_words_that_carry_their_data() {
     };
     assert_eq!((gathers(128).variant(), gathers(256).variant()), (Variant::Ll, Variant::Push));
     assert_eq!(gathers(256).at(128).variant, Variant::Ll);
-    // Who says which tiles wants tiles.
+    // A tile that the caller chose excludes the LL protocol, which has no tiles.
     let tiled = all_reduce::Options::rows(1, 4096).tile(TileShape { m: 1, n: 512 });
     let tiled = tiled.plan(Ranks::new(0, 2).on_device(Device::assumed(Cuda))).unwrap();
     assert_eq!(tiled.variant(), Variant::OneShot);
@@ -427,7 +435,7 @@ fn plans_are_said_in_a_line() {
     let said = "all_reduce of 1000 f32, rank 2 of 3 on cpu: one_shot by tiles of 1 x 500; \
                 24576 bytes of data, 3072 of signals";
     assert_eq!(plan.to_string(), said);
-    // What was chosen says why.
+    // Choices of the plan are printed with their reason.
     let ranks = Ranks::new(0, 2).on_device(Device::assumed(BackendKind::Cuda));
     let options = matmul_all_reduce::Options::new(640, 8192, 3584).dtype(DType::BF16);
     let said = options.plan(ranks).unwrap().to_string();
@@ -462,13 +470,14 @@ fn operators_go_to_other_threads() {
     shared::<crate::Workspace>();
 }
 
-/// The first variant whose tiles of C have signals.
+/// First variant of the operator whose tiles of C have signals.
 fn signalled(op: Op) -> Option<Variant> {
     op.variants().into_iter().find(|it| row(op).form(*it).is_some_and(|it| it.arrival.is_some()))
 }
 
-/// A kernel beside a call keeps multiprocessors: no step of a variant whose tiles have signals needs them all, as GEMMs
-/// do that wait for peers or do the message. Other variants, and more than a device has, are refused by name.
+/// Tests that a kernel beside a call has room: no variant whose tiles have signals contains a GEMM
+/// that needs all multiprocessors. Other variants are refused, and so are more multiprocessors than
+/// the device has.
 #[test]
 fn a_kernel_beside_a_call_has_room() {
     for op in Op::ALL {
@@ -494,7 +503,8 @@ fn a_kernel_beside_a_call_has_room() {
     );
 }
 
-/// What an operator does not read is refused where it can be asked: in a request of any operator.
+/// Tests that a request made for any operator is refused if it sets an option that the operator
+/// does not read.
 #[test]
 fn a_request_of_any_operator_takes_what_the_operator_reads() {
     use crate::Epilogue;
@@ -524,7 +534,8 @@ fn a_request_of_any_operator_takes_what_the_operator_reads() {
                 assert!(said.starts_with(&format!("{op}: {name} is ")), "{said}");
             }
         }
-        // Elements are those of messages, and a layout that of one variant.
+        // A message by elements exists only for collectives, and a staging layout only for one
+        // variant.
         let mut request = op.request(8, 6, 4);
         request.elements = true;
         let message = !op.multiplies() && op != Op::Barrier;

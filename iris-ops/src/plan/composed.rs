@@ -403,8 +403,8 @@ impl Plan {
         maker.make()?;
         let composed = maker.composed;
         let choices = composed.parts[&Role::Main].choices.clone();
-        let (told, composed) = (Arc::new(Once::new()), Some(Arc::new(composed)));
-        Ok(Self { ranks, request, choices, told, composed })
+        let (logged, composed) = (Arc::new(Once::new()), Some(Arc::new(composed)));
+        Ok(Self { ranks, request, choices, logged, composed })
     }
 
     /// Its parts, where the ranks are on several nodes.

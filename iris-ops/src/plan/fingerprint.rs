@@ -1,15 +1,17 @@
-//! What ranks compare of their plans.
+//! Fingerprint of a plan, which ranks compare.
 
 use super::Plan;
 use crate::options::Request;
 
 impl Plan {
-    /// Everything that all ranks must have the same, by name.
+    /// Name and value of every property that all ranks must have in common, in the order of
+    /// comparison.
     pub(crate) fn fingerprint(&self) -> Vec<(&'static str, String)> {
         let Request { row, m, n, k, .. } = self.request;
         let request = &self.request;
-        // World, types and shape first, which decide about the rest; `even`, which says whether N and K of a rank's
-        // own are compared, comes before the shape.
+        // World, types and shape come first because the rest follows from them, and the error names
+        // the first difference. `even` comes before the shape, because it decides whether N and K
+        // are compared.
         let mut items = vec![
             ("op", self.op().to_string()),
             ("world", self.size().to_string()),

@@ -1,4 +1,4 @@
-//! The program of a call, and its launches: of how many workgroups, of how many threads.
+//! Program of a call, and the size of its launches: workgroups and threads.
 
 use iris_kernels::program::{Norm, Program};
 
@@ -7,7 +7,8 @@ use crate::spec::{self, Form, Memory, Tiles};
 use crate::tune;
 
 impl Plan {
-    /// The steps that calls of a choice enqueue: its alternatives with their conditions, as data and, printed, as text.
+    /// Program of the calls of a choice: the steps that they enqueue, as alternatives with
+    /// conditions. It can be printed.
     ///
     /// ```
     /// use iris_ops::{Device, Ranks, matmul_all_reduce};
@@ -20,7 +21,7 @@ impl Plan {
         self.program_of(choice.form)
     }
 
-    /// The steps of calls of a form.
+    /// Program of the calls of a form.
     pub(super) fn program_of(&self, form: &Form) -> Program {
         let (alternatives, norm) = match self.alone() {
             true => (self.row().alone, Norm::Last),
@@ -30,8 +31,8 @@ impl Plan {
         Program { alternatives, norm, members: self.members() }
     }
 
-    /// Workgroups that have something to do in a call of this shape; of those that fetch there may be
-    /// `fetchers` more.
+    /// Number of workgroups that have work in a call of this shape. `fetchers` is added for
+    /// variants in which some workgroups only fetch.
     pub(crate) fn work(&self, choice: &Choice, (m, n): (usize, usize), fetchers: u32) -> u32 {
         if let Memory::Pairs(collective) = choice.form.memory
             && !self.alone()
@@ -42,8 +43,8 @@ impl Plan {
         let split = self.split_grid(grid);
         let tiles = match self.request.row.tiles {
             _ if self.alone() => grid.tiles(),
-            _ if choice.form.whole == spec::Whole::Gathered => split.part(0).tiles(),
-            Tiles::Whole => grid.tiles(),
+            _ if choice.form.gemm == spec::GemmStage::Gathered => split.part(0).tiles(),
+            Tiles::All => grid.tiles(),
             Tiles::Own => split.part(0).tiles(),
             Tiles::Split if choice.form.fetches => split.tiles().saturating_add(fetchers),
             Tiles::Split => split.tiles(),
@@ -52,21 +53,23 @@ impl Plan {
         tiles.clamp(1, most)
     }
 
-    /// Whether the kernels of such a call multiply tiles, and do not only move or add up a message.
+    /// Whether the operator's kernels multiply tiles in such a call, rather than only move and add
+    /// a message.
     fn is_product(&self, choice: &Choice) -> bool {
         self.row().multiplies() && (!choice.form.is_unfused() || self.alone())
     }
 
-    /// How many of the workgroups of such a call, of which there are `groups`, only send, while the others take or
-    /// add up; none where all do both.
+    /// Number of workgroups that only send, out of `groups`, while the others receive and add; 0 if
+    /// all do both.
     pub(crate) fn senders(
         &self,
         choice: &Choice,
         shape: (usize, usize),
         groups: impl FnOnce() -> u32,
     ) -> u32 {
-        // What a rank sends of its own C is not to be written there by others meanwhile, be it with the same bytes.
-        let in_place = choice.form.whole == spec::Whole::Rows;
+        // Rows of C that a rank sends in place must not be written by its receiving workgroups
+        // meanwhile, not even with the same bytes.
+        let in_place = choice.form.gemm == spec::GemmStage::Rows;
         if self.alone() || self.is_product(choice) || in_place {
             return 0;
         }
@@ -76,7 +79,8 @@ impl Plan {
         }
     }
 
-    /// Threads of a workgroup of such a call on a GPU, at most; none for as many as its kernels are built for.
+    /// Maximum number of threads of a workgroup in such a call on a GPU; `None` for the number that
+    /// the kernel is built for.
     pub(crate) fn threads(&self, choice: &Choice, (m, n): (usize, usize)) -> Option<u32> {
         let form = choice.form;
         match form.memory {
@@ -86,8 +90,8 @@ impl Plan {
         }
     }
 
-    /// Whether each thread of such a launch has several items of an LL message that is the same both ways between two
-    /// ranks. The last wave takes no items.
+    /// Whether each thread handles several items in a call by the LL protocol, between two ranks
+    /// that send each other the same amount. The last wave of a workgroup handles no items.
     pub(crate) fn has_several_items(
         &self,
         choice: &Choice,

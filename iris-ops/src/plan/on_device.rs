@@ -1,4 +1,4 @@
-//! A plan and devices: which one it was made for, and whether it runs on that of a heap.
+//! Devices of a plan: the one it was made for, and whether it runs on a given one.
 
 use super::{Choice, Plan};
 use crate::device::Device;
@@ -8,30 +8,33 @@ use crate::spec::{Form, Row};
 use crate::tune;
 
 impl Plan {
-    /// Device that the plan was made for; its field `assumed` says whether nobody knew the device.
+    /// Device that the plan was made for; its field `assumed` is true if the device is unknown.
     pub fn device(&self) -> Device {
         self.ranks.device
     }
 
-    /// GPU whose figures chose, if it is not the plan's own device: `H200` or `MI300X`. `None` for a host, too.
+    /// GPU whose tuning data the plan uses, if that is not the plan's own kind of device: `H200` or
+    /// `MI300X`. `None` otherwise and for a host.
     pub fn figures(&self) -> Option<&'static str> {
         tune::figures_of(self.ranks)
     }
 
-    /// Checks that a device has kernels for what was asked for by name. What the plan chose by itself has a fallback.
+    /// Checks that the device has kernels for variants that the caller asked for. Variants that the
+    /// plan chose have fallbacks.
     pub(crate) fn check_device(&self, device: Device) -> Result<()> {
         let asked = |choice: &&Choice| choice.why == Why::Asked && !self.alone();
         let mut forms = self.choices.iter().filter(asked).map(|choice| choice.form);
         forms.try_for_each(|form| check_form(self.row(), form, device))
     }
 
-    /// Logs once, when the plan is first used, on which GPU it runs and whose figures chose.
-    pub(crate) fn tell_device(&self, device: Device) {
+    /// Logs, once per plan, whether the device is the one planned for and which GPU's tuning data
+    /// was used.
+    pub(crate) fn log_device(&self, device: Device) {
         if self.on_cpu() {
             return;
         }
         let (op, rank, planned) = (self.op(), self.ranks.rank, self.ranks.device);
-        self.told.call_once(|| match tune::figures_of(self.ranks.on_device(device)) {
+        self.logged.call_once(|| match tune::figures_of(self.ranks.on_device(device)) {
             _ if planned.deciding() != device.deciding() => tracing::warn!(
                 %op, rank, %planned, %device,
                 "planned for another device: Ranks::from(&heap), and Ranks::from(&world).on(backend), know this one"
@@ -44,7 +47,7 @@ impl Plan {
     }
 }
 
-/// The variants of an operator that a device has kernels for.
+/// Variants of an operator that the device has kernels for.
 pub(crate) fn variants(row: &Row, device: Device) -> impl Iterator<Item = Variant> {
     row.forms.iter().filter(move |form| has(device, form)).map(|form| form.variant)
 }
@@ -53,7 +56,7 @@ fn has(device: Device, form: &Form) -> bool {
     !form.stores || device.stores_to_peers()
 }
 
-/// Checks that a device has kernels for a form.
+/// Checks that the device has kernels for a form.
 pub(super) fn check_form(row: &Row, form: &Form, device: Device) -> Result<()> {
     if has(device, form) {
         return Ok(());
@@ -93,7 +96,7 @@ mod tests {
         options().plan(Ranks::new(0, 2).on_device(device)).expect("a plan")
     }
 
-    /// Levels and messages of what was logged.
+    /// Levels and messages of log events.
     #[derive(Clone, Default)]
     struct Log(Arc<Mutex<Vec<(Level, String)>>>);
 
@@ -132,27 +135,31 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_tells_once_whose_figures_chose() {
-        let told = |planned: &str, device: &str| {
+    fn a_plan_logs_its_tuning_data_once() {
+        let logged = |planned: &str, device: &str| {
             let log = Log::default();
             let plan = plan(named(planned));
             tracing::subscriber::with_default(log.clone(), || {
-                plan.tell_device(named(device));
-                plan.clone().tell_device(named(device));
+                plan.log_device(named(device));
+                plan.clone().log_device(named(device));
             });
             let mut all = log.0.lock().expect("no panic").clone();
             assert_eq!(all.len(), 1, "{all:?}");
             all.remove(0)
         };
-        let (level, said) = told("a100", "a100");
+        let (level, said) = logged("a100", "a100");
         assert_eq!(
             (level, said.as_str()),
             (Level::INFO, "chosen by figures of an H200: nobody has measured this device")
         );
-        // An H100 differs in its memory alone, which no plan looks at, but nobody has measured it.
-        assert_eq!(told("h200", "h100"), (Level::INFO, said));
-        assert_eq!(told("h200", "h200"), (Level::DEBUG, "chosen by figures of this device".into()));
-        let (level, said) = told("h200", "a100");
+        // An H100 differs from an H200 in its memory only, which plans ignore; but it has not been
+        // measured.
+        assert_eq!(logged("h200", "h100"), (Level::INFO, said));
+        assert_eq!(
+            logged("h200", "h200"),
+            (Level::DEBUG, "chosen by figures of this device".into())
+        );
+        let (level, said) = logged("h200", "a100");
         assert!(level == Level::WARN && said.starts_with("planned for another device"), "{said}");
     }
 
@@ -178,7 +185,7 @@ mod tests {
         assert_eq!(plan(named("a100")).device(), named("a100"));
     }
 
-    /// Neither by rule nor by a row of the table, for any size of call.
+    /// Tests every size of call, because both the prediction and a table row can choose a variant.
     #[test]
     fn plans_have_fused_stores_only_where_there_are_kernels() {
         let stores = |name| plan(named(name)).choices().iter().any(|choice| choice.form.stores);
@@ -196,12 +203,12 @@ mod tests {
             "matmul_all_reduce: variant on cuda (NVIDIA A100, sm_80, 108 multiprocessors) is epilogue, expected auto, \
              one_shot, two_shot, spinlock, atomic, unfused, unfused_one_shot, unfused_ll, copy_engine"
         );
-        // Alone there is no peer to store to.
+        // With one rank there is no peer to store to.
         assert!(planned(1, "a100").is_ok() && planned(2, "cpu").is_ok());
         let asked = planned(2, "h200").expect("a plan");
         asked.check_device(named("h100")).expect("kernels");
         assert_eq!(asked.check_device(named("a100")).unwrap_err().to_string(), error);
-        // A plan that chose it goes on without.
+        // A plan that chose the variant itself falls back on another device.
         plan(named("h200")).check_device(named("a100")).expect("a fallback");
     }
 
@@ -215,13 +222,13 @@ mod tests {
         assert_eq!(plan(named("h200")).fingerprint(), plan(named("h100")).fingerprint());
     }
 
-    /// Constants for the 132 multiprocessors of an H200 stay as they were measured.
+    /// Constants for the 132 multiprocessors of an H200 must stay as measured.
     #[test]
     fn constants_of_a_gpu_follow_from_its_multiprocessors() {
         let ranks = |name, size| Ranks::new(0, size).on_device(named(name));
         let names = ["h200", "h100", "a100", "b200", "mi300x"];
         assert_eq!(names.map(|name| message_groups(ranks(name, 2))), [131, 131, 107, 147, 65]);
-        // 64 tiles of 128 x 128, 48, 72 and 152.
+        // Columns of C that make 64, 48, 72 and 152 tiles of 128 x 128: enough for the larger tile.
         let tile = |name, columns| {
             let options = matmul::Options::new(1024, columns, 64).dtype(DType::BF16);
             options.plan(ranks(name, 1)).unwrap().tile().n
@@ -229,7 +236,7 @@ mod tests {
         for (name, enough) in [("h200", 1024), ("a100", 768), ("b200", 1152), ("mi300x", 2432)] {
             assert_eq!([tile(name, enough), tile(name, enough - 128)], [128, 64], "{name}");
         }
-        // An H100 on a PCIe board.
+        // H100 on a PCIe board, with 114 multiprocessors.
         let mut pcie = named("h100");
         pcie.multiprocessors = 114;
         let [sxm, pcie] = [ranks("h100", 2), Ranks::new(0, 2).on_device(pcie)];

@@ -1,12 +1,13 @@
-//! Predicted times of a plan's calls, and what there is to hold against them.
+//! Predicted times of a plan's calls, and a lower limit to compare them with.
 
 use super::Plan;
 use crate::cost::{Machine, Problem};
 use crate::options::TileShape;
 
 impl Plan {
-    /// Predicted time of a call of so many rows, or elements of a part, in microseconds: by the parameters of the
-    /// device, or of the one that stands in for it. `None` for a variant that is never chosen by its time.
+    /// Predicted time in microseconds of a call of `size` rows (or elements of a part), by the
+    /// tuning data of the device or of the device that stands in for it. `None` for variants
+    /// without a prediction, which `auto` never chooses.
     ///
     /// ```
     /// use iris_ops::{Device, Ranks, all_reduce};
@@ -19,32 +20,33 @@ impl Plan {
         self.predicted_on(&self.ranks.tuning().machine, size)
     }
 
-    /// The same on another machine.
+    /// Predicted time as [`Plan::predicted`], with the parameters of another machine.
     pub fn predicted_on(&self, machine: &Machine, size: usize) -> Option<f64> {
         let choice = self.at(size);
         let TileShape { m, n } = choice.tile;
         self.problem(size).predict(machine, &self.program(choice), [m, n])
     }
 
-    /// Time in microseconds that no program is below, on the same machine: of the product, or of the bytes that a rank
-    /// must send at least.
+    /// Lower limit in microseconds for the time of any program: the time of the product alone, or
+    /// of the bytes that a rank must send, whichever is longer.
     pub fn limit(&self, size: usize) -> f64 {
         self.problem(size).limit(&self.ranks.tuning().machine)
     }
 
-    /// Whether the program of such calls has run on this architecture among so many ranks, in the test suite and the
-    /// stress test: `auto` takes no other.
+    /// Whether the variant for calls of this size has passed the test suite and the stress test on
+    /// this architecture with this number of ranks. `auto` takes only such variants.
     pub fn has_run(&self, size: usize) -> bool {
         let (device, variant) = (self.ranks.device, self.at(size).variant);
         self.alone() || self.ranks.tuning().has_run(variant, device, self.ranks.size)
     }
 
-    /// The tuning file of this machine that times and choices come from, and its digest; `None` for what is built in.
+    /// Path and digest of the tuning file of this machine that the plan used; `None` for built-in
+    /// tuning data.
     pub fn tuned_by(&self) -> Option<&'static str> {
         self.ranks.tuning().file.as_deref()
     }
 
-    /// A call of this size.
+    /// Cost problem of a call of this size.
     fn problem(&self, size: usize) -> Problem {
         let mut request = self.request.clone();
         *if request.elements { &mut request.n } else { &mut request.m } = size;

@@ -1,24 +1,25 @@
-//! The shapes of a rank's matrices in a call.
+//! Shapes of a rank's matrices in a call.
 
 use super::Plan;
 use crate::options::Shard;
 use crate::spec::{Dims, Part};
 
-/// Rows and columns of one rank's matrices in a call; 0 x 0 for one that it does not have.
+/// Rows and columns of one rank's matrices in a call; 0 x 0 for a matrix that the rank does not
+/// have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Shapes {
-    /// A, or the input.
+    /// Shape of A, or of the input.
     pub a: (usize, usize),
-    /// B; none of an operator without a product.
+    /// Shape of B; `None` for an operator without a matrix product.
     pub b: Option<(usize, usize)>,
-    /// C, or the output.
+    /// Shape of C, or of the output.
     pub c: (usize, usize),
 }
 
 impl Plan {
-    /// Shapes of this rank's matrices in a call of so many rows; of a message of elements: in a call of so many
-    /// elements of a part, each part as a row.
+    /// Shapes of this rank's matrices in a call of `size` rows. For a message of elements, `size`
+    /// is the number of elements of a part, and each part is a row of the result.
     ///
     /// ```
     /// use iris_ops::{Ranks, matmul_reduce_scatter};
@@ -35,7 +36,7 @@ impl Plan {
         }
     }
 
-    /// Shapes in a call of this whole product or message.
+    /// Shapes of this rank's matrices in a call whose whole product or message is `m` x `n`.
     pub(crate) fn shapes_of(&self, m: usize, n: usize) -> Shapes {
         let (rank, k) = (self.ranks.rank, self.request.k);
         let Dims { a, b, c } = (self.row().dims)(n, k);

@@ -1,4 +1,4 @@
-//! The words of calls: how many there may be, and what those that carry data take.
+//! Number of words that calls use: limits for signals and flags, and the words of the LL protocol.
 
 use iris_kernels::gemm_config::MESSAGE_THREADS;
 use iris_kernels::schedule::{Collective, Items};
@@ -10,16 +10,18 @@ use crate::options::{Request, TileShape};
 use crate::spec::{self, Form, Memory};
 use crate::tune;
 
-/// Threads of a wave, at most. The last wave of a workgroup takes no items of words that carry data.
+/// Maximum number of threads of a wave (AMD; a warp on NVIDIA has 32). The last wave of a workgroup
+/// handles no items of the LL protocol.
 const WAVE: u32 = 64;
 
 impl Plan {
-    /// Words are numbered with 32 bits: so many tiles and units there may be.
+    /// Checks that the words of the largest call can be numbered with 32 bits; tiles and units
+    /// determine how many there are.
     pub(super) fn check_words(&self, form: &Form, tile: TileShape) -> Result<()> {
         let Request { m, n, k, .. } = self.request;
-        // Of a gathered A the tiles are A's.
-        let n = if form.whole == spec::Whole::Gathered { k } else { n };
-        // A split may add a short tile for each rank.
+        // For an all-gather before a GEMM the tiles are those of A, which has K columns.
+        let n = if form.gemm == spec::GemmStage::Gathered { k } else { n };
+        // Splitting the rows can add one short tile per rank.
         let blocks = |total: usize, each: usize| (total.div_ceil(each) + self.ranks.size) as u64;
         let rows = blocks(m, tile.m);
         let tiles = rows * blocks(n, tile.n);
@@ -31,13 +33,14 @@ impl Plan {
         }
         Err(Error::Invalid {
             op: self.op(),
-            what: "signals and flags".into(),
+            what: "number of signals and flags".into(),
             value: format!("{words}, with tiles of {tile}"),
-            expected: format!("at most {limit}: larger tiles or groups of K"),
+            expected: format!("at most {limit}: choose larger tiles or more columns_per_flag"),
         })
     }
 
-    /// Words that carry data are for small messages: they take twice the room, of the signal segment.
+    /// Checks that the message is small enough for the LL protocol. Its words take twice the bytes
+    /// of the data, in the signal segment.
     pub(super) fn check_pairs(&self, form: &Form) -> Result<()> {
         let Memory::Pairs(collective) = form.memory else { return Ok(()) };
         let items = self.items(collective, (self.request.m, self.request.n));
@@ -46,7 +49,10 @@ impl Plan {
                 op: self.op(),
                 what: format!("n with rms_norm of variant {}", form.variant),
                 value: self.request.n.to_string(),
-                expected: format!("a multiple of {}, the elements of a word", items.per_item),
+                expected: format!(
+                    "a multiple of {}, the elements of an item of 8 bytes",
+                    items.per_item
+                ),
             });
         }
         if self.alone() || items.most() <= tune::LL_ITEMS {
@@ -60,12 +66,12 @@ impl Plan {
         })
     }
 
-    /// The items of a call of this shape, in words that carry their data.
+    /// Items that the LL protocol sends in a call of this shape.
     pub(super) fn items(&self, collective: Collective, (m, n): (usize, usize)) -> Items {
         items::of(self.ranks, &self.request, collective, (m, n))
     }
 
-    /// Threads of a workgroup of such a call.
+    /// Number of threads of a workgroup in a call by the LL protocol.
     pub(super) fn threads_of_pairs(
         &self,
         choice: &Choice,
@@ -76,8 +82,9 @@ impl Plan {
         choice.sizing.threads(items as usize).unwrap_or(MESSAGE_THREADS)
     }
 
-    /// Workgroups that have something to do in such a call: an item a thread, as far as there are workgroups.
-    /// A row that is normalised has its workgroup; the others push.
+    /// Number of workgroups that have work in a call by the LL protocol: enough for one item per
+    /// thread, at most [`tune::LL_GROUPS`]. With an RMSNorm each row needs a workgroup of its own;
+    /// further workgroups only push.
     pub(super) fn work_on_pairs(
         &self,
         choice: &Choice,

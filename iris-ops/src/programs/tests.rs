@@ -1,4 +1,4 @@
-//! Rules that all programs keep, and the sources of their kernels.
+//! Rules that every program keeps, and the sources of their kernels.
 
 use iris_heap::DType;
 use iris_kernels::build::OpBuild;
@@ -11,7 +11,8 @@ use crate::ops::row;
 use crate::ranks::Ranks;
 use crate::spec::Norm;
 
-/// Whatever a row launches is in the source that it is asked for from, which is built ahead.
+/// Every kernel that a row launches is in the source that its build names, and that build is among
+/// those compiled ahead of time.
 #[test]
 fn every_kernel_is_in_the_source_that_is_asked_for() {
     const ARCH: &str = "sm_90a";
@@ -31,7 +32,7 @@ fn every_kernel_is_in_the_source_that_is_asked_for() {
                 injected: crate::Injected::default(),
                 observed: false,
             };
-            // Alone there is nothing but the product, or the copy.
+            // With a single rank there is only the product (or a copy), and the norm.
             let mut kernels = vec![(Kernel::Local, plain), (Kernel::Norm, plain)];
             let program = Program { members: Members::all(2), ..Program::new(form.program) };
             program.each_step(&mut |step| {
@@ -52,7 +53,8 @@ fn every_kernel_is_in_the_source_that_is_asked_for() {
     }
 }
 
-/// Programs of all plans: operators, variants, worlds, numbers of parts, with and without a norm.
+/// Checks the programs of all operators and variants, for 1 to 8 ranks, with and without a norm,
+/// for 0 to 3 parts.
 #[test]
 fn every_program_keeps_the_rules() {
     for op in Op::ALL {
@@ -71,7 +73,8 @@ fn every_program_keeps_the_rules() {
                             let checked = program.check(size as u32, parts);
                             checked.unwrap_or_else(|rule| panic!("{plan}: {rule}\n{program}"));
                         }
-                        // A call is over by one step, except what a rank does alone.
+                        // Every call has a step that ends it, except products with a single rank or
+                        // without communication.
                         let mut ends = false;
                         program.each_step(&mut |step| ends |= step.work.effects().ends);
                         assert_eq!(

@@ -1,4 +1,4 @@
-//! What is known of a kind of device, as data: a file of `tuning/` each.
+//! Tuning data of a kind of device: one file in `tuning/` each.
 
 use std::ops::Range;
 use std::sync::LazyLock;
@@ -10,15 +10,16 @@ use crate::cost::Machine;
 use crate::device::Device;
 use crate::kind::{Op, Variant};
 
-/// One file; `tuning/sm90.toml` says what its tables are.
+/// One tuning file; `tuning/sm90.toml` documents its tables.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Tuning {
-    /// Word in the name of the device that was measured, which tells it from others that it stands in for.
+    /// Word in the product name of the measured device, such as `H200`; a device without it in its
+    /// name only borrows the data.
     pub(crate) of: String,
-    /// Its architecture.
+    /// Architecture of the measured device.
     arch: String,
-    /// Where the machine was measured: device, commits, date.
+    /// Origin of the machine parameters: device, commits, date.
     #[allow(dead_code, reason = "kept with the data, for the reader")]
     provenance: String,
     pub(crate) machine: Machine,
@@ -27,16 +28,16 @@ pub(crate) struct Tuning {
     ran: Vec<Ran>,
     #[serde(default)]
     pub(super) row: Vec<Row>,
-    /// The file of this machine's that is part of it, with its digest.
+    /// Path and digest of this machine's own tuning file, if one was merged in.
     #[serde(skip)]
     pub(crate) file: Option<String>,
-    /// How many rows are of that file, the first ones.
+    /// Number of rows from this machine's own file; they come first in `row`.
     #[serde(skip)]
     pub(super) own_rows: usize,
 }
 
 impl PartialEq for Tuning {
-    /// Whether it is the same one, of those that a process has read.
+    /// Compares identity: a process reads each file once, so equal data is the same object.
     fn eq(&self, other: &Self) -> bool {
         std::ptr::eq(self, other)
     }
@@ -44,29 +45,33 @@ impl PartialEq for Tuning {
 
 impl Eq for Tuning {}
 
-/// Numbers of workgroups and threads.
+/// Numbers of workgroups and threads of launches.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Launches {
-    /// Most workgroups of a message, if fewer fill the links than there are multiprocessors; odd, so that tiles whose
-    /// owners take turns fall to all workgroups alike. `None` for one workgroup on each multiprocessor: on 2 x H200 a
-    /// reduce-scatter of 128 MiB took 241 us on 131 workgroups and 289 on 65 (2026-11-22).
+    /// Maximum number of workgroups of a message; set if fewer workgroups than multiprocessors
+    /// saturate the links. It is odd: owners alternate from tile to tile, and an odd number gives
+    /// every workgroup tiles of all owners. `None` for one workgroup per multiprocessor, which is
+    /// faster on H200 (128 MiB reduce_scatter, 2 x H200: 241 us with 131 workgroups, 289 with 65;
+    /// 2026-11-22).
     pub(super) message_groups: Option<u32>,
-    /// Elements of a sum up to which its tiles have a vector for every other thread.
+    /// Maximum number of elements of a sum for which tiles are so small that only every other
+    /// thread has a vector.
     pub(super) spread_sums: usize,
-    /// Threads of a workgroup of an LL message of so many items and fewer, the fewest items first; of more there are as
-    /// many as the kernel is built for.
+    /// Threads of a workgroup of a message by the LL protocol: pairs of maximum number of items and
+    /// threads, ascending. Larger messages use the number that the kernel is built for.
     pub(super) threads_of_words: Vec<(usize, u32)>,
-    /// Threads of a workgroup of a message that is reduced in tiles, likewise by its bytes.
+    /// Threads of a workgroup of a message that is summed in tiles: pairs of maximum bytes and
+    /// threads, ascending. Larger messages use the number that the kernel is built for.
     pub(super) threads_of_sums: Vec<(usize, u32)>,
-    /// Workgroups that only send, of messages between two ranks: of sums that go to all, of sums that stay with owners,
-    /// and of messages that are not summed.
+    /// Shares of workgroups that only send, for messages between two ranks: all-reduces,
+    /// reduce-scatters, and messages that are not summed.
     pub(super) senders_to_all: Option<Senders>,
     pub(super) senders_to_owners: Option<Senders>,
     pub(super) senders_of_parts: Option<Senders>,
 }
 
-/// Eighths of the workgroups that only send, in messages of so many bytes.
+/// Share of workgroups that only send, in eighths, for messages whose bytes are in `from..below`.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Senders {
@@ -86,17 +91,17 @@ impl Senders {
     }
 }
 
-/// A GEMM that is more than a product.
+/// Kind of GEMM of our own that does more than a product.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum GemmKind {
-    /// It waits for the parts of A that engines bring.
+    /// GEMM that waits for parts of A that copy engines bring.
     Gated,
-    /// It does the message of few rows.
+    /// GEMM of few rows that also does the all-reduce.
     Exchanging,
 }
 
-/// Programs, and GEMMs that take part in them, that the suite and the stress test have run.
+/// Variants and GEMMs that the test suite and the stress test have run.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Ran {
@@ -104,13 +109,14 @@ struct Ran {
     variants: Vec<Variant>,
     #[serde(default)]
     gemms: Vec<GemmKind>,
-    /// Numbers of ranks; any, also on other architectures, if there are none.
+    /// Numbers of ranks with which they ran, on the file's architecture; `None` for any number, on
+    /// any architecture.
     worlds: Option<Vec<usize>>,
     #[allow(dead_code, reason = "kept with the data, for the reader")]
     provenance: String,
 }
 
-/// A row: the first that fits is taken.
+/// Measured choice for a range of calls. The first row that fits a call is used.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Row {
@@ -123,18 +129,19 @@ pub(crate) struct Row {
     /// Whether A is split by columns.
     #[serde(default)]
     pub(super) columns: bool,
-    /// Whether it is of calls whose N and K are those of the row on all ranks, and told to be.
+    /// Whether the row holds only for calls planned with `even`: N and K are those of the row on
+    /// all ranks.
     #[serde(default)]
     pub(super) even: bool,
     pub(super) variant: Option<Variant>,
     pub(super) tile: Option<[usize; 2]>,
-    /// Where the row was measured: device, commit, date.
+    /// Origin of the row: device, commit, date.
     #[allow(dead_code, reason = "kept with the data, for the reader")]
     provenance: String,
 }
 
 impl Row {
-    /// Whether it is for the calls of another row.
+    /// Whether two rows are for the same calls.
     pub(super) fn is_for_calls_of(&self, other: &Row) -> bool {
         let calls = |row: &Row| {
             let Row { op, world, ref dtype, m, n, k, columns, even, .. } = *row;
@@ -145,7 +152,8 @@ impl Row {
 }
 
 impl Tuning {
-    /// The file for a device: that of its backend, of the one architecture that was measured or reckoned.
+    /// Built-in tuning data for a device: each backend has one file, measured on (or estimated for)
+    /// one architecture.
     pub(crate) fn of(device: Device) -> &'static Tuning {
         static FILES: LazyLock<[Tuning; 3]> = LazyLock::new(|| {
             [CPU, CUDA, HIP].map(|text| toml::from_str(text).expect("a test parses every file"))
@@ -158,7 +166,8 @@ impl Tuning {
         }
     }
 
-    /// It with what a file of this machine's has.
+    /// Copy of the data with the machine parameters and the rows of this machine's own file; those
+    /// rows come first.
     pub(crate) fn with_file(&self, file: String, machine: Option<Machine>, rows: Vec<Row>) -> Self {
         let (own_rows, more) = (rows.len(), self.row.iter().cloned());
         let row = rows.into_iter().chain(more).collect();
@@ -166,18 +175,19 @@ impl Tuning {
         Self { machine, row, file: Some(file), own_rows, ..self.clone() }
     }
 
-    /// Whether it is of another GPU and stands in for this device, which nobody has measured.
+    /// Whether the data was measured on another GPU and only stands in for this device.
     pub(super) fn stands_in_for(&self, device: Device) -> bool {
         let own = device.backend.traits().host_threads || self.file.is_some();
         !own && device.name.split_whitespace().all(|word| word != self.of)
     }
 
-    /// Whether a program has run among so many ranks on such a device, so that `auto` may take it.
+    /// Whether a variant has run with this number of ranks on such a device, so that `auto` may
+    /// take it.
     pub(crate) fn has_run(&self, variant: Variant, device: Device, world: usize) -> bool {
         self.ran(device, world).any(|ran| ran.variants.contains(&variant))
     }
 
-    /// Whether such a GEMM has run so.
+    /// Whether a GEMM of this kind has run with this number of ranks on such a device.
     pub(super) fn has_run_gemm(&self, kind: GemmKind, device: Device, world: usize) -> bool {
         self.ran(device, world).any(|ran| ran.gemms.contains(&kind))
     }
@@ -189,7 +199,8 @@ impl Tuning {
 }
 
 impl Machine {
-    /// The machine that predictions for a device go by: its own, or that of the device that stands in for it.
+    /// Parameters that predictions for a device use: its own, or those of the device that stands in
+    /// for it.
     pub fn of(device: Device) -> Machine {
         Tuning::of(device).machine
     }

@@ -5,7 +5,7 @@ use crate::kind::Variant;
 use crate::options::{Request, Shard, TileShape};
 use crate::ranks::Ranks;
 
-/// Rows for calls like this one, whatever their size.
+/// Rows for calls like this one, of any M.
 fn like(ranks: Ranks, request: &Request) -> impl Iterator<Item = &'static Row> {
     let (op, dtype) = (request.op(), request.dtype.name());
     let (common, n_decides) = (request.row.common, request.row.n_decides());
@@ -17,7 +17,8 @@ fn like(ranks: Ranks, request: &Request) -> impl Iterator<Item = &'static Row> {
             && row.dtype == dtype
             && row.columns == (shard == Shard::Columns)
             && (even || !row.even)
-            // Where N or K is a rank's own, it may not decide: the ranks would choose differently.
+            // N or K must not decide if it may differ between ranks: the ranks would choose
+            // differently.
             && (row.n == n || !n_decides && !row.even)
             && row.k.is_none_or(|of| of == k || !common.k && !row.even)
     })
@@ -27,12 +28,12 @@ fn find(ranks: Ranks, request: &Request) -> Option<&'static Row> {
     like(ranks, request).find(|known| (known.m[0]..=known.m[1]).contains(&request.m))
 }
 
-/// The sizes at which rows begin and end.
+/// Sizes at which rows begin and end.
 pub(super) fn ends(ranks: Ranks, request: &Request) -> impl Iterator<Item = usize> {
     like(ranks, request).flat_map(|known| [known.m[0].saturating_sub(1), known.m[1]])
 }
 
-/// Whether the row for these calls is of this machine's own file.
+/// Whether the row for this call comes from this machine's own file.
 pub(super) fn is_own(ranks: Ranks, request: &Request) -> bool {
     let own = &ranks.tuning().row[..ranks.tuning().own_rows];
     find(ranks, request).is_some_and(|found| own.iter().any(|row| std::ptr::eq(row, found)))
@@ -42,7 +43,7 @@ pub(super) fn variant(ranks: Ranks, request: &Request) -> Option<Variant> {
     find(ranks, request)?.variant
 }
 
-/// The tile of a call that is done in this way.
+/// Measured tile of a call with this variant; `None` if no row has one.
 pub(super) fn tile(ranks: Ranks, request: &Request, variant: Variant) -> Option<TileShape> {
     let known =
         find(ranks, request).filter(|known| known.variant.is_none_or(|it| it == variant))?;
@@ -67,7 +68,7 @@ mod tests {
         }
     }
 
-    /// What was measured on one kind of device is not taken for another.
+    /// Tests that measurements of one kind of device are not used for another.
     #[test]
     fn rows_are_of_their_own_backend() {
         let rows = |backend| {

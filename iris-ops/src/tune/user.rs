@@ -1,12 +1,14 @@
-//! Tuning of this machine: the file that `iris tune` wrote.
+//! Tuning file of this machine, which `iris tune` writes.
 //!
-//! **Problem.** Built-in figures are of one machine. Users have others, and shapes of their own.
+//! **Problem.** Built-in tuning data was measured on other machines than the user's, for other
+//! shapes.
 //!
-//! **Solution.** `iris tune` writes a [`TuningFile`] into the user's cache folder, by device, driver and number of ranks;
-//! plans read it, once a process. Its machine takes the place of the built-in one, and its rows come before the built-in
-//! rows. Ranks compare what they read when a heap is opened and an operator is made.
+//! **Solution.** `iris tune` writes a [`TuningFile`] into the user's cache folder, named by device,
+//! driver and number of ranks. Plans read it, once per process. Its machine parameters replace the
+//! built-in ones, and its rows come before the built-in rows. Ranks compare path and digest of the
+//! file when a heap is opened and when an operator is made.
 //!
-//! **Limits.** A device that comes from a name, and not from a driver or a heap, has built-in figures.
+//! **Limits.** A device that was made from a name, not from a driver or a heap, uses built-in data.
 
 use std::collections::HashMap;
 use std::fs::{self, OpenOptions};
@@ -25,10 +27,11 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ranks::Ranks;
 
-/// The form of a file that this version reads.
+/// Version of the file format.
 const VERSION: u32 = 1;
 
-/// A tuning file: what was measured on this machine.
+/// Tuning file: measurements of this machine, with the device, driver and number of ranks for which
+/// they hold.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TuningFile {
@@ -36,17 +39,17 @@ pub struct TuningFile {
     device: String,
     driver: u32,
     world: usize,
-    /// Parameters that times are predicted from; `None` for the built-in ones.
+    /// Machine parameters for predicting times; `None` for the built-in ones.
     pub machine: Option<Machine>,
     #[serde(default)]
     row: Vec<Row>,
 }
 
 impl TuningFile {
-    /// The file for these ranks as it is, or an empty one.
+    /// Reads the file for these ranks; returns an empty one if there is none.
     ///
     /// # Errors
-    /// [`Error::Tuning`] for a file that cannot be read, or that is of another device.
+    /// [`Error::Tuning`] if the file cannot be read or was measured on another device or driver.
     pub fn of(ranks: Ranks) -> Result<TuningFile> {
         let path = path(ranks);
         match path.as_deref().map(read).transpose()?.flatten() {
@@ -62,10 +65,11 @@ impl TuningFile {
         }
     }
 
-    /// Adds rows, as `iris tune --cases` prints them, in place of those for the same calls; returns how many.
+    /// Adds rows in the format that `iris tune --cases` prints; they replace rows for the same
+    /// calls. Returns the number of rows added.
     ///
     /// # Errors
-    /// [`Error::Tuning`] for a text that is not rows.
+    /// [`Error::Tuning`] if the text is not valid.
     pub fn add_rows(&mut self, text: &str) -> Result<usize> {
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
@@ -82,11 +86,12 @@ impl TuningFile {
         Ok(count)
     }
 
-    /// Writes it where plans for these ranks read it, for this user alone (mode 0600); returns where that is. Programs
-    /// that run have read the old one.
+    /// Writes the file to the path from which plans for these ranks read it, readable by this user
+    /// only (mode 0600); returns the path. Running programs keep what they have read.
     ///
     /// # Errors
-    /// [`Error::Tuning`] if it cannot be written, or `IRIS_TUNING` is `off`.
+    /// [`Error::Tuning`] if the file cannot be written, if `IRIS_TUNING` is `off`, or if the ranks'
+    /// device was made from a name.
     pub fn save(&self, ranks: Ranks) -> Result<PathBuf> {
         let off = || Error::Tuning {
             path: "IRIS_TUNING".into(),
@@ -98,7 +103,7 @@ impl TuningFile {
             why: format!("cannot be written: {why}"),
         };
         let text = toml::to_string(self).map_err(|error| wrong(&error))?;
-        if !is_told() {
+        if !is_set() {
             Cache::of_user().map_err(|error| wrong(&error))?;
         }
         let part = path.with_extension(format!("{}.part", std::process::id()));
@@ -131,7 +136,7 @@ impl TuningFile {
     }
 }
 
-/// The name of a device in files.
+/// Name of a device in tuning files; for a host with its number of cores.
 fn device(device: Device) -> String {
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     match device.multiprocessors {
@@ -140,20 +145,21 @@ fn device(device: Device) -> String {
     }
 }
 
-/// Whether `IRIS_TUNING` names a file.
-fn is_told() -> bool {
+/// Whether `IRIS_TUNING` is set.
+fn is_set() -> bool {
     std::env::var_os("IRIS_TUNING").is_some_and(|value| !value.is_empty())
 }
 
-/// Where the tuning of these ranks lies; `None` if there is to be none.
+/// Path of the tuning file for these ranks; `None` if they have none: a device made from a name, a
+/// single rank, or `IRIS_TUNING=off`.
 fn path(ranks: Ranks) -> Option<PathBuf> {
     let is_of_machine = ranks.device.driver > 0 || ranks.device.multiprocessors == 0;
     if !is_of_machine || ranks.size < 2 {
         return None;
     }
     match std::env::var_os("IRIS_TUNING").filter(|value| !value.is_empty()) {
-        Some(told) if told == "off" => None,
-        Some(told) => Some(PathBuf::from(told)),
+        Some(file) if file == "off" => None,
+        Some(file) => Some(PathBuf::from(file)),
         None => {
             let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
             let device: String = device(ranks.device).chars().map(plain).collect();
@@ -163,7 +169,7 @@ fn path(ranks: Ranks) -> Option<PathBuf> {
     }
 }
 
-/// A file, and its text's digest; `None` if there is none.
+/// Reads a file; returns its content and a digest of its text, or `None` if it does not exist.
 fn read(path: &Path) -> Result<Option<(TuningFile, u128)>> {
     let wrong = |why: String| Error::Tuning { path: path.into(), why };
     let text = match fs::read_to_string(path) {
@@ -178,9 +184,10 @@ fn read(path: &Path) -> Result<Option<(TuningFile, u128)>> {
     Ok(Some((file, fnv(&[text.as_bytes()]))))
 }
 
-/// These ranks with what is known of their device: from a file of this machine's, else built in.
+/// Resolves the tuning data of these ranks: from this machine's file if there is one, else built
+/// in.
 pub(crate) fn tuned(ranks: Ranks) -> Result<Ranks> {
-    /// Files by path, once read: they stay as long as the process, since plans refer to them.
+    /// Files by path, read once. They are never freed, because plans refer to them.
     static FILES: Mutex<Option<HashMap<PathBuf, Option<&'static Tuning>>>> = Mutex::new(None);
     if ranks.tuning.is_some() {
         return Ok(ranks);
@@ -193,7 +200,7 @@ pub(crate) fn tuned(ranks: Ranks) -> Result<Ranks> {
         Some(known) => *known,
         None => {
             let found = read(&path)?;
-            if found.is_none() && is_told() {
+            if found.is_none() && is_set() {
                 let why = "is not there: expected a file of `iris tune`, or IRIS_TUNING=off".into();
                 return Err(Error::Tuning { path, why });
             }

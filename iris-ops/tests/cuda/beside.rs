@@ -1,4 +1,4 @@
-//! A user's kernel beside an op: it takes each tile of C when it has come.
+//! Kernel of the caller beside an op, which consumes each tile of C when it has arrived.
 
 use std::ffi::OsStr;
 use std::sync::{Arc, OnceLock};
@@ -25,7 +25,8 @@ use crate::sample::{Room, Sample};
 const SOURCE: &str = r#"
 #include "iris/tiles.h"
 using namespace iris;
-// Copies the peers' tiles beside the op, this rank's own (1) behind it; or waits for an own one (2).
+// Copies peers' tiles beside the op (`which` 0), or this rank's tiles after it (1); or waits for
+// one of this rank's tiles, which is an error (2).
 IRIS_KERNEL take(IRIS_ARGS TileView view, Slice<float> c, Slice<float> seen, u32 which) {
     Tiles tiles(view);
     const auto from = view.heap.at(c, view.heap.rank), to = view.heap.at(seen, view.heap.rank);
@@ -40,10 +41,10 @@ IRIS_KERNEL take(IRIS_ARGS TileView view, Slice<float> c, Slice<float> seen, u32
     }
 }"#;
 
-/// Workgroups of the kernel.
+/// Number of workgroups of the kernel.
 const GROUPS: u32 = 4;
 
-/// The ops whose peers write C directly, all tiles of which arrive.
+/// Ops whose peers write C directly, so that all tiles have signals.
 const OPS: [(Op, &str); 6] = [
     (Op::AllGather, "push"),
     (Op::MatmulAllGather, "push"),
@@ -60,7 +61,7 @@ pub(crate) fn the_kernel_beside_ops_compiles() {
 
 type HostLaunch = unsafe extern "C" fn(*const *const u8, u32);
 
-/// The same kernel as host code, compiled once: each thread of a workgroup is one of the host's.
+/// The kernel as host code, compiled once; each of its threads is a host thread.
 fn host() -> HostLaunch {
     static LIBRARY: OnceLock<(Library, HostLaunch)> = OnceLock::new();
     let (_, launch) = LIBRARY.get_or_init(|| {
@@ -70,16 +71,17 @@ fn host() -> HostLaunch {
         std::fs::write(&source, format!("#include \"launch.h\"\n{SOURCE}\n{entry}\n")).unwrap();
         let options = ["-shared", "-std=c++20", "-DIRIS_THREADS=2"].map(OsStr::new);
         harness::compile_for_host(options.into_iter().chain([source.as_os_str()]), &file);
-        // SAFETY: built just now from our own source, without any initialiser.
+        // SAFETY: the library was just built from our own source and has no initialisers.
         let library = unsafe { Library::open(Some(&file), RTLD_NOW) }.unwrap();
-        // SAFETY: the source above gives this type to this name.
+        // SAFETY: the source above defines this name with this type.
         let launch = *unsafe { library.get::<HostLaunch>(b"take_launch") }.unwrap();
         (library, launch)
     });
     *launch
 }
 
-/// An op of the CPU with a kernel beside it: words, schedules and views are the same.
+/// Op on the CPU with a kernel beside it, which uses the same words, schedules and views as on a
+/// GPU.
 struct OnHost {
     heap: Arc<SymmetricHeap>,
     sample: Sample,
@@ -101,7 +103,8 @@ impl OnHost {
         Ok(OnHost { heap, sample, op, room, seen, stream })
     }
 
-    /// A call with the kernel beside it, and behind it if `behind`.
+    /// Runs a call with the kernel beside it; if `behind`, launches the kernel again after the
+    /// call.
     fn call(&mut self, operands: &Operands, which: u32, late: bool, behind: bool) -> Result<()> {
         let view = self.op.beside(operands, &self.stream)?;
         self.stream.sync()?;
@@ -109,7 +112,7 @@ impl OnHost {
         let launch = |which: u32| {
             let [c, seen] = views.each_ref().map(bytes_of);
             let args = [bytes_of(&view), c, seen, bytes_of(&which)].map(<[u8]>::as_ptr);
-            // SAFETY: these are the kernel's parameters, in memory of the heap.
+            // SAFETY: the arguments match the kernel's parameters and lie in the heap's memory.
             unsafe { host()(args.as_ptr(), 2) }
         };
         let (op, stream) = (&mut self.op, &self.stream);
@@ -153,7 +156,8 @@ pub(crate) fn a_kernel_beside_an_op_takes_tiles_on_the_host() {
 }
 
 pub(crate) fn tiles_that_do_not_come_are_faults_on_the_host() {
-    // C lies elsewhere on each rank; a tile is this rank's own.
+    // Case 0: C has different offsets on the ranks, so peers do not write it directly. Case 2: the
+    // tile is this rank's own.
     for (which, text) in [(0, "Direct"), (2, "tile")] {
         let settings = Settings::default().deadline(0.02);
         let each = World::run_threads_each(2, &settings, |world| -> Result<()> {
@@ -162,7 +166,7 @@ pub(crate) fn tiles_that_do_not_come_are_faults_on_the_host() {
             if which == 0 {
                 operands.c = shifted(&host.sample, &host.room, world.rank())?;
             }
-            // The op may have ended before the kernel gave up.
+            // The result does not matter: the op may have ended before the kernel timed out.
             let _ = host.call(&operands, which, false, false);
             let error = host.heap.check().expect_err("a fault").to_string();
             ensure!(error.contains(text) || error.contains("gave up"), "{error}");
@@ -173,13 +177,13 @@ pub(crate) fn tiles_that_do_not_come_are_faults_on_the_host() {
     }
 }
 
-/// C at another place on each rank.
+/// C at a different offset on each rank.
 fn shifted(sample: &Sample, room: &Room, rank: usize) -> Result<MatRef> {
     let [_, _, (rows, cols)] = sample.shapes();
     Ok(MatRef::sym(room.c.slice(4 * rank..)?, rows, cols))
 }
 
-/// The kernel on one rank.
+/// The kernel on one rank, with C and the copy that it makes.
 struct Taker {
     kernel: UserKernel,
     c: SymSlice<f32>,
@@ -193,7 +197,7 @@ impl Taker {
         Ok(Taker { kernel, c, seen: heap.alloc(c.len())? })
     }
 
-    /// Beside the next op, or behind the last one.
+    /// Launches the kernel beside the next op or, if `which` is 1, after the last one.
     fn launch(
         &self,
         heap: &SymmetricHeap,
@@ -204,7 +208,8 @@ impl Taker {
         let views = [heap.slice_view(self.c)?, heap.slice_view(self.seen)?];
         let [c, seen] = views.each_ref().map(bytes_of);
         let which_arg = bytes_of(&which);
-        // SAFETY: these are the kernel's parameters, in memory of the heap, which outlives them.
+        // SAFETY: the arguments match the kernel's parameters, in memory of the heap, which
+        // outlives the launches.
         let launched = unsafe {
             match which {
                 1 => self.kernel.launch(stream, GROUPS, &[bytes_of(view), c, seen, which_arg]),
@@ -215,7 +220,8 @@ impl Taker {
     }
 }
 
-/// Twenty calls with the kernel beside each, enqueued, or as a graph that is replayed.
+/// Runs twenty calls with the kernel beside each, either enqueued one by one or as a replayed
+/// graph.
 fn taken(world: &World, (op, variant): (Op, &str), as_graph: bool) -> Result<()> {
     let heap = open(world)?;
     let ranks = Ranks::from(world);
@@ -263,7 +269,8 @@ fn taken(world: &World, (op, variant): (Op, &str), as_graph: bool) -> Result<()>
 }
 
 fn all_taken(sizes: &[usize], as_graph: bool) {
-    // A kernel that would keep the op from running is a fault after 30 s.
+    // Deadline for the case that the kernel keeps the op from running: it is then reported as a
+    // fault after 30 s.
     let settings = Settings::default().deadline(0.05);
     for &size in sizes {
         for op in OPS {
@@ -278,12 +285,14 @@ pub(crate) fn a_kernel_beside_an_op_takes_tiles_as_they_come() {
     all_taken(&[1, 2, 3, 4], false);
 }
 
-/// The number of a call is found on the device, so that it is right in each replay.
+/// Tests replays of a graph: the kernel must read the call number on the device, because each
+/// replay has another.
 pub(crate) fn a_kernel_beside_an_op_is_replayed() {
     all_taken(&[2, 4], true);
 }
 
-/// A fault that `enqueue` leads to on both of two ranks, within the deadlines; it says `text`.
+/// Checks that `enqueue` leads to a fault on both of two ranks within the deadline, and that its
+/// text contains `text`.
 fn fault(text: &str, enqueue: impl Fn(&World, &Arc<SymmetricHeap>) -> Result<Stream> + Sync) {
     let settings = Settings::default().deadline(0.02);
     let each = World::run_threads_each(2, &settings, |world| -> Result<()> {
@@ -304,7 +313,7 @@ pub(crate) fn tiles_that_do_not_come_are_faults() {
         Sample::new(Op::AllReduce, "two_shot", Default::default(), Ranks::from(world))
             .leaving(GROUPS)
     };
-    // Nobody runs the call.
+    // No rank runs the call.
     fault("all_reduce", |world, heap| {
         let sample = make(world);
         let (op, room) = (sample.make(heap)?, sample.room(heap)?);
@@ -315,7 +324,8 @@ pub(crate) fn tiles_that_do_not_come_are_faults() {
         taker.launch(heap, &side, &view, 0)?;
         Ok(side)
     });
-    // C lies elsewhere on each rank: the op brings the tiles another way. Or a tile is this rank's.
+    // Case 0: C has different offsets on the ranks, so tiles come through the inbox. Case 2: the
+    // tile is this rank's own.
     for (which, text) in [(0, "Direct"), (2, "tile")] {
         fault(text, |world, heap| {
             let sample = make(world);
@@ -335,7 +345,7 @@ pub(crate) fn tiles_that_do_not_come_are_faults() {
     }
 }
 
-pub(crate) fn what_cannot_run_beside_an_op_is_refused() {
+pub(crate) fn invalid_kernels_beside_an_op_are_refused() {
     let outcome = World::run_threads(2, |world| -> Result<()> {
         let heap = open(&world)?;
         let ranks = Ranks::from(&world);
@@ -361,7 +371,8 @@ pub(crate) fn what_cannot_run_beside_an_op_is_refused() {
         let error = taker.launch(&heap, &stream, &view, 0).unwrap_err().to_string();
         ensure!(error.contains("that of an op"), "{error}");
 
-        // A stream of another heap on the same device: for the op, for the kernel and for both.
+        // Streams of another heap on the same device are refused by the op, by the kernel, and by
+        // both together.
         let other = open(&world)?;
         let theirs = other.stream()?;
         let error = op.run(&operands, &theirs).expect_err("another heap's stream").to_string();
@@ -372,7 +383,7 @@ pub(crate) fn what_cannot_run_beside_an_op_is_refused() {
         let stranger = TileView { heap: other.view(), ..view };
         let error = taker.launch(&heap, &heap.stream()?, &stranger, 0).unwrap_err().to_string();
         ensure!(error.contains("view for take is one of another heap"), "{error}");
-        // Nothing was launched, so that there is nothing to wait for.
+        // No launch was made, so there is nothing to wait for.
         heap.check()?;
         other.close()?;
 

@@ -1,4 +1,5 @@
-//! Matrices and streams of cudarc's, legacy memory between processes, and memory that comes back.
+//! Matrices and streams of cudarc, legacy memory handles between processes, and a check for memory
+//! leaks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use crate::graphs::callers;
 use crate::open;
 use crate::sample::Sample;
 
-/// A matrix in memory of cudarc's.
+/// Matrix in memory that cudarc allocated.
 fn external(
     slice: &CudaSlice<f32>,
     stream: &Arc<CudaStream>,
@@ -25,9 +26,8 @@ fn external(
     unsafe { MatRef::external_mut(address as *mut f32, slice.len(), rows, cols) }
 }
 
-/// A, B and C are cudarc's, and so is the work before and behind each call, on cudarc's stream:
-/// nothing but that order says when what may be read. Peers read A where it lies in two variants,
-/// so there it is in the heap.
+/// Runs every op with A, B and C in cudarc's memory, and with copies before and after each call on
+/// cudarc's stream, which alone orders them. Variants that pull need A in the heap.
 fn external_matrices(world: &World) -> Result<()> {
     const CALLS: usize = 8;
     let heap = open(world)?;
@@ -82,10 +82,10 @@ pub(crate) fn matrices_and_streams_of_cudarc_work() {
     }
 }
 
-/// The argument by which this program is one rank of the test below.
+/// Command-line argument that makes this program one rank of [`processes_over_legacy_handles`].
 pub(crate) const LEGACY_RANK: &str = "legacy-rank";
 
-/// Every op over plain memory with legacy handles, in this process.
+/// Runs every op in this process over plain device memory that is shared by legacy IPC handles.
 pub(crate) fn legacy_rank() -> Result<()> {
     let world = World::from_env()?;
     let options = HeapOptions::new().backend(BackendKind::Cuda).legacy_memory(true);
@@ -117,12 +117,13 @@ pub(crate) fn processes_over_legacy_handles() {
     }
 }
 
-/// A hundred heaps with ops, one after the other, take no memory for good.
+/// Tests that a hundred heaps with ops, opened and closed one after the other, leak no device
+/// memory.
 ///
-/// What may stay: the driver takes memory in blocks of 2 MiB for streams, events and launches, and
-/// a few more of them after the first round, whose kernels it has loaded. 16 MiB, 8 such blocks, are
-/// less than one data segment here (64 MiB), and less than the smallest thing of a heap, 2 MiB of
-/// device words, a hundred times.
+/// A slack of 16 MiB is allowed: the driver allocates blocks of 2 MiB for streams, events and
+/// launches, and a few more after the first round, whose kernels it has loaded. A leak would exceed
+/// it: one data segment is 64 MiB, and the smallest allocation of a heap, 2 MiB of device words,
+/// would leak a hundred times.
 pub(crate) fn memory_comes_back_after_a_hundred_heaps_with_ops() {
     const SLACK: u64 = 16 << 20;
     let devices = BackendKind::Cuda.device_count().unwrap();

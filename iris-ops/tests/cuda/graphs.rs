@@ -1,5 +1,5 @@
-//! Ops in graphs: captured in the mode that forbids most to all threads, while other threads use
-//! everything of the library, and replayed with inputs that change.
+//! Ops in CUDA graphs: captured in global mode, which restricts all threads, while other threads
+//! use everything of the library; then replayed with changing inputs.
 
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,10 +15,10 @@ use iris_testkit::suite::Op;
 use crate::sample::{Room, Sample};
 use crate::{numbers, open};
 
-/// One capture at a time: making a graph of one disturbs another that is under way.
+/// Serialises captures: instantiating a graph disturbs another capture in progress.
 static CAPTURE: Mutex<()> = Mutex::new(());
 
-/// A stream of the caller's on the device of a heap.
+/// Stream that the caller made with cudarc on the heap's device, and the heap's view of it.
 pub(crate) fn callers(heap: &SymmetricHeap) -> Result<(Arc<CudaStream>, Stream)> {
     let context = CudaContext::new(heap.device().index)?;
     let theirs = context.new_stream()?;
@@ -26,7 +26,7 @@ pub(crate) fn callers(heap: &SymmetricHeap) -> Result<(Arc<CudaStream>, Stream)>
     Ok((theirs, stream))
 }
 
-/// What is enqueued by `enqueue`, as a graph.
+/// Captures the work that `enqueue` enqueues as a graph.
 pub(crate) fn captured(
     theirs: &Arc<CudaStream>,
     enqueue: impl FnOnce() -> Result<()>,
@@ -39,13 +39,13 @@ pub(crate) fn captured(
     graph.context("an empty graph")
 }
 
-/// Graphs go one at a time, too.
+/// Drops a graph while no capture is in progress, because that would disturb it.
 pub(crate) fn drop_graph(graph: CudaGraph) {
     let _capture = CAPTURE.lock();
     drop(graph);
 }
 
-/// An op and a barrier in a graph on the caller's stream, replayed with inputs that change.
+/// Replays a graph of an op and a barrier on the caller's stream, with changing inputs.
 fn replayed(world: World) -> Result<()> {
     let heap = open(&world)?;
     let (rank, size) = (world.rank(), world.size());
@@ -56,7 +56,7 @@ fn replayed(world: World) -> Result<()> {
     let barrier = Barrier::new(&heap, &barrier::Options::new().plan(&heap)?)?;
     let (x, y) = (heap.alloc::<f32>(len)?, heap.full::<f32>(len, f32::NAN)?);
     let args = CollectiveArgs::new(MatRef::sym(x, 1, len), MatRef::sym(y, 1, len));
-    // A call before the capture, one behind it, and the graph between them.
+    // One call before the capture, one after the replays.
     heap.write(x, &numbers(len, rank, 0))?;
     op.run(&args, &stream)?;
     stream.sync()?;
@@ -64,12 +64,12 @@ fn replayed(world: World) -> Result<()> {
     let graph = captured(&theirs, || {
         op.run(&args, &stream)?;
         barrier.run(&stream)?;
-        // Allocation and waiting are errors that leave the capture alone.
+        // Allocation and waiting are refused without breaking the capture.
         let refused = heap.alloc_device_words(1).map(drop).unwrap_err().to_string();
         ensure!(refused.contains("captured"), "{refused}");
         let refused = stream.sync().unwrap_err().to_string();
         ensure!(refused.contains("captured"), "{refused}");
-        // What is not about the stream goes on.
+        // Functions that do not use the captured stream work during the capture.
         heap.read(x)?;
         Ok(heap.check()?)
     })?;
@@ -86,7 +86,8 @@ fn replayed(world: World) -> Result<()> {
                 }
             }
             ensure!(heap.read(y)? == expected, "replay {call} of rank {rank} is wrong");
-            // Nobody begins the next call, which may write here, before all have compared.
+            // All ranks compare their results before any rank begins the next call, which may write
+            // C of its peers.
             world.barrier()?;
         }
     }
@@ -104,8 +105,8 @@ pub(crate) fn a_graph_is_replayed_a_thousand_times() {
     }
 }
 
-/// What allocates or closes is refused during a capture, on all ranks, by an error that says why; the
-/// capture goes on, and what was refused works after it.
+/// Tests that functions that allocate or close are refused during a capture, on all ranks, with an
+/// error that gives the reason; the capture continues, and the refused functions work after it.
 pub(crate) fn allocation_in_a_capture_is_refused() {
     let outcome = World::run_threads(2, |world| -> Result<()> {
         let heap = open(&world)?;
@@ -124,7 +125,7 @@ pub(crate) fn allocation_in_a_capture_is_refused() {
             refuse("alloc_signal", heap.alloc_signal(16).map(drop).map_err(Into::into))?;
             refuse("new", sample.make(&heap).map(drop))?;
             refuse("free", heap.free(room.b).map_err(Into::into))?;
-            // The stream may have work of before, which cannot be waited for.
+            // The stream may have work from before the capture, which cannot be waited for now.
             refuse("close", heap.close().map_err(Into::into))
         };
         let graph = if world.rank() == 0 {
@@ -154,24 +155,24 @@ pub(crate) fn allocation_in_a_capture_is_refused() {
     outcome.unwrap();
 }
 
-/// Other threads, with heaps of their own on the same devices, and what they do.
+/// Threads with heaps of their own on the same devices, and the task they are told to do.
 struct Others {
     what: AtomicU8,
     rounds: AtomicUsize,
 }
 
-/// They end; they use the heap they have; they also open another and close it.
+/// Tasks: end; use the open heap; also open another heap and close it.
 const STOP: u8 = 0;
 const USE: u8 = 1;
 const OPEN: u8 = 2;
 
 impl Others {
-    /// Two ranks, until they are stopped.
+    /// Runs two ranks until they are told to stop.
     fn run(&self) -> Result<()> {
         World::run_threads(2, |world| -> Result<()> {
             let heap = small(&world)?;
             loop {
-                // All ranks do what rank 0 saw.
+                // Rank 0's value decides for both ranks.
                 let what = world.allgather(&[self.what.load(Ordering::Relaxed)])?[0][0];
                 if what == STOP {
                     return Ok(heap.close()?);
@@ -190,7 +191,7 @@ impl Others {
         Ok(())
     }
 
-    /// Returns when they have begun and ended a round from now on.
+    /// Waits until the threads have begun and ended a round after this call.
     fn round(&self) -> Result<()> {
         let (before, begun) = (self.rounds.load(Ordering::Relaxed), Instant::now());
         while self.rounds.load(Ordering::Relaxed) < before + 2 {
@@ -206,7 +207,8 @@ fn small(world: &World) -> Result<Arc<SymmetricHeap>> {
     Ok(SymmetricHeap::open(world, options.data_bytes(4 << 20).signal_bytes(1 << 20))?)
 }
 
-/// Something of everything: allocation, copies by host and stream, events, an op that is made and run.
+/// Uses a bit of everything: allocation, copies by host and by stream, events, an op that is made
+/// and run.
 fn errand(heap: &Arc<SymmetricHeap>) -> Result<()> {
     const LEN: usize = 3000;
     let (rank, size) = (heap.rank(), heap.size());
@@ -233,7 +235,7 @@ fn errand(heap: &Arc<SymmetricHeap>) -> Result<()> {
     Ok(heap.free(y)?)
 }
 
-/// Every op on this rank: captured, then replayed, with the others beside it.
+/// Captures every op on this rank and replays it, while the other threads work.
 fn all_replayed(world: &World, others: &Others, while_replaying: u8) -> Result<()> {
     let heap = open(world)?;
     let ranks = Ranks::from(world);
@@ -247,7 +249,7 @@ fn all_replayed(world: &World, others: &Others, while_replaying: u8) -> Result<(
             if ranks.rank == 0 {
                 others.what.store(what, Ordering::Relaxed);
                 if what == USE {
-                    // The last heap that they open is closed.
+                    // Waits until the last heap that the other threads opened is closed.
                     others.round()?;
                 }
             }
@@ -256,7 +258,8 @@ fn all_replayed(world: &World, others: &Others, while_replaying: u8) -> Result<(
         set(OPEN)?;
         let graph = captured(&theirs, || {
             op.run(&operands, &stream)?;
-            // Of one rank, by turns: a whole round of the others lies in its capture.
+            // One rank at a time, in turns, keeps its capture open for a whole round of the other
+            // threads.
             if index % ranks.size == ranks.rank { others.round() } else { Ok(()) }
         });
         let graph = graph.with_context(|| sample.name())?;
@@ -272,7 +275,7 @@ fn all_replayed(world: &World, others: &Others, while_replaying: u8) -> Result<(
                 continue;
             }
             for rank in 0..ranks.size {
-                // A rank may be in its next call, but not behind this one.
+                // A rank may already be in its next call, but cannot be before this one.
                 let seen = heap.read_from(word, rank)?[0];
                 ensure!((calls..=calls + 1).contains(&seen), "{rank} at {seen}, call {calls}");
             }
@@ -285,7 +288,7 @@ fn all_replayed(world: &World, others: &Others, while_replaying: u8) -> Result<(
 }
 
 fn beside_others(size: usize, while_replaying: u8) {
-    // Kernels are loaded before anything runs: that may wait for a device, too.
+    // Kernels are loaded first, because loading may wait for the device.
     let load = |world: World| -> Result<()> {
         let heap = open(&world)?;
         Sample::all(Ranks::from(&world))
@@ -306,13 +309,14 @@ fn beside_others(size: usize, while_replaying: u8) {
     theirs.expect("the other threads end").unwrap();
 }
 
-/// While a graph runs the others do all but open and close heaps: that may wait for a device, and
-/// must not where ranks share it.
+/// Tests captures and replays while other threads work. During replays they open and close no
+/// heaps, because that may wait for a device that ranks share.
 pub(crate) fn every_op_is_captured_and_replayed_beside_other_threads() {
     beside_others(4, USE);
 }
 
-/// Where each rank has a device of its own, heaps come and go, too.
+/// Tests that other threads may also open and close heaps during replays if each rank has a device
+/// of its own.
 pub(crate) fn heaps_come_and_go_while_graphs_run() {
     beside_others(BackendKind::Cuda.device_count().unwrap().min(4), OPEN);
 }

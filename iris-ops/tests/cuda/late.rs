@@ -1,4 +1,5 @@
-//! Ranks that come about when the others give up: whose call ends well has the right result.
+//! Ranks that enter a call about when the others time out: a call that succeeds must have the right
+//! result.
 
 use std::sync::Barrier;
 use std::time::Duration;
@@ -10,11 +11,11 @@ use iris_testkit::suite::Op;
 
 use crate::sample::Sample;
 
-/// How long rank 1 waits, in times that the others give it to enter.
+/// Delays of rank 1, as multiples of the deadline for entering a call.
 const LATE: [f64; 5] = [0.9, 0.99, 1.0, 1.01, 1.1];
 
-/// Rank 0 enqueues two calls; rank 1 makes the first when rank 0 may have given up. Whether each
-/// rank ended in an error.
+/// Rank 0 enqueues two calls; rank 1 enqueues the first one when rank 0 may have timed out. Returns
+/// whether this rank's calls failed.
 ///
 /// `both` is a barrier without a deadline.
 fn calls(
@@ -23,7 +24,7 @@ fn calls(
     late: Duration,
     (backend, both): (BackendKind, &Barrier),
 ) -> Result<bool> {
-    // The workspace of a library GEMM takes 32 MiB.
+    // A library GEMM needs 32 MiB of workspace.
     let options = HeapOptions::new().backend(backend).threads(3).data_bytes(64 << 20);
     let heap = SymmetricHeap::open(&world, options)?;
     let sample = Sample::all(Ranks::from(&world)).swap_remove(sample).on(backend, 3);
@@ -39,7 +40,7 @@ fn calls(
         op.run(&operands, &stream)
     };
     let failed = run.is_err() | stream.sync().is_err();
-    // Both are still there when one of them reads, and when one has found something wrong.
+    // Both ranks must be alive while one reads or has found an error.
     let c = heap.read(room.c)?;
     both.wait();
     if !failed && sample.case.op != Op::Barrier {
@@ -66,10 +67,10 @@ fn every_op(backend: BackendKind) {
     assert!(ends[1] > samples / 2, "hardly a rank gave up: {ends:?}");
 }
 
-pub(crate) fn whoever_ends_well_is_right_on_the_cpu() {
+pub(crate) fn calls_that_succeed_beside_a_late_rank_are_right_on_the_cpu() {
     every_op(BackendKind::Cpu);
 }
 
-pub(crate) fn whoever_ends_well_is_right() {
+pub(crate) fn calls_that_succeed_beside_a_late_rank_are_right() {
     every_op(BackendKind::Cuda);
 }

@@ -1,6 +1,6 @@
-//! Ops on GPUs: in graphs, on the caller's stream and memory, beside the caller's kernels, with an
-//! absent rank. Without a GPU the tests are ignored. Ranks are threads that share the devices there are; the suite of cases is
-//! in iris-testkit.
+//! Ops on GPUs: in graphs, with streams, memory and kernels of the caller, with an absent rank.
+//! Without a GPU the tests are reported as ignored. Ranks are threads that share the GPUs that
+//! exist. The suite of cases is in iris-testkit.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
             None,
             named![
                 samples_are_right_on_the_cpu,
-                whoever_ends_well_is_right_on_the_cpu,
+                calls_that_succeed_beside_a_late_rank_are_right_on_the_cpu,
                 a_tile_that_no_kernel_takes_is_refused_by_the_plan,
             ],
         ),
@@ -63,11 +63,11 @@ fn main() -> ExitCode {
                 ops_of_two_streams_are_in_order,
                 only_ops_that_are_observed_count_and_trace,
                 an_absent_rank_is_a_fault_and_the_process_lives,
-                whoever_ends_well_is_right,
+                calls_that_succeed_beside_a_late_rank_are_right,
                 a_kernel_beside_an_op_takes_tiles_as_they_come,
                 a_kernel_beside_an_op_is_replayed,
                 tiles_that_do_not_come_are_faults,
-                what_cannot_run_beside_an_op_is_refused,
+                invalid_kernels_beside_an_op_are_refused,
                 a_graph_is_replayed_a_thousand_times,
                 allocation_in_a_capture_is_refused,
                 every_op_is_captured_and_replayed_beside_other_threads,
@@ -85,12 +85,12 @@ fn open(world: &World) -> Result<Arc<SymmetricHeap>> {
     Ok(SymmetricHeap::open(world, options)?)
 }
 
-/// The plan of an all-reduce of `count` elements.
+/// Plan of an all-reduce of `count` elements.
 fn message(heap: &Arc<SymmetricHeap>, count: usize, variant: all_reduce::Variant) -> Result<Plan> {
     Ok(all_reduce::Options::new(count).variant(variant).plan(heap)?)
 }
 
-/// Small integers, other ones for each rank and call.
+/// Small integers that differ between ranks and calls.
 fn numbers(len: usize, rank: usize, call: usize) -> Vec<f32> {
     (0..len).map(|i| ((i * 7 + rank * 5 + call * 3) % 9) as f32 - 4.0).collect()
 }
@@ -131,7 +131,7 @@ fn matmul_all_reduce(world: World, variant: Variant) -> Result<()> {
             wrong.map(|i| got[i]),
             wrong.map(|i| expected[i])
         );
-        // C may be written by a peer once this rank has entered the next call.
+        // Peers may write C once this rank has entered the next call, so all ranks compare first.
         world.barrier()?;
     }
     drop(op);
@@ -148,8 +148,8 @@ fn sums_of_products_are_exact() {
     }
 }
 
-/// Two ranks make first calls on streams that nothing was enqueued on, the heap's or cudarc's, at the
-/// same moment.
+/// Tests that two ranks can issue their first calls at the same moment, on streams of the heap or
+/// of cudarc that have not been used before.
 fn new_streams_are_used_at_the_same_moment() {
     const ROUNDS: usize = 40;
     let ready = AtomicUsize::new(0);
@@ -176,7 +176,7 @@ fn new_streams_are_used_at_the_same_moment() {
     }
 }
 
-/// Calls that alternate between two streams are still one after the other.
+/// Tests that calls on alternating streams run one after the other.
 fn ops_of_two_streams_are_in_order() {
     let outcome = World::run_threads(2, |world| -> Result<()> {
         let heap = open(&world)?;
@@ -199,7 +199,8 @@ fn ops_of_two_streams_are_in_order() {
     outcome.unwrap();
 }
 
-/// What others leave is nothing, and asking for it an error.
+/// Tests that ops planned without tracing have no spans, and that asking for counters without
+/// `counted` is an error.
 fn only_ops_that_are_observed_count_and_trace() {
     let outcome = World::run_threads(2, |world| -> Result<()> {
         let heap = open(&world)?;
@@ -248,7 +249,7 @@ fn an_absent_rank_is_a_fault_and_the_process_lives() {
         }
         ensure!(started.elapsed() < Duration::from_secs(20));
         if world.rank() == 1 {
-            // The others wait as long for a host as kernels do for an entry: 6 s.
+            // Hosts wait as long as kernels wait for an entry: 6 s.
             std::thread::sleep(Duration::from_secs(4));
         }
         world.barrier()?;
@@ -257,7 +258,7 @@ fn an_absent_rank_is_a_fault_and_the_process_lives() {
         Ok(heap.close()?)
     });
     each.unwrap().into_iter().collect::<Result<Vec<_>>>().unwrap();
-    // The context is as good as before.
+    // The CUDA context still works.
     World::run_threads(2, |world| matmul_all_reduce(world, Variant::OneShot)).unwrap();
 }
 
@@ -267,7 +268,7 @@ fn a_tile_that_no_kernel_takes_is_refused_by_the_plan() {
     let large = Options::new(512, 512, 64).dtype(DType::BF16).tile(tile);
     let error = large.plan(ranks).unwrap_err();
     assert!(error.to_string().contains("256 x 64"), "{error}");
-    // The one that the plan chooses is not.
+    // Tiles that plans choose have kernels.
     for (m, n) in [(1, 8192), (16, 1024), (4096, 4096), (3, 5)] {
         let plan = Options::new(m, n, 64).dtype(DType::BF16).plan(ranks).unwrap();
         let tile = plan.tile();

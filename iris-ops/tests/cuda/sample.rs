@@ -1,4 +1,4 @@
-//! Any op on small integers, of which every result is known exactly.
+//! Sample calls of every op on small integers, for which every result is known exactly.
 
 use std::sync::Arc;
 
@@ -8,10 +8,11 @@ use iris_ops::{MatRef, Ranks, Shard, TileShape};
 use iris_testkit::oracle::{Dense, Task};
 use iris_testkit::suite::{AnyOp, Case, Op, Operands, Options, plan};
 
-/// Ragged, and with several tiles of 8 x 16 in each direction.
+/// M, N and K: no multiples of the tile, with several tiles of 8 x 16 in each direction.
 const SHAPE: (usize, usize, usize) = (37, 44, 30);
 
-/// Workgroups of a launch: few, so that those of several ops fit a device at a time.
+/// Number of workgroups of a launch; small, so that launches of several ops fit on a device
+/// together.
 const GROUPS: usize = 8;
 
 pub(crate) struct Sample {
@@ -19,7 +20,7 @@ pub(crate) struct Sample {
     ranks: Ranks,
 }
 
-/// Room in the heap for A, B and C of any rank.
+/// Memory in the heap for A, B and C of any rank.
 #[derive(Clone, Copy)]
 pub(crate) struct Room {
     pub(crate) a: SymSlice<f32>,
@@ -36,19 +37,19 @@ impl Sample {
         Sample { case: Case::new(op, variant, options), ranks }
     }
 
-    /// The same, which leaves so many multiprocessors to a kernel beside each call.
+    /// Leaves this number of multiprocessors free for a kernel beside each call.
     pub(crate) fn leaving(mut self, multiprocessors: u32) -> Sample {
         self.case.options = self.case.options.beside(multiprocessors as usize);
         self
     }
 
-    /// The same on another kind of device, with so many workgroups.
+    /// Moves the sample to another backend, with this number of workgroups.
     pub(crate) fn on(mut self, backend: BackendKind, groups: usize) -> Sample {
         self.case.options = self.case.options.backend(backend).workgroups(groups);
         self
     }
 
-    /// Every op and variant that the GPU has kernels for, the barrier too.
+    /// Samples of every op and variant that the GPU has kernels for, including the barrier.
     pub(crate) fn all(ranks: Ranks) -> Vec<Sample> {
         let device = ranks.on(BackendKind::Cuda).device;
         let mut all = Vec::new();
@@ -79,12 +80,12 @@ impl Sample {
 
     pub(crate) fn room(&self, heap: &SymmetricHeap) -> Result<Room> {
         let ((m, n, k), size) = (SHAPE, self.ranks.size);
-        // All-to-all has a part of each rank.
+        // The output of an all-to-all has a block from each rank.
         let (a, b, c) = (m * n.max(k), n * k, (m + size) * n);
         Ok(Room { a: heap.alloc(a)?, b: heap.alloc(b)?, c: heap.alloc(c)? })
     }
 
-    /// Shapes of A, B and C of this rank.
+    /// Shapes of A, B and C on this rank.
     pub(crate) fn shapes(&self) -> [(usize, usize); 3] {
         self.case.shapes(self.ranks, SHAPE.0)
     }
@@ -96,7 +97,7 @@ impl Sample {
         Operands::new(a, b, c)
     }
 
-    /// A (0) or B (1) of a rank in a call: integers in [-8, 8].
+    /// A (`which` 0) or B (1) of a rank in a call: integers in [-8, 8].
     fn input(&self, which: usize, rank: usize, call: usize) -> Dense {
         let (rows, cols) = self.case.shapes(Ranks::new(rank, self.ranks.size), SHAPE.0)[which];
         let seed = (2 * call + which) as u64;
@@ -105,12 +106,12 @@ impl Sample {
         })
     }
 
-    /// A (0) or B (1) of this rank as it lies in memory.
+    /// A (`which` 0) or B (1) of this rank, as elements in memory.
     pub(crate) fn elements(&self, which: usize, call: usize) -> Vec<f32> {
         self.input(which, self.ranks.rank, call).data.into_iter().map(|x| x as f32).collect()
     }
 
-    /// Write the inputs of a call, and NaN to C.
+    /// Writes the inputs of a call, and NaN to C.
     pub(crate) fn fill(&self, heap: &SymmetricHeap, room: &Room, call: usize) -> Result<()> {
         for (which, slice) in [room.a, room.b].into_iter().enumerate() {
             let values = self.elements(which, call);
@@ -119,7 +120,7 @@ impl Sample {
         Ok(heap.write(room.c, &vec![f32::NAN; room.c.len()])?)
     }
 
-    /// C of this rank after a call.
+    /// Expected C of this rank after a call.
     pub(crate) fn expected(&self, call: usize) -> Vec<f32> {
         let Ranks { rank, size, .. } = self.ranks;
         let task = Task { op: self.case.op, size, m: SHAPE.0, options: self.case.options.clone() };
@@ -132,7 +133,7 @@ impl Sample {
         expected.value.into_iter().map(|x| x as f32).collect()
     }
 
-    /// Compare what a call left in C.
+    /// Compares C after a call with the expected values.
     pub(crate) fn check(&self, got: &[f32], call: usize) -> Result<()> {
         let expected = self.expected(call);
         let wrong = got.iter().zip(&expected).position(|(got, expected)| got != expected);
@@ -148,7 +149,8 @@ impl Sample {
     }
 }
 
-/// What the tests expect of GPUs is what the CPU does.
+/// Tests on the CPU that the samples' expected values are right, so that GPU tests can rely on
+/// them.
 pub(crate) fn samples_are_right_on_the_cpu() {
     let outcome = World::run_threads(3, |world| -> Result<()> {
         let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(GROUPS))?;

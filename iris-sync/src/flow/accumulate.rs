@@ -1,19 +1,21 @@
 use super::Launch;
 use crate::{End, Memory, Span, Stop};
 
-/// The tiles of an all-reduce that adds into one f32 workspace at the owner of each tile.
+/// Tile operations of an all-reduce that adds partial tiles into an f32 workspace at the owner of
+/// each tile.
 pub trait AccumulateTiles {
-    /// Clear `tile` of this rank's own workspace.
+    /// Set `tile` of this rank's own workspace to zero.
     fn zero(&mut self, tile: u32, parity: u32);
-    /// Compute this rank's partial of `tile`, in the format it travels in.
+    /// Compute this rank's partial of `tile`, in the transfer format.
     fn produce(&mut self, tile: u32);
-    /// Add it to the workspace of `owner`; under the tile's lock, or atomically.
+    /// Add this rank's partial to the workspace of `owner`; the caller holds the tile's lock, or
+    /// the additions are atomic.
     fn add(&mut self, owner: u32, tile: u32, parity: u32);
     /// Read `tile` from the workspace of `owner` and write it to C.
     fn convert(&mut self, owner: u32, tile: u32, parity: u32);
 }
 
-/// Clear this rank's tiles. A barrier must follow before anybody adds.
+/// Clear the tiles that this rank owns. A device barrier must follow before any rank adds.
 pub fn zero<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     tiles: u32,
@@ -23,7 +25,8 @@ pub fn zero<M: Memory + ?Sized>(
     launch.run(End::Keep, |wg| {
         wg.enter()?;
         let parity = wg.parity();
-        // Peers read this workspace two calls ago: they must have ended that call.
+        // Peers read this workspace two calls ago; their credit shows that they have ended that
+        // call.
         for peer in wg.channel.peers() {
             wg.credit(peer)?;
         }
@@ -34,7 +37,8 @@ pub fn zero<M: Memory + ?Sized>(
     })
 }
 
-/// Add this rank's partials, under a lock if `locked`. A barrier must follow before anybody reads.
+/// Add this rank's partials to their owners' workspaces, under a lock if `locked`. A device barrier
+/// must follow before any rank reads.
 pub fn add<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     tiles: u32,
@@ -63,7 +67,7 @@ pub fn add<M: Memory + ?Sized>(
     })
 }
 
-/// Read all tiles from their owners. The last launch of its call.
+/// Read all tiles from their owners' workspaces into C. This is the last launch of the call.
 pub fn convert<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     tiles: u32,

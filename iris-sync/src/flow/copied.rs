@@ -1,22 +1,24 @@
-//! Shards that no workgroup moves, but a copy engine. It cannot wait, look at a word or stop: what it
-//! may do is said ahead of it, and what it has done is looked at behind it.
+//! Protocols for shards that a copy engine moves instead of workgroups. A copy engine cannot wait,
+//! poll or abort, so one launch before the copies waits for the peers, and later launches check the
+//! arrivals.
 
 use super::{Delivery, Launch};
 use crate::barrier::Members;
 use crate::wait::{has_given_up, raise_signal, wait_signal};
 use crate::{Access, Call, Channel, DevWord, End, Memory, Record, Stop, entry};
 
-/// The parts of what this rank sends.
+/// Copy operations for the parts that this rank sends.
 pub trait CopiedTiles {
-    /// Write `part` of what `peer` gets to it, where it is wanted.
+    /// Write `part` of the data for `peer` to its destination at the peer.
     fn copy(&mut self, peer: u32, part: u32);
 }
 
-/// The first launch, of one workgroup: when all peers are in the call, so that what they read in the
-/// one before may be overwritten, it leaves the number of the call in flag 0 for the copies behind it.
+/// Opens the call: the first launch, of one workgroup. It waits until all peers have entered, so
+/// that data which they read in the previous call may be overwritten, then stores the call number
+/// in staging flag 0. The copies that follow send that number as their signal.
 ///
-/// A launch that fails leaves the number that was there: copies that cannot be stopped then raise no
-/// signal that was not raised before.
+/// A launch that fails leaves the old number in the flag, so copies that cannot be stopped raise no
+/// new signal.
 pub fn open<M: Memory + ?Sized>(launch: &Launch<'_, M>) -> Result<(), Stop> {
     launch.run(End::Keep, |wg| {
         wg.enter()?;
@@ -26,9 +28,9 @@ pub fn open<M: Memory + ?Sized>(launch: &Launch<'_, M>) -> Result<(), Stop> {
     })
 }
 
-/// The copies, by workgroups where no engine makes them: each part to its peers, each followed by
-/// what [`open`] has left, as its signal, of which the first has number `first`. They go on if the rank
-/// has given up, as an engine does.
+/// Copies by workgroups, used if no copy engine does them: each part goes to its peers and is
+/// followed by its signal, the number that [`open`] stored. Part 0 has signal number `first`. Like
+/// an engine, the copies continue if the rank has given up.
 pub fn copies<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     first: u32,
@@ -48,7 +50,8 @@ pub fn copies<M: Memory + ?Sized>(
     })
 }
 
-/// In front of what reads `parts` parts of `source`, from number `first` on: one workgroup.
+/// Waits, before a kernel reads them, until the parts `first..first + parts` of `source` have
+/// arrived; a launch of one workgroup.
 pub fn gate<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     source: u32,
@@ -57,9 +60,10 @@ pub fn gate<M: Memory + ?Sized>(
     launch.run(End::Keep, |wg| wg.wait_parts(source, first, parts))
 }
 
-/// The same within a launch that reads what is copied while it runs, for one thread of a workgroup, which
-/// waits alone: for itself, and for copies that it starts then. Such a launch lies between [`open`], which
-/// has come to agree with all peers, and [`close`]: it counts nobody out, and ends no call.
+/// Arrival waits of a single thread, inside a kernel that reads parts while copies are running.
+///
+/// The kernel must run between [`open`], which has checked agreement with all peers, and [`close`].
+/// It does not count workgroups and ends no call.
 pub struct Arrivals<'a, M: Memory + ?Sized> {
     m: &'a M,
     channel: &'a Channel,
@@ -75,8 +79,8 @@ impl<'a, M: Memory + ?Sized> Arrivals<'a, M> {
         Self { m, channel, call, lost: false }
     }
 
-    /// Wait for this part of `source`. When one wait has failed nothing more is waited for: the call has
-    /// failed, and what the launch still reads is of no use, but it must come to its end.
+    /// Waits until this part of `source` has arrived. After one failed wait all later ones fail at
+    /// once: the call has failed, but the launch must still reach its end.
     pub fn wait_part(&mut self, source: u32, part: u32) -> Result<(), Stop> {
         if self.lost {
             return Err(Stop);
@@ -88,9 +92,9 @@ impl<'a, M: Memory + ?Sized> Arrivals<'a, M> {
     }
 }
 
-/// What one thread of a workgroup sends from within such a launch, without meeting the others: it says that
-/// what it has stored itself is there. Nothing may be stored by a rank that had given up before, since peers
-/// may still read what they got in an earlier call.
+/// Signals of a single thread, inside a kernel between [`open`] and [`close`], for data that this
+/// thread itself has stored at peers. A rank that has given up must not store, because peers may
+/// still be reading the data of an earlier call.
 pub struct Departures<'a, M: Memory + ?Sized> {
     m: &'a M,
     channel: &'a Channel,
@@ -107,24 +111,27 @@ impl<'a, M: Memory + ?Sized> Departures<'a, M> {
         Self { m, channel, record, call, muted: has_given_up(m, channel) }
     }
 
-    /// Whether anything may be stored to peers.
+    /// Whether this thread may store to peers: false if the rank had given up when the launch
+    /// began.
     pub fn may_store(&self) -> bool {
         !self.muted
     }
 
-    /// Whether results go straight into C, between this rank and `peer`: both sides come to the same answer.
+    /// Whether this rank and `peer` write results directly into each other's C; both ranks get the
+    /// same answer.
     pub fn is_direct(&self, peer: u32) -> bool {
         entry::is_direct(self.m, self.channel, self.call, self.record, peer)
     }
 
-    /// Say that this thread's stores of this part are done at `peer`.
+    /// Raise the signal of `part` at `peer`, after this thread's own stores of that part (release).
     pub fn signal_part(&self, peer: u32, part: u32) {
         raise_signal(self.m, self.call, self.channel.signal(peer, self.channel.rank, part));
     }
 }
 
-/// The last launch, of one workgroup, behind the copies and all that read what peers copied: fails if a
-/// peer gave up, whose copies may have come too early for what was read here.
+/// Closes the call: the last launch, of one workgroup, queued after the copies and after all
+/// readers of copied data. Fails if a peer gave up, because its copies may have overwritten data
+/// while it was read here.
 pub fn close<M: Memory + ?Sized>(launch: &Launch<'_, M>) -> Result<(), Stop> {
     launch.run(End::Advance, |wg| wg.go_on())
 }

@@ -2,30 +2,32 @@ use super::{Launch, every};
 use crate::barrier::Members;
 use crate::{Channel, End, Memory, Span, Stop, Workgroup};
 
-/// The tiles of an op that moves data without adding: all-gather, all-to-all, broadcast.
+/// Tile operations of an op that moves data without adding: all-gather, all-to-all, broadcast.
 pub trait DeliverTiles {
-    /// Compute or load `tile` of what this rank sends, and put it where this rank itself wants it.
+    /// Compute or load `tile` of this rank's data, and store it at its destination on this rank.
     fn produce(&mut self, tile: u32);
-    /// Write `tile` of what this rank sends to `peer`, or passes on from its own C, into the peer's C if
-    /// `direct`, else into its inbox.
+    /// Write `tile` to `peer`: into the peer's C if `direct`, else into its inbox. The data is this
+    /// rank's own or, in a relay, what has arrived in this rank's C.
     fn push(&mut self, peer: u32, tile: u32, parity: u32, direct: bool);
-    /// Copy `tile` of what `source` sent from the inbox to C.
+    /// Copy `tile` of the data from `source` from the inbox to C.
     fn take(&mut self, source: u32, tile: u32, parity: u32);
 }
 
-/// How many tiles go where: pure functions of values that all ranks agreed on.
+/// Number of tiles between ranks; pure functions of values that all ranks agreed on.
 pub trait Delivery {
-    /// Tiles that this rank produces.
+    /// Number of tiles that this rank produces.
     fn produced(&self) -> u32;
-    /// Tiles that `from` sends to `to`: the first so many of those it produces.
+    /// Number of tiles that `from` sends to `to`: the first ones of those that it produces.
     fn sent(&self, from: u32, to: u32) -> u32;
 }
 
-/// Each rank pushes its tiles to whom they are for, and takes what others pushed.
+/// Each rank pushes its tiles to their receivers, and takes the tiles that others pushed.
 ///
-/// The first `senders` workgroups push, and the rest take; with none, or as many as there are, all push first and
-/// then take. Who pushes waits for credit, and for entries where it writes C, but never for a signal, so that nobody waits
-/// in a circle. With senders `push` must not read what `produce` writes: another workgroup writes it, at another time.
+/// The first `senders` workgroups push and the rest take. If `senders` is 0 or not less than the
+/// number of workgroups, every workgroup pushes first and then takes. A pushing workgroup waits for
+/// credits, and for entries if it writes C, but never for a signal, so the waits form no cycle.
+/// With dedicated senders, `push` must not read what `produce` writes: another workgroup writes it,
+/// in no fixed order.
 pub fn deliver<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     delivery: &impl Delivery,
@@ -51,7 +53,8 @@ pub fn deliver<M: Memory + ?Sized>(
             }
             send(wg, body, to, tile)?;
         }
-        // Who only takes has nothing else to do until the first have come.
+        // A workgroup that only takes also produces the tiles, before the first ones from peers
+        // arrive.
         let left = if sends { 0 } else { produced };
         let sent = wg.channel.peers().map(|source| delivery.sent(source, me));
         let most = sent.chain([left]).max().filter(|_| takes);
@@ -66,31 +69,33 @@ pub fn deliver<M: Memory + ?Sized>(
     })
 }
 
-/// Who passes on which tiles of a root: the other ranks take turns.
+/// Assignment of a root's tiles to relays, round-robin over the other ranks; each relay forwards
+/// its tiles to the remaining ranks.
 #[derive(Clone, Copy, Debug)]
 pub struct Relays {
-    /// How many tiles there are.
+    /// Number of tiles.
     pub tiles: u32,
-    /// The rank that has them.
+    /// The rank that owns the tiles.
     pub root: u32,
-    /// How many ranks there are: two at least.
+    /// Number of ranks, at least two.
     pub size: u32,
 }
 
 impl Relays {
-    /// The rank that gets `tile` from the root and passes it on.
+    /// The rank that gets `tile` from the root and forwards it.
     pub fn relay(&self, tile: u32) -> u32 {
         (self.root + 1 + tile % (self.size - 1)) % self.size
     }
 
-    /// Which tile is number `place` of those that `rank`, which is not the root, passes on; if it has
-    /// not so many, a number behind the last.
+    /// Number of the tile that `rank` forwards as its `place`-th; `rank` must not be the root. The
+    /// result is at least `tiles` if `rank` forwards fewer.
     pub fn relayed(&self, rank: u32, place: u32) -> u32 {
         place * (self.size - 1) + (rank + self.size - 1 - self.root) % self.size
     }
 }
 
-/// The root sends each tile to one rank alone, which passes it on to the others when it has come.
+/// Broadcast: the root sends each tile to one relay, which forwards it to all other ranks after its
+/// arrival.
 pub fn relay<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     relays: &Relays,
@@ -109,7 +114,8 @@ pub fn relay<M: Memory + ?Sized>(
             return Ok(());
         }
         let others = of(wg.channel, |peer| peer != root);
-        // What others wait for comes first: for these tiles we wait for the root alone.
+        // Tiles to be forwarded come first, because other ranks wait for them; their only source is
+        // the root.
         let own = wg.share(tiles).map(|place| relays.relayed(me, place));
         for tile in own.take_while(|&tile| tile < tiles) {
             receive(wg, body, one(root), tile)?;
@@ -128,7 +134,7 @@ fn produce<M: Memory + ?Sized>(wg: &Workgroup<'_, M>, body: &mut impl DeliverTil
     wg.m.end(Span::Gemm);
 }
 
-/// Write `tile` at these peers, and say so.
+/// Write `tile` at these peers and raise their signals.
 fn send<M: Memory + ?Sized>(
     wg: &mut Workgroup<'_, M>,
     body: &mut impl DeliverTiles,
@@ -147,7 +153,8 @@ fn send<M: Memory + ?Sized>(
     Ok(())
 }
 
-/// Wait for `tile` of each of these peers, and copy it to C where they have not written it there.
+/// Wait for `tile` of each of these peers, and copy it from the inbox to C unless the peer has
+/// written C directly.
 fn receive<M: Memory + ?Sized>(
     wg: &mut Workgroup<'_, M>,
     body: &mut impl DeliverTiles,
@@ -166,7 +173,7 @@ fn receive<M: Memory + ?Sized>(
     Ok(())
 }
 
-/// The peers that `which` says.
+/// Set of the peers for which `which` is true.
 fn of(channel: &Channel, which: impl Fn(u32) -> bool) -> Members {
     let bits = |bits, peer| bits | u64::from(which(peer)) << peer;
     Members::from_bits(channel.peers().fold(0, bits))

@@ -1,42 +1,46 @@
 use super::Launch;
 use crate::{End, Memory, Span, Stop};
 
-/// The tiles of an all-gather in front of a product, by pull or by push and barrier.
+/// Tile operations of an all-gather before a matrix product, by pull, or by push and barrier.
 pub trait GatherTiles {
-    /// Write `part` of this rank's shard to `peer`'s inbox (to its own, if `peer` is this rank).
+    /// Write `part` of this rank's shard to the inbox of `peer`, or to this rank's own inbox if
+    /// `peer` is this rank.
     fn push_part(&mut self, peer: u32, part: u32, parity: u32);
-    /// Multiply what of `tile` comes from `source`'s shard, adding to what is there.
+    /// Multiply the part of `tile` that depends on the shard of `source`, and add it to the
+    /// accumulator.
     fn multiply(&mut self, tile: u32, source: u32, parity: u32);
     /// Write the finished `tile` to C.
     fn store(&mut self, tile: u32);
 }
 
-/// Where the tiles of a staged gather come from: pure functions of agreed values.
+/// Assignment of staging units to ranks and tiles: pure functions of values that all ranks agreed
+/// on.
 pub trait Staging {
-    /// Units of the gathered matrix; a unit comes from one rank. Those of this rank itself are not
-    /// staged.
+    /// Number of units of the gathered matrix. Each unit comes from one rank; this rank's own units
+    /// are not staged.
     fn units(&self) -> u32;
-    /// Which unit is fetched as number `position`.
+    /// Number of the unit that is fetched at `position` in the fetch order.
     fn fetched(&self, position: u32) -> u32;
     /// The rank that `unit` comes from.
     fn source(&self, unit: u32) -> u32;
-    /// Tiles of C.
+    /// Number of tiles of C.
     fn tiles(&self) -> u32;
     /// The units that `tile` needs, in the order in which it takes them.
     fn needs(&self, tile: u32) -> impl Iterator<Item = u32>;
 }
 
-/// The tiles of a staged gather.
+/// Tile operations of a staged all-gather before a matrix product.
 pub trait StagedTiles {
     /// Copy `unit` from its source to this device's staging buffer.
     fn fetch(&mut self, unit: u32);
-    /// Multiply what of `tile` depends on `unit`, adding to what is there.
+    /// Multiply the part of `tile` that depends on `unit`, and add it to the accumulator.
     fn multiply_unit(&mut self, tile: u32, unit: u32);
     /// Write the finished `tile` to C.
     fn store(&mut self, tile: u32);
 }
 
-/// Push all `parts` of this rank's shard to every inbox. A barrier must follow.
+/// Push all `parts` of this rank's shard to every inbox. A device barrier must follow before
+/// [`local`].
 pub fn gather<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     parts: u32,
@@ -58,7 +62,8 @@ pub fn gather<M: Memory + ?Sized>(
     })
 }
 
-/// Multiply what [`gather`] and a barrier brought. The last launch of its call.
+/// Multiply the shards that [`gather`] pushed, after the barrier. This is the last launch of the
+/// call.
 pub fn local<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     tiles: u32,
@@ -82,7 +87,8 @@ pub fn local<M: Memory + ?Sized>(
     })
 }
 
-/// Multiply straight from the peers' own shards; no rank ends before all have read.
+/// Multiply directly from the peers' own shards. No rank ends the call before all peers have read
+/// its shard.
 pub fn pull<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     tiles: u32,
@@ -106,11 +112,12 @@ pub fn pull<M: Memory + ?Sized>(
     })
 }
 
-/// The first `fetchers` workgroups copy remote units to a staging buffer and raise a flag for
-/// each; the others multiply and wait for the unit they need.
+/// The first `fetchers` workgroups copy remote units to a staging buffer and raise a flag for each;
+/// the other workgroups multiply, and wait for the flag of each unit that they need.
 ///
-/// Units of this rank itself are multiplied where they are. With one workgroup, or no fetchers, every workgroup first fetches its share and then multiplies:
-/// fetching waits for peers only, so that cannot lock up.
+/// This rank's own units are read in place. If `fetchers` is 0 or not less than the number of
+/// workgroups, every workgroup first fetches its share and then multiplies; fetching waits for
+/// peers only, so this cannot deadlock.
 pub fn staged<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     fetchers: u32,

@@ -3,52 +3,54 @@ use crate::barrier::Members;
 use crate::ll::{self, Batch, HEAD, Rows, Strip};
 use crate::{End, Memory, Span, Stop, Workgroup, divergent};
 
-/// How many items go where: pure functions of values that all ranks agreed on. An item is what a
-/// pair of words carries, eight bytes, of which the last may be padding.
+/// Number of items between ranks: pure functions of values that all ranks agreed on. An item is the
+/// data of one pair of LL words, eight bytes; the last item of a message may be padded.
 pub trait Exchange {
-    /// Items that `from` sends to `to`; with `from` and `to` the same, those that a rank has for
-    /// itself.
+    /// Number of items that `from` sends to `to`; if both are the same rank, the number of items
+    /// that the rank keeps.
     fn sent(&self, from: u32, to: u32) -> u32;
 }
 
-/// The items of a message, as one thread moves them: it takes what it has waited for itself.
+/// Item operations of one thread in an LL exchange; a thread takes only items that it waited for
+/// itself.
 pub trait LlTiles {
-    /// What goes to `peer` as its item number `item`.
+    /// Data of item number `item` for `peer`.
     fn give(&mut self, peer: u32, item: u32) -> [u32; 2];
-    /// Item number `item` is about to be taken from those that send it: what this rank has itself
-    /// goes where it belongs.
+    /// Begin item `item`: store this rank's own contribution at its destination, before the
+    /// contributions of the peers.
     fn begin(&mut self, item: u32);
-    /// Take what `source` sent as `item`. Sources come in ascending order.
+    /// Take the data of `item` from `source`. Called in ascending order of sources.
     fn take(&mut self, source: u32, item: u32, data: [u32; 2]);
-    /// All have been taken.
+    /// End `item`: the contributions of all sources have been taken.
     fn end(&mut self, item: u32);
 }
 
-/// The items of a message in rows, as one thread moves them: those that it has waited for together it
-/// begins before it waits, and ends behind.
+/// Item operations of one thread in an exchange of rows. The thread begins all items of a batch
+/// before it waits for them, and ends them after the wait.
 pub trait LlRows: LlTiles {
-    /// All threads of this workgroup have taken what falls to them of `row`.
+    /// Called when all threads of this workgroup have taken their items of `row`.
     fn row(&mut self, row: u32);
 }
 
-/// The items of a product's tile, as one thread moves them.
+/// Item operations of one thread for a tile of a matrix product.
 pub trait LlTile: LlTiles {
-    /// All threads of the workgroup end the product of its tile: what it gives is there.
+    /// Finish the product of the workgroup's tile, with all threads, so that `give` can return its
+    /// items.
     fn multiply(&mut self);
 }
 
-/// Each rank pushes its items to whom they are for, in words that carry their data, then takes what
+/// Exchange by LL words: each rank pushes its items to their receivers, then takes the items that
 /// others pushed.
 ///
-/// All that a thread pushes comes before all that it waits for, and so does the entry: so nobody waits
-/// for a peer that waits for it.
+/// A thread pushes all of its items, and the entry, before it waits for anything, so the waits form
+/// no cycle.
 pub fn exchange<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     exchange: &impl Exchange,
     body: &mut impl LlTiles,
 ) -> Result<(), Stop> {
     let me = launch.channel.rank;
-    // The head goes along wherever there is data.
+    // A message with items also has the header pairs.
     let used = |peer| match exchange.sent(me, peer) {
         0 => 0,
         items => HEAD + items,
@@ -70,7 +72,7 @@ fn steps<M: Memory + ?Sized>(
     wg.begin_push(to)?;
     m.begin(Span::Signal, 0);
     wg.count_out();
-    // All threads of a wave have pushed before one of them waits.
+    // All threads of a wave push before any of them waits.
     divergent(m, || {
         wg.push_head(to);
         let most = channel.peers().map(|peer| exchange.sent(me, peer)).max();
@@ -101,8 +103,8 @@ fn steps<M: Memory + ?Sized>(
     wg.leave_together(taken)
 }
 
-/// The same of items in rows, of which a workgroup takes whole ones: each thread waits for several items at
-/// once, and when all threads have taken theirs of a row, the body gets it.
+/// [`exchange`] for rows, each taken by one workgroup as a whole: a thread waits for several items
+/// at once, and the body's `row` is called after all threads have taken their items of a row.
 pub fn exchange_rows<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     rows: &Rows,
@@ -125,7 +127,7 @@ fn row_steps<M: Memory + ?Sized>(
     wg.begin_push(all)?;
     m.begin(Span::Signal, 0);
     wg.count_out();
-    // All threads of a wave have pushed before one of them waits.
+    // All threads of a wave push before any of them waits.
     divergent(m, || {
         wg.push_head(all);
         if rows.spread {
@@ -137,7 +139,7 @@ fn row_steps<M: Memory + ?Sized>(
         }
     });
     m.end(Span::Signal);
-    // A workgroup without a row waits for heads, too.
+    // A workgroup without a row waits for the headers, too.
     let mut mine = wg.share_of_rows(rows);
     let (mut at, mut heads) = (mine.next(), all);
     loop {
@@ -156,8 +158,9 @@ fn row_steps<M: Memory + ?Sized>(
     }
 }
 
-/// The same of a product's tiles, one a workgroup, whose items it pushes when it has multiplied them, and takes.
-/// All that a rank's workgroups have are the rows of the message.
+/// [`exchange`] for the tiles of a matrix product, one tile per workgroup: the workgroup pushes its
+/// tile's items after multiplying, then takes the same items of all ranks. Together the tiles of a
+/// rank cover the message.
 pub fn exchange_tile<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     strip: &Strip,
@@ -178,15 +181,17 @@ fn tile_steps<M: Memory + ?Sized>(
     let begun = wg.begin_push(all);
     if begun.is_ok() {
         wg.count_out();
-        // Beside the product, since a release takes a way there and back.
+        // The header is pushed before the product, so that the round trip of the entry's release
+        // overlaps with the product.
         divergent(m, || wg.push_head(all));
     }
-    // Of a call that was given up as well: what is on its way to shared memory must have come.
+    // The product also ends in a call that has failed, because asynchronous copies to shared memory
+    // must complete before the workgroup leaves.
     body.multiply();
     begun?;
     m.begin(Span::Signal, 0);
     let (thread, threads) = (m.thread(), m.threads());
-    // All threads of a wave have pushed before one of them waits.
+    // All threads of a wave push before any of them waits.
     divergent(m, || push_batch(wg, |number| strip.batch(thread, threads, number), body));
     m.end(Span::Signal);
     let taken = divergent(m, || {
@@ -197,7 +202,7 @@ fn tile_steps<M: Memory + ?Sized>(
     wg.leave_together(taken)
 }
 
-/// Wait for items of all ranks together, and take them.
+/// Wait for the items of `batch` from all ranks, and take them.
 fn take_batch<M: Memory + ?Sized>(
     wg: &Workgroup<'_, M>,
     batch: &Batch,
@@ -218,7 +223,8 @@ fn take_batch<M: Memory + ?Sized>(
     Ok(())
 }
 
-/// Push the items of a thread, several to one peer before those to the next.
+/// Push this thread's batches: all items of a batch to one peer, then the same items to the next
+/// peer.
 fn push_batch<M: Memory + ?Sized>(
     wg: &Workgroup<'_, M>,
     of: impl Fn(u32) -> Batch,
@@ -234,7 +240,7 @@ fn push_batch<M: Memory + ?Sized>(
     }
 }
 
-/// Batches by number, up to the first that is empty.
+/// Batches by ascending number, until the first empty one.
 fn batches(of: impl Fn(u32) -> Option<Batch>) -> impl Iterator<Item = Batch> {
     (0..).map_while(of).take_while(|batch| !batch.items().is_empty())
 }

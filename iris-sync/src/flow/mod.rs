@@ -1,19 +1,19 @@
-//! Skeletons of whole ops: what a workgroup does in one launch, generic over [`Memory`] and over
-//! the tiles it moves. The CPU kernels and the models run the same code; a device kernel may be
-//! shaped otherwise, as long as it uses the same functions of [`Workgroup`].
+//! Skeletons of whole ops: the steps of a workgroup in one launch, generic over [`Memory`] and over
+//! the tile operations. The CPU kernels and the models run these functions. A device kernel may be
+//! structured differently if it uses the same functions of [`Workgroup`].
 //!
 //! | skeleton | ops |
 //! |---|---|
-//! | [`one_shot`] | all-reduce with or without a product in front |
-//! | [`two_shot`] | the same, each tile reduced by its owner |
-//! | [`reduce_scatter`] | its first half |
+//! | [`one_shot`] | all-reduce, with or without a matrix product before it |
+//! | [`two_shot`] | all-reduce in which each tile is reduced by its owner |
+//! | [`reduce_scatter`] | reduce-scatter: the first half of [`two_shot`] |
 //! | [`deliver`] | all-gather, all-to-all, broadcast, product then all-gather |
-//! | [`relay`] | broadcast, each tile passed on by one of those that get it |
+//! | [`relay`] | broadcast in which one receiver of each tile forwards it to the others |
 //! | [`pull`], [`staged`] | all-gather then product |
 //! | [`zero`], [`add`], [`convert`] with [`barrier()`] between | all-reduce by lock or atomic |
-//! | [`exchange`] | the collectives without a product, of small messages: words that carry their data |
+//! | [`exchange`], [`exchange_rows`], [`exchange_tile`] | small messages, by the LL protocol (data and flag in one word) |
 //! | [`open`], [`copies`] beside [`gate`] or [`Arrivals`], [`close`] | all-gather by a copy engine, then product |
-//! | [`open`], [`Departures`] with [`Arrivals`], [`close`] | product stored to owners, who add, from its epilogue |
+//! | [`open`], [`Departures`] with [`Arrivals`], [`close`] | product whose epilogue stores tiles at their owners, which add them |
 //! | [`gather`] then [`barrier()`] then [`local`] | all-gather, barrier, product |
 
 mod accumulate;
@@ -36,23 +36,22 @@ use std::ops::Range;
 use crate::barrier::Members;
 use crate::{Channel, End, Memory, Record, Stop, Workgroup};
 
-/// What every launch is given: the words, where they lie, what this rank says about the call, and
-/// which of how many workgroups this is.
+/// Arguments of a launch of one workgroup.
 pub struct Launch<'a, M: Memory + ?Sized> {
-    /// The words.
+    /// Memory that holds the words.
     pub m: &'a M,
-    /// Where they lie.
+    /// Layout of the words of the op.
     pub channel: &'a Channel,
-    /// What this rank says about the call.
+    /// This rank's description of the call, compared with its peers'.
     pub record: &'a Record,
-    /// Index of this workgroup.
+    /// Index of this workgroup in the launch.
     pub index: u32,
-    /// Workgroups in the launch.
+    /// Number of workgroups in the launch.
     pub count: u32,
 }
 
 impl<M: Memory + ?Sized> Launch<'_, M> {
-    /// Begin, run `body`, and count the workgroup out on every path.
+    /// Begin the call, run `body`, and count the workgroup as finished whether `body` fails or not.
     pub fn run(
         &self,
         end: End,
@@ -64,7 +63,7 @@ impl<M: Memory + ?Sized> Launch<'_, M> {
     }
 }
 
-/// A launch that is a barrier of `members` and nothing else: one workgroup.
+/// Device barrier of `members`, as a launch of one workgroup that does nothing else.
 pub fn barrier<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     phase: u32,
@@ -74,7 +73,7 @@ pub fn barrier<M: Memory + ?Sized>(
     launch.run(end, |wg| wg.barrier(phase, members))
 }
 
-/// Of the items in front of `end` those of a workgroup: number `first`, and every so many behind it.
+/// Items `first`, `first + step`, ... below `end`: the share of one workgroup.
 fn every(first: u32, step: u32, end: u32) -> StepBy<Range<u32>> {
     (first..end).step_by(step as usize)
 }

@@ -2,22 +2,22 @@ use super::{Launch, every};
 use crate::barrier::Members;
 use crate::{End, Memory, Span, Stop, Workgroup};
 
-/// The tiles of an all-reduce or reduce-scatter, as the threads of a workgroup move them.
+/// Tile operations of an all-reduce or reduce-scatter, for the threads of one workgroup.
 ///
-/// `parity` names which half of the inbox a call uses.
+/// `parity` is the half of the inbox that the call uses, 0 or 1.
 pub trait ReduceTiles {
-    /// Whether sums begin before all is pushed: not those of products, whose accumulators fill the
-    /// registers of a device.
+    /// Whether tiles are reduced while others are still to be pushed. False for matrix products,
+    /// whose accumulators already fill the registers of a device.
     fn at_once(&self) -> bool {
         true
     }
-    /// Compute this rank's partial of `tile`, in the format it travels in.
+    /// Compute this rank's partial of `tile`, in the transfer format.
     fn produce(&mut self, tile: u32);
-    /// Write it to `peer`'s inbox, at this rank's place.
+    /// Write this rank's partial to the inbox of `peer`, at the place of this rank.
     fn push(&mut self, peer: u32, tile: u32, parity: u32);
-    /// Keep it at this rank's own place in its own inbox.
+    /// Store this rank's partial in its own inbox, at the place of this rank.
     fn keep(&mut self, tile: u32, parity: u32);
-    /// Add up the partials of `tile` in the fixed order of the op and write the result to C.
+    /// Add up the partials of `tile` in the op's fixed order of ranks, and write the result to C.
     fn reduce(&mut self, tile: u32, parity: u32);
     /// Write the result of `tile` to `peer`: into its C if `direct`, else into its inbox.
     fn push_result(&mut self, peer: u32, tile: u32, parity: u32, direct: bool);
@@ -25,20 +25,20 @@ pub trait ReduceTiles {
     fn take_result(&mut self, tile: u32, parity: u32);
 }
 
-/// Who adds up which tiles.
+/// Assignment of tiles to the ranks that reduce them.
 pub trait Owners {
-    /// Most tiles that a rank owns.
+    /// Largest number of tiles that any rank owns.
     fn most(&self) -> u32;
-    /// Which tile is number `place` of `owner`, if it has so many.
+    /// Number of the `place`-th tile of `owner`; `None` if it owns fewer.
     fn owned(&self, owner: u32, place: u32) -> Option<u32>;
 }
 
-/// Tiles whose owners take turns: tile t is that of rank t mod `owners`.
+/// Round-robin ownership: tile t belongs to rank t mod `owners`.
 #[derive(Clone, Copy, Debug)]
 pub struct Turns {
-    /// How many there are.
+    /// Number of tiles.
     pub tiles: u32,
-    /// Ranks that own any.
+    /// Number of ranks that own tiles.
     pub owners: u32,
 }
 
@@ -53,8 +53,9 @@ impl Owners for Turns {
     }
 }
 
-/// Each rank pushes its partial of every tile to all inboxes, and adds up all of them itself: one when
-/// it has pushed the next, so that links and memory are busy at once.
+/// One-shot all-reduce: each rank pushes its partial of every tile to all inboxes and reduces every
+/// tile itself. A workgroup reduces a tile after it has pushed its next one, so that links and
+/// memory are busy at once.
 pub fn one_shot<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     tiles: u32,
@@ -78,7 +79,7 @@ pub fn one_shot<M: Memory + ?Sized>(
                 wg.push_signals(all, next);
                 wg.m.end(Span::Signal);
             }
-            // The first has none before it.
+            // The first tile has no predecessor to reduce.
             let Some(tile) = next.checked_sub(launch.count).filter(|_| at_once) else {
                 continue;
             };
@@ -91,7 +92,7 @@ pub fn one_shot<M: Memory + ?Sized>(
     })
 }
 
-/// Adds up a tile when all its partials are there, and sends the result to all.
+/// Waits for all partials of a tile and reduces them; sends the result to all ranks if `to_all`.
 fn add_up<M: Memory + ?Sized>(
     wg: &mut Workgroup<'_, M>,
     body: &mut impl ReduceTiles,
@@ -117,10 +118,12 @@ fn add_up<M: Memory + ?Sized>(
     Ok(())
 }
 
-/// Each tile has an owner: sources push to it, it adds up and sends the one result to all.
+/// Two-shot all-reduce: each tile has an owner; all ranks push their partials to the owner, which
+/// reduces them and sends the result to all.
 ///
-/// The first `senders` workgroups push what others own, and the rest add up; with none, or as many as there
-/// are, all do both. Who pushes waits for credit alone, so nobody who adds up is waited for by who it waits for.
+/// The first `senders` workgroups push tiles that other ranks own, and the rest reduce. If
+/// `senders` is 0 or not less than the number of workgroups, every workgroup does both. A pushing
+/// workgroup waits for credits only, so the waits form no cycle.
 pub fn two_shot<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     owners: &impl Owners,
@@ -130,7 +133,8 @@ pub fn two_shot<M: Memory + ?Sized>(
     reduce_at_owners(launch, owners, senders, body, true)
 }
 
-/// Each tile has an owner: sources push to it, and it adds up; with `senders` as [`two_shot`].
+/// Reduce-scatter: each tile has an owner; all ranks push their partials to the owner, which
+/// reduces them. `senders` is as in [`two_shot`].
 pub fn reduce_scatter<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     owners: &impl Owners,
@@ -150,7 +154,7 @@ fn reduce_at_owners<M: Memory + ?Sized>(
     launch.run(End::Advance, |wg| {
         wg.enter()?;
         let (parity, me, at_once) = (wg.parity(), wg.channel.rank, body.at_once());
-        // Our own places, then those of the peers, who take turns.
+        // Item numbers: this rank's own tiles first, then the tiles of the peers, round-robin.
         let (most, size) = (owners.most(), wg.channel.size);
         let items = most * size;
         let theirs = |item: u32| {
@@ -173,8 +177,8 @@ fn reduce_at_owners<M: Memory + ?Sized>(
         };
         let mut own = owns.clone().peekable();
         let mut other = others.clone().map(theirs).peekable();
-        // What others wait for comes ahead of our own; at once, not all of it, so that links and memory
-        // are both busy.
+        // Pushes come before the workgroup's own reductions, because peers wait for them; but they
+        // are interleaved, so that links and memory are both busy.
         loop {
             let ahead = |&(_, place): &(u32, u32)| {
                 own.peek().is_none_or(|own| !at_once || place <= own + step)

@@ -1,11 +1,13 @@
-//! The layers: which member may depend on which.
+//! The layers: which package may depend on which; and no dependency without a use.
+
+use std::collections::BTreeSet;
 
 use toml::{Table, Value};
 
 use super::Finding;
-use super::tree::Tree;
+use super::tree::{File, Tree};
 
-/// Each member, and the members it may depend on. A library may also have iris-testkit among its
+/// Each package, and the packages of the workspace that it may depend on. A library may also have iris-testkit among its
 /// dev-dependencies.
 const LAYERS: &[(&str, &[&str])] = &[
     ("iris-sync", &[]),
@@ -13,6 +15,9 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("iris-kernels", &["iris-sync", "iris-heap"]),
     ("iris-ops", &["iris-sync", "iris-heap", "iris-kernels"]),
     ("iris-testkit", &["iris-sync", "iris-heap", "iris-kernels", "iris-ops"]),
+    // A protocol of one's own is checked without operators.
+    ("iris-models", &["iris-sync", "iris-heap", "iris-kernels"]),
+    ("iris-cli", &["iris-sync", "iris-heap", "iris-kernels", "iris-ops", "iris-testkit"]),
     ("xtask", &[]),
 ];
 
@@ -31,30 +36,54 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     };
     let workspace = table(&root, "workspace");
     let members = workspace.and_then(|it| it.get("members")).and_then(Value::as_array);
-    for member in members.into_iter().flatten().filter_map(Value::as_str) {
+    let members: Vec<&str> = members.into_iter().flatten().filter_map(Value::as_str).collect();
+    for member in &members {
         let path = format!("{member}/Cargo.toml");
-        let Some((_, may)) = LAYERS.iter().find(|(name, _)| *name == member) else {
-            findings.push(Finding::new(
-                "Cargo.toml",
-                0,
-                format!("{member} has no layer in xtask's table"),
-            ));
+        let manifest = match tree.file(&path).map(|file| parse(&path, &file.text)) {
+            None => {
+                findings.push(Finding::new(&path, 0, "the member has no manifest"));
+                continue;
+            }
+            Some(Err(finding)) => {
+                findings.push(finding);
+                continue;
+            }
+            Some(Ok(manifest)) => manifest,
+        };
+        let package = table(&manifest, "package").and_then(|it| it.get("name"));
+        let package = package.and_then(Value::as_str).unwrap_or(member);
+        let Some((_, may)) = LAYERS.iter().find(|(name, _)| *name == package) else {
+            let message = format!("{package} has no layer in xtask's table");
+            findings.push(Finding::new(&path, 0, message));
             continue;
         };
-        match tree.file(&path).map(|file| parse(&path, &file.text)) {
-            None => findings.push(Finding::new(&path, 0, "the member has no manifest")),
-            Some(Err(finding)) => findings.push(finding),
-            Some(Ok(manifest)) => {
-                let shared = workspace.and_then(|it| table(it, "dependencies"));
-                for (kind, name) in dependencies(&manifest, shared) {
-                    if let Some(message) = refused(member, may, kind, &name) {
-                        findings.push(Finding::new(&path, 0, message));
-                    }
-                }
+        let shared = workspace.and_then(|it| table(it, "dependencies"));
+        let words = words(tree, member, &members);
+        for Dependency { kind, key, package: name } in dependencies(&manifest, shared) {
+            if let Some(message) = refused(package, may, kind, &name) {
+                findings.push(Finding::new(&path, 0, message));
+            }
+            if !words.contains(&key.replace('-', "_")) {
+                let message = format!("{key} is among the {kind}, and no source names it");
+                findings.push(Finding::new(&path, 0, message));
             }
         }
     }
     findings
+}
+
+/// Identifiers in the Rust sources of a member; the folder of another member inside it is not its own.
+fn words(tree: &Tree, member: &str, members: &[&str]) -> BTreeSet<String> {
+    let inside = |path: &str, folder: &str| {
+        path.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'))
+    };
+    let nested: Vec<_> = members.iter().filter(|&&it| inside(it, member)).collect();
+    let own = tree.files().iter().filter(|file| {
+        file.extension() == "rs"
+            && inside(&file.path, member)
+            && !nested.iter().any(|it| inside(&file.path, it))
+    });
+    own.flat_map(File::identifiers).map(|(_, word)| word).collect()
 }
 
 /// Why `member` may not have `name` among its dependencies of this kind.
@@ -71,8 +100,17 @@ fn refused(member: &str, may: &[&str], kind: &str, name: &str) -> Option<String>
         .then(|| format!("{member} may have only {only:?} among its {kind}, not {name}"))
 }
 
-/// Every dependency of a manifest as (kind, package), those of single targets included.
-fn dependencies(manifest: &Table, shared: Option<&Table>) -> Vec<(&'static str, String)> {
+/// An entry of a manifest's tables of dependencies.
+struct Dependency {
+    /// Name of the table.
+    kind: &'static str,
+    /// Name by which sources know the package.
+    key: String,
+    package: String,
+}
+
+/// Every dependency of a manifest, those of single targets included.
+fn dependencies(manifest: &Table, shared: Option<&Table>) -> Vec<Dependency> {
     let targets = table(manifest, "target").into_iter().flat_map(Table::values);
     let tables = targets.filter_map(Value::as_table).chain([manifest]);
     let mut found = Vec::new();
@@ -82,7 +120,8 @@ fn dependencies(manifest: &Table, shared: Option<&Table>) -> Vec<(&'static str, 
                 let inherited = value.get("workspace").and_then(Value::as_bool) == Some(true);
                 let value = if inherited { shared.and_then(|it| it.get(key)) } else { Some(value) };
                 let package = value.and_then(|it| it.get("package")).and_then(Value::as_str);
-                found.push((kind, package.unwrap_or(key).to_owned()));
+                let package = package.unwrap_or(key).to_owned();
+                found.push(Dependency { kind, key: key.clone(), package });
             }
         }
     }
@@ -102,12 +141,48 @@ mod tests {
     use super::*;
     use crate::tidy::tests::found;
 
-    /// What is found where one member has this manifest.
+    /// Number of findings for one member that has this manifest and uses all that the tests name.
     fn member(name: &str, manifest: &str) -> usize {
+        const USES: &str = "use iris_ops; use ops; use iris_heap; use iris_kernels; use iris_sync;
+            use iris_testkit; use rayon; use loom; use bytemuck; use x;";
+        member_with(name, manifest, USES)
+    }
+
+    fn member_with(name: &str, manifest: &str, source: &str) -> usize {
         let root = format!(
             "[workspace]\nmembers = ['{name}']\n[workspace.dependencies]\nops = {{ package = 'iris-ops', path = 'iris-ops' }}\niris-sync.path = 'iris-sync'"
         );
-        found(check, &[("Cargo.toml", &root), (&format!("{name}/Cargo.toml"), manifest)]).len()
+        let (path, source_path) = (format!("{name}/Cargo.toml"), format!("{name}/src/lib.rs"));
+        found(check, &[("Cargo.toml", &root), (&path, manifest), (&source_path, source)]).len()
+    }
+
+    #[test]
+    fn a_dependency_without_a_use_is_found() {
+        let manifest = "[dependencies]\nserde-json = '1'";
+        assert_eq!(member_with("iris-heap", manifest, "use serde_json::Value;"), 0);
+        assert_eq!(member_with("iris-heap", manifest, "// serde_json\nuse serde::Value;"), 1);
+    }
+
+    /// A package in the folder of another has its own layer, by its name, and its own uses.
+    #[test]
+    fn a_nested_package_is_one_of_its_own() {
+        let root = "[workspace]\nmembers = ['iris-testkit', 'iris-testkit/models']";
+        let models = "[package]\nname = 'iris-models'\n[dependencies]\n";
+        let nested = |outer: &str, inner: &str| {
+            let manifest = format!("{models}{inner} = '1'");
+            let outer = format!("[dependencies]\n{outer} = '1'");
+            let files = [
+                ("Cargo.toml", root),
+                ("iris-testkit/Cargo.toml", &*outer),
+                ("iris-testkit/src/lib.rs", "use iris_ops;"),
+                ("iris-testkit/models/Cargo.toml", &*manifest),
+                ("iris-testkit/models/src/lib.rs", "use {iris_sync, iris_ops, loom};"),
+            ];
+            found(check, &files)
+        };
+        assert_eq!(nested("iris-ops", "iris-sync"), [""; 0]);
+        assert_eq!(nested("iris-ops", "iris-ops"), ["iris-testkit/models/Cargo.toml:0"]);
+        assert_eq!(nested("loom", "iris-sync"), ["iris-testkit/Cargo.toml:0"]);
     }
 
     #[test]

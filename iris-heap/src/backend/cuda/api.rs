@@ -1,10 +1,9 @@
-//! The driver's functions: our own table of them, looked for before the first call, each called
-//! through one place.
+//! Table of the CUDA driver's functions, filled before the first call.
 //!
-//! Handles are numbers of 64 bits, as a caller gives and gets them, and the few structures that the
-//! functions take are below. So no binding to CUDA is chosen here, no version of it is asked for, and
-//! nothing is linked: whoever uses one in the same program chooses it alone. Where cudarc is there,
-//! a test compares our numbers and structures with its own.
+//! Handles are 64-bit numbers, and the few structures that the functions take are defined below. So
+//! this crate depends on no CUDA binding and no CUDA version, and links nothing; a program that
+//! uses a binding chooses it freely. If the feature for cudarc is enabled, a test compares the
+//! numbers and structures here with cudarc's.
 
 use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
@@ -15,7 +14,7 @@ use libloading::Library;
 use crate::backend::gpu::{RawEvent, RawFunction, RawModule, RawStream, load, table};
 use crate::error::{Error, Result};
 
-/// Hands the list of functions to a macro.
+/// Passes the list of functions to a macro.
 macro_rules! functions {
     ($take:ident) => {
         $take! {
@@ -119,9 +118,10 @@ macro_rules! functions {
                 );
             }
             sometimes {
-                /// Since CUDA 11.8: a launch with attributes.
+                /// Launch with attributes; since CUDA 11.8.
                 cuLaunchKernelEx(*const Configuration, RawFunction, *mut *mut c_void, *mut *mut c_void);
-                /// Since CUDA 12.4: loads a kernel that lazy loading would load at its first launch.
+                /// Loads a kernel now that lazy loading would load at its first launch; since CUDA
+                /// 12.4.
                 cuFuncLoad(RawFunction);
             }
         }
@@ -130,7 +130,7 @@ macro_rules! functions {
 
 functions!(table);
 
-/// Each function with the sizes of its parameters, ours and cudarc's.
+/// Sizes of each function's parameters, here and in cudarc, for comparison.
 #[cfg(all(test, feature = "cudarc-0-19"))]
 macro_rules! signatures {
     ({ $($name:ident($($arg:ty),* $(,)?);)* } sometimes { $($newer:tt)* }) => {
@@ -144,7 +144,7 @@ macro_rules! signatures {
     };
 }
 
-/// A parameter that the compiler is to find.
+/// Placeholder type for a parameter, which the compiler infers.
 #[cfg(all(test, feature = "cudarc-0-19"))]
 macro_rules! theirs {
     ($ours:ty) => {
@@ -155,85 +155,85 @@ macro_rules! theirs {
 #[cfg(all(test, feature = "cudarc-0-19"))]
 functions!(signatures);
 
-/// A context: a pointer in the driver's words, a number here, for any thread to use.
+/// Handle of a context: an opaque pointer, stored as a number so that any thread may use it.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct RawContext(u64);
-/// A device's handle, which is no address.
+/// Index-like handle of a device; not an address.
 pub(super) type Device = c_int;
-/// An address in a device's memory.
+/// Address in device memory.
 pub(super) type Address = u64;
-/// A handle of physical memory.
+/// Handle of physical memory.
 pub(super) type Physical = u64;
 
-/// `CUmemLocation`: a device by its number.
+/// `CUmemLocation`: a device by its index.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Location {
-    /// [`LOCATION_DEVICE`].
+    /// Always [`LOCATION_DEVICE`].
     pub(super) kind: c_uint,
     pub(super) id: c_int,
 }
 
-/// `CUmemAllocationProp`, with what is asked of physical memory.
+/// `CUmemAllocationProp`: properties of physical memory to be allocated.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Properties {
-    /// [`ALLOCATION_PINNED`].
+    /// Always [`ALLOCATION_PINNED`].
     pub(super) kind: c_uint,
-    /// None, or [`HANDLE_DESCRIPTOR`].
+    /// 0 for memory that is not exported, or [`HANDLE_DESCRIPTOR`].
     pub(super) handles: c_uint,
     pub(super) location: Location,
-    /// Of Windows.
+    /// Windows security attributes; null here.
     pub(super) meta: *mut c_void,
-    /// Compression, GPUDirect RDMA, usage.
+    /// Flags for compression, GPUDirect RDMA and usage.
     pub(super) flags: [u8; 8],
 }
 
-/// `CUlaunchConfig`.
+/// `CUlaunchConfig`: shape, stream and attributes of a launch.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub(super) struct Configuration {
-    /// Workgroups, along three axes.
+    /// Number of workgroups along three axes.
     pub(super) groups: [c_uint; 3],
-    /// Threads of one, likewise.
+    /// Number of threads per workgroup along three axes.
     pub(super) threads: [c_uint; 3],
     pub(super) shared_bytes: c_uint,
     pub(super) reserved: u32,
     pub(super) stream: u64,
-    /// Where attributes lie, and how many there are.
+    /// Address of the attributes, and their number in the next field.
     pub(super) attributes: u64,
     pub(super) attribute_count: u64,
 }
 
-/// A `CUlaunchAttribute`.
+/// `CUlaunchAttribute`: id and value of one launch attribute.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub(super) struct Attribute {
     pub(super) id: c_uint,
     pub(super) reserved: u32,
-    /// The first of its 64 bytes is all that the one below has.
+    /// 64 bytes; the only attribute used here sets the first of them.
     pub(super) value: [u64; 8],
 }
 
-/// Where lines lie, of `CUDA_MEMCPY2D`.
+/// One end of a 2D copy, as `CUDA_MEMCPY2D` has it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub(super) struct Side {
-    /// The first byte of a line, and the first line.
+    /// Offset of the first byte in a line, and the number of the first line.
     pub(super) begin: [usize; 2],
-    /// [`BY_ADDRESS`].
+    /// Always [`BY_ADDRESS`].
     pub(super) kind: c_uint,
     pub(super) reserved: u32,
-    /// Of the host.
+    /// Host address; unused.
     pub(super) host: u64,
     pub(super) address: Address,
     pub(super) array: u64,
-    /// Bytes from line to line.
-    pub(super) apart: usize,
+    /// Stride from line to line in bytes.
+    pub(super) pitch: usize,
 }
 
-/// `CUDA_MEMCPY2D`.
+/// `CUDA_MEMCPY2D`: a strided (2D) copy.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lines {
@@ -243,21 +243,21 @@ pub(super) struct Lines {
     pub(super) lines: usize,
 }
 
-/// `CUmemAccessDesc`: who may access memory how.
+/// `CUmemAccessDesc`: access rights of a device to mapped memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Access {
     pub(super) location: Location,
-    /// [`ACCESS_READ_WRITE`].
+    /// Always [`ACCESS_READ_WRITE`].
     pub(super) flags: c_uint,
 }
 
-/// `CUipcMemHandle`, which is passed by value.
+/// `CUipcMemHandle`: IPC handle of plain memory, passed by value.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LegacyHandle(pub(super) [u8; 64]);
 
-/// What a function takes, in bytes.
+/// Sizes of a function's parameters in bytes.
 #[cfg(all(test, feature = "cudarc-0-19"))]
 trait Parameters {
     fn sizes(&self) -> Vec<usize>;
@@ -280,12 +280,12 @@ macro_rules! parameters {
 #[cfg(all(test, feature = "cudarc-0-19"))]
 parameters!(A B C D E F G H I J K);
 
-/// The driver's numbers, by their names without `CU_` and the like.
+/// Defines constants of the driver, named without the prefix `CU_`.
 macro_rules! numbers {
     ($($(#[$doc:meta])* $name:ident = $value:literal, $enumeration:ident :: $theirs:ident;)*) => {
         $($(#[$doc])* pub(super) const $name: u32 = $value;)*
 
-        /// Each number, with the one that cudarc has for it.
+        /// Each constant's value here and in cudarc, for comparison.
         #[cfg(all(test, feature = "cudarc-0-19"))]
         pub(super) fn numbers() -> Vec<(&'static str, u32, u32)> {
             use ::cudarc::driver::sys;
@@ -294,77 +294,78 @@ macro_rules! numbers {
     };
 }
 
-/// cudarc has some enumerations as such, some as structures around a number: all of 4 bytes.
+/// Value of a cudarc enumerator. cudarc has some enumerations as Rust enums and some as structs
+/// around a number; all have 4 bytes.
 #[cfg(all(test, feature = "cudarc-0-19"))]
 fn number<T: Copy>(theirs: T) -> u32 {
     const { assert!(size_of::<T>() == 4) };
-    // SAFETY: an enumeration of C's, of 4 bytes that are all part of its value.
+    // SAFETY: a C enumeration of 4 bytes, all of which are part of its value.
     unsafe { std::mem::transmute_copy(&theirs) }
 }
 
 numbers! {
-    /// It worked.
+    /// Result code: success.
     SUCCESS = 0, CUresult::CUDA_SUCCESS;
-    /// The work has not ended.
+    /// Result code: the work has not ended.
     NOT_READY = 600, CUresult::CUDA_ERROR_NOT_READY;
-    /// Another rank of this process has asked for it before.
+    /// Result code: peer access is enabled already, by another rank of this process.
     ALREADY_ENABLED = 704, CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
-    /// The device does not let this process do it.
+    /// Result code: this process is not permitted to do it.
     NOT_PERMITTED = 800, CUresult::CUDA_ERROR_NOT_PERMITTED;
-    /// The device does not do it.
+    /// Result code: the device does not support it.
     NOT_SUPPORTED = 801, CUresult::CUDA_ERROR_NOT_SUPPORTED;
-    /// The event is of a capture.
+    /// Result code: the event belongs to a capture.
     CAPTURED = 907, CUresult::CUDA_ERROR_CAPTURED_EVENT;
-    /// Of a launch: it need not wait until the one ahead of it on the stream is over.
+    /// Launch attribute: the kernel may begin before the previous kernel on the stream has ended.
     EARLY = 6, CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-    /// Of a device.
+    /// Device attribute: number of multiprocessors.
     MULTIPROCESSORS = 16, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-    /// Of a device.
+    /// Device attribute: compute capability, major.
     ARCH_MAJOR = 75, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
-    /// Of a device.
+    /// Device attribute: compute capability, minor.
     ARCH_MINOR = 76, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
-    /// Of a device: virtual memory management.
+    /// Device attribute: support for virtual memory management.
     VIRTUAL_MEMORY = 102,
         CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED;
-    /// Of a device: handles of it as POSIX descriptors.
+    /// Device attribute: support for exporting virtual memory as POSIX descriptors.
     DESCRIPTORS = 103,
         CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
-    /// Of a kernel: bytes of local memory a thread.
+    /// Kernel attribute: bytes of local memory per thread.
     LOCAL_BYTES = 3, CUfunction_attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES;
-    /// Of a kernel: registers a thread.
+    /// Kernel attribute: registers per thread.
     REGISTERS = 4, CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS;
-    /// Of a kernel: the most dynamic shared memory that a launch may ask for.
+    /// Kernel attribute: largest dynamic shared memory that a launch may request, in bytes.
     MOST_SHARED = 8, CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-    /// Of a kernel: how L1 and shared memory are divided.
+    /// Kernel attribute: preferred division between L1 and shared memory, in percent.
     CARVEOUT = 9, CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
-    /// Of an address: what memory it is in.
+    /// Pointer attribute: type of the memory.
     MEMORY_TYPE = 2, CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
-    /// Of an address: whose memory it is in.
+    /// Pointer attribute: index of the device that owns the memory.
     MEMORY_DEVICE = 9, CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
-    /// A type of memory.
+    /// Memory type: device memory.
     OF_A_DEVICE = 2, CUmemorytype::CU_MEMORYTYPE_DEVICE;
-    /// A type of memory: whatever the address is of.
+    /// Memory type: unified, determined from the address.
     BY_ADDRESS = 4, CUmemorytype::CU_MEMORYTYPE_UNIFIED;
-    /// A type of handle of physical memory.
+    /// Type of a handle of physical memory: POSIX descriptor.
     HANDLE_DESCRIPTOR = 1, CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    /// A type of physical memory.
+    /// Type of physical memory: pinned.
     ALLOCATION_PINNED = 1, CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
-    /// A type of location.
+    /// Type of a location: device.
     LOCATION_DEVICE = 1, CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
-    /// Of memory: for reading and writing.
+    /// Access right: read and write.
     ACCESS_READ_WRITE = 3, CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    /// Which granularity of physical memory.
+    /// Smallest granularity of physical memory, as argument of the query.
     GRANULARITY_MINIMUM = 0, CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
-    /// A mode of capture: this thread's calls are no part of any.
+    /// Capture mode: calls of this thread neither join nor break a capture.
     CAPTURE_RELAXED = 2, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-    /// A stream is not captured.
+    /// Capture status: the stream is not captured.
     CAPTURE_NONE = 0, CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-    /// Of a pool of memory: whether reuse may let one stream wait for another.
+    /// Memory pool attribute: whether reuse of freed memory may make one stream wait for another.
     POOL_DEPENDENCIES = 3,
         CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES;
 }
 
-/// Where the driver's library may lie that the loader's path does not name.
+/// Folders in which the driver's library is searched after the loader's path.
 const FOLDERS: [&str; 6] = [
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
@@ -374,17 +375,17 @@ const FOLDERS: [&str; 6] = [
     "/usr/lib/wsl/lib",
 ];
 
-/// The driver, ready for calls.
+/// The driver, initialised and ready for calls.
 ///
 /// # Errors
-/// [`Error::Library`], with where it was looked for; [`Error::Device`] if it does not start, as
-/// without a device.
+/// [`Error::Library`] if no library is found, with the places searched; [`Error::Device`] if the
+/// driver does not start, for example without a device.
 pub(crate) fn driver() -> Result<&'static Api> {
     static DRIVER: OnceLock<Result<Api>> = OnceLock::new();
     let driver = DRIVER.get_or_init(|| {
         let folders = FOLDERS.map(String::from);
         let driver = load("the CUDA driver", &["libcuda.so.1", "libcuda.so"], &folders, Api::of)?;
-        // SAFETY: the flags must be zero.
+        // SAFETY: `cuInit` takes flags only, which must be zero.
         let code = unsafe { (driver.cuInit)(0) };
         if code != SUCCESS {
             return Err(error("cuInit", code, name_of(code)));
@@ -394,7 +395,8 @@ pub(crate) fn driver() -> Result<&'static Api> {
     driver.as_ref().map_err(Error::clone)
 }
 
-/// An outcome of a driver's function, as a result: the one place where codes are read.
+/// Converts a status code into a result; with [`check_for`] the only code that interprets status
+/// codes.
 pub(crate) fn check(api: &'static str, code: u32) -> Result<()> {
     match code {
         SUCCESS => Ok(()),
@@ -402,7 +404,7 @@ pub(crate) fn check(api: &'static str, code: u32) -> Result<()> {
     }
 }
 
-/// As [`check`], with what the call was about.
+/// [`check`] whose error also names the object of the call.
 pub(super) fn check_for(api: &str, what: impl FnOnce() -> String, code: u32) -> Result<()> {
     match code {
         SUCCESS => Ok(()),
@@ -414,22 +416,24 @@ fn error(api: &str, code: u32, name: String) -> Error {
     Error::Device { api: api.into(), code, name }
 }
 
-/// The driver's name of a code. Not through [`driver`], which may be about to fail with it.
+/// The driver's name of a status code. Loads the library itself instead of calling [`driver`],
+/// which may be failing with this very code.
 fn name_of(code: u32) -> String {
     type Name = unsafe extern "C" fn(u32, *mut *const c_char) -> u32;
     static NAME: OnceLock<Option<Name>> = OnceLock::new();
     let name = NAME.get_or_init(|| {
-        // SAFETY: the library is loaded already; this counts one use more.
+        // SAFETY: the library is loaded already; this only adds a reference.
         let library = unsafe { Library::new("libcuda.so.1") }.ok()?;
-        // SAFETY: the function takes a number and where to put a string, as C sees it.
+        // SAFETY: this is the C signature of the function: a number, and the place of a string
+        // pointer.
         let name = *unsafe { library.get::<Name>(b"cuGetErrorName\0") }.ok()?;
-        // The function is used until the process ends.
+        // The library must stay loaded, because the function is used until the process ends.
         std::mem::forget(library);
         Some(name)
     });
     let mut text: *const c_char = std::ptr::null();
     if let Some(name) = name {
-        // SAFETY: `text` is where the driver may put its answer.
+        // SAFETY: `text` is a valid place for the answer.
         let code = unsafe { name(code, &mut text) };
         if code == SUCCESS && !text.is_null() {
             // SAFETY: the driver's strings are constants that end with zero.
@@ -445,7 +449,7 @@ mod tests {
 
     #[test]
     fn a_missing_driver_is_an_error_that_says_where_it_was_looked_for() {
-        // Where there is a driver, there is nothing to see here; the tests of devices run there.
+        // Nothing to test on a machine with a driver; the device tests run there.
         if let Err(error @ Error::Library { .. }) = driver().map(drop) {
             let text = error.to_string();
             assert!(text.contains("libcuda.so.1"), "{text}");

@@ -1,5 +1,5 @@
-//! Interop with cudarc 0.19: the one file that names it. The program chooses how cudarc finds the
-//! driver and for which CUDA its types are.
+//! Interoperation with cudarc 0.19; the only file that uses cudarc. The program chooses how cudarc
+//! finds the driver and the CUDA version of its types.
 
 use std::sync::Arc;
 
@@ -12,8 +12,8 @@ use crate::stream::Stream;
 use crate::util::unsupported;
 
 impl Gpu {
-    /// A stream of cudarc's, which waits for work and is waited for like one of the heap's, and is kept
-    /// as long. With the feature `cudarc-0-19`; without, its handle is one for
+    /// Wraps a stream of cudarc. It is ordered with the heap's work like the heap's own streams,
+    /// and kept alive. Needs the feature `cudarc-0-19`; without it, pass the stream's handle to
     /// [`SymmetricHeap::stream_from_raw`](crate::SymmetricHeap::stream_from_raw).
     ///
     /// # Errors
@@ -26,7 +26,7 @@ impl Gpu {
             return Err(unsupported("a stream of cudarc's", &why));
         }
         let raw = RawStream(stream.cu_stream() as u64);
-        // SAFETY: the stream is cudarc's, which ends it when the last `Arc` of it goes.
+        // SAFETY: cudarc destroys the stream when its last `Arc` is dropped, and `held` keeps one.
         let queue = unsafe { Queue::held(&self.shared, raw, stream.clone()) }?;
         self.keep(queue).map(Stream::from_backend)
     }
@@ -41,7 +41,8 @@ mod tests {
     };
     use crate::backend::gpu::RawStream;
 
-    /// Parameter by parameter: a number that is passed in the place of another shows.
+    /// Compares the size of each parameter, so that swapped parameters of different sizes are
+    /// found.
     #[test]
     fn our_functions_take_what_those_of_cudarc_take() {
         let signatures = api::signatures();
@@ -51,7 +52,7 @@ mod tests {
         }
     }
 
-    /// Whichever CUDA the types of cudarc are for.
+    /// Holds for every CUDA version that cudarc's types can be built for.
     #[test]
     fn our_numbers_and_structures_are_those_of_cudarc() {
         for (name, ours, theirs) in api::numbers() {
@@ -93,13 +94,13 @@ mod tests {
             std::mem::offset_of!(Lines, from) + std::mem::offset_of!(Side, host),
             std::mem::offset_of!(Lines, from) + std::mem::offset_of!(Side, address),
             std::mem::offset_of!(Lines, from) + std::mem::offset_of!(Side, array),
-            std::mem::offset_of!(Lines, from) + std::mem::offset_of!(Side, apart),
+            std::mem::offset_of!(Lines, from) + std::mem::offset_of!(Side, pitch),
             std::mem::offset_of!(Lines, to) + std::mem::offset_of!(Side, begin),
             std::mem::offset_of!(Lines, to) + std::mem::offset_of!(Side, kind),
             std::mem::offset_of!(Lines, to) + std::mem::offset_of!(Side, host),
             std::mem::offset_of!(Lines, to) + std::mem::offset_of!(Side, address),
             std::mem::offset_of!(Lines, to) + std::mem::offset_of!(Side, array),
-            std::mem::offset_of!(Lines, to) + std::mem::offset_of!(Side, apart),
+            std::mem::offset_of!(Lines, to) + std::mem::offset_of!(Side, pitch),
             std::mem::offset_of!(Lines, bytes),
             std::mem::offset_of!(Lines, lines),
         ];

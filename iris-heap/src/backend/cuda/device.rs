@@ -1,6 +1,8 @@
-//! Devices of this process: what they are, their primary contexts, and the driver's calls on them.
+//! CUDA devices of this process: their properties, primary contexts, and the driver's calls on
+//! them.
 //!
-//! Long because every call of the shared part comes here, each with its context and its reason.
+//! Long because all functions of [`Driver`] are implemented here, each with its context and its
+//! reason.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::marker::PhantomData;
@@ -17,57 +19,60 @@ use crate::backend::{BackendKind, LaunchShape};
 use crate::error::{Error, Result};
 use crate::util::lock;
 
-/// A device with its primary context, which is retained when the device is first used, and until the process
-/// ends: heaps come and go, the context and what others of the process have in it stay.
+/// A device with its primary context. The context is retained at the device's first use and until
+/// the process ends, so heaps can be opened and closed without destroying what other libraries have
+/// in it.
 pub(super) struct Device {
     pub(super) driver: &'static Api,
     pub(super) ordinal: c_int,
     pub(super) handle: api::Device,
-    /// Empty until [`Device::context`]: whoever only asks what a device is takes none of its memory.
+    /// Empty until [`Device::context`] is called, so that merely describing a device uses none of
+    /// its memory.
     context: OnceLock<RawContext>,
     pub(super) uuid: [u8; 16],
     pub(super) name: String,
-    /// Compute capability, as 90 for 9.0.
+    /// Compute capability times ten, such as 90 for 9.0.
     pub(super) arch: u32,
     pub(super) multiprocessors: u32,
-    /// Whether a launch may begin before the one ahead of it is over, in a capture, too.
+    /// Whether a launch may begin before the previous one on the stream has ended, also inside a
+    /// capture.
     early: bool,
-    /// Virtual memory management, and its handles as POSIX descriptors.
+    /// Support for virtual memory management; the next field for exporting it as POSIX descriptors.
     pub(super) virtual_memory: bool,
     pub(super) descriptors: bool,
-    /// Where first uses of streams copy to; never given back.
+    /// Four bytes of device memory, the target of the first-use copies of streams; never freed.
     scratch: Mutex<Option<u64>>,
 }
 
-/// Shared memory that a workgroup gets without asking.
+/// Bytes of dynamic shared memory that a workgroup may use without raising the kernel's limit.
 const SHARED_LIMIT: u32 = 48 << 10;
 
-/// What first uses of streams copy.
+/// Source of the first-use copies of streams.
 static ZEROS: [u8; 4] = [0; 4];
 
-/// The newest CUDA that the driver has: 12080 is 12.8.
+/// Newest CUDA version that the driver supports: 12080 is 12.8.
 pub(super) fn driver_version() -> Result<u32> {
     let driver = driver()?;
     let mut version = 0;
-    // SAFETY: `version` is where the answer goes.
+    // SAFETY: `version` receives the answer.
     check("cuDriverGetVersion", unsafe { (driver.cuDriverGetVersion)(&mut version) })?;
     Ok(version as u32)
 }
 
-/// The first driver that keeps in a graph that a launch may begin before the one ahead of it is over.
+/// First driver version whose graphs keep the launch attribute [`api::EARLY`].
 const EARLY_SINCE: u32 = 12030;
 
-/// How many devices this process sees.
+/// Number of devices that this process sees.
 pub(super) fn count() -> Result<usize> {
     let driver = driver()?;
     let mut count = 0;
-    // SAFETY: `count` is where the answer goes.
+    // SAFETY: `count` receives the answer.
     check("cuDeviceGetCount", unsafe { (driver.cuDeviceGetCount)(&mut count) })?;
     Ok(count as usize)
 }
 
 impl Device {
-    /// Number `ordinal` of the devices that this process sees.
+    /// The device with index `ordinal` among those that this process sees.
     pub(super) fn get(ordinal: usize) -> Result<Arc<Device>> {
         static OPENED: Opened<Device> = Opened::new();
         OPENED.get(BackendKind::Cuda, (ordinal, count()?), Device::open)
@@ -76,7 +81,7 @@ impl Device {
     fn open(ordinal: c_int) -> Result<Device> {
         let driver = driver()?;
         let mut handle = 0;
-        // SAFETY: `handle` is where the answer goes.
+        // SAFETY: `handle` receives the answer.
         check("cuDeviceGet", unsafe { (driver.cuDeviceGet)(&mut handle, ordinal) })?;
         let mut name = [0; 256];
         // SAFETY: the array has the length that is given.
@@ -87,11 +92,11 @@ impl Device {
             Error::invalid("name of a CUDA device", "unterminated", "a string that ends")
         })?;
         let mut uuid = [0; 16];
-        // SAFETY: `uuid` is where the answer goes.
+        // SAFETY: `uuid` receives the answer.
         check("cuDeviceGetUuid", unsafe { (driver.cuDeviceGetUuid_v2)(&mut uuid, handle) })?;
         let attribute = |attribute| {
             let mut value = 0;
-            // SAFETY: `value` is where the answer goes.
+            // SAFETY: `value` receives the answer.
             let code = unsafe { (driver.cuDeviceGetAttribute)(&mut value, attribute, handle) };
             check("cuDeviceGetAttribute", code).map(|()| value as u32)
         };
@@ -116,16 +121,17 @@ impl Device {
         })
     }
 
-    /// The primary context, retained the first time.
+    /// Primary context of the device, retained at the first call.
     fn context(&self) -> Result<RawContext> {
         if let Some(&context) = self.context.get() {
             return Ok(context);
         }
         let mut context = RawContext::default();
-        // SAFETY: `context` is where the answer goes.
+        // SAFETY: `context` receives the answer.
         let code = unsafe { (self.driver.cuDevicePrimaryCtxRetain)(&mut context, self.handle) };
         check("cuDevicePrimaryCtxRetain", code)?;
-        // Two threads that come at the same time retain it twice, which is nothing: it is never released.
+        // Two concurrent first calls retain the context twice, which is harmless because it is
+        // never released.
         Ok(*self.context.get_or_init(|| context))
     }
 
@@ -133,7 +139,7 @@ impl Device {
     pub(super) fn bind(&self) -> Result<Bound> {
         let (driver, context) = (self.driver, self.context()?);
         let mut current = RawContext::default();
-        // SAFETY: `current` is where the answer goes.
+        // SAFETY: `current` receives the answer.
         check("cuCtxGetCurrent", unsafe { (driver.cuCtxGetCurrent)(&mut current) })?;
         let pushed = current != context;
         if pushed {
@@ -144,12 +150,13 @@ impl Device {
         Ok(Bound { driver, pushed, mode: None, thread: PhantomData })
     }
 
-    /// As [`Device::bind`], for calls that touch nothing a capture could be about: while the guard
-    /// lives, a capture of another thread in global mode is not broken by them.
-    pub(super) fn bind_apart(&self) -> Result<Bound> {
+    /// [`Device::bind`] with the thread's capture mode relaxed, for calls that concern nothing a
+    /// capture could hold: while the guard lives, they do not break a capture of another thread in
+    /// global mode.
+    pub(super) fn bind_relaxed(&self) -> Result<Bound> {
         let mut bound = self.bind()?;
         let mut mode = api::CAPTURE_RELAXED;
-        // SAFETY: `mode` holds the new mode and is where the old one goes, one of three.
+        // SAFETY: `mode` holds the new mode and receives the old one.
         let code = unsafe { (self.driver.cuThreadExchangeStreamCaptureMode)(&mut mode) };
         check("cuThreadExchangeStreamCaptureMode", code)?;
         bound.mode = Some(mode);
@@ -158,9 +165,9 @@ impl Device {
 
     fn new_stream(&self) -> Result<RawStream> {
         const NON_BLOCKING: u32 = 1;
-        let _bound = self.bind_apart()?;
+        let _bound = self.bind_relaxed()?;
         let mut stream = RawStream::default();
-        // SAFETY: `stream` is where the answer goes.
+        // SAFETY: `stream` receives the answer.
         let code = unsafe { (self.driver.cuStreamCreate)(&mut stream, NON_BLOCKING) };
         check("cuStreamCreate", code)?;
         let used = self.use_first_of(stream).and_then(|()| {
@@ -169,44 +176,44 @@ impl Device {
             check("cuStreamSynchronize", code)
         });
         if used.is_err() {
-            // SAFETY: nobody else has the handle. The first error is the one to tell.
+            // SAFETY: no other handle exists. Only a warning, because the first error is returned.
             warn(check("cuStreamDestroy", unsafe { (self.driver.cuStreamDestroy_v2)(stream) }));
         }
         used.map(|()| stream)
     }
 
-    /// Enqueues a copy of four bytes, so that the work that comes next is not the stream's first.
+    /// Enqueues a copy of four bytes, so that later work is not the stream's first.
     ///
-    /// When two threads give two streams their first work at the same moment, the driver at times
-    /// makes one wait for the other (seen with 580 on H200, up to every other time): for good, if
-    /// the other is a kernel that waits for it. So first uses come one after the other. It is a copy,
-    /// since a kernel, as a fill is, would need room beside those that wait. The stream is alive and
-    /// not captured.
+    /// If two threads give two streams their first work at the same moment, the driver sometimes
+    /// makes one stream wait for the other (driver 580 on H200: up to every second time); forever,
+    /// if the other stream runs a kernel that waits for the first. So first uses are serialised by
+    /// a lock. The work is a copy, because a kernel or a fill would need free multiprocessors
+    /// beside waiting kernels. The stream must be alive and not captured.
     fn use_first_of(&self, stream: RawStream) -> Result<()> {
-        let _bound = self.bind_apart()?;
+        let _bound = self.bind_relaxed()?;
         let mut scratch = lock(&self.scratch);
         let to = match *scratch {
             Some(to) => to,
             None => {
                 let mut to = 0;
-                // SAFETY: `to` is where the answer goes.
+                // SAFETY: `to` receives the answer.
                 check("cuMemAlloc", unsafe { (self.driver.cuMemAlloc_v2)(&mut to, 4) })?;
                 *scratch.insert(to)
             }
         };
         let from = (&raw const ZEROS).cast();
-        // SAFETY: the four bytes at both ends stay; the caller vouches for the stream.
+        // SAFETY: both ends of the copy are never freed; the caller guarantees the stream.
         check("cuMemcpyHtoDAsync", unsafe {
             (self.driver.cuMemcpyHtoDAsync_v2)(to, from, 4, stream)
         })
     }
 
-    /// The number of the capture that is under way on a stream, which is alive.
+    /// Number of the capture in progress on `stream`, which must be alive; `None` if there is none.
     fn capture(&self, stream: RawStream) -> Result<Option<u64>> {
         let _bound = self.bind()?;
         let (mut status, mut id) = (api::CAPTURE_NONE, 0);
-        // SAFETY: the caller vouches for the stream; status and id are where the answers go; the
-        // others may be null.
+        // SAFETY: the caller guarantees the stream; status and id receive the answers; the other
+        // pointers may be null.
         let code = unsafe {
             (self.driver.cuStreamGetCaptureInfo_v2)(
                 stream,
@@ -221,13 +228,14 @@ impl Device {
         Ok((status != api::CAPTURE_NONE).then_some(id))
     }
 
-    /// For ranks that share the device. Memory that one stream gave back to the driver's pool
-    /// (`cuMemFreeAsync`, `CudaSlice`) may else go to another at the price that the second waits for
-    /// the first: for good, if the first is another rank's, with an op that waits for the second.
+    /// Disables waits between streams in the driver's memory pool, for ranks that share the device.
+    /// Otherwise memory that one stream freed to the pool (`cuMemFreeAsync`, `CudaSlice`) could be
+    /// given to another stream, which then waits for the first; forever, if the first runs an op of
+    /// another rank that waits for the second.
     fn order_no_streams_by_memory(&self) -> Result<()> {
-        let _bound = self.bind_apart()?;
+        let _bound = self.bind_relaxed()?;
         let mut pool = 0;
-        // SAFETY: `pool` is where the answer goes.
+        // SAFETY: `pool` receives the answer.
         let code = unsafe { (self.driver.cuDeviceGetDefaultMemPool)(&mut pool, self.handle) };
         check("cuDeviceGetDefaultMemPool", code)?;
         const ATTRIBUTE: u32 = api::POOL_DEPENDENCIES;
@@ -238,21 +246,21 @@ impl Device {
         check("cuMemPoolSetAttribute", code)
     }
 
-    /// Whether kernels of this device can access memory of the other.
+    /// Whether kernels of this device can access memory of `other`.
     pub(super) fn can_access_memory_of(&self, other: &Device) -> Result<bool> {
         let mut can = 0;
-        // SAFETY: `can` is where the answer goes.
+        // SAFETY: `can` receives the answer.
         let code =
             unsafe { (self.driver.cuDeviceCanAccessPeer)(&mut can, self.handle, other.handle) };
         check("cuDeviceCanAccessPeer", code)?;
         Ok(can != 0)
     }
 
-    /// Lets kernels of this device access plain memory of the other: needed for memory that was
-    /// not mapped for this device by name.
+    /// Lets kernels of this device access plain memory of `other`; needed for memory that was not
+    /// mapped for this device explicitly.
     pub(super) fn access_memory_of(&self, other: &Device) -> Result<()> {
         let other = other.context()?;
-        let _bound = self.bind_apart()?;
+        let _bound = self.bind_relaxed()?;
         // SAFETY: the other context is retained until the process ends; the flags must be zero.
         match unsafe { (self.driver.cuCtxEnablePeerAccess)(other, 0) } {
             api::ALREADY_ENABLED => Ok(()),
@@ -261,26 +269,26 @@ impl Device {
     }
 }
 
-/// A context is current on this thread.
+/// Guard: a context is current on this thread.
 pub(super) struct Bound {
     driver: &'static Api,
     pushed: bool,
-    /// The thread's mode of capture before, if it was changed.
+    /// Capture mode of the thread before, if it was changed.
     mode: Option<u32>,
-    /// What was pushed belongs to the thread.
+    /// Makes the guard `!Send`, because contexts are pushed per thread.
     thread: PhantomData<*const ()>,
 }
 
 impl Drop for Bound {
     fn drop(&mut self) {
         if let Some(mode) = &mut self.mode {
-            // SAFETY: as in `bind_apart`, with the mode that was there.
+            // SAFETY: `mode` holds the thread's previous mode and receives the current one.
             let code = unsafe { (self.driver.cuThreadExchangeStreamCaptureMode)(mode) };
             warn(check("cuThreadExchangeStreamCaptureMode", code));
         }
         if self.pushed {
             let mut context = RawContext::default();
-            // SAFETY: `context` is where the context goes that `bind` pushed.
+            // SAFETY: `context` receives the context that `bind` pushed.
             let code = unsafe { (self.driver.cuCtxPopCurrent_v2)(&mut context) };
             warn(check("cuCtxPopCurrent", code));
         }
@@ -310,18 +318,18 @@ impl Driver for Device {
     }
 
     fn memory_info(&self) -> Result<(u64, u64)> {
-        let _bound = self.bind_apart()?;
+        let _bound = self.bind_relaxed()?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: the two are where the answers go.
+        // SAFETY: the two receive the answers.
         let code = unsafe { (self.driver.cuMemGetInfo_v2)(&mut free, &mut total) };
         check("cuMemGetInfo", code)?;
         Ok((free as u64, total as u64))
     }
 
-    fn make_current(&self, apart: bool) -> Result<Before> {
-        let bound = if apart { self.bind_apart() } else { self.bind() }?;
+    fn make_current(&self, relaxed: bool) -> Result<Before> {
+        let bound = if relaxed { self.bind_relaxed() } else { self.bind() }?;
         let before = Before { device: bound.pushed.then_some(self.ordinal()), mode: bound.mode };
-        // `restore` makes it again.
+        // `restore` recreates the guard, so it must not be dropped here.
         std::mem::forget(bound);
         Ok(before)
     }
@@ -353,8 +361,8 @@ impl Driver for Device {
     }
 
     unsafe fn destroy_stream(&self, stream: RawStream) -> Result<()> {
-        let _bound = self.bind_apart()?;
-        // SAFETY: as the caller says.
+        let _bound = self.bind_relaxed()?;
+        // SAFETY: the caller guarantees that the stream is alive and not used afterwards.
         check("cuStreamDestroy", unsafe { (self.driver.cuStreamDestroy_v2)(stream) })
     }
 
@@ -365,7 +373,8 @@ impl Driver for Device {
     unsafe fn owns(&self, stream: RawStream) -> Result<bool> {
         let _bound = self.bind()?;
         let mut context = RawContext::default();
-        // SAFETY: the stream is alive, as the caller says; `context` is where the answer goes.
+        // SAFETY: the stream is alive, by the contract of this function; `context` receives the
+        // answer.
         let code = unsafe { (self.driver.cuStreamGetCtx)(stream, &mut context) };
         check("cuStreamGetCtx", code)?;
         Ok(context == self.context()?)
@@ -376,71 +385,71 @@ impl Driver for Device {
     }
 
     unsafe fn sync_stream(&self, stream: RawStream) -> Result<()> {
-        let _bound = self.bind_apart()?;
-        // SAFETY: the stream is alive, as the caller says.
+        let _bound = self.bind_relaxed()?;
+        // SAFETY: the stream is alive, by the contract of this function.
         check("cuStreamSynchronize", unsafe { (self.driver.cuStreamSynchronize)(stream) })
     }
 
     unsafe fn stream_is_done(&self, stream: RawStream) -> bool {
-        let Ok(_bound) = self.bind_apart() else { return false };
-        // SAFETY: the stream is alive, as the caller says.
+        let Ok(_bound) = self.bind_relaxed() else { return false };
+        // SAFETY: the stream is alive, by the contract of this function.
         unsafe { (self.driver.cuStreamQuery)(stream) == api::SUCCESS }
     }
 
     fn create_event(&self) -> Result<RawEvent> {
         const NO_TIMING: u32 = 2;
-        let _bound = self.bind_apart()?;
+        let _bound = self.bind_relaxed()?;
         let mut event = RawEvent::default();
-        // SAFETY: `event` is where the answer goes.
+        // SAFETY: `event` receives the answer.
         check("cuEventCreate", unsafe { (self.driver.cuEventCreate)(&mut event, NO_TIMING) })?;
         Ok(event)
     }
 
     unsafe fn destroy_event(&self, event: RawEvent) -> Result<()> {
-        let _bound = self.bind_apart()?;
-        // SAFETY: as the caller says.
+        let _bound = self.bind_relaxed()?;
+        // SAFETY: the caller guarantees that the event is alive and not used afterwards.
         check("cuEventDestroy", unsafe { (self.driver.cuEventDestroy_v2)(event) })
     }
 
     unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
         let _bound = self.bind()?;
-        // SAFETY: both are alive, as the caller says.
+        // SAFETY: both are alive, by the contract of this function.
         check("cuEventRecord", unsafe { (self.driver.cuEventRecord)(event, stream) })
     }
 
     unsafe fn wait_for(&self, event: RawEvent, stream: RawStream) -> Result<()> {
         let _bound = self.bind()?;
-        // SAFETY: both are alive, as the caller says.
+        // SAFETY: both are alive, by the contract of this function.
         check("cuStreamWaitEvent", unsafe { (self.driver.cuStreamWaitEvent)(stream, event, 0) })
     }
 
     unsafe fn event_is_done(&self, event: RawEvent) -> bool {
-        let Ok(_bound) = self.bind_apart() else { return false };
-        // SAFETY: the event is alive, as the caller says.
+        let Ok(_bound) = self.bind_relaxed() else { return false };
+        // SAFETY: the event is alive, by the contract of this function.
         let code = unsafe { (self.driver.cuEventQuery)(event) };
-        // An error of the device ends everything on it. What is captured has not begun.
+        // A device error ends all work on the device. Captured work has not begun.
         ![api::NOT_READY, api::CAPTURED].contains(&code)
     }
 
     unsafe fn sync_event(&self, event: RawEvent) -> Result<()> {
-        let _bound = self.bind_apart()?;
-        // SAFETY: the event is alive, as the caller says.
+        let _bound = self.bind_relaxed()?;
+        // SAFETY: the event is alive, by the contract of this function.
         check("cuEventSynchronize", unsafe { (self.driver.cuEventSynchronize)(event) })
     }
 
     unsafe fn copy(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
         let _bound = self.bind()?;
-        // SAFETY: the caller vouches for both ranges and the stream.
+        // SAFETY: the caller guarantees both ranges and the stream.
         let code = unsafe { (self.driver.cuMemcpyAsync)(to, from, bytes as usize, stream) };
         check("cuMemcpyAsync", code)
     }
 
     unsafe fn copy_lines(&self, copy: &DeviceCopy, stream: RawStream) -> Result<()> {
         let _bound = self.bind()?;
-        let side = |address, apart: u64| api::Side {
+        let side = |address, pitch: u64| api::Side {
             kind: api::BY_ADDRESS,
             address,
-            apart: apart as usize,
+            pitch: pitch as usize,
             ..Zeroable::zeroed()
         };
         let lines = api::Lines {
@@ -449,7 +458,7 @@ impl Driver for Device {
             bytes: copy.bytes as usize,
             lines: copy.lines as usize,
         };
-        // SAFETY: the caller vouches for both ranges and the stream.
+        // SAFETY: the caller guarantees both ranges and the stream.
         check("cuMemcpy2DAsync", unsafe { (self.driver.cuMemcpy2DAsync_v2)(&lines, stream) })
     }
 
@@ -460,32 +469,33 @@ impl Driver for Device {
         bytes: usize,
         stream: RawStream,
     ) -> Result<()> {
-        let _bound = self.bind_apart()?;
-        // SAFETY: the caller vouches for both ranges and the stream.
+        let _bound = self.bind_relaxed()?;
+        // SAFETY: the caller guarantees both ranges and the stream.
         let code = unsafe { (self.driver.cuMemcpyHtoDAsync_v2)(to, from.cast(), bytes, stream) };
         check("cuMemcpyHtoDAsync", code)
     }
 
     unsafe fn read(&self, to: *mut u8, from: u64, bytes: usize, stream: RawStream) -> Result<()> {
-        let _bound = self.bind_apart()?;
-        // SAFETY: the caller vouches for both ranges and the stream.
+        let _bound = self.bind_relaxed()?;
+        // SAFETY: the caller guarantees both ranges and the stream.
         let code = unsafe { (self.driver.cuMemcpyDtoHAsync_v2)(to.cast(), from, bytes, stream) };
         check("cuMemcpyDtoHAsync", code)
     }
 
     unsafe fn fill(&self, to: u64, bytes: u64, value: u8, stream: RawStream) -> Result<()> {
-        let _bound = self.bind_apart()?;
-        // SAFETY: the caller vouches for the range and the stream.
+        let _bound = self.bind_relaxed()?;
+        // SAFETY: the caller guarantees the range and the stream.
         let code = unsafe { (self.driver.cuMemsetD8Async)(to, value, bytes as usize, stream) };
         check("cuMemsetD8Async", code)
     }
 
     fn pin(&self, bytes: usize) -> Result<NonNull<u8>> {
-        /// For all contexts, and mapped into the device's addresses.
+        /// `CU_MEMHOSTALLOC_PORTABLE` (for all contexts) and `CU_MEMHOSTALLOC_DEVICEMAP` (mapped
+        /// into the device's address space).
         const FLAGS: u32 = 1 | 2;
-        let _bound = self.bind_apart()?;
+        let _bound = self.bind_relaxed()?;
         let mut memory = null_mut();
-        // SAFETY: `memory` is where the answer goes.
+        // SAFETY: `memory` receives the answer.
         let code = unsafe { (self.driver.cuMemHostAlloc)(&mut memory, bytes, FLAGS) };
         check("cuMemHostAlloc", code)?;
         NonNull::new(memory.cast::<u8>())
@@ -493,10 +503,11 @@ impl Driver for Device {
     }
 
     unsafe fn pinned_address(&self, host: NonNull<u8>) -> Result<u64> {
-        let _bound = self.bind_apart()?;
+        let _bound = self.bind_relaxed()?;
         let mut address = 0;
         let host = host.as_ptr().cast::<c_void>();
-        // SAFETY: `address` is where the answer goes; `pin` gave the memory, as the caller says.
+        // SAFETY: `address` receives the answer; the caller guarantees that `pin` returned the
+        // memory.
         let code = unsafe { (self.driver.cuMemHostGetDevicePointer_v2)(&mut address, host, 0) };
         check("cuMemHostGetDevicePointer", code)?;
         Ok(address)
@@ -507,10 +518,10 @@ impl Driver for Device {
             let expected = "a cubin, or PTX that ends with a zero byte";
             return Err(Error::invalid("image of a module", "something else", expected));
         }
-        let _bound = self.bind_apart()?;
+        let _bound = self.bind_relaxed()?;
         let mut module = RawModule::default();
         let image = image.as_ptr().cast::<c_void>();
-        // SAFETY: `module` is where the answer goes; the driver finds the end of both kinds of image.
+        // SAFETY: `module` receives the answer; the driver finds the end of both kinds of image.
         check("cuModuleLoadData", unsafe { (self.driver.cuModuleLoadData)(&mut module, image) })?;
         Ok(module)
     }
@@ -521,10 +532,10 @@ impl Driver for Device {
         name: &CStr,
         shared_bytes: u32,
     ) -> Result<RawFunction> {
-        let _bound = self.bind_apart()?;
+        let _bound = self.bind_relaxed()?;
         let shown = name.to_string_lossy();
         let mut function = RawFunction::default();
-        // SAFETY: `function` is where the answer goes; module and name are alive.
+        // SAFETY: `function` receives the answer; module and name are alive.
         let code =
             unsafe { (self.driver.cuModuleGetFunction)(&mut function, module, name.as_ptr()) };
         check_for("cuModuleGetFunction", || format!("of {shown}"), code)?;
@@ -538,8 +549,9 @@ impl Driver for Device {
                 unsafe { (self.driver.cuFuncSetAttribute)(function, attribute, value as i32) };
             check_for("cuFuncSetAttribute", || format!("{value} {what} for {shown}"), code)
         };
-        // The same for all kernels: a multiprocessor changes what it has of each only when it is idle,
-        // so that a kernel could have to wait for one of another rank that waits for it.
+        // The same setting for all kernels: a multiprocessor changes the division only when it is
+        // idle, so with different settings a kernel could have to wait for a running kernel of
+        // another rank that waits for it.
         set(api::CARVEOUT, 100, "% of the memory that L1 and shared memory divide")?;
         if shared_bytes > SHARED_LIMIT {
             set(api::MOST_SHARED, shared_bytes, "bytes of shared memory")?;
@@ -548,10 +560,10 @@ impl Driver for Device {
     }
 
     unsafe fn resources(&self, function: RawFunction) -> Result<(u32, u32)> {
-        let _bound = self.bind_apart()?;
+        let _bound = self.bind_relaxed()?;
         let attribute = |attribute| {
             let mut value = 0;
-            // SAFETY: `value` is where the answer goes; the function is alive.
+            // SAFETY: `value` receives the answer; the function is alive.
             let code = unsafe { (self.driver.cuFuncGetAttribute)(&mut value, attribute, function) };
             check("cuFuncGetAttribute", code).map(|()| value as u32)
         };
@@ -559,9 +571,9 @@ impl Driver for Device {
     }
 
     unsafe fn resident(&self, function: RawFunction, threads: u32, shared: u32) -> Result<u32> {
-        let _bound = self.bind_apart()?;
+        let _bound = self.bind_relaxed()?;
         let mut each = 0;
-        // SAFETY: `each` is where the answer goes; the function is alive.
+        // SAFETY: `each` receives the answer; the function is alive.
         let code = unsafe {
             (self.driver.cuOccupancyMaxActiveBlocksPerMultiprocessor)(
                 &mut each,
@@ -580,7 +592,7 @@ impl Driver for Device {
         LaunchShape { groups, threads, shared_bytes, .. }: LaunchShape,
         _: u32,
     ) -> Result<u32> {
-        let _bound = self.bind_apart()?;
+        let _bound = self.bind_relaxed()?;
         let shape = api::Configuration {
             groups: [groups, 1, 1],
             threads: [threads, 1, 1],
@@ -588,7 +600,7 @@ impl Driver for Device {
             ..Zeroable::zeroed()
         };
         let mut clusters = 0;
-        // SAFETY: `clusters` is where the answer goes; the function is alive.
+        // SAFETY: `clusters` receives the answer; the function is alive.
         let code =
             unsafe { (self.driver.cuOccupancyMaxActiveClusters)(&mut clusters, function, &shape) };
         check("cuOccupancyMaxActiveClusters", code)?;
@@ -621,12 +633,13 @@ impl Driver for Device {
                 attribute_count: 1,
                 ..Zeroable::zeroed()
             };
-            // SAFETY: as below; the driver reads the shape and the attribute before it returns.
+            // SAFETY: the caller guarantees the parameters; the driver reads shape and attribute
+            // before it returns.
             let code = unsafe { launch(&shape, function, parameters.as_mut_ptr(), null_mut()) };
             return check_for("cuLaunchKernelEx", what, code);
         }
-        // SAFETY: the caller vouches for the parameters, which the driver copies before it
-        // returns; stream and function are alive and of this context.
+        // SAFETY: the caller guarantees the parameters, which the driver copies before it returns;
+        // stream and function are alive and of this context.
         let code = unsafe {
             (self.driver.cuLaunchKernel)(
                 function,

@@ -1,4 +1,5 @@
-//! Device memory: virtual memory that peers map, plain memory as the fallback, the caller's own.
+//! CUDA device memory: virtual memory that peers map, plain memory as the fallback, and memory of
+//! the caller.
 
 use std::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -13,11 +14,11 @@ use crate::error::{Error, Result};
 use crate::segment::duplicate;
 use crate::util::unsupported;
 
-/// Plain memory is taken in multiples of this: the driver shares its blocks of this size between
-/// small allocations, and a legacy handle of a part would give a peer the whole.
+/// Granularity of plain memory in bytes. The driver splits blocks of this size among small
+/// allocations, and an IPC handle of such a part would expose the whole block to the peer.
 const PLAIN_BLOCK: u64 = 2 << 20;
 
-/// Memory that is given back when this is dropped.
+/// Region of device memory, freed on drop.
 struct CudaRegion {
     device: Arc<Device>,
     address: Address,
@@ -25,27 +26,29 @@ struct CudaRegion {
     kind: Kind,
 }
 
-/// Where memory comes from, and so how it is shared.
+/// Origin of the memory, which determines how it is shared and freed.
 enum Kind {
-    /// A handle that is mapped; the descriptor it came by, if a peer or the caller gave it.
+    /// Virtual memory: its handle, and the descriptor that it was imported from, if a peer or the
+    /// caller passed one.
     Virtual { handle: Physical, descriptor: Option<OwnedFd> },
-    /// Plain memory of this process.
+    /// Plain memory that this process allocated.
     Plain,
-    /// Plain memory of another process.
+    /// Plain memory of another process, opened by its IPC handle.
     Legacy,
-    /// The caller's.
+    /// Memory of the caller, not freed here.
     Foreign,
 }
 
 impl MemoryDriver for Device {
-    /// Virtual memory if the device has it and can share it with these ranks.
+    /// Allocates virtual memory if the device has it and can share it with these ranks, else plain
+    /// memory.
     fn allocate(self: Arc<Self>, bytes: u64, wanted: Wanted) -> Result<Arc<dyn Region>> {
         const REFUSED: [u32; 2] = [api::NOT_PERMITTED, api::NOT_SUPPORTED];
         let Wanted { purpose, exported, legacy } = wanted;
         let can = self.virtual_memory && (self.descriptors || !exported);
         if purpose != Purpose::DeviceWords && can && !legacy {
-            // With descriptors wherever there are any: a library of collectives that is told of the
-            // memory as a window exports it itself, also among threads.
+            // Exportable whenever the device supports it, even for ranks that are threads: a
+            // collectives library that registers the memory as a window exports it itself.
             match CudaRegion::create(&self, bytes, self.descriptors) {
                 Err(Error::Device { code, ref name, .. }) if REFUSED.contains(&code) => {
                     tracing::warn!(%name, "no virtual memory: plain memory is used instead");
@@ -103,7 +106,7 @@ impl Region for CudaRegion {
             Kind::Virtual { .. } => Ok(Vec::new()),
             Kind::Plain => Ok(self.legacy_handle()?.to_vec()),
             Kind::Legacy | Kind::Foreign => {
-                let why = "it is not this process's own allocation";
+                let why = "this process did not allocate the memory";
                 Err(unsupported("sharing memory with other processes", why))
             }
         }
@@ -130,28 +133,29 @@ impl Region for CudaRegion {
 }
 
 impl CudaRegion {
-    /// New virtual memory of this device, not zeroed. `exported`: for other processes, too.
+    /// Allocates virtual memory of this device, not zeroed; `exported`: other processes can map it,
+    /// too.
     fn create(device: &Arc<Device>, bytes: u64, exported: bool) -> Result<CudaRegion> {
-        let _bound = device.bind_apart()?;
+        let _bound = device.bind_relaxed()?;
         let driver = device.driver;
         let properties = properties(device, exported);
         let size = round(bytes, granularity(device, &properties)?)?;
         let mut handle = 0;
-        // SAFETY: `handle` is where the answer goes, `properties` is complete, the flags are zero.
+        // SAFETY: `handle` receives the answer, `properties` is complete, the flags are zero.
         let code = unsafe { (driver.cuMemCreate)(&mut handle, size, &properties, 0) };
         check_for("cuMemCreate", || format!("of {size} bytes"), code)?;
         CudaRegion::map(device, handle, size as u64, None)
     }
 
-    /// Virtual memory that came as a descriptor, of `bytes` bytes at least.
+    /// Maps virtual memory received as a descriptor, at least `bytes` bytes.
     fn import(device: &Arc<Device>, descriptor: OwnedFd, bytes: u64) -> Result<CudaRegion> {
-        let _bound = device.bind_apart()?;
+        let _bound = device.bind_relaxed()?;
         let driver = device.driver;
         let size = round(bytes, granularity(device, &properties(device, true))?)?;
         let mut handle = 0;
         let number = descriptor.as_raw_fd() as usize as *mut c_void;
-        // SAFETY: `handle` is where the answer goes; of this type of handle the pointer is the
-        // descriptor's number, and the driver duplicates it.
+        // SAFETY: `handle` receives the answer; for this handle type the pointer argument is the
+        // descriptor's number, and the driver duplicates the descriptor.
         let code = unsafe {
             (driver.cuMemImportFromShareableHandle)(&mut handle, number, api::HANDLE_DESCRIPTOR)
         };
@@ -159,7 +163,7 @@ impl CudaRegion {
         CudaRegion::map(device, handle, size as u64, Some(descriptor))
     }
 
-    /// Maps a handle for this device; it is released if that fails.
+    /// Maps a handle for this device; releases the handle on failure.
     fn map(
         device: &Arc<Device>,
         handle: Physical,
@@ -168,48 +172,48 @@ impl CudaRegion {
     ) -> Result<CudaRegion> {
         let driver = device.driver;
         let mut address = 0;
-        // SAFETY: `address` is where the answer goes; alignment, wish and flags are zero.
+        // SAFETY: `address` receives the answer; alignment, requested address and flags are zero.
         let code = unsafe { (driver.cuMemAddressReserve)(&mut address, size as usize, 0, 0, 0) };
         let reserved = check_for("cuMemAddressReserve", || format!("of {size} bytes"), code);
         let mapped = reserved.and_then(|()| {
             // SAFETY: the range was reserved just now with this size; nothing is mapped in it.
             let code = unsafe { (driver.cuMemMap)(address, size as usize, 0, handle, 0) };
             check_for("cuMemMap", || format!("of {size} bytes"), code).inspect_err(|_| {
-                // SAFETY: the range was reserved just now with this size, and nobody knows it.
+                // SAFETY: the range was just reserved with this size and is not used elsewhere.
                 let code = unsafe { (driver.cuMemAddressFree)(address, size as usize) };
                 warn(check("cuMemAddressFree", code));
             })
         });
         if let Err(error) = mapped {
-            // SAFETY: the handle is this function's, and nothing is mapped from it.
+            // SAFETY: this function owns the handle, and nothing is mapped from it.
             warn(check("cuMemRelease", unsafe { (driver.cuMemRelease)(handle) }));
             return Err(error);
         }
         let kind = Kind::Virtual { handle, descriptor };
-        // From here on dropping gives all of it back.
+        // From here on, dropping `region` releases everything.
         let region = CudaRegion { device: device.clone(), address, bytes: size, kind };
         region.map_for(&[device.ordinal])?;
         Ok(region)
     }
 
-    /// Plain memory of this device, not zeroed.
+    /// Allocates plain memory of this device, not zeroed.
     fn plain(device: &Arc<Device>, bytes: u64) -> Result<CudaRegion> {
-        let _bound = device.bind_apart()?;
+        let _bound = device.bind_relaxed()?;
         let size = round(bytes, PLAIN_BLOCK as usize)?;
         let mut address = 0;
-        // SAFETY: `address` is where the answer goes.
+        // SAFETY: `address` receives the answer.
         let code = unsafe { (device.driver.cuMemAlloc_v2)(&mut address, size) };
         check_for("cuMemAlloc", || format!("of {size} bytes"), code)?;
         Ok(CudaRegion { device: device.clone(), address, bytes: size as u64, kind: Kind::Plain })
     }
 
-    /// Plain memory of another process, by its legacy handle.
+    /// Opens plain memory of another process by its IPC handle.
     fn open_legacy(device: &Arc<Device>, handle: [u8; 64], bytes: u64) -> Result<CudaRegion> {
         const LAZY_PEER_ACCESS: u32 = 1;
-        let _bound = device.bind_apart()?;
+        let _bound = device.bind_relaxed()?;
         let handle = LegacyHandle(handle);
         let mut address = 0;
-        // SAFETY: `address` is where the answer goes; the handle is one that a peer was given.
+        // SAFETY: `address` receives the answer; a peer's driver made the handle.
         let code = unsafe {
             (device.driver.cuIpcOpenMemHandle_v2)(&mut address, handle, LAZY_PEER_ACCESS)
         };
@@ -217,21 +221,21 @@ impl CudaRegion {
         Ok(CudaRegion { device: device.clone(), address, bytes, kind: Kind::Legacy })
     }
 
-    /// The caller's memory as it is: it must be of this device.
+    /// Uses memory of the caller, which must belong to this device.
     fn foreign(device: &Arc<Device>, address: u64, bytes: u64) -> Result<CudaRegion> {
-        let _bound = device.bind_apart()?;
+        let _bound = device.bind_relaxed()?;
         let driver = device.driver;
         let attribute = |attribute| {
             let mut value = 0_i32;
             let to = (&raw mut value).cast::<c_void>();
-            // SAFETY: of the attributes asked below the answer is one number of 4 bytes.
+            // SAFETY: the answers to the attributes queried below are 4-byte integers.
             let code = unsafe { (driver.cuPointerGetAttribute)(to, attribute, address) };
             (code == api::SUCCESS).then_some(value)
         };
         let of_a_device = attribute(api::MEMORY_TYPE) == Some(api::OF_A_DEVICE as i32);
         let range = || {
             let (mut base, mut size) = (0, 0);
-            // SAFETY: the two are where the answers go.
+            // SAFETY: the two receive the answers.
             let code = unsafe { (driver.cuMemGetAddressRange_v2)(&mut base, &mut size, address) };
             check("cuMemGetAddressRange", code)?;
             Ok((base, size as u64))
@@ -241,12 +245,12 @@ impl CudaRegion {
         Ok(CudaRegion { device: device.clone(), address, bytes, kind: Kind::Foreign })
     }
 
-    /// Lets these devices of this process access virtual memory.
+    /// Maps virtual memory for these devices of this process.
     fn map_for(&self, ordinals: &[i32]) -> Result<()> {
-        let _bound = self.device.bind_apart()?;
+        let _bound = self.device.bind_relaxed()?;
         let access = |&id: &i32| Access { location: location(id), flags: api::ACCESS_READ_WRITE };
         let access: Vec<_> = ordinals.iter().map(access).collect();
-        // SAFETY: the range is mapped whole, and the list has the length that is given.
+        // SAFETY: the whole range is mapped, and the list has the given length.
         let code = unsafe {
             (self.device.driver.cuMemSetAccess)(
                 self.address,
@@ -258,12 +262,12 @@ impl CudaRegion {
         check_for("cuMemSetAccess", || format!("for devices {ordinals:?}"), code)
     }
 
-    /// A descriptor of virtual memory, for a peer.
+    /// Opens a descriptor of virtual memory, for a peer.
     fn export(&self, handle: Physical) -> Result<OwnedFd> {
-        let _bound = self.device.bind_apart()?;
+        let _bound = self.device.bind_relaxed()?;
         let mut number: RawFd = -1;
         let to = (&raw mut number).cast::<c_void>();
-        // SAFETY: of this type of handle the answer is a descriptor's number.
+        // SAFETY: for this handle type the answer is a descriptor's number.
         let code = unsafe {
             (self.device.driver.cuMemExportToShareableHandle)(to, handle, api::HANDLE_DESCRIPTOR, 0)
         };
@@ -272,11 +276,11 @@ impl CudaRegion {
         Ok(unsafe { OwnedFd::from_raw_fd(number) })
     }
 
-    /// The legacy handle of plain memory.
+    /// IPC handle of plain memory.
     fn legacy_handle(&self) -> Result<[u8; 64]> {
-        let _bound = self.device.bind_apart()?;
+        let _bound = self.device.bind_relaxed()?;
         let mut handle = LegacyHandle([0; 64]);
-        // SAFETY: `handle` is where the answer goes; the memory is plain and this process's.
+        // SAFETY: `handle` receives the answer; the memory is plain and of this process.
         let code = unsafe { (self.device.driver.cuIpcGetMemHandle)(&mut handle, self.address) };
         check("cuIpcGetMemHandle", code)?;
         Ok(handle.0)
@@ -285,7 +289,7 @@ impl CudaRegion {
 
 impl Drop for CudaRegion {
     fn drop(&mut self) {
-        let bound = self.device.bind_apart();
+        let bound = self.device.bind_relaxed();
         if let Err(error) = bound {
             return warn(Err(error));
         }
@@ -293,21 +297,21 @@ impl Drop for CudaRegion {
         match &self.kind {
             Kind::Virtual { handle, .. } => {
                 let size = self.bytes as usize;
-                // SAFETY: the range was mapped whole by `map`, and whoever uses its addresses
-                // holds the region, so nobody is left.
+                // SAFETY: `map` mapped the whole range, and every user of its addresses holds the
+                // region, so no user is left.
                 warn(check("cuMemUnmap", unsafe { (driver.cuMemUnmap)(self.address, size) }));
                 // SAFETY: the range was reserved by `map` with this size.
                 let code = unsafe { (driver.cuMemAddressFree)(self.address, size) };
                 warn(check("cuMemAddressFree", code));
-                // SAFETY: the handle is this region's.
+                // SAFETY: the region owns the handle.
                 warn(check("cuMemRelease", unsafe { (driver.cuMemRelease)(*handle) }));
             }
             Kind::Plain => {
-                // SAFETY: the memory was allocated by `plain`, and nobody uses it any more.
+                // SAFETY: `plain` allocated the memory, and no user is left.
                 warn(check("cuMemFree", unsafe { (driver.cuMemFree_v2)(self.address) }));
             }
             Kind::Legacy => {
-                // SAFETY: the address was opened by `open_legacy`, and nobody uses it any more.
+                // SAFETY: `open_legacy` opened the address, and no user is left.
                 let code = unsafe { (driver.cuIpcCloseMemHandle)(self.address) };
                 warn(check("cuIpcCloseMemHandle", code));
             }
@@ -332,7 +336,7 @@ fn properties(device: &Device, exported: bool) -> Properties {
 
 fn granularity(device: &Device, properties: &Properties) -> Result<usize> {
     let mut granularity = 0;
-    // SAFETY: `granularity` is where the answer goes, and `properties` is complete.
+    // SAFETY: `granularity` receives the answer, and `properties` is complete.
     let code = unsafe {
         (device.driver.cuMemGetAllocationGranularity)(
             &mut granularity,

@@ -1,11 +1,11 @@
-//! The device of one rank, as its heap uses it: the same for all vendors.
+//! Device of one rank as its heap uses it, common to all vendors.
 
 use std::any::Any;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use super::beside::Sides;
+use super::beside::CopyStreams;
 use super::copies::HostCopies;
 use super::driver::{Current, DeviceCopy, RawStream};
 use super::mapping::{GpuMapping, as_gpu};
@@ -25,40 +25,40 @@ use crate::error::{Error, Result};
 use crate::stream::Stream;
 use crate::util::{lock, unsupported};
 
-/// A GPU, as the device of one rank: for vendors' libraries, which enqueue their work themselves on a
-/// stream that they are given.
+/// GPU of one rank, for libraries that enqueue work of their own on a stream of the heap.
 ///
-/// [`SymmetricHeap::gpu`](crate::SymmetricHeap::gpu) is where it comes from. Streams and memory of the
-/// caller's come as what the driver has for them: a `CUstream` or `hipStream_t` as a number
-/// ([`SymmetricHeap::stream_from_raw`](crate::SymmetricHeap::stream_from_raw)), a `CUdeviceptr` or the
-/// like as an address ([`SymmetricHeap::import`](crate::SymmetricHeap::import)), whatever made them.
-/// With the feature `cudarc-0-19` streams of that version of cudarc come as they are, and are kept alive.
+/// [`SymmetricHeap::gpu`](crate::SymmetricHeap::gpu) returns it. Streams and memory of the caller
+/// are passed as the driver's handles, whichever library made them: a `CUstream` or `hipStream_t`
+/// as a number ([`SymmetricHeap::stream_from_raw`](crate::SymmetricHeap::stream_from_raw)), and a
+/// `CUdeviceptr` or the like as an address
+/// ([`SymmetricHeap::import`](crate::SymmetricHeap::import)). With the feature `cudarc-0-19`,
+/// streams of that version of cudarc are accepted directly and kept alive.
 ///
 /// Set `CUDA_DEVICE_MAX_CONNECTIONS=32` in the environment of programs with several ranks on one
-/// device: by default their streams share 8 queues, and work that is queued behind another rank's
-/// waiting kernel does not begin. The library does not set it, since changing the environment of a
-/// process with threads is not sound, and warns.
+/// device. By default their streams share 8 hardware queues, and work queued behind a waiting
+/// kernel of another rank does not begin. The library only warns and does not set it, because
+/// changing the environment of a process with threads is unsound.
 pub struct Gpu {
     pub(in crate::backend) shared: Arc<Shared>,
     device: Arc<dyn MemoryDriver>,
-    /// For copies by the host, apart from the streams of ops.
+    /// Stream for synchronous copies by the host, separate from the streams of ops.
     copies: HostCopies,
-    /// Whether ranks are threads of this process.
+    /// Whether the ranks are threads of this process.
     same_process: bool,
     legacy: bool,
-    /// Ranks that use this device, this one included; known after the first exchange.
+    /// Number of ranks that use this device, this rank included; known after the first exchange.
     sharing: OnceLock<u32>,
     queues: Mutex<Vec<Weak<Queue>>>,
-    /// Streams for copies beside those of ops.
-    sides: Sides,
-    /// Everything handed out, to be let go when the heap closes.
+    /// Streams for copies that run beside the streams of ops.
+    copy_streams: CopyStreams,
+    /// All mappings handed out, to be released when the heap closes.
     mappings: Mutex<Vec<Weak<GpuMapping>>>,
     closed: AtomicBool,
 }
 
 impl Gpu {
-    /// For a rank whose peers are threads of this process, or processes, with virtual memory or, if
-    /// `legacy`, plain memory.
+    /// Makes the device of a rank whose peers are threads of this process (`same_process`) or other
+    /// processes, with virtual memory, or plain memory if `legacy`.
     pub(crate) fn new(
         device: Arc<dyn MemoryDriver>,
         same_process: bool,
@@ -73,33 +73,33 @@ impl Gpu {
             legacy,
             sharing: OnceLock::new(),
             queues: Mutex::default(),
-            sides: Sides::default(),
+            copy_streams: CopyStreams::default(),
             mappings: Mutex::default(),
             closed: AtomicBool::new(false),
         })
     }
 
-    /// Whose it is.
+    /// Kind of device: CUDA or HIP.
     pub fn kind(&self) -> BackendKind {
         self.device.kind()
     }
 
-    /// Ranks of the heap that use this device, this one included.
+    /// Number of ranks of the heap that use this device, this rank included.
     pub fn sharing(&self) -> u32 {
         self.sharing.get().copied().unwrap_or(1)
     }
 
-    /// Multiprocessors of the device, whoever shares it.
+    /// Number of multiprocessors of the device, not divided among the ranks that share it.
     pub fn multiprocessors(&self) -> u32 {
         self.device.multiprocessors()
     }
 
-    /// Lets `enqueue` put work of a library on a stream of the heap, behind the heap's last op,
-    /// whatever stream that was on; the next op waits for it. `enqueue` is given the driver's stream
-    /// (`CUstream`, `hipStream_t`) as a number, with the device current.
+    /// Lets `enqueue` put a library's work on a stream of the heap, after the heap's last op, on
+    /// whatever stream that op was; the next op waits for it. `enqueue` receives the driver's
+    /// stream (`CUstream`, `hipStream_t`) as a number; the device is current.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a stream of another heap; [`Error::Closed`]; those of `enqueue`.
+    /// [`Error::Invalid`] for a stream of another heap; [`Error::Closed`]; errors of `enqueue`.
     pub fn enqueue(&self, stream: &Stream, enqueue: impl FnOnce(u64) -> Result<()>) -> Result<()> {
         stream.check_of(Arc::as_ptr(&self.shared.control), "work of a library")?;
         let queue = GpuStream::of(stream.backend())?;
@@ -107,26 +107,28 @@ impl Gpu {
         queue.in_order(|| enqueue(queue.raw().0))
     }
 
-    /// Whether copies beside this stream can carry signals ([`DeviceCopy::signal`]). They cannot in a capture on
-    /// devices that need an event's record ahead of a signal, because a graph has no node for the record.
+    /// Whether copies beside this stream can carry signals ([`DeviceCopy::signal`]). False in a
+    /// capture on devices that need an event's record before a signal, because a graph has no node
+    /// for the record.
     ///
     /// # Errors
-    /// As [`Gpu::copy_beside`].
+    /// Errors of [`Gpu::copy_beside`].
     pub fn copies_signal(&self, stream: &Stream) -> Result<bool> {
         let queue = self.beside(stream)?;
         Ok(self.kind().traits().copies_in_order || queue.capture()?.is_none())
     }
 
-    /// Enqueues copies, one behind the other, in the order of the heap's ops, but not on `stream`: what is
-    /// enqueued there next does not wait for them before [`Gpu::join_copies`], which must follow. Where `stream` is
-    /// captured, so are they.
+    /// Enqueues copies, one after the other, in the order of the heap's ops but on another stream
+    /// than `stream`. Work enqueued on `stream` later does not wait for them until
+    /// [`Gpu::join_copies`], which must follow. If `stream` is captured, the copies are captured,
+    /// too.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a stream of another heap; [`Error::Closed`]; [`Error::Device`].
     ///
     /// # Safety
-    /// The device has the memory mapped, and it lives until the copies are over, and every replay of a
-    /// graph that they are captured in.
+    /// The device has the memory mapped, and the memory lives until the copies have ended, and
+    /// every replay of a graph that captured them.
     #[allow(unsafe_code, reason = "copies between addresses")]
     pub unsafe fn copy_beside(
         &self,
@@ -134,21 +136,22 @@ impl Gpu {
         copies: impl IntoIterator<Item = DeviceCopy>,
     ) -> Result<()> {
         let queue = self.beside(stream)?;
-        let side = self.sides.of(&self.shared, queue, |side| self.keep(side).map(drop))?;
-        // SAFETY: as the caller says.
+        let side = self.copy_streams.of(&self.shared, queue, |side| self.keep(side).map(drop))?;
+        // SAFETY: the caller keeps this function's contract, which is that of `fork`.
         queue.in_order(|| unsafe { side.fork(queue, copies) })
     }
 
-    /// Lets what is enqueued next on `stream` begin when the copies beside it are over.
+    /// Makes work that is enqueued on `stream` after this call wait for the copies beside the
+    /// stream.
     ///
     /// # Errors
-    /// As [`Gpu::copy_beside`].
+    /// Errors of [`Gpu::copy_beside`].
     pub fn join_copies(&self, stream: &Stream) -> Result<()> {
         let queue = self.beside(stream)?;
-        queue.in_order(|| self.sides.join(queue))
+        queue.in_order(|| self.copy_streams.join(queue))
     }
 
-    /// What a stream is that copies are beside.
+    /// Checks that a stream belongs to this heap, and returns its queue.
     fn beside<'a>(&self, stream: &'a Stream) -> Result<&'a Arc<Queue>> {
         stream.check_of(Arc::as_ptr(&self.shared.control), "copies beside a stream")?;
         GpuStream::of(stream.backend())
@@ -157,17 +160,18 @@ impl Gpu {
     /// Calls `f` with the device current on this thread.
     ///
     /// # Errors
-    /// [`Error::Device`]; those of `f`.
+    /// [`Error::Device`]; errors of `f`.
     pub fn current<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
         let _current = Current::new(&*self.device, false)?;
         f()
     }
 
-    /// Calls `f` with the device current, such that a capture of another thread is not broken by what
-    /// it does: for what a library prepares.
+    /// Calls `f` with the device current and with this thread's capture mode relaxed, so that the
+    /// driver calls in `f` do not break a capture of another thread. For initialisation of
+    /// libraries.
     ///
     /// # Errors
-    /// [`Error::Device`]; those of `f`.
+    /// [`Error::Device`]; errors of `f`.
     pub fn apart<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
         let _current = Current::new(&*self.device, true)?;
         f()
@@ -264,7 +268,7 @@ impl Backend for Gpu {
     }
 
     fn opened(&self, memory: Memory) {
-        // A second call would be the heap's mistake, and harmless: the first memory stays.
+        // A second call would be a bug of the heap, and harmless: the first memory stays.
         let _ = self.shared.memory.set(memory);
         if self.sharing() > 1 && self.same_process {
             self.device.shared_by(self.sharing());
@@ -286,8 +290,8 @@ impl Backend for Gpu {
     }
 
     fn fill(&self, to: &dyn Mapping, offset: u64, bytes: u64, value: u8) -> Result<()> {
-        // By copies: a fill of the driver's is a kernel, which would have to wait for room beside
-        // kernels that wait for this rank.
+        // By copies, because a fill of the driver's is a kernel, which would need free
+        // multiprocessors beside kernels that wait for this rank.
         const CHUNK: u64 = 1 << 20;
         let to = as_gpu(to)?.at(offset, bytes)?;
         let chunk = vec![value; bytes.min(CHUNK) as usize];
@@ -305,7 +309,7 @@ impl Backend for Gpu {
     }
 
     unsafe fn wrap_stream(&self, raw: u64) -> Result<Arc<dyn StreamBackend>> {
-        // SAFETY: the caller vouches for the stream, in the words of the trait.
+        // SAFETY: the caller guarantees that the stream is alive; the trait requires the same.
         self.keep(unsafe { Queue::caller(&self.shared, RawStream(raw))? })
     }
 
@@ -332,8 +336,8 @@ impl Backend for Gpu {
         }
     }
 
-    fn untold(&self) -> Option<Error> {
-        // What goes wrong in kernels is in the control block.
+    fn take_unreported(&self) -> Option<Error> {
+        // Errors of kernels are in the control block.
         None
     }
 
@@ -344,7 +348,7 @@ impl Backend for Gpu {
     fn shutdown(&self) {
         self.closed.store(true, Ordering::Relaxed);
         self.shared.forget_order();
-        let kept = self.shared.untold();
+        let kept = self.shared.has_unknown_end();
         if kept {
             tracing::warn!("a stream of a heap may still run: its device memory is not freed");
         }
@@ -366,7 +370,7 @@ impl Backend for Gpu {
 }
 
 impl Drop for Gpu {
-    /// Waits for nothing: kernels that run are told to leave, and keep their memory for good.
+    /// Does not wait: running kernels are told to leave, and their memory is never freed.
     fn drop(&mut self) {
         if self.closed.load(Ordering::Relaxed) {
             return;

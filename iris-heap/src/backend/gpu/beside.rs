@@ -1,4 +1,5 @@
-//! Copies beside what a stream does: on a stream of the heap's own, from a point of the other on.
+//! Copies that run beside a stream: on a second stream of the heap, starting at a point of the
+//! first.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -9,34 +10,37 @@ use super::stream::{Queue, Shared};
 use crate::error::Result;
 use crate::util::lock;
 
-/// The streams that such copies have: one for calls that run, one for each capture that is under way. One
-/// for each peer was slower: on 4 x H200 (2026-11-22) a gather ahead of 8192 x 1280 x 8192 took 689 us with
-/// three and 426 with one, since engines that copy at the same time get less than one alone.
+/// Streams for copies beside other streams: one for calls that run, and one for each capture in
+/// progress. One stream for all peers is faster than one per peer, since copy engines that run at
+/// the same time share bandwidth: an all-gather before a product of 8192 x 1280 x 8192 took 426 us
+/// with one and 689 us with three (4 x H200, 2026-11-22).
 #[derive(Default)]
-pub(super) struct Sides(Mutex<Vec<Arc<Side>>>);
+pub(super) struct CopyStreams(Mutex<Vec<Arc<CopyStream>>>);
 
-pub(super) struct Side {
+pub(super) struct CopyStream {
     queue: Arc<Queue>,
-    /// Whether it is for captures.
+    /// Whether the stream is for captures.
     captured: bool,
-    /// Whether there are copies since the last join.
+    /// Whether copies were enqueued since the last join.
     forked: AtomicBool,
     begin: GpuEvent,
     end: GpuEvent,
 }
 
-impl Sides {
-    /// The one for copies beside `stream`; a new one is given to `keep`.
+impl CopyStreams {
+    /// The copy stream for use beside `stream`. A new one is passed to `keep`, which must keep it
+    /// alive.
     pub(super) fn of(
         &self,
         shared: &Arc<Shared>,
         stream: &Queue,
         keep: impl FnOnce(Arc<Queue>) -> Result<()>,
-    ) -> Result<Arc<Side>> {
+    ) -> Result<Arc<CopyStream>> {
         let capture = stream.capture()?;
         let mut all = lock(&self.0);
         for side in all.iter().filter(|side| side.captured == capture.is_some()) {
-            // One whose capture has ended is free again; that of calls that run has none.
+            // A stream whose capture has ended is free again; the stream for calls that run has no
+            // capture.
             let own = if side.captured { side.queue.capture()? } else { None };
             if own.is_none() || own == capture {
                 return Ok(side.clone());
@@ -48,17 +52,17 @@ impl Sides {
         let (begin, end) = (event()?, event()?);
         let forked = AtomicBool::new(false);
         let captured = capture.is_some();
-        let side = Arc::new(Side { queue, captured, forked, begin, end });
+        let side = Arc::new(CopyStream { queue, captured, forked, begin, end });
         all.push(side.clone());
         Ok(side)
     }
 
-    /// Lets what is enqueued on `stream` next begin when all copies beside it are over.
+    /// Makes work that is enqueued on `stream` after this call wait for all copies beside it.
     pub(super) fn join(&self, stream: &Queue) -> Result<()> {
         let capture = stream.capture()?;
         let all = lock(&self.0);
         for side in all.iter().filter(|side| side.captured == capture.is_some()) {
-            // Those of another capture are its own.
+            // Copy streams of another capture are not joined.
             if capture.is_none() || side.queue.capture()? == capture {
                 side.join(stream)?;
             }
@@ -67,11 +71,12 @@ impl Sides {
     }
 }
 
-impl Side {
-    /// Enqueues these copies, one behind the other; they begin when what is enqueued on `stream` is over.
+impl CopyStream {
+    /// Enqueues these copies, one after the other; they begin when the work enqueued on `stream` so
+    /// far has ended.
     ///
     /// # Safety
-    /// The memory is mapped, and stays so until the copies are over.
+    /// The memory is mapped, and stays mapped until the copies have ended.
     pub(super) unsafe fn fork(
         &self,
         stream: &Queue,
@@ -85,23 +90,26 @@ impl Side {
         let enqueued = copies.into_iter().try_for_each(|copy| {
             let DeviceCopy { to, from, bytes, lines, apart, signal } = copy;
             if signal && !in_order {
-                // A release at system scope, which PROTOCOL.md (Copy engines) says more of.
+                // The event's record is a release at system scope; see PROTOCOL.md (Copy engines).
                 self.end.record(self.queue.raw())?;
             }
             if lines == 1 || apart == [bytes; 2] {
-                // SAFETY: as the caller says.
+                // SAFETY: the caller keeps this function's contract, which is that of the driver
+                // call.
                 unsafe { device.copy(to, from, bytes * lines, self.queue.raw()) }
             } else {
-                // SAFETY: as above.
+                // SAFETY: the caller keeps this function's contract, which is that of the driver
+                // call.
                 unsafe { device.copy_lines(&copy, self.queue.raw()) }
             }
         });
-        // Also behind those of before one that failed.
+        // Also after a failure, so that a join waits for the copies that were enqueued before it.
         self.end.record(self.queue.raw()).and(enqueued)
     }
 
-    /// Lets what is enqueued on `stream` next begin when the copies are over, if there are any: an event
-    /// that no capture has recorded is nothing for it to wait for.
+    /// Makes work that is enqueued on `stream` after this call wait for the copies, if there are
+    /// any since the last join. Without copies the event may never have been recorded in this
+    /// capture, and waiting for it would be an error.
     fn join(&self, stream: &Queue) -> Result<()> {
         if !self.forked.swap(false, Ordering::Relaxed) {
             return Ok(());

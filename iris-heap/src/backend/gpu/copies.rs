@@ -1,4 +1,4 @@
-//! Copies by the host: on a stream of their own, done when they return, in the way of no capture.
+//! Synchronous copies by the host, on a stream of their own, which break no capture.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use super::mapping::GpuMapping;
 use crate::backend::Mapping;
 use crate::error::Result;
 
-/// A stream of the backend's own, and copies that are done when they return.
+/// Stream for copies by the host; each copy has ended when its function returns.
 pub(crate) struct HostCopies {
     device: Arc<dyn Driver>,
     stream: RawStream,
@@ -19,8 +19,8 @@ impl HostCopies {
         Ok(HostCopies { device, stream })
     }
 
-    /// Waits until what `enqueued` tells of is done, also after a failure: part of the work may have
-    /// been enqueued.
+    /// Waits until the enqueued work has ended, even after a failure, because a part of the work
+    /// may have been enqueued.
     fn done(&self, enqueued: Result<()>) -> Result<()> {
         // SAFETY: the stream is alive.
         let waited = unsafe { self.device.sync_stream(self.stream) };
@@ -31,7 +31,8 @@ impl HostCopies {
         if data.is_empty() {
             return Ok(());
         }
-        // SAFETY: the caller checked the target; `data` outlives the copy, which `done` waits for.
+        // SAFETY: the caller checked the target range; `data` outlives the copy, because `done`
+        // waits for it.
         self.done(unsafe { self.device.write(to, data.as_ptr(), data.len(), self.stream) })
     }
 
@@ -39,11 +40,12 @@ impl HostCopies {
         if data.is_empty() {
             return Ok(());
         }
-        // SAFETY: as in `write`, the other way round.
+        // SAFETY: the caller checked the source range; `data` outlives the copy, because `done`
+        // waits for it.
         self.done(unsafe { self.device.read(data.as_mut_ptr(), from, data.len(), self.stream) })
     }
 
-    /// Sets all of new memory to zero.
+    /// Zeroes the whole of a new mapping.
     pub(crate) fn clear(&self, memory: &GpuMapping) -> Result<()> {
         let bytes = memory.bytes();
         let to = memory.at(0, bytes)?;
@@ -54,7 +56,7 @@ impl HostCopies {
 
 impl Drop for HostCopies {
     fn drop(&mut self) {
-        // SAFETY: the stream is this one's; nothing is enqueued on it.
+        // SAFETY: the stream belongs to this object, and nothing is enqueued on it.
         warn(unsafe { self.device.destroy_stream(self.stream) });
     }
 }

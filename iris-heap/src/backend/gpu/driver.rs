@@ -1,4 +1,4 @@
-//! What the shared part of the GPU backends asks of a device's driver.
+//! Driver calls that the vendor-independent part of the GPU backends needs: the trait [`Driver`].
 
 use std::ffi::{CStr, c_void};
 use std::marker::PhantomData;
@@ -7,7 +7,8 @@ use std::ptr::NonNull;
 use crate::backend::{BackendKind, LaunchShape};
 use crate::error::Result;
 
-/// A handle of the driver's: a pointer in its own words, a number here, for any thread to use.
+/// Defines handle types of the driver: opaque pointers stored as numbers, so that any thread may
+/// use them.
 macro_rules! handles {
     ($($(#[$doc:meta])* $name:ident;)*) => {
         $(
@@ -20,26 +21,27 @@ macro_rules! handles {
 }
 
 handles! {
-    /// A stream.
+    /// Handle of a stream.
     RawStream;
-    /// An event.
+    /// Handle of an event.
     RawEvent;
-    /// A loaded image of kernels.
+    /// Handle of a loaded image of kernels.
     RawModule;
-    /// A kernel.
+    /// Handle of a kernel.
     RawFunction;
 }
 
-/// State of a thread before a device was made current on it.
+/// State of a thread before a device was made current on it; input of [`Driver::restore`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Before {
-    /// Device that was current, if another was; CUDA's driver remembers it itself.
+    /// Device that was current, if it was another one. CUDA does not need it, because its driver
+    /// keeps a stack of contexts.
     pub(crate) device: Option<i32>,
-    /// Mode of capture, if it was changed.
+    /// Capture mode of the thread, if it was changed.
     pub(crate) mode: Option<u32>,
 }
 
-/// A device that is current on this thread until this is dropped.
+/// Guard: a device is current on this thread until it is dropped.
 pub(crate) struct Current<'a> {
     device: &'a dyn Driver,
     before: Before,
@@ -48,9 +50,10 @@ pub(crate) struct Current<'a> {
 }
 
 impl<'a> Current<'a> {
-    /// Makes a device current; apart, if that is asked for.
-    pub(crate) fn new(device: &'a dyn Driver, apart: bool) -> Result<Self> {
-        Ok(Current { device, before: device.make_current(apart)?, thread: PhantomData })
+    /// Makes a device current; if `relaxed`, also relaxes the thread's capture mode (see
+    /// [`Driver`]).
+    pub(crate) fn new(device: &'a dyn Driver, relaxed: bool) -> Result<Self> {
+        Ok(Current { device, before: device.make_current(relaxed)?, thread: PhantomData })
     }
 }
 
@@ -60,140 +63,149 @@ impl Drop for Current<'_> {
     }
 }
 
-/// A copy between addresses of memory that the device has mapped, its own or a peer's.
+/// Copy between device addresses that the device has mapped: its own memory or a peer's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceCopy {
-    /// Where to.
+    /// Target address.
     pub to: u64,
-    /// Where from.
+    /// Source address.
     pub from: u64,
-    /// How many bytes of a line.
+    /// Number of bytes per line.
     pub bytes: u64,
-    /// How many lines.
+    /// Number of lines.
     pub lines: u64,
-    /// Bytes from the beginning of a line to that of the next, where to and where from.
+    /// Stride from line to line in bytes: of the target, of the source.
     pub apart: [u64; 2],
-    /// Whether it is a signal: a peer that sees it sees the copies ahead of it on the stream.
+    /// Whether the copy is a signal: a peer that sees it must also see the earlier copies on its
+    /// stream.
     pub signal: bool,
 }
 
 impl DeviceCopy {
-    /// A copy of a word of 4 bytes that is a signal.
+    /// Makes a copy of one 4-byte word that is a signal.
     pub fn signal(to: u64, from: u64) -> Self {
         Self { to, from, bytes: 4, lines: 1, apart: [4; 2], signal: true }
     }
 }
 
-/// One device, by its driver's calls. Each call sees to the thread's context or current device itself,
-/// and leaves it as it was.
+/// Driver calls for one device. Each call makes the device or its context current on the calling
+/// thread and restores the previous state.
 ///
-/// Those that are said to be *apart* are about nothing that a capture could hold: while they run, a
-/// capture of another thread, in whatever mode, is not broken by them. Nothing here waits for work of
-/// a stream but what says so.
+/// Calls documented as *capture-neutral* concern nothing that a capture could hold: while they run,
+/// a capture of another thread, in any mode, is not broken. No call waits for work of a stream
+/// unless its documentation says so.
 ///
 /// # Safety of the calls
-/// Handles given to a call are alive, and of this device if nothing else is said; events may be of
-/// another. Addresses are of memory that stays valid until what is enqueued is over.
+/// Handles passed to a call are alive and belong to this device unless stated otherwise; events may
+/// belong to another device. Addresses refer to memory that stays valid until the enqueued work has
+/// ended.
 pub(crate) trait Driver: Send + Sync {
-    /// Whose it is.
+    /// Kind of device: CUDA or HIP.
     fn kind(&self) -> BackendKind;
 
-    /// Its number among the devices that the process sees.
+    /// Index among the devices visible to the process.
     fn ordinal(&self) -> i32;
 
-    /// Name and architecture: the same on all ranks of a world.
+    /// Name and architecture; must be equal on all ranks of a world.
     fn title(&self) -> String;
 
-    /// Its architecture, as the vendor's tools name it: `sm_90`, `gfx942`.
+    /// Architecture in the notation of the vendor's tools: `sm_90`, `gfx942`.
     fn arch(&self) -> String;
 
-    /// What tells this very device from every other of the host, the same in all processes.
+    /// Identity that distinguishes this device from all others of the host, the same in all
+    /// processes.
     fn uuid(&self) -> String;
 
-    /// Bytes of its memory that are free, and all. Apart.
+    /// Free and total memory of the device in bytes. Capture-neutral.
     fn memory_info(&self) -> Result<(u64, u64)>;
 
-    /// Makes it this thread's current device, for a library that is called then. Apart, if that is asked for.
-    fn make_current(&self, apart: bool) -> Result<Before>;
+    /// Makes this device current on the thread, for a library that is called next; apart if `apart`
+    /// is true.
+    fn make_current(&self, relaxed: bool) -> Result<Before>;
 
-    /// Takes back what [`Driver::make_current`] did on this thread.
+    /// Undoes [`Driver::make_current`] on this thread.
     fn restore(&self, before: Before);
 
-    /// Several ranks of a heap, threads of this process, use the device: what the driver must be told,
-    /// or the user, so that no stream of one waits for a kernel of another.
+    /// Prepares the device for several ranks of a heap that are threads of this process: configures
+    /// the driver, or warns the user, so that no stream of one rank waits for a kernel of another.
     fn shared_by(&self, ranks: u32);
 
-    /// How many multiprocessors (compute units) it has.
+    /// Number of multiprocessors or compute units.
     fn multiprocessors(&self) -> u32;
 
-    /// A new stream that waits for no other, and has been used. Apart.
+    /// Makes a stream that waits for no other (non-blocking) and has been used once, see
+    /// [`Driver::use_first`]. Capture-neutral.
     fn create_stream(&self) -> Result<RawStream>;
 
-    /// Apart. What is enqueued is done before the driver lets the stream go.
+    /// Destroys a stream; the driver finishes its enqueued work first. Capture-neutral.
     unsafe fn destroy_stream(&self, stream: RawStream) -> Result<()>;
 
-    /// Enqueues a copy of four bytes, so that the work that comes next is not the stream's first. The
-    /// stream is not captured. Apart.
+    /// Enqueues a copy of four bytes, so that later work is not the stream's first: the first use
+    /// of a stream may make it wait for another stream. The stream must not be captured.
+    /// Capture-neutral.
     unsafe fn use_first(&self, stream: RawStream) -> Result<()>;
 
-    /// Whether a stream is one of this device and of the context that the backend uses.
+    /// Whether a stream belongs to this device and to the context that the backend uses.
     unsafe fn owns(&self, stream: RawStream) -> Result<bool>;
 
-    /// The number of the capture that is under way on a stream.
+    /// Number of the capture in progress on a stream; `None` if there is none.
     unsafe fn capture_of(&self, stream: RawStream) -> Result<Option<u64>>;
 
-    /// Waits until all is done. Apart.
+    /// Waits until all work enqueued on a stream has ended. Capture-neutral.
     unsafe fn sync_stream(&self, stream: RawStream) -> Result<()>;
 
-    /// Whether all is done; not, where nobody can tell. Apart.
+    /// Whether all work enqueued on a stream has ended; false if that is unknown. Capture-neutral.
     unsafe fn stream_is_done(&self, stream: RawStream) -> bool;
 
-    /// A new event, that measures no time. Apart.
+    /// Makes an event without timing. Capture-neutral.
     fn create_event(&self) -> Result<RawEvent>;
 
-    /// Apart. A wait for it that is enqueued stays valid.
+    /// Destroys an event; waits for it that are enqueued stay valid. Capture-neutral.
     unsafe fn destroy_event(&self, event: RawEvent) -> Result<()>;
 
-    /// Puts an event behind what is enqueued.
+    /// Records an event after the work enqueued on a stream so far.
     unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<()>;
 
-    /// Lets what is enqueued next begin after an event.
+    /// Makes work that is enqueued on `stream` after this call wait for an event.
     unsafe fn wait_for(&self, event: RawEvent, stream: RawStream) -> Result<()>;
 
-    /// Whether an event that was recorded is over, be it by an error of the device, which ends all; not,
-    /// where it is of a capture or nobody can tell. Apart.
+    /// Whether a recorded event is over, possibly by an error of the device, which ends all work.
+    /// False if the event belongs to a capture or the state is unknown. Capture-neutral.
     unsafe fn event_is_done(&self, event: RawEvent) -> bool;
 
-    /// Waits until it is. Apart.
+    /// Waits until a recorded event is over. Capture-neutral.
     unsafe fn sync_event(&self, event: RawEvent) -> Result<()>;
 
-    /// Enqueues a copy between memory that the device has mapped.
+    /// Enqueues a copy between addresses that the device has mapped.
     unsafe fn copy(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()>;
 
-    /// Enqueues a copy of lines between such memory.
+    /// Enqueues a strided (2D) copy between addresses that the device has mapped.
     unsafe fn copy_lines(&self, copy: &DeviceCopy, stream: RawStream) -> Result<()>;
 
-    /// Enqueues a copy from the host, in as many pieces as the driver takes well. Apart.
+    /// Enqueues a copy from host memory, in pieces if the driver needs small ones. Capture-neutral.
     unsafe fn write(&self, to: u64, from: *const u8, bytes: usize, stream: RawStream)
     -> Result<()>;
 
-    /// Enqueues a copy to the host. Apart.
+    /// Enqueues a copy to host memory. Capture-neutral.
     unsafe fn read(&self, to: *mut u8, from: u64, bytes: usize, stream: RawStream) -> Result<()>;
 
-    /// Enqueues that bytes of new memory are set, before a kernel runs: it may be by a kernel. Apart.
+    /// Enqueues setting bytes of new memory, before any kernel of the heap runs; may be implemented
+    /// by a kernel. Capture-neutral.
     unsafe fn fill(&self, to: u64, bytes: u64, value: u8, stream: RawStream) -> Result<()>;
 
-    /// Memory of the host that all devices can have mapped, on a page's boundary, for good. Apart.
+    /// Allocates pinned host memory, page-aligned, which all devices can map and which is never
+    /// freed. Capture-neutral.
     fn pin(&self, bytes: usize) -> Result<NonNull<u8>>;
 
-    /// Where the device finds what [`Driver::pin`] gave. Apart.
+    /// Device address of memory that [`Driver::pin`] returned. Capture-neutral.
     unsafe fn pinned_address(&self, host: NonNull<u8>) -> Result<u64>;
 
-    /// Loads an image of kernels, of a kind whose end the driver finds:
-    /// [`Error::Invalid`](crate::Error::Invalid) for anything else. Apart.
+    /// Loads an image of kernels whose length the driver can determine;
+    /// [`Error::Invalid`](crate::Error::Invalid) for any other image. Capture-neutral.
     fn load(&self, image: &[u8]) -> Result<RawModule>;
 
-    /// The kernel of this name, ready for its first launch with so much dynamic shared memory. Apart.
+    /// The kernel of this name, ready for its first launch with `shared_bytes` bytes of dynamic
+    /// shared memory. Capture-neutral.
     unsafe fn function(
         &self,
         module: RawModule,
@@ -201,14 +213,15 @@ pub(crate) trait Driver: Send + Sync {
         shared_bytes: u32,
     ) -> Result<RawFunction>;
 
-    /// Registers a thread, and bytes of local memory a thread. Apart.
+    /// Registers per thread, and bytes of local memory per thread. Capture-neutral.
     unsafe fn resources(&self, function: RawFunction) -> Result<(u32, u32)>;
 
-    /// Workgroups of a kernel that a multiprocessor takes at a time. Apart.
+    /// Number of workgroups of a kernel that are co-resident on one multiprocessor.
+    /// Capture-neutral.
     unsafe fn resident(&self, function: RawFunction, threads: u32, shared: u32) -> Result<u32>;
 
-    /// Clusters of a kernel that the whole device takes at a time, for a launch of this shape whose workgroups
-    /// come in clusters of so many. Apart.
+    /// Number of clusters of a kernel that are co-resident on the whole device, for a launch of
+    /// this shape with clusters of `cluster` workgroups. Capture-neutral.
     unsafe fn resident_clusters(
         &self,
         function: RawFunction,
@@ -216,12 +229,12 @@ pub(crate) trait Driver: Send + Sync {
         cluster: u32,
     ) -> Result<u32> {
         let LaunchShape { threads, shared_bytes, .. } = shape;
-        // SAFETY: as the caller says.
+        // SAFETY: the caller keeps this function's contract, which covers that of `resident`.
         let each = unsafe { self.resident(function, threads, shared_bytes) }?;
         Ok(each * self.multiprocessors() / cluster)
     }
 
-    /// Enqueues a launch. The parameters, as the kernel has them, are copied before it returns.
+    /// Enqueues a launch. The parameters are copied before it returns.
     unsafe fn launch(
         &self,
         function: RawFunction,
@@ -232,7 +245,7 @@ pub(crate) trait Driver: Send + Sync {
     ) -> Result<()>;
 }
 
-/// For destructors, which have nobody to tell.
+/// Logs an error in a destructor, which cannot return it.
 pub(crate) fn warn(outcome: Result<()>) {
     if let Err(error) = outcome {
         tracing::warn!(%error, "a call of the device's driver failed");

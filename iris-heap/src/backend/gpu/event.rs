@@ -1,4 +1,4 @@
-//! Points in the streams of a GPU.
+//! Events in GPU streams.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use super::driver::{Driver, RawEvent, RawStream, warn};
 use crate::backend::EventBackend;
 use crate::error::Result;
 
-/// A point in a stream.
+/// Point in a GPU stream.
 pub(super) struct GpuEvent {
     device: Arc<dyn Driver>,
     raw: RawEvent,
-    /// Whether the last attempt to record it worked: if not, nobody knows what is done.
+    /// Whether the last attempt to record the event succeeded; if not, its state is unknown.
     recorded: AtomicBool,
 }
 
@@ -22,7 +22,7 @@ impl GpuEvent {
         Ok(GpuEvent { device: device.clone(), raw, recorded: AtomicBool::new(false) })
     }
 
-    /// Puts the event behind what is enqueued.
+    /// Records the event after the work enqueued on `stream` so far.
     pub(super) fn record(&self, stream: RawStream) -> Result<()> {
         self.recorded.store(false, Ordering::Relaxed);
         // SAFETY: event and stream are alive and of one context.
@@ -31,7 +31,7 @@ impl GpuEvent {
         Ok(())
     }
 
-    /// Lets what is enqueued next on a stream of `device` begin after the event.
+    /// Makes work that is enqueued on a stream of `device` after this call wait for the event.
     pub(super) fn before(&self, device: &dyn Driver, stream: RawStream) -> Result<()> {
         // SAFETY: event and stream are alive; they may be of different devices.
         unsafe { device.wait_for(self.raw, stream) }
@@ -40,7 +40,7 @@ impl GpuEvent {
 
 impl EventBackend for GpuEvent {
     fn is_done(&self) -> bool {
-        // Where nothing was recorded nobody knows.
+        // If nothing was recorded, the state is unknown, so the event is not done.
         let recorded = self.recorded.load(Ordering::Relaxed);
         // SAFETY: the event is alive.
         recorded && unsafe { self.device.event_is_done(self.raw) }
@@ -58,7 +58,7 @@ impl EventBackend for GpuEvent {
 
 impl Drop for GpuEvent {
     fn drop(&mut self) {
-        // SAFETY: the event is this one's; a wait for it that is enqueued stays valid.
+        // SAFETY: the event belongs to this object; enqueued waits for it stay valid.
         warn(unsafe { self.device.destroy_event(self.raw) });
     }
 }

@@ -1,4 +1,5 @@
-//! A driver that only keeps account, and what the shared part asks of it.
+//! Fake driver that runs nothing and logs calls, and tests of the vendor-independent GPU code on
+//! it.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, c_void};
@@ -21,19 +22,19 @@ use crate::util::unsupported;
 mod beside;
 mod ranks;
 
-/// Streams are what the test says they are: captured, busy, or done.
+/// Fake driver; tests set which of its streams are captured, busy or done.
 #[derive(Default)]
 struct Fake {
     ordinal: i32,
-    /// Devices whose memory it cannot access.
+    /// Index of a device whose memory this one cannot access.
     far: Option<i32>,
     handles: AtomicU64,
-    /// By stream: the number of the capture that is under way.
+    /// Number of the capture in progress, by stream.
     captured: Mutex<HashMap<u64, u64>>,
     busy: Mutex<HashSet<u64>>,
-    /// Calls that order something, in order.
+    /// Log of the calls that enqueue or order work, in order.
     log: Mutex<Vec<String>>,
-    /// Calls of this name fail.
+    /// Name of the driver call that fails.
     fails: Mutex<Option<&'static str>>,
 }
 
@@ -82,8 +83,8 @@ impl Driver for Fake {
     fn memory_info(&self) -> Result<(u64, u64)> {
         Ok((0, 0))
     }
-    fn make_current(&self, apart: bool) -> Result<Before> {
-        self.call("current", apart.to_string())?;
+    fn make_current(&self, relaxed: bool) -> Result<Before> {
+        self.call("current", relaxed.to_string())?;
         Ok(Before { device: None, mode: None })
     }
     fn restore(&self, _: Before) {}
@@ -150,7 +151,7 @@ impl Driver for Fake {
         self.call("fill", format!("on {}", stream.0))
     }
     fn pin(&self, bytes: usize) -> Result<NonNull<u8>> {
-        // For good, as a driver's is, and on the boundary of a line.
+        // Leaked, because pinned memory is never freed, and aligned to a line.
         let lines = vec![0_u128; bytes / 16 + 8].leak();
         let skipped = lines.as_ptr().align_offset(128);
         Ok(NonNull::from(&mut lines[skipped..]).cast())
@@ -183,12 +184,12 @@ impl Driver for Fake {
     }
 }
 
-/// Memory that only has an address, which is its number.
+/// Region of fake memory: an address and a length only.
 struct FakeRegion {
     device: Arc<Fake>,
     address: u64,
     bytes: u64,
-    /// How it is shared; empty if it is the caller's or a peer's.
+    /// Handle by which the region is shared; empty for memory of the caller or of a peer.
     handle: Vec<u8>,
 }
 
@@ -255,7 +256,7 @@ impl MemoryDriver for Fake {
     }
 }
 
-/// A heap's streams, and their driver.
+/// A fake driver, and the shared state of a heap's streams on it.
 fn shared() -> (Arc<Fake>, Arc<Shared>) {
     let fake = Arc::new(Fake::default());
     let shared = Shared::new(fake.clone(), Arc::<Control>::default()).unwrap();
@@ -271,7 +272,7 @@ fn op(stream: &GpuStream) -> Result<()> {
     stream.0.copy_in_order(0, 0, 0)
 }
 
-/// What takes longer than this waits for ever.
+/// Fails if `f` has not ended after a time limit, because it then waits forever.
 fn bounded(f: impl FnOnce() + Send + 'static) {
     let (done, outcome) = mpsc::channel();
     let thread = std::thread::spawn(move || {
@@ -287,8 +288,8 @@ fn bounded(f: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Who waits for all streams takes those that were let go in a capture, and they come back under the
-/// lock that they were taken by.
+/// Waiting for all streams takes the streams that were released while captured out of their list;
+/// still captured ones are put back, under the same lock.
 #[test]
 fn a_stream_that_is_captured_still_is_kept_again() {
     bounded(|| {
@@ -306,7 +307,7 @@ fn a_stream_that_is_captured_still_is_kept_again() {
         shared.finish_rest().unwrap();
         assert!(shared.kept().is_empty());
         assert_eq!(fake.taken(), [format!("sync_stream {raw}")]);
-        // It is used again.
+        // The released stream is reused.
         assert_eq!(stream(&shared).raw_handle(), raw);
         shared.forget_order();
     });
@@ -350,12 +351,12 @@ fn ops_are_in_order_over_streams() {
         format!("record {number} on {x}"),
     ];
     assert_eq!(fake.taken(), back);
-    // What runs beside an op is on another stream than that.
+    // Work beside an op must be on another stream than the op.
     let error = a.0.beside(|| Ok(())).unwrap_err();
     assert!(error.to_string().contains("that of an op"), "{error}");
     b.0.beside(|| Ok(())).unwrap();
     assert_eq!(fake.taken(), [format!("wait_for {number} on {y}")]);
-    // A capture is an order of its own.
+    // Ops in a capture are ordered among themselves only.
     fake.capture(y, Some(1));
     op(&b).unwrap();
     assert!(!fake.taken().iter().any(|call| call.starts_with("wait_for")));
@@ -363,11 +364,12 @@ fn ops_are_in_order_over_streams() {
     shared.forget_order();
 }
 
-/// An op that went out is not told as an error: the next one on another stream is, before it is enqueued.
+/// An op that was enqueued never returns an error; the next op on another stream does, before it is
+/// enqueued.
 #[test]
 fn an_op_is_refused_behind_one_whose_event_could_not_be_recorded() {
     let (fake, shared) = shared();
-    // SAFETY: the fake's handles are numbers.
+    // SAFETY: handles of the fake driver are plain numbers.
     let theirs = GpuStream(unsafe { Queue::caller(&shared, RawStream(99)) }.unwrap());
     let ours = stream(&shared);
     let fails = |name| *fake.fails.lock().unwrap() = name;
@@ -380,7 +382,7 @@ fn an_op_is_refused_behind_one_whose_event_could_not_be_recorded() {
     assert!(fake.taken().is_empty());
     op(&theirs).unwrap();
     op(&ours).unwrap();
-    // A stream that is kept is asked again by the next op.
+    // If the stream of the last op is kept alive, the next op tries again to record its event.
     fails(Some("record"));
     op(&ours).unwrap();
     fails(None);
@@ -392,7 +394,7 @@ fn an_op_is_refused_behind_one_whose_event_could_not_be_recorded() {
     shared.forget_order();
 }
 
-/// The op before the capture is on the stream that is captured now: nothing can be put behind it.
+/// The previous op is on a stream that is captured now, so no event can be recorded after it.
 #[test]
 fn an_op_behind_a_stream_that_is_captured_is_refused() {
     let (fake, shared) = shared();
@@ -416,7 +418,7 @@ fn nothing_is_enqueued_when_the_heap_closes() {
     assert!(fake.taken().is_empty());
 }
 
-/// A stream that is let go while it works is used again when it is done, not before.
+/// A stream released while it has work is reused only when the work has ended.
 #[test]
 fn streams_are_used_again_once_they_are_done() {
     let (fake, shared) = shared();
@@ -436,11 +438,12 @@ fn streams_are_used_again_once_they_are_done() {
     assert_eq!(fake.taken().len(), 2, "both are given back to the driver with the heap");
 }
 
-/// The caller's stream may be gone with the last `Stream` of it: its handle is used before, not after.
+/// The caller may destroy its stream after the last `Stream` is dropped, so the handle is used
+/// before that point and never after.
 #[test]
 fn a_stream_of_the_callers_is_left_alone_when_it_was_let_go() {
     let (fake, shared) = shared();
-    // SAFETY: the fake's handles are numbers.
+    // SAFETY: handles of the fake driver are plain numbers.
     let queue = unsafe { Queue::caller(&shared, RawStream(99)) }.unwrap();
     let theirs = Stream::from_backend(Arc::new(GpuStream(queue.clone())));
     fake.busy.lock().unwrap().insert(99);

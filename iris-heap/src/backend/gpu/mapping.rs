@@ -1,4 +1,4 @@
-//! Device memory as a backend handed it out.
+//! Device memory as a backend hands it out.
 
 use std::any::Any;
 use std::sync::{Arc, Mutex};
@@ -9,9 +9,9 @@ use crate::error::{Error, Result};
 use crate::util::lock;
 use crate::util::unsupported;
 
-/// An address, and what it belongs to until the heap closes. Unmapping may wait for the whole device,
-/// so it takes place in the collective steps that end a mapping's use, whoever holds an `Arc` of it
-/// still.
+/// Address of device memory, with the region that backs it until the heap closes. Unmapping may
+/// wait for the whole device, so it is done in collective steps that end a mapping's use, even if
+/// an `Arc` of the mapping is still held.
 pub(crate) struct GpuMapping {
     address: u64,
     bytes: u64,
@@ -19,29 +19,31 @@ pub(crate) struct GpuMapping {
 }
 
 impl GpuMapping {
-    /// Memory that is unmapped when the last mapping of `region` lets it go.
+    /// Makes a mapping of `region`; the memory is unmapped when the last mapping of the region is
+    /// released.
     pub(crate) fn new(region: Arc<dyn Region>) -> GpuMapping {
         let (address, bytes) = (region.address(), region.bytes());
         GpuMapping { address, bytes, region: Mutex::new(Some(region)) }
     }
 
-    /// What it belongs to.
+    /// Region that backs the mapping; fails if it has been released.
     pub(crate) fn region(&self) -> Result<Arc<dyn Region>> {
         lock(&self.region).clone().ok_or(Error::Closed { what: "the heap" })
     }
 
-    /// Lets the memory go. The last mapping of it unmaps it.
+    /// Releases the region; the last mapping of it unmaps the memory.
     pub(crate) fn release(&self) {
         let region = lock(&self.region).take();
         drop(region);
     }
 
-    /// Keeps the memory for good: something may still run on it.
+    /// Keeps the memory mapped forever, because work may still access it.
     pub(crate) fn leak(&self) {
         std::mem::forget(lock(&self.region).take());
     }
 
-    /// The address of `bytes` bytes from `offset` on, which are in it and mapped.
+    /// Device address of `bytes` bytes from `offset` on; checks the range, and that the mapping has
+    /// not been released.
     pub(crate) fn at(&self, offset: u64, bytes: u64) -> Result<u64> {
         match offset.checked_add(bytes) {
             Some(end) if end <= self.bytes => {}
@@ -75,8 +77,8 @@ impl Mapping for GpuMapping {
     }
 }
 
-/// The mapping as a GPU's.
+/// A mapping as device memory; fails if it belongs to another backend.
 pub(crate) fn as_gpu(mapping: &dyn Mapping) -> Result<&GpuMapping> {
     let memory = mapping.as_any().downcast_ref::<GpuMapping>();
-    memory.ok_or_else(|| unsupported("access by a GPU", "it is memory of another device"))
+    memory.ok_or_else(|| unsupported("access by a GPU", "the memory belongs to another device"))
 }

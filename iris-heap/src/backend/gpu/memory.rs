@@ -1,4 +1,4 @@
-//! What the shared part of the GPU backends asks of a device's driver about memory.
+//! Driver calls for memory that the vendor-independent part of the GPU backends needs.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -7,79 +7,82 @@ use super::driver::Driver;
 use crate::backend::Purpose;
 use crate::error::{Error, Result};
 
-/// Memory that a device has mapped; given back to the driver when this is dropped, which may wait for
-/// the device.
+/// Memory that a device has mapped. Dropping it returns the memory to the driver, which may wait
+/// for the device.
 pub(crate) trait Region: Send + Sync {
-    /// Where it begins.
+    /// Start address in the device's address space.
     fn address(&self) -> u64;
 
-    /// Its length.
+    /// Length in bytes.
     fn bytes(&self) -> u64;
 
-    /// The number of the device that has it, among those that the process sees.
+    /// Index of the device that owns the memory, among those visible to the process.
     fn ordinal(&self) -> i32;
 
-    /// The handle by which other processes open it; empty where it goes by a descriptor.
+    /// Handle by which other processes open the memory; empty if it is shared by a descriptor.
     ///
     /// # Errors
-    /// [`crate::Error::Unsupported`] for memory that other processes cannot have; those of the device.
+    /// [`crate::Error::Unsupported`] for memory that cannot be shared with other processes; those
+    /// of the device.
     fn handle(&self) -> Result<Vec<u8>>;
 
-    /// The descriptor by which other processes map it, where it goes by one. Each call opens one.
+    /// Descriptor by which other processes map the memory; `None` if it is shared by a handle. Each
+    /// call opens a new one.
     fn descriptor(&self) -> Result<Option<OwnedFd>>;
 
-    /// Lets these devices of this process access it, where the owner of memory maps it for others.
+    /// Maps the memory for these devices of this process, if mapping is done by the owner.
     fn grant(&self, ordinals: &[i32]) -> Result<()>;
 
-    /// Whether a device that accesses it asks for that itself: [`MemoryDriver::enable_access`].
+    /// Whether a device that accesses this memory must itself call [`MemoryDriver::enable_access`].
     fn asks_for_access(&self) -> bool;
 }
 
-/// What memory is asked for.
+/// Properties of requested memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wanted {
-    /// What it is for.
+    /// Use of the memory.
     pub(crate) purpose: Purpose,
-    /// Whether ranks that are other processes must be able to have it.
+    /// Whether other processes must be able to map it.
     pub(crate) exported: bool,
-    /// Plain memory, also where there is virtual memory.
+    /// Whether to use plain memory even if the device has virtual memory management.
     pub(crate) legacy: bool,
 }
 
-/// A device, by its driver's calls about memory. All of them are apart, as [`Driver`] says it.
+/// Driver calls for the memory of one device. All are *capture-neutral*, as [`Driver`] defines it.
 pub(crate) trait MemoryDriver: Driver {
-    /// New memory of at least so many bytes. What it holds is not defined.
+    /// Allocates at least `bytes` bytes with undefined contents.
     fn allocate(self: Arc<Self>, bytes: u64, wanted: Wanted) -> Result<Arc<dyn Region>>;
 
-    /// Memory of at least so many bytes that a peer, or the caller, gave as a descriptor.
+    /// Maps memory of at least `bytes` bytes that a peer or the caller passed as a descriptor.
     ///
     /// # Errors
-    /// [`crate::Error::Unsupported`] where there are no such descriptors; those of the device.
+    /// [`crate::Error::Unsupported`] if the device has no such descriptors; errors of the device.
     fn import(self: Arc<Self>, descriptor: OwnedFd, bytes: u64) -> Result<Arc<dyn Region>>;
 
-    /// Memory of another process, by what [`Region::handle`] gave there.
+    /// Maps memory of another process, by the bytes that [`Region::handle`] returned there.
     fn open(self: Arc<Self>, handle: &[u8], bytes: u64) -> Result<Arc<dyn Region>>;
 
-    /// The caller's memory as it is.
+    /// Uses memory of the caller at its present address.
     ///
     /// # Errors
-    /// [`crate::Error::Invalid`] for memory that is not this device's, or shorter.
+    /// [`crate::Error::Invalid`] for memory of another device, or shorter than `bytes`.
     fn foreign(self: Arc<Self>, address: u64, bytes: u64) -> Result<Arc<dyn Region>>;
 
-    /// Whether kernels of this device can access memory of the other.
+    /// Whether kernels of this device can access memory of device `ordinal`.
     fn can_access(&self, ordinal: i32) -> Result<bool>;
 
-    /// Lets kernels of this device access memory of the other that was not mapped for this one by
-    /// name. A second time it does nothing.
+    /// Lets kernels of this device access memory of device `ordinal` that its owner has not mapped
+    /// for this device. Repeated calls have no effect.
     fn enable_access(&self, ordinal: i32) -> Result<()>;
 }
 
-/// Checks that memory of the caller's is the device's that the heap uses, and as long as it says, by what the
-/// driver knows of its address: whether it is a device's, the number of that device, and where the
-/// allocation begins and how long it is. What comes later is asked only if all before it is right.
+/// Checks that memory of the caller belongs to the heap's device and is long enough. The arguments
+/// are the driver's answers about the address: whether it is device memory, the index of its
+/// device, and start and length of its allocation. Each later answer is asked for only if the
+/// earlier ones are right.
 ///
 /// # Errors
-/// [`Error::Invalid`] for other memory; those of the device.
+/// [`Error::Invalid`] for other memory; errors of the device.
 pub(crate) fn check_foreign(
     (address, bytes): (u64, u64),
     ordinal: i32,

@@ -1,6 +1,7 @@
-//! What the backends of GPUs share: the device of a rank, streams, events, the order of ops, kernels,
-//! pinned memory, and who is told what so that memory is shared. A vendor's backend has of its own two
-//! traits of driver calls, [`Driver`] and [`MemoryDriver`], and the table of its driver's functions.
+//! Vendor-independent part of the GPU backends: device of a rank, streams, events, order of ops,
+//! kernels, pinned memory, and memory sharing between ranks. A vendor's backend implements two
+//! traits of driver calls, [`Driver`] and [`MemoryDriver`], and the table of its driver's
+//! functions.
 
 mod backend;
 mod beside;

@@ -1,4 +1,4 @@
-//! Compiled kernels: loading, how many workgroups fit, launching.
+//! Compiled kernels on a GPU: loading, occupancy, launching.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
@@ -14,8 +14,8 @@ use crate::error::{Error, Result};
 use crate::util::lock;
 use crate::wire::hash;
 
-/// A loaded image of kernels, kept until the process ends: giving it back would wait for the whole
-/// device, and the next op of the same kind needs it again.
+/// Loaded image of kernels. It stays loaded until the process ends, because unloading would wait
+/// for the whole device, and the next op of the same kind needs it again.
 pub(super) struct GpuModule(Arc<Loaded>);
 
 struct Loaded {
@@ -30,7 +30,7 @@ struct GpuFunction {
 }
 
 impl GpuModule {
-    /// Loads an image, once a process and device.
+    /// Loads an image, once per process and device; later calls reuse it.
     pub(super) fn load(device: &Arc<dyn Driver>, image: &[u8]) -> Result<GpuModule> {
         type Key = (BackendKind, i32, u128);
         static LOADED: OnceLock<Mutex<HashMap<Key, Arc<Loaded>>>> = OnceLock::new();
@@ -83,7 +83,8 @@ impl FunctionBackend for GpuFunction {
         args: &[&[u8]],
     ) -> Result<()> {
         let queue = GpuStream::of(stream)?;
-        // Few kernels have more: those need not wait for the allocator.
+        // Number of kernel parameters up to which a launch needs no heap allocation; most kernels
+        // have fewer.
         const USUAL: usize = 12;
         let (mut few, mut many) = ([null_mut(); USUAL], Vec::new());
         let params = match few.get_mut(..args.len()) {
@@ -98,8 +99,8 @@ impl FunctionBackend for GpuFunction {
         }
         let device = &self.module.device;
         let launch = || {
-            // SAFETY: the caller vouches for the parameters; stream and function are alive and of one
-            // context.
+            // SAFETY: the caller guarantees the parameters; stream and function are alive and of
+            // one context.
             unsafe { device.launch(self.raw, &self.name, shape, params, queue.raw()) }
         };
         match order {

@@ -1,4 +1,4 @@
-//! The order of the ops of a heap over several streams.
+//! Order of the ops of a heap across its streams.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -8,30 +8,31 @@ use super::event::GpuEvent;
 use crate::error::{Error, Result};
 use crate::util::unsupported;
 
-/// Which op was issued last: the next one on another stream waits for it.
+/// Last op issued: the next op on another stream waits for it.
 pub(super) struct Order {
-    /// Ops that run.
+    /// Last op outside captures.
     live: Option<Last>,
-    /// Ops that are captured, and the number of the capture: they run when their graph does, so
-    /// that they are ordered among themselves only.
+    /// Number of the capture in which the last captured op was issued, and the number of its
+    /// stream. Captured ops run when their graph is launched, so they are ordered among themselves
+    /// only.
     captured: Option<(u64, u64)>,
-    /// Whether ops are issued on more than one stream: from then on each leaves an event.
+    /// Whether ops have been issued on more than one stream. From then on each op records an event.
     several: bool,
     live_event: GpuEvent,
     captured_event: GpuEvent,
     device: Arc<dyn Driver>,
 }
 
-/// What keeps a stream alive.
+/// Reference that keeps a stream alive.
 pub(super) type Keeper = Arc<dyn Any + Send + Sync>;
 
 enum Last {
-    /// Of this stream, which is kept alive; nothing is recorded behind the op yet.
+    /// Last op on this stream, which is kept alive; no event has been recorded after the op yet.
     Unrecorded { raw: RawStream, number: u64, _keeper: Keeper },
-    /// Of the stream of this number; the event is recorded behind it.
+    /// Last op on the stream with this number; the event has been recorded after it.
     Recorded(u64),
-    /// An op on the stream of this number, which may be gone, behind which the event could not be recorded, with the
-    /// error.
+    /// Last op on the stream with this number, which may have been destroyed; recording the event
+    /// after the op failed with this error.
     Lost(u64, Error),
 }
 
@@ -45,13 +46,13 @@ impl Last {
     }
 }
 
-/// A stream on which something is about to be enqueued, and which is alive meanwhile.
+/// Stream on which something is about to be enqueued; it stays alive meanwhile.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     pub(super) raw: RawStream,
-    /// What no other stream of the heap has had.
+    /// Number of the stream, unique among all streams of the heap.
     pub(super) number: u64,
-    /// The number of the capture that is under way on it.
+    /// Number of the capture in progress on the stream.
     pub(super) capture: Option<u64>,
 }
 
@@ -67,22 +68,22 @@ impl Order {
         })
     }
 
-    /// No op waits for an earlier one any more. The caller drops what is returned once it holds no lock
-    /// that a stream's end takes.
+    /// Forgets the last op, so that no later op waits for it. The caller must drop the returned
+    /// value after releasing all locks that the destruction of a stream takes.
     #[must_use]
     pub(super) fn forget(&mut self) -> impl Sized + use<> {
         self.live.take()
     }
 
-    /// Enqueues an op by `f` behind the last op of the heap, on whatever stream that was. `keeper` keeps
-    /// the op's stream alive, if anything can.
+    /// Enqueues an op by `f` after the last op of the heap, on whatever stream that op was.
+    /// `keeper` keeps the op's stream alive, if anything can.
     ///
-    /// Ops of a capture are ordered among themselves; how their graph is ordered with other work of
-    /// the heap is for the caller to see to, who launches it.
+    /// Ops in a capture are ordered among themselves. The caller who launches the graph must order
+    /// the graph with other work of the heap.
     ///
-    /// Except in a capture, an error says that `f` was not called or has failed: an op that was enqueued is never
-    /// told as an error. If its event cannot be recorded and its stream may be gone, the next op on another stream fails
-    /// before it is enqueued.
+    /// Outside captures an error means that `f` was not called or has failed; an op that was
+    /// enqueued never returns an error. If its event cannot be recorded and its stream may be
+    /// destroyed, the next op on another stream fails before it is enqueued.
     pub(super) fn op(
         &mut self,
         place: Place,
@@ -93,7 +94,7 @@ impl Order {
         self.behind_last(place)?;
         f()?;
         if let Some(id) = capture {
-            // In a capture this enqueues nothing.
+            // Inside a capture, recording an event enqueues no work.
             self.captured_event.record(raw)?;
             self.captured = Some((id, number));
             return Ok(());
@@ -109,7 +110,7 @@ impl Order {
         Ok(())
     }
 
-    /// Enqueues what `f` does behind the last op of the heap, on a stream other than that op's. The
+    /// Enqueues work by `f` after the last op of the heap, on a stream other than that op's. The
     /// next op does not wait for it.
     pub(super) fn beside(&mut self, place: Place, f: impl FnOnce() -> Result<()>) -> Result<()> {
         let last = match (self.captured, place.capture) {
@@ -118,14 +119,15 @@ impl Order {
             (_, None) => self.live.as_ref().map(Last::number),
         };
         if last == Some(place.number) {
-            let expected = "another: the next op there would wait for the kernel";
+            let expected =
+                "another stream, since the next op on this one would wait for the kernel";
             return Err(Error::invalid("stream of a kernel beside ops", "that of an op", expected));
         }
         self.behind_last(place)?;
         f()
     }
 
-    /// Lets what is enqueued here next begin after the last op of the heap.
+    /// Makes work that is enqueued on `place` after this call wait for the last op of the heap.
     fn behind_last(&mut self, place: Place) -> Result<()> {
         if let Some(id) = place.capture {
             return match self.captured {

@@ -1,8 +1,7 @@
-//! Control blocks: pinned host memory that kernels see.
+//! Control blocks in pinned host memory, which kernels can access.
 //!
-//! A block is taken from a pool that lives until the process ends: the host writes abort words and
-//! reads faults without any call of the driver, also when a heap goes while another thread looks at
-//! its block.
+//! Blocks come from a pool that lives until the process ends. So the host can write abort words and
+//! read faults without driver calls, even while another thread closes the heap.
 
 use std::ptr::NonNull;
 use std::sync::Mutex;
@@ -13,13 +12,13 @@ use crate::control::{Line, PinnedLine};
 use crate::error::{Error, Result};
 use crate::util::lock;
 
-/// Blocks that are taken from the driver at a time.
+/// Number of blocks allocated from the driver at a time.
 const BLOCKS: usize = 512;
 
-/// Blocks that nobody uses, and whose devices can address them.
+/// Unused blocks, with the kind of the devices that can address them.
 static FREE: Mutex<Vec<(BackendKind, &'static Line)>> = Mutex::new(Vec::new());
 
-/// A block, all zero, that the kernels of `device` can address.
+/// Takes a zeroed block that the kernels of `device` can address.
 pub(crate) fn take(device: &dyn Driver) -> Result<PinnedLine> {
     let kind = device.kind();
     let line = {
@@ -33,7 +32,7 @@ pub(crate) fn take(device: &dyn Driver) -> Result<PinnedLine> {
         };
         free.swap_remove(place).1
     };
-    // From here on dropping gives it back.
+    // From here on, dropping `block` returns the line to the pool.
     let mut block = PinnedLine::new(line, Box::new(Lease(kind, line)));
     block.clear();
     // SAFETY: the block is in memory that `allocate` pinned.
@@ -41,7 +40,7 @@ pub(crate) fn take(device: &dyn Driver) -> Result<PinnedLine> {
     Ok(block)
 }
 
-/// Gives a block back to the pool.
+/// Returns a block to the pool on drop.
 struct Lease(BackendKind, &'static Line);
 
 impl Drop for Lease {
@@ -56,13 +55,14 @@ fn allocate(device: &dyn Driver) -> Result<impl Iterator<Item = &'static Line>> 
     if !base.is_aligned() {
         return Err(Error::invalid("address of pinned memory", format!("{base:p}"), "a page's"));
     }
-    // SAFETY: the memory is as long as that, of this process until it ends, and nobody else's.
+    // SAFETY: the memory has this length, stays allocated until the process ends, and has no other
+    // user.
     unsafe { base.as_ptr().cast::<u8>().write_bytes(0, bytes) };
     Ok((0..BLOCKS).map(move |index| {
         // SAFETY: the index is inside the memory.
         let line = unsafe { base.add(index) };
-        // SAFETY: the line is aligned, written above, never given back to the driver, and made of
-        // atomic words alone, which others may change at any time.
+        // SAFETY: the line is aligned, initialised above, never freed, and consists of atomic words
+        // only, which may change at any time.
         unsafe { line.as_ref() }
     }))
 }

@@ -1,8 +1,9 @@
-//! Who is told what of whose memory, so that all ranks have all of it mapped.
+//! Sharing of device memory, so that all ranks have all of it mapped.
 //!
-//! Ranks that are threads of one process pass each other their regions, and each asks its device for
-//! access to those of others. Ranks that are processes describe their memory to each other, with a
-//! handle of the driver's where it goes by one, and pass a descriptor where it goes by that.
+//! Ranks that are threads of one process pass each other their regions, and each enables access to
+//! the regions of the others on its device. Ranks that are processes send each other descriptions
+//! of their memory, with the driver's IPC handle, or pass file descriptors if the driver shares
+//! memory by descriptors.
 
 use std::sync::Arc;
 
@@ -13,16 +14,16 @@ use crate::error::{Error, Result};
 use crate::util::unsupported;
 use crate::wire::{Reader, Writer};
 
-/// The memory of all ranks, as a device has it.
+/// Memory of all ranks as one device has mapped it.
 pub(super) struct Joined {
-    /// By rank.
+    /// Regions, indexed by rank.
     pub(super) regions: Vec<Arc<dyn Region>>,
-    /// Ranks that use this device, this one included.
+    /// Number of ranks that use this device, this rank included.
     pub(super) sharing: u32,
 }
 
-/// What the peers, other processes, are told of this rank's memory: its length, the device, and a
-/// handle, if it goes by one.
+/// Description of this rank's memory for peers in other processes: its length, the device's id, and
+/// an IPC handle, if it is shared by one.
 pub(super) fn describe(device: &dyn MemoryDriver, own: &dyn Mapping) -> Result<Vec<u8>> {
     let region = as_gpu(own)?.region()?;
     let mut message = Writer::default();
@@ -30,7 +31,7 @@ pub(super) fn describe(device: &dyn MemoryDriver, own: &dyn Mapping) -> Result<V
     Ok(message.finish())
 }
 
-/// Maps what the other ranks, processes, have given.
+/// Maps the memory that the other ranks, which are processes, have exported.
 pub(super) fn import(
     device: &Arc<dyn MemoryDriver>,
     rank: usize,
@@ -58,7 +59,7 @@ pub(super) fn import(
     Ok(joined)
 }
 
-/// Makes the memory of all ranks, threads of this process, good for this device.
+/// Makes the memory of all ranks, which are threads of this process, accessible to this device.
 pub(super) fn join(
     device: &dyn MemoryDriver,
     own: &dyn Mapping,
@@ -79,8 +80,8 @@ pub(super) fn join(
             ));
         }
     }
-    // Where the owner maps its memory for all devices, it must be told of them; whoever accesses
-    // other memory asks for that.
+    // If owners map their memory for other devices, this rank's region must be granted to all of
+    // them. Otherwise each device enables access to the others' memory itself.
     region(own)?.grant(&ordinals)?;
     for peer in regions.iter().filter(|r| r.asks_for_access() && r.ordinal() != ordinal) {
         device.enable_access(peer.ordinal())?;

@@ -1,6 +1,7 @@
 //! Streams of a GPU.
 //!
-//! Long because what a heap's streams share, and how each of them comes and goes, is one state.
+//! Long because creation, release and reuse of a stream all change the state that a heap's streams
+//! share.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,28 +17,30 @@ use crate::error::{Error, Result};
 use crate::util::lock;
 use crate::util::unsupported;
 
-/// What the streams of a heap share.
+/// State that the streams of a heap share.
 pub(crate) struct Shared {
     pub(crate) device: Arc<dyn Driver>,
     pub(crate) control: Arc<Control>,
     closed: AtomicBool,
-    /// Held for reading while something is enqueued: once the heap closes, nothing is.
+    /// Held for reading while something is enqueued, so that nothing is enqueued once the heap
+    /// closes.
     enqueueing: RwLock<()>,
-    /// Set once the heap is open: streams keep its memory.
+    /// Memory of the heap, set once it is open, because streams keep it alive.
     pub(crate) memory: OnceLock<Memory>,
     order: Mutex<Order>,
     numbers: AtomicU64,
-    /// Streams that were let go. They are used again once they are done: the driver gives new ones
-    /// to its hardware queues in turns, so that one of many could stand behind a waiting kernel of
-    /// another rank.
+    /// Released streams. They are reused once their work has ended, because the driver assigns new
+    /// streams to its hardware queues round-robin, so that one of many could share a queue with a
+    /// waiting kernel of another rank.
     spare: Mutex<Vec<RawStream>>,
-    /// Behind what the caller's streams had to do when they were let go.
+    /// Events recorded after the remaining work of released streams of the caller.
     left: Mutex<Vec<GpuEvent>>,
-    /// Streams that were let go while they were captured: to ask whether they are done, or to end
-    /// them, would end the capture. They go with the next wait for all streams.
+    /// Streams that were released while they were captured: querying or destroying them would end
+    /// the capture. The next wait for all streams destroys them.
     kept: Mutex<Vec<Arc<Queue>>>,
-    /// A stream was let go, and nobody knows when it is done: the heap's memory is kept for good.
-    untold: AtomicBool,
+    /// Whether a stream was released whose end cannot be determined; the heap's memory is then
+    /// never freed.
+    unknown_end: AtomicBool,
 }
 
 impl Shared {
@@ -54,11 +57,11 @@ impl Shared {
             spare: Mutex::default(),
             left: Mutex::default(),
             kept: Mutex::default(),
-            untold: AtomicBool::new(false),
+            unknown_end: AtomicBool::new(false),
         })
     }
 
-    /// That the heap is open, and stays so while something is enqueued under this guard.
+    /// Checks that the heap is open; it stays open while the guard lives.
     fn open(&self) -> Result<RwLockReadGuard<'_, ()>> {
         let guard = self.enqueueing.read().unwrap_or_else(PoisonError::into_inner);
         match self.closed.load(Ordering::Relaxed) {
@@ -67,71 +70,74 @@ impl Shared {
         }
     }
 
-    /// From now on enqueueing is an error. Waits for who is about it.
+    /// Makes later enqueueing fail, and waits for calls that are just enqueueing.
     pub(crate) fn refuse_work(&self) {
         self.closed.store(true, Ordering::Relaxed);
         drop(self.enqueueing.write().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// As `refuse_work`, without waiting: whether nobody is about it.
+    /// `refuse_work` without waiting; returns whether no call is just enqueueing.
     pub(crate) fn refuse_work_now(&self) -> bool {
         self.closed.store(true, Ordering::Relaxed);
         !matches!(self.enqueueing.try_write(), Err(TryLockError::WouldBlock))
     }
 
-    /// No op waits for an earlier one any more: the heap is going, and keeps no stream.
+    /// Forgets the last op when the heap is dropped, so that no stream is kept alive for it.
     pub(crate) fn forget_order(&self) {
         let last = lock(&self.order).forget();
         let kept = std::mem::take(&mut *lock(&self.kept));
         drop((last, kept));
     }
 
-    /// Streams that were let go while they were captured.
+    /// Streams that were released while they were captured.
     pub(crate) fn kept(&self) -> Vec<Arc<Queue>> {
         lock(&self.kept).clone()
     }
 
-    /// Waits for what streams that were let go still do.
+    /// Waits for the remaining work of released streams.
     pub(crate) fn finish_rest(&self) -> Result<()> {
-        // Those that are captured still come back, for which they take the lock.
+        // Streams that are still captured are put back, which takes the lock, so the list is
+        // dropped unlocked.
         let kept = std::mem::take(&mut *lock(&self.kept));
         drop(kept);
         let spare = lock(&self.spare).clone();
         let mut outcome = Ok(());
         for raw in spare {
-            // SAFETY: spare streams are destroyed with `self` only.
+            // SAFETY: spare streams are destroyed only with `self`.
             outcome = outcome.and(unsafe { self.device.sync_stream(raw) });
         }
         let left = std::mem::take(&mut *lock(&self.left));
         left.iter().fold(outcome, |outcome, event| outcome.and(event.sync()))
     }
 
-    /// Whether streams that were let go have nothing to do any more.
+    /// Whether all released streams have finished their work.
     pub(crate) fn rest_is_idle(&self) -> bool {
-        !self.untold()
+        !self.has_unknown_end()
             && lock(&self.spare).iter().all(|&raw| self.is_done(raw))
             && lock(&self.left).iter().all(EventBackend::is_done)
     }
 
-    /// Whether nobody knows when a stream that was let go is done.
-    pub(crate) fn untold(&self) -> bool {
-        self.untold.load(Ordering::Relaxed)
+    /// Whether a stream was released whose end cannot be determined.
+    pub(crate) fn has_unknown_end(&self) -> bool {
+        self.unknown_end.load(Ordering::Relaxed)
     }
 
-    /// A stream that was let go and is done: an op must not stand behind a kernel that waits for it.
+    /// Takes a released stream whose work has ended. A busy one is not reused, because an op must
+    /// not be queued behind a kernel that waits for the op.
     fn take_spare(&self) -> Option<RawStream> {
         let mut spare = lock(&self.spare);
         let at = spare.iter().position(|&raw| self.is_done(raw))?;
         Some(spare.swap_remove(at))
     }
 
-    /// Whether a spare stream has nothing to do.
+    /// Whether a spare stream has finished its work.
     fn is_done(&self, spare: RawStream) -> bool {
-        // SAFETY: spare streams are destroyed with `self` only.
+        // SAFETY: spare streams are destroyed only with `self`.
         unsafe { self.device.stream_is_done(spare) }
     }
 
-    /// Keeps the end of a stream that was let go, and no longer those that are over.
+    /// Stores the event after the last work of a released stream, and drops stored events that are
+    /// over.
     fn leave(&self, end: Result<GpuEvent>) {
         match end {
             Ok(end) => {
@@ -141,41 +147,41 @@ impl Shared {
             }
             Err(error) => {
                 tracing::warn!(%error, "nobody knows when a stream that was let go is done");
-                self.untold.store(true, Ordering::Relaxed);
+                self.unknown_end.store(true, Ordering::Relaxed);
             }
         }
     }
 }
 
-/// Whose a stream is.
+/// Owner of a stream.
 enum Owner {
     Ours,
-    /// Another library's, which lives as long as this.
+    /// Another library, which keeps the stream alive as long as this reference is held.
     Held {
         _by: Arc<dyn Any + Send + Sync>,
     },
-    /// The caller's, who keeps it alive as long as a [`crate::Stream`] of it; the capture that was
-    /// under way when it came.
+    /// The caller, who keeps the stream alive while a [`crate::Stream`] of it exists; with the
+    /// number of the capture that was in progress when the stream was passed to the heap.
     Caller {
         capture: Option<u64>,
     },
 }
 
-/// A stream of the device.
+/// Stream of the device.
 pub(crate) struct Queue {
     raw: RawStream,
     number: u64,
     owner: Owner,
     shared: Arc<Shared>,
-    /// Memory of the host that enqueued copies may still read, and when they are done.
+    /// Host memory that enqueued copies may still read, each with the event after its copy.
     pending: Mutex<Vec<(GpuEvent, Vec<u8>)>>,
-    /// Whether the caller's `Stream` is gone, and with it perhaps the stream. Who has no `Stream`
-    /// holds this while it uses the handle.
+    /// Whether the caller's last `Stream` has been dropped, after which the driver's stream may no
+    /// longer exist. Code without a `Stream` holds this lock while it uses the handle.
     gone: Mutex<bool>,
 }
 
 impl Queue {
-    /// A new stream that waits for no other.
+    /// Makes a stream that waits for no other (non-blocking).
     pub(crate) fn create(shared: &Arc<Shared>) -> Result<Arc<Queue>> {
         let _open = shared.open()?;
         let raw = match shared.take_spare() {
@@ -191,10 +197,10 @@ impl Queue {
         Arc::new(Queue { raw, number, owner, shared: shared.clone(), pending, gone })
     }
 
-    /// A stream that is alive as long as `by` is held.
+    /// Wraps a stream that stays alive as long as `by` is held.
     ///
     /// # Safety
-    /// `raw` is a stream, and stays one until `by` is dropped.
+    /// `raw` is a live stream, and stays one until `by` is dropped.
     #[cfg_attr(not(feature = "cudarc-0-19"), expect(dead_code, reason = "for interop"))]
     pub(crate) unsafe fn held(
         shared: &Arc<Shared>,
@@ -204,10 +210,10 @@ impl Queue {
         Queue::adopt(shared, raw, Owner::Held { _by: by })
     }
 
-    /// The caller's stream.
+    /// Wraps the caller's stream.
     ///
     /// # Safety
-    /// `raw` is a stream, and stays one until the queue is let go.
+    /// `raw` is a live stream, and stays one until the queue is released.
     pub(crate) unsafe fn caller(shared: &Arc<Shared>, raw: RawStream) -> Result<Arc<Queue>> {
         Queue::adopt(shared, raw, Owner::Caller { capture: None })
     }
@@ -215,7 +221,7 @@ impl Queue {
     fn adopt(shared: &Arc<Shared>, raw: RawStream, mut owner: Owner) -> Result<Arc<Queue>> {
         let _open = shared.open()?;
         let device = &shared.device;
-        // SAFETY: the stream is alive, as the caller of the maker says.
+        // SAFETY: the stream is alive, by the contracts of `held` and `caller`.
         if !unsafe { device.owns(raw) }? {
             return Err(Error::invalid(
                 "the caller's stream",
@@ -223,10 +229,11 @@ impl Queue {
                 format!("one of the primary context of device {}", device.ordinal()),
             ));
         }
-        // SAFETY: as above.
+        // SAFETY: the stream is alive, by the contracts of `held` and `caller`.
         let now = unsafe { device.capture_of(raw) }?;
         if now.is_none() {
-            // SAFETY: as above; it is not captured.
+            // SAFETY: the stream is alive, by the contracts of `held` and `caller`, and not
+            // captured.
             unsafe { device.use_first(raw) }?;
         }
         if let Owner::Caller { capture } = &mut owner {
@@ -243,23 +250,24 @@ impl Queue {
         self.raw
     }
 
-    /// The number of the capture that is under way on this stream.
+    /// Number of the capture in progress on this stream.
     pub(crate) fn capture(&self) -> Result<Option<u64>> {
         // SAFETY: the stream is alive.
         unsafe { self.shared.device.capture_of(self.raw) }
     }
 
-    /// Enqueues an op by `f` behind the last op of the heap, on whatever stream that was.
+    /// Enqueues an op by `f` after the last op of the heap, on whatever stream that op was.
     pub(crate) fn in_order(self: &Arc<Self>, f: impl FnOnce() -> Result<()>) -> Result<()> {
         let _open = self.shared.open()?;
         let mut order = lock(&self.shared.order);
-        // A stream of the caller's may be gone when the next op is issued.
+        // The caller may have destroyed its stream when the next op is issued, so the order cannot
+        // keep it.
         let alive = !matches!(self.owner, Owner::Caller { .. });
         let keeper = alive.then(|| self.clone() as Keeper);
         order.op(self.place()?, keeper, f)
     }
 
-    /// Enqueues what `f` does behind the last op of the heap, on a stream other than that op's. The
+    /// Enqueues work by `f` after the last op of the heap, on a stream other than that op's. The
     /// next op does not wait for it.
     pub(crate) fn beside(&self, f: impl FnOnce() -> Result<()>) -> Result<()> {
         let _open = self.shared.open()?;
@@ -271,15 +279,15 @@ impl Queue {
         Ok(Place { raw: self.raw, number: self.number, capture: self.capture()? })
     }
 
-    /// Enqueues a copy inside the heap's memory in the order of its ops.
+    /// Enqueues a copy inside the heap's memory, ordered with its ops.
     pub(crate) fn copy_in_order(self: &Arc<Self>, to: u64, from: u64, bytes: u64) -> Result<()> {
         // SAFETY: the caller checked both ranges, and the heap keeps them until its streams have
         // finished.
         self.in_order(|| unsafe { self.shared.device.copy(to, from, bytes, self.raw) })
     }
 
-    /// Waits until everything that was enqueued is done. A stream that is captured cannot be waited
-    /// for, though it may have work of before.
+    /// Waits until all enqueued work has ended. Fails if the stream is captured, even if it has
+    /// earlier work.
     fn finish(&self) -> Result<()> {
         self.check_no_capture()?;
         // SAFETY: the stream is alive.
@@ -288,14 +296,14 @@ impl Queue {
         done
     }
 
-    /// For the heap, which has no `Stream`: whether the stream is captured.
+    /// Whether the stream is captured; for the heap, which holds no `Stream` that keeps it alive.
     pub(crate) fn is_captured(&self) -> Result<bool> {
         let gone = lock(&self.gone);
         Ok(!*gone && self.capture()?.is_some())
     }
 
-    /// For the heap: waits until everything is done. What a stream that is gone has to do is left to
-    /// [`Shared::finish_rest`].
+    /// Waits until all work has ended; for the heap, which holds no `Stream` that keeps it alive.
+    /// Remaining work of a released stream is left to [`Shared::finish_rest`].
     pub(crate) fn finish_apart(&self) -> Result<()> {
         if !matches!(self.owner, Owner::Caller { .. }) {
             return self.finish();
@@ -305,23 +313,24 @@ impl Queue {
             return Ok(());
         }
         let end = self.end()?;
-        // Not while it waits: the caller's `Stream` may go.
+        // Release the lock before waiting, because the caller may drop its `Stream` meanwhile.
         drop(gone);
         end.sync()
     }
 
-    /// For the heap: whether everything is done.
+    /// Whether all work has ended; for the heap, which holds no `Stream` that keeps it alive.
     pub(crate) fn is_idle(&self) -> bool {
         let gone = lock(&self.gone);
         *gone || self.idle()
     }
 
-    /// The caller's `Stream` goes: the handle is not used after this.
+    /// Called when the caller's last `Stream` is dropped: the driver's handle is not used after
+    /// this.
     fn let_go(&self) {
         let Owner::Caller { capture: first } = self.owner else { return };
         let mut gone = lock(&self.gone);
         match self.capture() {
-            // All that was enqueued is in the graph.
+            // All work that was enqueued is part of the graph, so nothing remains.
             Ok(Some(id)) if first == Some(id) => {}
             Ok(None) if self.idle() => {}
             _ => self.shared.leave(self.end()),
@@ -329,7 +338,7 @@ impl Queue {
         *gone = true;
     }
 
-    /// An event behind what is enqueued; an error while the stream is captured.
+    /// Records an event after the work enqueued so far; an error while the stream is captured.
     fn end(&self) -> Result<GpuEvent> {
         self.check_no_capture()?;
         let event = GpuEvent::new(&self.shared.device)?;
@@ -343,9 +352,9 @@ impl Queue {
         }
     }
 
-    /// Whether everything that was enqueued is done: not while the stream is captured.
+    /// Whether all enqueued work has ended; false while the stream is captured.
     fn idle(&self) -> bool {
-        // The driver would end a capture that is asked this.
+        // Querying a captured stream would end its capture.
         if !matches!(self.capture(), Ok(None)) {
             return false;
         }
@@ -356,7 +365,7 @@ impl Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // What copies may still read stays: waiting for them is not for a destructor.
+        // Keep host memory that copies may still read; a destructor must not wait for them.
         let pending = std::mem::take(self.pending.get_mut().unwrap_or_else(|e| e.into_inner()));
         for (event, bytes) in pending {
             if !event.is_done() {
@@ -366,9 +375,9 @@ impl Drop for Queue {
         let shared = &self.shared;
         let owner = std::mem::replace(&mut self.owner, Owner::Caller { capture: None });
         if matches!(owner, Owner::Caller { .. }) {
-            // It was let go, and may no longer exist.
+            // The caller's stream was released, and may no longer exist.
         } else if !matches!(self.capture(), Ok(None)) {
-            // After the heap it is kept for good.
+            // Once the heap is closed, a captured stream is leaked.
             if !shared.closed.load(Ordering::Relaxed) {
                 let kept = Queue::of(shared, self.raw, owner);
                 lock(&shared.kept).push(kept);
@@ -385,18 +394,18 @@ impl Drop for Shared {
     fn drop(&mut self) {
         let spare = std::mem::take(self.spare.get_mut().unwrap_or_else(|e| e.into_inner()));
         for raw in spare {
-            // SAFETY: the stream was this heap's, and nobody else has its handle; what is enqueued is
-            // done before the driver lets it go.
+            // SAFETY: the stream belongs to this heap, and no other handle exists; the driver
+            // finishes enqueued work before it destroys a stream.
             warn(unsafe { self.device.destroy_stream(raw) });
         }
     }
 }
 
-/// A stream as the rest of the crate sees it.
+/// Stream in the form that the rest of the crate uses; the last clone of `crate::Stream` drops it.
 pub(crate) struct GpuStream(pub(crate) Arc<Queue>);
 
 impl GpuStream {
-    /// The queue behind a stream, which must be a GPU's.
+    /// The queue of a stream; fails if it is not a GPU's.
     pub(crate) fn of(stream: &dyn StreamBackend) -> Result<&Arc<Queue>> {
         let stream = stream.as_any().downcast_ref::<GpuStream>().map(|stream| &stream.0);
         stream.ok_or_else(|| unsupported("work of a GPU", "this is the stream of another device"))
@@ -412,10 +421,10 @@ impl Drop for GpuStream {
 impl StreamBackend for GpuStream {
     fn sync(&self) -> Result<()> {
         let queue = &self.0;
-        // Whoever closes the heap need not wait for this.
+        // Held only for the check, so that closing the heap need not wait for this.
         drop(queue.shared.open()?);
         let done = queue.finish();
-        // A fault says more than the driver's error that it may have led to.
+        // The fault record explains more than the driver's error that it may have caused.
         queue.shared.control.check()?;
         done
     }
@@ -433,7 +442,10 @@ impl StreamBackend for GpuStream {
         let _open = queue.shared.open()?;
         match event.as_any().downcast_ref::<GpuEvent>() {
             Some(event) => event.before(&*queue.shared.device, queue.raw),
-            None => Err(unsupported("waiting for an event", "it is of another kind of device")),
+            None => Err(unsupported(
+                "waiting for an event",
+                "the event belongs to another kind of device",
+            )),
         }
     }
 
@@ -473,9 +485,9 @@ impl StreamBackend for GpuStream {
         let mut pending = lock(&queue.pending);
         pending.retain(|(event, _)| !event.is_done());
         // SAFETY: the target is mapped, and the heap keeps it; the source is kept below until the
-        // event behind the copy is done.
+        // event after the copy is done.
         let copied = unsafe { device.write(to, data.as_ptr(), data.len(), queue.raw) };
-        // An event that was not recorded is never done: then the memory is kept for good.
+        // An event that was not recorded is never done, so the memory is then kept forever.
         let recorded = done.record(queue.raw);
         pending.push((done, data));
         copied.and(recorded)
@@ -502,7 +514,8 @@ impl StreamBackend for GpuStream {
         let queue = &self.0;
         let captured = queue.capture()?.is_some();
         if captured {
-            // No stream that is captured can be asked this: its capture ends in an error.
+            // Querying a captured stream makes its capture end in an error, which is the purpose
+            // here.
             // SAFETY: the stream is alive.
             unsafe { queue.shared.device.stream_is_done(queue.raw) };
         }

@@ -1,4 +1,4 @@
-//! A driver's functions by name, and the library that they are in: what the tables of the vendors share.
+//! Tables of a driver's functions, and loading the library that has them; common to all vendors.
 
 use std::path::Path;
 
@@ -6,15 +6,15 @@ use libloading::Library;
 
 use crate::error::{Error, Result};
 
-/// Makes `Api`: the functions of a driver that are called, as the library has them. Those of every
-/// release come first, then those that only some have. What a function returns is a number of 32 bits,
-/// its outcome, if nothing else is said.
+/// Defines the struct `Api`: function pointers of a driver library, first the functions that every
+/// release has, then those that only some releases have. A function returns a 32-bit status code
+/// unless its entry names another type.
 macro_rules! table {
     (
         { $($name:ident($($arg:ty),* $(,)?) $(-> $of:ty)?;)* }
         sometimes { $($(#[$doc:meta])* $may:ident($($with:ty),* $(,)?) $(-> $gives:ty)?;)* }
     ) => {
-        /// The functions of the driver that are called.
+        /// Functions of the driver, by name.
         #[allow(non_snake_case)]
         pub(crate) struct Api {
             $(pub(crate) $name: unsafe extern "C" fn($($arg),*) -> $crate::backend::gpu::outcome!($($of)?),)*
@@ -24,7 +24,7 @@ macro_rules! table {
                     unsafe extern "C" fn($($with),*) -> $crate::backend::gpu::outcome!($($gives)?),
                 >,
             )*
-            /// Never called: keeps the functions.
+            /// Never called; keeps the library loaded.
             _library: ::libloading::Library,
         }
 
@@ -34,16 +34,17 @@ macro_rules! table {
                 $(
                     let $name = {
                         let name = concat!(stringify!($name), "\0");
-                        // SAFETY: the type is that of the driver's header of this version of the
-                        // function, with handles, addresses and enumerations as their numbers.
+                        // SAFETY: the type is that of the driver's header for this version of the
+                        // function, with handles, addresses and enumerations as integers.
                         let symbol = unsafe { library.get(name.as_bytes()) };
-                        *symbol.map_err(|e| format!("it has no {}: {e}", stringify!($name)))?
+                        *symbol.map_err(|e| format!("the library has no {}: {e}", stringify!($name)))?
                     };
                 )*
                 $(
                     let $may = {
                         let name = concat!(stringify!($may), "\0");
-                        // SAFETY: as above, of the releases that have it.
+                        // SAFETY: the type is that of the header of the releases that have the
+                        // function.
                         unsafe { library.get(name.as_bytes()) }.ok().map(|symbol| *symbol)
                     };
                 )*
@@ -54,7 +55,7 @@ macro_rules! table {
 }
 pub(in crate::backend) use table;
 
-/// What a function of a table returns.
+/// Return type of a table's function: the given one, else a 32-bit status code.
 macro_rules! outcome {
     () => {
         u32
@@ -65,11 +66,11 @@ macro_rules! outcome {
 }
 pub(in crate::backend) use outcome;
 
-/// Loads a driver's library: by these names where the loader looks, then from these folders, and makes
-/// `of` of it. `what` says whose it is.
+/// Loads a driver's library and makes `of` of it: tries these names on the loader's path, then in
+/// these folders. `what` describes the library in errors.
 ///
 /// # Errors
-/// [`Error::Library`], with where it was looked for and what was wrong last.
+/// [`Error::Library`], with the places that were searched and the last problem.
 pub(crate) fn load<T>(
     what: &str,
     names: &[&str],

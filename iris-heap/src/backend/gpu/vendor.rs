@@ -1,4 +1,4 @@
-//! The devices of a vendor that this process sees.
+//! Devices of a vendor that this process sees.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,14 +8,14 @@ use crate::backend::{BackendKind, DeviceInfo};
 use crate::error::{Error, Result};
 use crate::util::{lock, unsupported};
 
-/// A vendor's driver, loaded when it is first asked for anything.
+/// Driver of a vendor, loaded at its first use.
 pub(crate) struct Vendor {
     pub(crate) kind: BackendKind,
-    /// The driver's version, as the vendor counts.
+    /// Version of the driver, in the vendor's encoding.
     pub(crate) version: fn() -> Result<u32>,
-    /// How many devices the process sees.
+    /// Number of devices that the process sees.
     pub(crate) count: fn() -> Result<usize>,
-    /// The device of this number.
+    /// The device with this index.
     pub(crate) get: fn(usize) -> Result<Arc<dyn MemoryDriver>>,
 }
 
@@ -25,12 +25,12 @@ impl Vendor {
         (0..(self.count)()?).map(device).collect()
     }
 
-    /// The device that [`Vendor::choose`] gives a rank that asks for none, in words.
+    /// Describes the device that [`Vendor::choose`] gives a rank that asks for none.
     pub(crate) fn device_of(&self, local_rank: usize) -> Result<DeviceInfo> {
         Ok(unshared(&*self.choose(local_rank, None)?))
     }
 
-    /// How many there are, at least one.
+    /// Number of devices, at least one.
     pub(crate) fn device_count(&self) -> Result<usize> {
         match (self.count)()? {
             0 => Err(unsupported(&format!("backend {}", self.kind), "no device is visible")),
@@ -42,7 +42,8 @@ impl Vendor {
         (self.get)(index)?.memory_info()
     }
 
-    /// The device of a rank: the one asked for, or by the rank's number on its host.
+    /// The device of a rank: the one asked for, or one by the rank's number on its host,
+    /// round-robin.
     pub(crate) fn choose(
         &self,
         local_rank: usize,
@@ -57,12 +58,12 @@ impl Vendor {
     }
 }
 
-/// A device in words, with all of its workgroups.
+/// Describes a device, with all multiprocessors available to one rank.
 fn unshared(device: &dyn MemoryDriver) -> DeviceInfo {
     info(device, device.multiprocessors())
 }
 
-/// A device in words, with so many workgroups for a rank.
+/// Describes a device with `workgroups` workgroups for a rank.
 pub(super) fn info(device: &dyn MemoryDriver, workgroups: u32) -> DeviceInfo {
     DeviceInfo {
         kind: device.kind(),
@@ -75,8 +76,8 @@ pub(super) fn info(device: &dyn MemoryDriver, workgroups: u32) -> DeviceInfo {
     }
 }
 
-/// The devices of a vendor that were opened, by their numbers. They stay until the process ends, with
-/// their contexts and what others of the process have there.
+/// Opened devices of a vendor, by index. They stay open until the process ends, with their contexts
+/// and with everything that other libraries of the process have in these.
 pub(crate) struct Opened<D>(Mutex<Vec<Option<Arc<D>>>>);
 
 impl<D: Driver> Opened<D> {
@@ -84,10 +85,10 @@ impl<D: Driver> Opened<D> {
         Opened(Mutex::new(Vec::new()))
     }
 
-    /// Number `ordinal` of `count`, opened by `open` the first time.
+    /// The device `ordinal` of `count`; `open` is called the first time only.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if there is no such device; those of `open`.
+    /// [`Error::Invalid`] if there is no such device; errors of `open`.
     pub(crate) fn get(
         &self,
         kind: BackendKind,

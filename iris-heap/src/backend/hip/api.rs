@@ -1,10 +1,9 @@
-//! The runtime's functions: our own table of them, looked for before the first call, each called through
-//! one place.
+//! Table of the HIP runtime's functions, filled before the first call.
 //!
-//! Handles are numbers of 64 bits, and a result is a number of 32 bits, so that no binding to HIP is
-//! chosen here and nothing is linked: one program runs with ROCm 5, 6 and 7. What is not the same in all of
-//! them is in [`Release`]. With the feature `hip` the compiler holds this table against the crate
-//! hip-runtime-sys, and a test holds it against the headers of the machine.
+//! Handles are 64-bit numbers and results 32-bit numbers, so this crate depends on no HIP binding
+//! and links nothing: one program runs with ROCm 5, 6 and 7. [`Release`] holds what differs between
+//! releases. With the feature `hip`, the compiler checks this table against the crate
+//! hip-runtime-sys, and a test checks it against the headers of the machine.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
@@ -12,7 +11,7 @@ use std::sync::OnceLock;
 use crate::backend::gpu::{RawEvent, RawFunction, RawModule, RawStream, load, table};
 use crate::error::{Error, Result};
 
-/// Hands the list of functions to a macro.
+/// Passes the list of functions to a macro.
 macro_rules! functions {
     ($take:ident) => {
         $take! {
@@ -99,9 +98,9 @@ macro_rules! functions {
                 );
             }
             sometimes {
-                /// Since 6.0, with the properties as they are there.
+                /// Device properties in the layout of release 6.0, which first has this function.
                 hipGetDevicePropertiesR0600(*mut c_void, c_int);
-                /// Since 5.6.
+                /// Device of a stream; since release 5.6.
                 hipStreamGetDevice(RawStream, *mut c_int);
             }
         }
@@ -110,24 +109,25 @@ macro_rules! functions {
 
 functions!(table);
 
-/// An address in a device's memory.
+/// Address in device memory.
 pub(super) type Address = u64;
 
-/// `hipIpcMemHandle_t`, which is passed by value.
+/// `hipIpcMemHandle_t`: IPC handle of device memory, passed by value.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Handle(pub(super) [u8; 64]);
 
-/// What is not the same in all releases. The numbers are those of `hip_runtime_api.h` and
-/// `driver_types.h` in the releases 5.2.3, 5.4, 5.5, 5.7.1, 6.0.0, 6.2.2, 6.4.3 and 7.2.4: all of it
-/// changed with 6.0, and not since.
+/// Constants and layouts that differ between HIP releases. The numbers were taken from
+/// `hip_runtime_api.h` and `driver_types.h` of the releases 5.2.3, 5.4, 5.5, 5.7.1, 6.0.0, 6.2.2,
+/// 6.4.3 and 7.2.4: all of them changed with 6.0, and not since.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Release {
-    /// `hipMemoryTypeDevice`, a type of memory.
+    /// `hipMemoryTypeDevice`: memory type of device memory.
     pub(super) of_a_device: u32,
-    /// `hipIpcMemLazyEnablePeerAccess`: `hipIpcOpenMemHandle` takes nothing else.
+    /// `hipIpcMemLazyEnablePeerAccess`: the only flag that `hipIpcOpenMemHandle` accepts.
     pub(super) lazy_peer_access: u32,
-    /// Where `gcnArchName` is in the properties, and how long they are.
+    /// Byte offset of `gcnArchName` in the device properties; the next field is their size in
+    /// bytes.
     pub(super) arch_name_at: usize,
     pub(super) properties: usize,
 }
@@ -137,17 +137,17 @@ pub(super) const BEFORE_6: Release =
 pub(super) const SINCE_6: Release =
     Release { of_a_device: 2, lazy_peer_access: 1, arch_name_at: 1160, properties: 1472 };
 
-/// The characters of `gcnArchName`.
+/// Length of `gcnArchName` in bytes.
 pub(super) const ARCH_NAME: usize = 256;
 
-/// The runtime, ready for calls.
+/// HIP runtime, loaded and ready for calls.
 pub(crate) struct Runtime {
     pub(crate) api: Api,
     version: u32,
 }
 
 impl Runtime {
-    /// As `HIP_VERSION` has it: 70253211 is 7.2.53211.
+    /// Version in the encoding of `HIP_VERSION`: 70253211 is 7.2.53211.
     pub(crate) fn version(&self) -> u32 {
         self.version
     }
@@ -156,19 +156,19 @@ impl Runtime {
         release(self.version)
     }
 
-    /// Whether `hipExtMallocWithFlags` knows uncached memory: since 5.5.
+    /// Whether `hipExtMallocWithFlags` supports uncached memory: since release 5.5.
     pub(super) fn has_uncached(&self) -> bool {
         self.version >= 50_500_000
     }
 }
 
-/// What a release of this version has.
+/// Constants and layouts of the release with this version.
 fn release(version: u32) -> &'static Release {
     if version < 60_000_000 { &BEFORE_6 } else { &SINCE_6 }
 }
 
-/// The runtime's numbers, by their names without `hip` and the like, with the names that the headers
-/// have for them.
+/// Defines constants of the runtime, named without the prefix `hip`, each with its name in AMD's
+/// headers.
 macro_rules! numbers {
     (
         enumerated {
@@ -179,7 +179,7 @@ macro_rules! numbers {
         $($(#[$doc])* pub(super) const $name: u32 = $value;)*
         $($(#[$about])* pub(super) const $constant: u32 = $number;)*
 
-        /// Each number, and what the headers call it.
+        /// Value of each constant, with its name in AMD's headers.
         #[cfg(all(test, feature = "hip"))]
         const NUMBERS: &[(&str, u32)] = &[
             $((stringify!($theirs), $name),)*
@@ -199,68 +199,69 @@ macro_rules! numbers {
 
 numbers! {
     enumerated {
-        /// It worked.
+        /// Result code: success.
         SUCCESS = 0, hipError_t::hipSuccess;
-        /// An argument means nothing to this release.
+        /// Result code: an argument is not valid in this release.
         INVALID_VALUE = 1, hipError_t::hipErrorInvalidValue;
-        /// The work has not ended.
+        /// Result code: the work has not ended.
         NOT_READY = 600, hipError_t::hipErrorNotReady;
-        /// Another rank of this process has asked for it before.
+        /// Result code: peer access is enabled already, by another rank of this process.
         ALREADY_ENABLED = 704, hipError_t::hipErrorPeerAccessAlreadyEnabled;
-        /// The device or the release does not do it.
+        /// Result code: the device or the release does not support it.
         NOT_SUPPORTED = 801, hipError_t::hipErrorNotSupported;
-        /// The event is of a capture.
+        /// Result code: the event belongs to a capture.
         CAPTURED = 907, hipError_t::hipErrorCapturedEvent;
-        /// Of a device: its compute units.
+        /// Device attribute: number of compute units.
         MULTIPROCESSORS = 63, hipDeviceAttribute_t::hipDeviceAttributeMultiprocessorCount;
-        /// Of a device: bytes of LDS that a workgroup can have.
+        /// Device attribute: bytes of LDS that a workgroup can have.
         SHARED_BYTES = 74, hipDeviceAttribute_t::hipDeviceAttributeMaxSharedMemoryPerBlock;
-        /// Of a device: threads of a wave.
+        /// Device attribute: number of threads in a wave.
         WAVE = 87, hipDeviceAttribute_t::hipDeviceAttributeWarpSize;
-        /// Of a device: ticks of the clock that kernels read, in a millisecond.
+        /// Device attribute: rate of the clock that kernels read, in ticks per millisecond.
         CLOCK_RATE = 10017, hipDeviceAttribute_t::hipDeviceAttributeWallClockRate;
-        /// Of a kernel: bytes of local memory a thread.
+        /// Kernel attribute: bytes of local memory per thread.
         LOCAL_BYTES = 3, hipFunction_attribute::HIP_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES;
-        /// Of a kernel: registers a thread.
+        /// Kernel attribute: registers per thread.
         REGISTERS = 4, hipFunction_attribute::HIP_FUNC_ATTRIBUTE_NUM_REGS;
-        /// Of an address: what memory it is in.
+        /// Pointer attribute: type of the memory.
         MEMORY_TYPE = 2, hipPointer_attribute::HIP_POINTER_ATTRIBUTE_MEMORY_TYPE;
-        /// Of an address: whose memory it is in.
+        /// Pointer attribute: index of the device that owns the memory.
         MEMORY_DEVICE = 9, hipPointer_attribute::HIP_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
-        /// A direction of a copy: as the addresses say.
+        /// Direction of a copy: determined from the addresses.
         COPY_BY_ADDRESS = 4, hipMemcpyKind::hipMemcpyDefault;
-        /// A mode of capture: this thread's calls are no part of any.
+        /// Capture mode: calls of this thread neither join nor break a capture.
         CAPTURE_RELAXED = 2, hipStreamCaptureMode::hipStreamCaptureModeRelaxed;
-        /// A stream is not captured.
+        /// Capture status: the stream is not captured.
         CAPTURE_NONE = 0, hipStreamCaptureStatus::hipStreamCaptureStatusNone;
     }
     defined {
-        /// Of a stream: the null stream does not wait for it.
+        /// Stream flag: the stream and the null stream do not wait for each other.
         NON_BLOCKING = 1, hipStreamNonBlocking;
-        /// Of an event.
+        /// Event flag: no timing.
         NO_TIMING = 2, hipEventDisableTiming;
         /// Event flag: the event's record is a release at system scope.
         RELEASE_TO_SYSTEM = 0x8000_0000, hipEventReleaseToSystem;
-        /// Of memory of a device: other devices see what is written while a kernel runs.
+        /// Flag for device memory: fine-grained, so other devices see writes while a kernel runs.
         FINE_GRAINED = 1, hipDeviceMallocFinegrained;
-        /// Of memory of the host: for all devices.
+        /// Flag for host memory: pinned for all devices.
         HOST_PORTABLE = 1, hipHostMallocPortable;
-        /// Of memory of the host: in the device's addresses.
+        /// Flag for host memory: mapped into the device's address space.
         HOST_MAPPED = 2, hipHostMallocMapped;
-        /// Of memory of the host: both see what is written while a kernel runs.
+        /// Flag for host memory: coherent, so host and device see each other's writes while a
+        /// kernel runs.
         HOST_COHERENT = 0x4000_0000, hipHostMallocCoherent;
     }
 }
 
-/// `hipDeviceMallocUncached`, since 5.5: memory of a device that no cache holds.
+/// `hipDeviceMallocUncached`: flag for device memory that bypasses all caches; since release 5.5.
 pub(super) const UNCACHED: u32 = 3;
 
-/// What the runtime's library is called, by releases.
+/// File names of the runtime's library, newest release first.
 const NAMES: [&str; 4] =
     ["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so"];
 
-/// Where it may lie that the loader's path does not name: where the environment says that ROCm is, and
-/// where it is installed.
+/// Folders in which the library is searched after the loader's path: under the ROCm folder that the
+/// environment names, and under the usual ones.
 fn folders() -> Vec<String> {
     let told = ["ROCM_PATH", "HIP_PATH"].into_iter().filter_map(|name| std::env::var(name).ok());
     let installed = ["/opt/rocm", "/usr"].map(String::from);
@@ -270,17 +271,17 @@ fn folders() -> Vec<String> {
 
 static RUNTIME: OnceLock<Result<Runtime>> = OnceLock::new();
 
-/// The runtime, loaded the first time.
+/// The HIP runtime; loaded at the first call.
 ///
 /// # Errors
-/// [`Error::Library`], with where it was looked for. That there is no device is said by the first call
-/// about one.
+/// [`Error::Library`], with the places searched. A missing device is reported only by the first
+/// call that needs one.
 pub(crate) fn runtime() -> Result<&'static Runtime> {
     let loaded = RUNTIME.get_or_init(|| {
         load("AMD's HIP runtime", &NAMES, &folders(), |library| {
             let api = Api::of(library)?;
             let mut version = 0;
-            // SAFETY: `version` is where the answer goes.
+            // SAFETY: `version` receives the answer.
             match unsafe { (api.hipRuntimeGetVersion)(&mut version) } {
                 SUCCESS => Ok(Runtime { api, version: version as u32 }),
                 code => Err(format!("hipRuntimeGetVersion gives {code}")),
@@ -290,7 +291,8 @@ pub(crate) fn runtime() -> Result<&'static Runtime> {
     loaded.as_ref().map_err(Error::clone)
 }
 
-/// An outcome of a function, as a result: the one place where codes are read.
+/// Converts a status code into a result; with [`check_for`] the only code that interprets status
+/// codes.
 pub(crate) fn check(api: &str, code: u32) -> Result<()> {
     match code {
         SUCCESS => Ok(()),
@@ -298,7 +300,7 @@ pub(crate) fn check(api: &str, code: u32) -> Result<()> {
     }
 }
 
-/// As [`check`], with what the call was about.
+/// [`check`] whose error also names the object of the call.
 pub(super) fn check_for(api: &str, what: impl FnOnce() -> String, code: u32) -> Result<()> {
     match code {
         SUCCESS => Ok(()),
@@ -306,10 +308,10 @@ pub(super) fn check_for(api: &str, what: impl FnOnce() -> String, code: u32) -> 
     }
 }
 
-/// The runtime's name of a code.
+/// The runtime's name of a status code.
 fn name_of(code: u32) -> String {
     let Some(Ok(runtime)) = RUNTIME.get() else { return "unknown code".into() };
-    // SAFETY: any number may be asked for.
+    // SAFETY: `hipGetErrorName` accepts any number.
     let text = unsafe { (runtime.api.hipGetErrorName)(code) };
     if text.is_null() {
         return "unknown code".into();
@@ -318,19 +320,19 @@ fn name_of(code: u32) -> String {
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-/// hip-runtime-sys, which the table is held against when it is compiled.
+/// Compile-time comparison of the table with the crate hip-runtime-sys.
 #[cfg(feature = "hip")]
 mod reference {
     use super::*;
 
-    /// A number of one of its enumerations.
+    /// Value of an enumerator of hip-runtime-sys.
     pub(super) const fn number<T: Copy>(theirs: T) -> u32 {
         assert!(size_of::<T>() == 4);
-        // SAFETY: an enumeration of C's, of 4 bytes that are all part of its value.
+        // SAFETY: a C enumeration of 4 bytes, all of which are part of its value.
         unsafe { std::mem::transmute_copy(&theirs) }
     }
 
-    /// What a function takes and gives, in bytes.
+    /// Sizes of a function's parameters and result, in bytes.
     trait Signature {
         const SIZES: &'static [usize];
     }
@@ -358,7 +360,7 @@ mod reference {
         at == ours.len() && at == theirs.len()
     }
 
-    /// A parameter or result that the compiler is to find.
+    /// Placeholder type for a parameter or result, which the compiler infers.
     macro_rules! theirs {
         ($($ours:ty)?) => {
             _
@@ -387,9 +389,9 @@ mod reference {
         assert!(size_of::<Handle>() == size_of::<hipIpcMemHandle_t>());
         assert!(align_of::<Handle>() == align_of::<hipIpcMemHandle_t>());
         assert!(size_of::<[u8; 16]>() == size_of::<hipUUID>());
-        // As the crate's error has it: there is a runtime, and no device.
+        // The error type of this crate treats code 100 as "runtime without a device".
         assert!(number(hip_runtime_sys::hipError_t::hipErrorNoDevice) == 100);
-        // It has the release 5.4.
+        // The bindings of hip-runtime-sys are those of release 5.4.
         assert!(number(hipMemoryType::hipMemoryTypeDevice) == BEFORE_6.of_a_device);
         assert!(hip_runtime_sys::hipIpcMemLazyEnablePeerAccess == BEFORE_6.lazy_peer_access);
         assert!(size_of::<hipDeviceProp_t>() == BEFORE_6.properties);
@@ -408,7 +410,7 @@ mod tests {
         assert_eq!(release(70_253_211), &SINCE_6);
     }
 
-    /// Where there is a runtime and a device there is nothing to see here.
+    /// Nothing to test on a machine with a runtime and a device.
     #[test]
     fn what_is_missing_is_said_by_name() {
         match runtime() {
@@ -425,14 +427,14 @@ mod tests {
         }
     }
 
-    /// The headers that hip-runtime-sys was built beside, of whatever release. Numbers alone: what the
-    /// functions take is held against that crate.
+    /// Compares the constants with the headers that hip-runtime-sys was built against, of whatever
+    /// release. Signatures are not compared here; the compiler checks them against that crate.
     #[cfg(feature = "hip")]
     #[test]
     fn the_headers_of_this_machine_have_our_numbers() {
         use std::process::Command;
 
-        // Headers before 5.4 do not have the rate of the clock.
+        // Headers before 5.4 lack the attribute for the clock's rate.
         let number = |(name, number): &(&str, u32)| match *name {
             "hipDeviceAttributeWallClockRate" => {
                 format!("#if HIP_VERSION >= 50400000\nIS({name}, {number}u);\n#endif\n")
@@ -460,7 +462,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("numbers.c");
         std::fs::write(&file, text).unwrap();
-        // Where the build script of hip-runtime-sys has looked.
+        // Folders in which the build script of hip-runtime-sys searches, too.
         let told = ["HIP_PATH", "ROCM_PATH"].into_iter().filter_map(std::env::var_os);
         let root = told
             .map(std::path::PathBuf::from)

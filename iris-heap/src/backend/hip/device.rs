@@ -1,6 +1,7 @@
-//! Devices of this process: what they are, which of them is current, and the runtime's calls on them.
+//! HIP devices of this process: their properties, the current device of a thread, and the runtime's
+//! calls on them.
 //!
-//! Long because every call of the shared part comes here, each with its reason.
+//! Long because all functions of [`Driver`] are implemented here, each with its reason.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::marker::PhantomData;
@@ -16,49 +17,49 @@ use crate::backend::{BackendKind, LaunchShape};
 use crate::error::{Error, Result};
 use crate::util::{lock, unsupported};
 
-/// A device. What the process has on it belongs to the process: there is no context.
+/// A device. There is no context: streams and memory on the device belong to the process.
 pub(super) struct Device {
     pub(super) runtime: &'static Runtime,
     pub(super) ordinal: c_int,
     name: String,
-    /// `gfx942`, without the features that `gcnArchName` has behind it.
+    /// Architecture such as `gfx942`, without the feature suffixes of `gcnArchName`.
     arch: String,
     uuid: String,
     multiprocessors: u32,
-    /// Threads of a wave.
+    /// Number of threads in a wave.
     wave: u32,
     /// Bytes of LDS that a workgroup can have.
     shared_bytes: u32,
-    /// A stream was made that has no hardware queue of its own.
+    /// Whether a stream was made that shares a hardware queue with others.
     shares_queues: AtomicBool,
-    /// The stream of [`Device::for_others`].
+    /// Stream that [`Device::for_others`] returns.
     for_others: Mutex<Option<RawStream>>,
 }
 
-/// The most that is copied between host and device at a time. Larger copies of pageable memory were seen
-/// to hang between processes on a functional simulator of MI300X, and cost little in pieces.
+/// Largest copy between host and device, in bytes. Larger copies of pageable memory were seen to
+/// hang between processes on a functional simulator of MI300X; splitting them costs little.
 pub(super) const PIECE: usize = 64 << 10;
 
-/// What new memory is cleared with.
+/// Source of the copies that zero new memory.
 static ZEROS: [u8; PIECE] = [0; PIECE];
 
-/// Threads of a wave, on the devices that the kernels are for.
+/// Number of threads in a wave on the devices that the kernels support.
 const WAVE: u32 = 64;
 
-/// Ticks of the clock in a millisecond, as `iris::port::now` takes them.
+/// Rate of the clock that `iris::port::now` assumes, in ticks per millisecond.
 const CLOCK_RATE: u32 = 100_000;
 
-/// How many devices this process sees.
+/// Number of devices that this process sees.
 pub(super) fn count() -> Result<usize> {
     let api = &runtime()?.api;
     let mut count = 0;
-    // SAFETY: `count` is where the answer goes.
+    // SAFETY: `count` receives the answer.
     check("hipGetDeviceCount", unsafe { (api.hipGetDeviceCount)(&mut count) })?;
     Ok(count as usize)
 }
 
 impl Device {
-    /// Number `ordinal` of the devices that this process sees.
+    /// The device with index `ordinal` among those that this process sees.
     pub(super) fn get(ordinal: usize) -> Result<Arc<Device>> {
         static OPENED: Opened<Device> = Opened::new();
         OPENED.get(BackendKind::Hip, (ordinal, count()?), Device::open)
@@ -68,19 +69,19 @@ impl Device {
         let runtime = runtime()?;
         let api = &runtime.api;
         let name = text("hipDeviceGetName", |to, length| {
-            // SAFETY: the place has the length that is given.
+            // SAFETY: the buffer has the length that is passed.
             unsafe { (api.hipDeviceGetName)(to, length, ordinal) }
         })?;
         let bus = text("hipDeviceGetPCIBusId", |to, length| {
-            // SAFETY: as above.
+            // SAFETY: the buffer has the length that is passed.
             unsafe { (api.hipDeviceGetPCIBusId)(to, length, ordinal) }
         })?;
         let mut uuid = [0; 16];
-        // SAFETY: `uuid` is where the answer goes.
+        // SAFETY: `uuid` receives the answer.
         check("hipDeviceGetUuid", unsafe { (api.hipDeviceGetUuid)(&mut uuid, ordinal) })?;
         let attribute = |attribute| {
             let mut value = 0;
-            // SAFETY: `value` is where the answer goes.
+            // SAFETY: `value` receives the answer.
             let code = unsafe { (api.hipDeviceGetAttribute)(&mut value, attribute, ordinal) };
             check_for("hipDeviceGetAttribute", || attribute.to_string(), code)?;
             Ok::<u32, Error>(value as u32)
@@ -103,13 +104,13 @@ impl Device {
                 device = %device.title(), rate, expected = CLOCK_RATE,
                 "the clock of kernels has another rate: deadlines and traces are off by as much"
             ),
-            // Releases before 5.4 do not tell it.
+            // Releases before 5.4 do not report the rate.
             Err(error) => tracing::debug!(%error, "the rate of the clock of kernels is not known"),
         }
         Ok(device)
     }
 
-    /// That kernels of ours can run on it: they are written for waves of 64 threads.
+    /// Checks that the kernels, which are written for waves of 64 threads, can run on this device.
     pub(super) fn check_usable(&self) -> Result<()> {
         if self.wave == WAVE {
             return Ok(());
@@ -118,58 +119,59 @@ impl Device {
         Err(unsupported(&format!("{} as the device of a heap", self.title()), &why))
     }
 
-    /// Makes it the current device of this thread until the guard is dropped.
+    /// Makes this the thread's current device until the guard is dropped.
     fn bind(&self) -> Result<Bound> {
         let api = &self.runtime.api;
         let mut current = 0;
-        // SAFETY: `current` is where the answer goes.
+        // SAFETY: `current` receives the answer.
         check("hipGetDevice", unsafe { (api.hipGetDevice)(&mut current) })?;
         let previous = (current != self.ordinal).then_some(current);
         if previous.is_some() {
-            // SAFETY: it is one of the process's devices.
+            // SAFETY: the ordinal is that of a device of the process.
             check("hipSetDevice", unsafe { (api.hipSetDevice)(self.ordinal) })?;
         }
         Ok(Bound { api, previous, mode: None, thread: PhantomData })
     }
 
-    /// As [`Device::bind`], for calls that touch nothing a capture could be about: while the guard
-    /// lives, a capture of another thread in global mode is not broken by them.
-    pub(super) fn bind_apart(&self) -> Result<Bound> {
+    /// [`Device::bind`] with the thread's capture mode relaxed, for calls that concern nothing a
+    /// capture could hold: while the guard lives, they do not break a capture of another thread in
+    /// global mode.
+    pub(super) fn bind_relaxed(&self) -> Result<Bound> {
         let mut bound = self.bind()?;
         let mut mode = api::CAPTURE_RELAXED;
-        // SAFETY: `mode` holds the new mode and is where the old one goes, one of three.
+        // SAFETY: `mode` holds the new mode and receives the old one.
         let code = unsafe { (bound.api.hipThreadExchangeStreamCaptureMode)(&mut mode) };
         check("hipThreadExchangeStreamCaptureMode", code)?;
         bound.mode = Some(mode);
         Ok(bound)
     }
 
-    /// The runtime keeps the last error of a thread for whoever asks: one that was expected is no news to
-    /// the rest of the program.
+    /// Clears the runtime's last error of this thread. An error that was expected here must not be
+    /// reported to other code of the program, which may query it.
     pub(super) fn forget_error(&self) {
-        // SAFETY: it takes nothing.
+        // SAFETY: the function has no parameters.
         unsafe { (self.runtime.api.hipGetLastError)() };
     }
 
-    /// Whether kernels of this device can access memory of the other.
+    /// Whether kernels of this device can access memory of device `other`.
     pub(super) fn can_access_memory_of(&self, other: c_int) -> Result<bool> {
         if self.ordinal == other {
             return Ok(true);
         }
         let mut can = 0;
-        // SAFETY: `can` is where the answer goes.
+        // SAFETY: `can` receives the answer.
         let code =
             unsafe { (self.runtime.api.hipDeviceCanAccessPeer)(&mut can, self.ordinal, other) };
         check("hipDeviceCanAccessPeer", code)?;
         Ok(can != 0)
     }
 
-    /// The device whose memory an address is in; memory that another process gave is the device's that
-    /// opened it.
+    /// Index of the device that owns the memory at an address; memory opened from another process
+    /// counts as owned by the device that opened it.
     fn owner_of(&self, address: u64) -> c_int {
         let mut owner = self.ordinal;
         let to = (&raw mut owner).cast::<c_void>();
-        // SAFETY: of this attribute the answer is one number of 4 bytes.
+        // SAFETY: the answer to this attribute is a 4-byte integer.
         let code =
             unsafe { (self.runtime.api.hipPointerGetAttribute)(to, api::MEMORY_DEVICE, address) };
         if code == api::SUCCESS {
@@ -179,12 +181,13 @@ impl Device {
         self.ordinal
     }
 
-    /// Enqueues a copy between the host and memory of a device, in pieces that `copy` enqueues.
+    /// Enqueues a copy between the host and device memory, in pieces that `copy` enqueues.
     ///
-    /// Of another device's memory the runtime would make the copy on that device's null stream, whatever
-    /// stream it is given, and behind all of its blocking streams: behind a kernel of the owner that waits for
-    /// this rank. So it is made on a stream of the owner's that waits for none, when what the given stream had
-    /// to do is done, and is over when this returns.
+    /// If the memory belongs to another device, the runtime would ignore the given stream and copy
+    /// on that device's null stream, which waits for all blocking streams of the device: perhaps
+    /// for a kernel of the owner that waits for this rank. So the copy is made on a non-blocking
+    /// stream of the owner, after the given stream's work has ended, and has ended when this
+    /// returns.
     fn in_pieces(
         &self,
         name: &'static str,
@@ -200,44 +203,44 @@ impl Device {
                 .try_for_each(|at| check(name, copy(api, at, PIECE.min(bytes - at), stream)))
         };
         let sync = |stream| {
-            // SAFETY: both streams that this is called with are alive.
+            // SAFETY: the two streams that this closure is called with are alive.
             check("hipStreamSynchronize", unsafe { (api.hipStreamSynchronize)(stream) })
         };
         let owner = self.owner_of(address);
-        let _bound = self.bind_apart()?;
+        let _bound = self.bind_relaxed()?;
         if owner == self.ordinal {
             return pieces(stream);
         }
         sync(stream)?;
         let owner = Device::get(owner as usize)?;
-        let _bound = owner.bind_apart()?;
+        let _bound = owner.bind_relaxed()?;
         let own = owner.for_others()?;
         let enqueued = pieces(own);
         let waited = sync(own);
         enqueued.and(waited)
     }
 
-    /// The stream on which other devices' ranks copy this one's memory to or from the host: made at its first
-    /// use, with the device current, and kept.
+    /// Stream on which ranks of other devices copy this device's memory to or from the host. It is
+    /// made at its first use, with the device current, and never destroyed.
     fn for_others(&self) -> Result<RawStream> {
         let mut made = lock(&self.for_others);
         if let Some(stream) = *made {
             return Ok(stream);
         }
         let mut stream = RawStream::default();
-        // SAFETY: `stream` is where the answer goes.
+        // SAFETY: `stream` receives the answer.
         let code =
             unsafe { (self.runtime.api.hipStreamCreateWithFlags)(&mut stream, api::NON_BLOCKING) };
         check("hipStreamCreateWithFlags", code)?;
         Ok(*made.insert(stream))
     }
 
-    /// Lets kernels of this device access memory of the other.
+    /// Lets kernels of this device access memory of device `other`.
     pub(super) fn access_memory_of(&self, other: c_int) -> Result<()> {
         if self.ordinal == other {
             return Ok(());
         }
-        let _bound = self.bind_apart()?;
+        let _bound = self.bind_relaxed()?;
         // SAFETY: both are devices of the process; the flags must be zero.
         match unsafe { (self.runtime.api.hipDeviceEnablePeerAccess)(other, 0) } {
             api::ALREADY_ENABLED => {
@@ -249,28 +252,28 @@ impl Device {
     }
 }
 
-/// A text that a function of the runtime writes.
+/// Text that a function of the runtime writes into a buffer.
 fn text(api: &str, get: impl FnOnce(*mut c_char, c_int) -> u32) -> Result<String> {
     let mut bytes = [0_u8; 256];
     check(api, get(bytes.as_mut_ptr().cast(), 255))?;
-    // The last byte is zero still.
+    // The last byte of the buffer is still zero.
     let text = CStr::from_bytes_until_nul(&bytes).unwrap_or_default();
     Ok(text.to_string_lossy().into_owned())
 }
 
-/// The architecture of a device, by its properties.
+/// Architecture of a device, read from its properties.
 fn arch(runtime: &Runtime, ordinal: c_int) -> Result<String> {
-    // Twice what any release has, on the boundary that the structure needs.
+    // Twice the size of the structure in any release, and aligned for it.
     let mut properties = [0_u64; 512];
     let to = properties.as_mut_ptr().cast::<c_void>();
     let (name, code, release) = match runtime.api.hipGetDevicePropertiesR0600 {
         Some(get) => {
-            // SAFETY: the structure of these releases fits the place.
+            // SAFETY: the structure of the releases that have this function fits the buffer.
             let code = unsafe { get(to, ordinal) };
             ("hipGetDevicePropertiesR0600", code, &api::SINCE_6)
         }
         None => {
-            // SAFETY: as above.
+            // SAFETY: the structure of older releases fits the buffer.
             let code = unsafe { (runtime.api.hipGetDeviceProperties)(to, ordinal) };
             ("hipGetDeviceProperties", code, &api::BEFORE_6)
         }
@@ -280,7 +283,8 @@ fn arch(runtime: &Runtime, ordinal: c_int) -> Result<String> {
     arch_of(&bytes[release.arch_name_at..][..api::ARCH_NAME])
 }
 
-/// `gfx942` of `gfx942:sramecc+:xnack-`: code for it runs with those features on and off.
+/// Strips feature suffixes: `gfx942` from `gfx942:sramecc+:xnack-`. Code compiled for the plain
+/// architecture runs with the features on or off.
 fn arch_of(name: &[u8]) -> Result<String> {
     let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
     let name = String::from_utf8_lossy(name).into_owned();
@@ -290,13 +294,14 @@ fn arch_of(name: &[u8]) -> Result<String> {
     }
 }
 
-/// What tells a device from every other: devices whose driver gives no identity have the place on the bus.
+/// Identity of a device: its UUID and its PCI address, because some devices' drivers report no
+/// UUID.
 fn identity(uuid: [u8; 16], bus: &str) -> String {
     let hex: String = uuid.iter().map(|b| format!("{b:02x}")).collect();
     format!("GPU-{hex}-{bus}")
 }
 
-/// A mask of all compute units: a stream that has one gets a hardware queue of its own.
+/// Mask of all compute units. A stream made with a mask gets a hardware queue of its own.
 fn all_units(count: u32) -> Vec<u32> {
     let word = |at: u32| match count - at {
         left @ 0..32 => (1 << left) - 1,
@@ -305,8 +310,9 @@ fn all_units(count: u32) -> Vec<u32> {
     (0..count).step_by(32).map(word).collect()
 }
 
-/// What is wrong with the number of hardware queues that the runtime's streams share, as its variable has
-/// it: behind a kernel that waits nothing begins that shares its queue.
+/// Warning text if too few hardware queues are shared by the runtime's streams, given the value of
+/// `GPU_MAX_HW_QUEUES`; `None` if there are enough. Work queued after a waiting kernel in the same
+/// hardware queue does not begin.
 fn too_few_queues(variable: Option<&str>) -> Option<String> {
     const DEFAULT: u32 = 4;
     const ENOUGH: u32 = 16;
@@ -321,32 +327,32 @@ fn too_few_queues(variable: Option<&str>) -> Option<String> {
     }
 }
 
-/// Whether small copies are kernels, as the runtime's variable has it; its default, in KiB, depends on the
-/// release.
+/// Whether small copies are done by kernels, given the value of `GPU_FORCE_BLIT_COPY_SIZE` (in KiB;
+/// its default depends on the release): false only for 0.
 fn small_copies_are_kernels(variable: Option<&str>) -> bool {
     variable.is_none_or(|text| text.trim() != "0")
 }
 
-/// The device is current on this thread.
+/// Guard: the device is current on this thread.
 pub(super) struct Bound {
     api: &'static Api,
-    /// The device that was, if it was another.
+    /// Device that was current before, if it was another one.
     previous: Option<c_int>,
-    /// The thread's mode of capture before, if it was changed.
+    /// Capture mode of the thread before, if it was changed.
     mode: Option<u32>,
-    /// What is current belongs to the thread.
+    /// Makes the guard `!Send`, because the current device is per thread.
     thread: PhantomData<*const ()>,
 }
 
 impl Drop for Bound {
     fn drop(&mut self) {
         if let Some(mode) = &mut self.mode {
-            // SAFETY: as in `bind_apart`, with the mode that was there.
+            // SAFETY: `mode` holds the thread's previous mode and receives the current one.
             let code = unsafe { (self.api.hipThreadExchangeStreamCaptureMode)(mode) };
             warn(check("hipThreadExchangeStreamCaptureMode", code));
         }
         if let Some(previous) = self.previous {
-            // SAFETY: it was this thread's device.
+            // SAFETY: the device was current on this thread before.
             warn(check("hipSetDevice", unsafe { (self.api.hipSetDevice)(previous) }));
         }
     }
@@ -377,18 +383,18 @@ impl Driver for Device {
     }
 
     fn memory_info(&self) -> Result<(u64, u64)> {
-        let bound = self.bind_apart()?;
+        let bound = self.bind_relaxed()?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: the two are where the answers go.
+        // SAFETY: the two receive the answers.
         let code = unsafe { (bound.api.hipMemGetInfo)(&mut free, &mut total) };
         check("hipMemGetInfo", code)?;
         Ok((free as u64, total as u64))
     }
 
-    fn make_current(&self, apart: bool) -> Result<Before> {
-        let bound = if apart { self.bind_apart() } else { self.bind() }?;
+    fn make_current(&self, relaxed: bool) -> Result<Before> {
+        let bound = if relaxed { self.bind_relaxed() } else { self.bind() }?;
         let before = Before { device: bound.previous, mode: bound.mode };
-        // `restore` makes it again.
+        // `restore` recreates the guard, so it must not be dropped here.
         std::mem::forget(bound);
         Ok(before)
     }
@@ -419,10 +425,10 @@ impl Driver for Device {
     }
 
     fn create_stream(&self) -> Result<RawStream> {
-        let bound = self.bind_apart()?;
+        let bound = self.bind_relaxed()?;
         let mut stream = RawStream::default();
         let mask = all_units(self.multiprocessors);
-        // SAFETY: `stream` is where the answer goes; the mask has as many words as said.
+        // SAFETY: `stream` receives the answer; the mask has the given number of words.
         let code = unsafe {
             (bound.api.hipExtStreamCreateWithCUMask)(&mut stream, mask.len() as u32, mask.as_ptr())
         };
@@ -437,30 +443,31 @@ impl Driver for Device {
                 None => tracing::debug!(%error, "a stream has no hardware queue of its own"),
             }
         }
-        // SAFETY: `stream` is where the answer goes.
+        // SAFETY: `stream` receives the answer.
         let code = unsafe { (bound.api.hipStreamCreateWithFlags)(&mut stream, api::NON_BLOCKING) };
         check("hipStreamCreateWithFlags", code)?;
         Ok(stream)
     }
 
     unsafe fn destroy_stream(&self, stream: RawStream) -> Result<()> {
-        let bound = self.bind_apart()?;
-        // SAFETY: as the caller says.
+        let bound = self.bind_relaxed()?;
+        // SAFETY: the caller guarantees that the stream is alive and not used afterwards.
         check("hipStreamDestroy", unsafe { (bound.api.hipStreamDestroy)(stream) })
     }
 
     unsafe fn use_first(&self, _: RawStream) -> Result<()> {
-        // That streams wait for each other at their first use was seen with CUDA's driver alone.
+        // Only CUDA's driver was seen to make streams wait for each other at their first use.
         Ok(())
     }
 
     unsafe fn owns(&self, stream: RawStream) -> Result<bool> {
         let Some(get) = self.runtime.api.hipStreamGetDevice else {
-            let why = "this release of HIP does not tell whose it is: it takes 5.6 or later";
+            let why = "this release of HIP does not report a stream's device: use 5.6 or later";
             return Err(unsupported("a stream of the caller's", why));
         };
         let mut device = -1;
-        // SAFETY: the stream is alive, as the caller says; `device` is where the answer goes.
+        // SAFETY: the stream is alive, by the contract of this function; `device` receives the
+        // answer.
         check("hipStreamGetDevice", unsafe { get(stream, &mut device) })?;
         Ok(device == self.ordinal)
     }
@@ -468,8 +475,8 @@ impl Driver for Device {
     unsafe fn capture_of(&self, stream: RawStream) -> Result<Option<u64>> {
         let bound = self.bind()?;
         let (mut status, mut id) = (api::CAPTURE_NONE, 0);
-        // SAFETY: the stream is alive, as the caller says; status and id are where the answers go; the
-        // others may be null.
+        // SAFETY: the caller guarantees that the stream is alive; status and id receive the
+        // answers; the other pointers may be null.
         let code = unsafe {
             (bound.api.hipStreamGetCaptureInfo_v2)(
                 stream,
@@ -485,14 +492,14 @@ impl Driver for Device {
     }
 
     unsafe fn sync_stream(&self, stream: RawStream) -> Result<()> {
-        let bound = self.bind_apart()?;
-        // SAFETY: the stream is alive, as the caller says.
+        let bound = self.bind_relaxed()?;
+        // SAFETY: the stream is alive, by the contract of this function.
         check("hipStreamSynchronize", unsafe { (bound.api.hipStreamSynchronize)(stream) })
     }
 
     unsafe fn stream_is_done(&self, stream: RawStream) -> bool {
-        let Ok(bound) = self.bind_apart() else { return false };
-        // SAFETY: the stream is alive, as the caller says.
+        let Ok(bound) = self.bind_relaxed() else { return false };
+        // SAFETY: the stream is alive, by the contract of this function.
         let code = unsafe { (bound.api.hipStreamQuery)(stream) };
         if code == api::NOT_READY {
             self.forget_error();
@@ -501,40 +508,40 @@ impl Driver for Device {
     }
 
     fn create_event(&self) -> Result<RawEvent> {
-        let bound = self.bind_apart()?;
+        let bound = self.bind_relaxed()?;
         let mut event = RawEvent::default();
-        // A release at system scope is the default in the source of ROCm 6.2, but AMD's page about coherence says
-        // that it is asked for.
+        // The flag is the default in the source of ROCm 6.2, but AMD's documentation of coherence
+        // says that a release at system scope must be requested.
         let flags = api::NO_TIMING | api::RELEASE_TO_SYSTEM;
-        // SAFETY: `event` is where the answer goes.
+        // SAFETY: `event` receives the answer.
         let code = unsafe { (bound.api.hipEventCreateWithFlags)(&mut event, flags) };
         check("hipEventCreateWithFlags", code)?;
         Ok(event)
     }
 
     unsafe fn destroy_event(&self, event: RawEvent) -> Result<()> {
-        let bound = self.bind_apart()?;
-        // SAFETY: as the caller says.
+        let bound = self.bind_relaxed()?;
+        // SAFETY: the caller guarantees that the event is alive and not used afterwards.
         check("hipEventDestroy", unsafe { (bound.api.hipEventDestroy)(event) })
     }
 
     unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
         let bound = self.bind()?;
-        // SAFETY: both are alive, as the caller says.
+        // SAFETY: both are alive, by the contract of this function.
         check("hipEventRecord", unsafe { (bound.api.hipEventRecord)(event, stream) })
     }
 
     unsafe fn wait_for(&self, event: RawEvent, stream: RawStream) -> Result<()> {
         let bound = self.bind()?;
-        // SAFETY: both are alive, as the caller says.
+        // SAFETY: both are alive, by the contract of this function.
         check("hipStreamWaitEvent", unsafe { (bound.api.hipStreamWaitEvent)(stream, event, 0) })
     }
 
     unsafe fn event_is_done(&self, event: RawEvent) -> bool {
-        let Ok(bound) = self.bind_apart() else { return false };
-        // SAFETY: the event is alive, as the caller says.
+        let Ok(bound) = self.bind_relaxed() else { return false };
+        // SAFETY: the event is alive, by the contract of this function.
         let code = unsafe { (bound.api.hipEventQuery)(event) };
-        // An error of the device ends everything on it. What is captured has not begun.
+        // A device error ends all work on the device. Captured work has not begun.
         let unfinished = [api::NOT_READY, api::CAPTURED].contains(&code);
         if unfinished {
             self.forget_error();
@@ -543,14 +550,14 @@ impl Driver for Device {
     }
 
     unsafe fn sync_event(&self, event: RawEvent) -> Result<()> {
-        let bound = self.bind_apart()?;
-        // SAFETY: the event is alive, as the caller says.
+        let bound = self.bind_relaxed()?;
+        // SAFETY: the event is alive, by the contract of this function.
         check("hipEventSynchronize", unsafe { (bound.api.hipEventSynchronize)(event) })
     }
 
     unsafe fn copy(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
         let bound = self.bind()?;
-        // SAFETY: the caller vouches for both ranges and the stream.
+        // SAFETY: the caller guarantees both ranges and the stream.
         let code = unsafe {
             (bound.api.hipMemcpyAsync)(to, from, bytes as usize, api::COPY_BY_ADDRESS, stream)
         };
@@ -560,12 +567,12 @@ impl Driver for Device {
     unsafe fn copy_lines(&self, copy: &DeviceCopy, stream: RawStream) -> Result<()> {
         let bound = self.bind()?;
         let &DeviceCopy { to, from, bytes, lines, apart, .. } = copy;
-        let [to_apart, from_apart] = apart.map(|it| it as usize);
+        let [to_pitch, from_pitch] = apart.map(|it| it as usize);
         let (bytes, lines) = (bytes as usize, lines as usize);
-        // SAFETY: the caller vouches for both ranges and the stream.
+        // SAFETY: the caller guarantees both ranges and the stream.
         let code = unsafe {
             let copy = bound.api.hipMemcpy2DAsync;
-            copy(to, to_apart, from, from_apart, bytes, lines, api::COPY_BY_ADDRESS, stream)
+            copy(to, to_pitch, from, from_pitch, bytes, lines, api::COPY_BY_ADDRESS, stream)
         };
         check("hipMemcpy2DAsync", code)
     }
@@ -578,31 +585,31 @@ impl Driver for Device {
         stream: RawStream,
     ) -> Result<()> {
         self.in_pieces("hipMemcpyHtoDAsync", to, bytes, stream, |api, at, count, stream| {
-            // SAFETY: the caller vouches for both ranges, which the piece is in, and the stream.
+            // SAFETY: the caller guarantees both ranges, which contain this piece, and the stream.
             unsafe { (api.hipMemcpyHtoDAsync)(to + at as u64, from.add(at).cast(), count, stream) }
         })
     }
 
     unsafe fn read(&self, to: *mut u8, from: u64, bytes: usize, stream: RawStream) -> Result<()> {
         self.in_pieces("hipMemcpyDtoHAsync", from, bytes, stream, |api, at, count, stream| {
-            // SAFETY: as in `write`, the other way round.
+            // SAFETY: the caller guarantees both ranges, which contain this piece, and the stream.
             unsafe { (api.hipMemcpyDtoHAsync)(to.add(at).cast(), from + at as u64, count, stream) }
         })
     }
 
     unsafe fn fill(&self, to: u64, bytes: u64, value: u8, stream: RawStream) -> Result<()> {
-        let bound = self.bind_apart()?;
+        let bound = self.bind_relaxed()?;
         if value != 0 {
-            // SAFETY: the caller vouches for the range and the stream.
+            // SAFETY: the caller guarantees the range and the stream.
             let code =
                 unsafe { (bound.api.hipMemsetAsync)(to, value.into(), bytes as usize, stream) };
             return check("hipMemsetAsync", code);
         }
-        // By copies: setting memory is a kernel.
+        // By copies, because a fill is a kernel.
         for at in (0..bytes).step_by(PIECE) {
             let count = (bytes - at).min(PIECE as u64) as usize;
             let from = ZEROS.as_ptr().cast::<c_void>();
-            // SAFETY: as above; the zeros stay.
+            // SAFETY: the caller guarantees the range and the stream; the source is static.
             let code = unsafe { (bound.api.hipMemcpyHtoDAsync)(to + at, from, count, stream) };
             check("hipMemcpyHtoDAsync", code)?;
         }
@@ -611,9 +618,9 @@ impl Driver for Device {
 
     fn pin(&self, bytes: usize) -> Result<NonNull<u8>> {
         const FLAGS: u32 = api::HOST_PORTABLE | api::HOST_MAPPED | api::HOST_COHERENT;
-        let bound = self.bind_apart()?;
+        let bound = self.bind_relaxed()?;
         let mut memory = null_mut();
-        // SAFETY: `memory` is where the answer goes.
+        // SAFETY: `memory` receives the answer.
         let code = unsafe { (bound.api.hipHostMalloc)(&mut memory, bytes, FLAGS) };
         check("hipHostMalloc", code)?;
         NonNull::new(memory.cast::<u8>())
@@ -621,10 +628,11 @@ impl Driver for Device {
     }
 
     unsafe fn pinned_address(&self, host: NonNull<u8>) -> Result<u64> {
-        let bound = self.bind_apart()?;
+        let bound = self.bind_relaxed()?;
         let mut address = 0;
         let host = host.as_ptr().cast::<c_void>();
-        // SAFETY: `address` is where the answer goes; `pin` gave the memory, as the caller says.
+        // SAFETY: `address` receives the answer; the caller guarantees that `pin` returned the
+        // memory.
         let code = unsafe { (bound.api.hipHostGetDevicePointer)(&mut address, host, 0) };
         check("hipHostGetDevicePointer", code)?;
         Ok(address)
@@ -635,10 +643,10 @@ impl Driver for Device {
             let expected = "a code object, or a bundle of them";
             return Err(Error::invalid("image of a module", "something else", expected));
         }
-        let bound = self.bind_apart()?;
+        let bound = self.bind_relaxed()?;
         let mut module = RawModule::default();
         let image = image.as_ptr().cast::<c_void>();
-        // SAFETY: `module` is where the answer goes; what the image begins with says how long it is.
+        // SAFETY: `module` receives the answer; the image's header gives its length.
         check("hipModuleLoadData", unsafe { (bound.api.hipModuleLoadData)(&mut module, image) })?;
         Ok(module)
     }
@@ -649,14 +657,14 @@ impl Driver for Device {
         name: &CStr,
         shared_bytes: u32,
     ) -> Result<RawFunction> {
-        let bound = self.bind_apart()?;
+        let bound = self.bind_relaxed()?;
         let shown = name.to_string_lossy();
         if shared_bytes > self.shared_bytes {
             let expected = format!("at most {} on {}", self.shared_bytes, self.title());
             return Err(Error::invalid(format!("bytes of LDS of {shown}"), shared_bytes, expected));
         }
         let mut function = RawFunction::default();
-        // SAFETY: `function` is where the answer goes; module and name are alive.
+        // SAFETY: `function` receives the answer; module and name are alive.
         let code =
             unsafe { (bound.api.hipModuleGetFunction)(&mut function, module, name.as_ptr()) };
         check_for("hipModuleGetFunction", || format!("of {shown}"), code)?;
@@ -664,10 +672,10 @@ impl Driver for Device {
     }
 
     unsafe fn resources(&self, function: RawFunction) -> Result<(u32, u32)> {
-        let bound = self.bind_apart()?;
+        let bound = self.bind_relaxed()?;
         let attribute = |attribute| {
             let mut value = 0;
-            // SAFETY: `value` is where the answer goes; the function is alive.
+            // SAFETY: `value` receives the answer; the function is alive.
             let code = unsafe { (bound.api.hipFuncGetAttribute)(&mut value, attribute, function) };
             check("hipFuncGetAttribute", code).map(|()| value as u32)
         };
@@ -675,9 +683,9 @@ impl Driver for Device {
     }
 
     unsafe fn resident(&self, function: RawFunction, threads: u32, shared: u32) -> Result<u32> {
-        let bound = self.bind_apart()?;
+        let bound = self.bind_relaxed()?;
         let mut each = 0;
-        // SAFETY: `each` is where the answer goes; the function is alive.
+        // SAFETY: `each` receives the answer; the function is alive.
         let code = unsafe {
             (bound.api.hipModuleOccupancyMaxActiveBlocksPerMultiprocessor)(
                 &mut each,
@@ -700,8 +708,8 @@ impl Driver for Device {
     ) -> Result<()> {
         let LaunchShape { groups, threads, shared_bytes, .. } = shape;
         let bound = self.bind()?;
-        // SAFETY: the caller vouches for the parameters, which the runtime copies before it
-        // returns; stream and function are alive and of this device.
+        // SAFETY: the caller guarantees the parameters, which the runtime copies before it returns;
+        // stream and function are alive and of this device.
         let code = unsafe {
             (bound.api.hipModuleLaunchKernel)(
                 function,
@@ -722,8 +730,8 @@ impl Driver for Device {
     }
 }
 
-/// Whether an image is of a kind whose end the runtime finds: an ELF file, or a bundle of clang's, be it
-/// compressed.
+/// Whether an image has a format whose length the runtime can determine: an ELF file, or an offload
+/// bundle of clang, compressed or not.
 fn is_code(image: &[u8]) -> bool {
     let kinds: [&[u8]; 3] = [b"\x7fELF", b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB"];
     kinds.iter().any(|kind| image.starts_with(kind))

@@ -1,8 +1,8 @@
-//! Device memory: plain memory, and memory that no cache keeps from other devices for the words that they
-//! poll; shared by the handles of `hipIpc` between processes, by peer access between threads.
+//! HIP device memory: plain memory for data, and uncached or fine-grained memory for words that
+//! peers poll. Shared by `hipIpc` handles between processes and by peer access between threads.
 //!
-//! The virtual memory API is not used: nothing here needs it, and on the functional simulator of MI300X
-//! that this was tried on, access to such memory was refused after it had been made, mapped and exported.
+//! The virtual memory API is not used: it is not needed, and on the functional simulator of MI300X
+//! on which it was tried, access to memory that had been created, mapped and exported was refused.
 
 use std::ffi::c_void;
 use std::os::fd::OwnedFd;
@@ -16,19 +16,19 @@ use crate::env;
 use crate::error::{Error, Result};
 use crate::util::unsupported;
 
-/// Memory is taken in multiples of this: the runtime shares its blocks of this size between small
-/// allocations, and a handle of a part would give a peer the whole.
+/// Granularity of memory in bytes. The runtime splits blocks of this size among small allocations,
+/// and an IPC handle of such a part would expose the whole block to the peer.
 const BLOCK: u64 = 2 << 20;
 
-/// What caches do with memory of a device, from what is fastest to what is surest.
+/// Caching of device memory, from the fastest to the most coherent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Caching {
-    /// As `hipMalloc` gives it, which is coarse-grained: each device caches what it accesses, and sees what
-    /// others wrote when it acquires it.
+    /// Memory from `hipMalloc`, coarse-grained: each device caches what it accesses, and sees
+    /// writes of others only after an acquire.
     Plain,
-    /// Fine-grained: what one device writes others see while kernels run.
+    /// Fine-grained memory: writes of one device are visible to others while kernels run.
     Fine,
-    /// No cache has it.
+    /// Uncached memory.
     Uncached,
 }
 
@@ -36,17 +36,17 @@ impl Caching {
     const NAMES: [(&str, Caching); 3] =
         [("plain", Caching::Plain), ("fine", Caching::Fine), ("uncached", Caching::Uncached)];
 
-    /// Of memory for this, as the user's variables have it, or else as it is best known: words that peers
-    /// poll are uncached, the rest is plain.
+    /// Caching for this purpose: as the user's variables say, else uncached for words that peers
+    /// poll and plain for the rest.
     fn of(purpose: Purpose) -> Result<Caching> {
         match purpose {
-            Purpose::Data => Caching::told("IRIS_HIP_DATA", Caching::Plain),
-            Purpose::Signal => Caching::told("IRIS_HIP_SIGNAL", Caching::Uncached),
+            Purpose::Data => Caching::from_env("IRIS_HIP_DATA", Caching::Plain),
+            Purpose::Signal => Caching::from_env("IRIS_HIP_SIGNAL", Caching::Uncached),
             Purpose::DeviceWords => Ok(Caching::Plain),
         }
     }
 
-    fn told(variable: &str, default: Caching) -> Result<Caching> {
+    fn from_env(variable: &str, default: Caching) -> Result<Caching> {
         let Some(text) = env::read(variable)? else { return Ok(default) };
         let named = Caching::NAMES.iter().find(|(name, _)| *name == text);
         let expected = "plain, fine or uncached";
@@ -54,7 +54,7 @@ impl Caching {
     }
 }
 
-/// Memory that is given back when this is dropped.
+/// Region of device memory, freed on drop.
 struct HipRegion {
     device: Arc<Device>,
     address: Address,
@@ -62,13 +62,13 @@ struct HipRegion {
     kind: Kind,
 }
 
-/// Where memory comes from, and so how it is given back.
+/// Origin of the memory, which determines how it is freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Own,
-    /// Of another process.
+    /// Memory of another process, opened by its IPC handle.
     Opened,
-    /// The caller's.
+    /// Memory of the caller, not freed here.
     Foreign,
 }
 
@@ -76,7 +76,7 @@ impl MemoryDriver for Device {
     fn allocate(self: Arc<Self>, bytes: u64, wanted: Wanted) -> Result<Arc<dyn Region>> {
         self.check_usable()?;
         let caching = Caching::of(wanted.purpose)?;
-        let _bound = self.bind_apart()?;
+        let _bound = self.bind_relaxed()?;
         let bytes = round(bytes)?;
         let address = self.take(bytes, caching)?;
         Ok(Arc::new(HipRegion { device: self, address, bytes: bytes as u64, kind: Kind::Own }))
@@ -92,10 +92,10 @@ impl MemoryDriver for Device {
             let expected = "64 bytes, as HIP's are";
             return Err(Error::invalid("handle of memory", format!("{handle:?}"), expected));
         };
-        let _bound = self.bind_apart()?;
+        let _bound = self.bind_relaxed()?;
         let flags = self.runtime.release().lazy_peer_access;
         let mut address = 0;
-        // SAFETY: `address` is where the answer goes; the handle is one that a peer was given.
+        // SAFETY: `address` receives the answer; a peer's runtime made the handle.
         let code =
             unsafe { (self.runtime.api.hipIpcOpenMemHandle)(&mut address, Handle(handle), flags) };
         check("hipIpcOpenMemHandle", code)?;
@@ -103,12 +103,12 @@ impl MemoryDriver for Device {
     }
 
     fn foreign(self: Arc<Self>, address: u64, bytes: u64) -> Result<Arc<dyn Region>> {
-        let _bound = self.bind_apart()?;
+        let _bound = self.bind_relaxed()?;
         let api = &self.runtime.api;
         let attribute = |attribute| {
             let mut value = 0_i32;
             let to = (&raw mut value).cast::<c_void>();
-            // SAFETY: of the attributes asked below the answer is one number of 4 bytes.
+            // SAFETY: the answers to the attributes queried below are 4-byte integers.
             let code = unsafe { (api.hipPointerGetAttribute)(to, attribute, address) };
             (code == api::SUCCESS).then_some(value)
         };
@@ -119,7 +119,7 @@ impl MemoryDriver for Device {
         }
         let range = || {
             let (mut base, mut size) = (0, 0);
-            // SAFETY: the two are where the answers go.
+            // SAFETY: the two receive the answers.
             let code = unsafe { (api.hipMemGetAddressRange)(&mut base, &mut size, address) };
             check("hipMemGetAddressRange", code)?;
             Ok((base, size as u64))
@@ -139,13 +139,13 @@ impl MemoryDriver for Device {
 }
 
 impl Device {
-    /// New memory. Where the release or the device has none that is uncached, fine-grained memory is the
-    /// next best; there is nothing below that for words that peers poll.
+    /// Allocates memory. Falls back from uncached to fine-grained memory if the release or the
+    /// device lacks uncached memory; for words that peers poll there is no further fallback.
     fn take(&self, bytes: usize, caching: Caching) -> Result<Address> {
         let api = &self.runtime.api;
         let with = |flags: u32, what: &str| {
             let mut address = 0;
-            // SAFETY: `address` is where the answer goes.
+            // SAFETY: `address` receives the answer.
             let code = unsafe { (api.hipExtMallocWithFlags)(&mut address, bytes, flags) };
             let what = || format!("of {bytes} bytes of {what} memory");
             check_for("hipExtMallocWithFlags", what, code).map(|()| address)
@@ -153,7 +153,7 @@ impl Device {
         match caching {
             Caching::Plain => {
                 let mut address = 0;
-                // SAFETY: as above.
+                // SAFETY: `address` receives the answer.
                 let code = unsafe { (api.hipMalloc)(&mut address, bytes) };
                 check_for("hipMalloc", || format!("of {bytes} bytes"), code)?;
                 Ok(address)
@@ -189,12 +189,12 @@ impl Region for HipRegion {
 
     fn handle(&self) -> Result<Vec<u8>> {
         if self.kind != Kind::Own {
-            let why = "it is not this process's own allocation";
+            let why = "this process did not allocate the memory";
             return Err(unsupported("sharing memory with other processes", why));
         }
-        let _bound = self.device.bind_apart()?;
+        let _bound = self.device.bind_relaxed()?;
         let mut handle = Handle([0; 64]);
-        // SAFETY: `handle` is where the answer goes; the memory is this process's.
+        // SAFETY: `handle` receives the answer; the memory belongs to this process.
         let code =
             unsafe { (self.device.runtime.api.hipIpcGetMemHandle)(&mut handle, self.address) };
         check("hipIpcGetMemHandle", code)?;
@@ -216,19 +216,19 @@ impl Region for HipRegion {
 
 impl Drop for HipRegion {
     fn drop(&mut self) {
-        let bound = self.device.bind_apart();
+        let bound = self.device.bind_relaxed();
         if let Err(error) = bound {
             return warn(Err(error));
         }
         let api = &self.device.runtime.api;
         match self.kind {
             Kind::Own => {
-                // SAFETY: the memory was allocated by `take`, and whoever uses its addresses holds the
-                // region, so nobody is left.
+                // SAFETY: `take` allocated the memory, and every user of its addresses holds the
+                // region, so no user is left.
                 warn(check("hipFree", unsafe { (api.hipFree)(self.address) }));
             }
             Kind::Opened => {
-                // SAFETY: the address was opened by `open`, and nobody uses it any more.
+                // SAFETY: `open` opened the address, and no user is left.
                 let code = unsafe { (api.hipIpcCloseMemHandle)(self.address) };
                 warn(check("hipIpcCloseMemHandle", code));
             }
@@ -237,7 +237,7 @@ impl Drop for HipRegion {
     }
 }
 
-/// Whole blocks.
+/// Size in whole blocks.
 fn round(bytes: u64) -> Result<usize> {
     let size = bytes.max(1).checked_next_multiple_of(BLOCK);
     size.filter(|&s| s <= isize::MAX as u64).map(|s| s as usize).ok_or_else(|| {
@@ -258,10 +258,10 @@ mod tests {
 
     #[test]
     fn words_that_peers_poll_are_uncached_if_nothing_else_is_said() {
-        assert_eq!(Caching::told("IRIS_NOT_SET", Caching::Fine).unwrap(), Caching::Fine);
+        assert_eq!(Caching::from_env("IRIS_NOT_SET", Caching::Fine).unwrap(), Caching::Fine);
         assert_eq!(Caching::of(Purpose::DeviceWords).unwrap(), Caching::Plain);
-        // The path is set, and is none of the three.
-        let error = Caching::told("PATH", Caching::Plain).unwrap_err().to_string();
+        // `PATH` is set, and its value is none of the three names.
+        let error = Caching::from_env("PATH", Caching::Plain).unwrap_err().to_string();
         assert!(error.contains("plain, fine or uncached"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-// The body of the all-reduce that adds into one f32 workspace at the owner of each tile.
+// Body of the all-reduce that adds partial tiles into an f32 workspace at the owner of each tile.
 #ifndef IRIS_BODY_ACCUMULATE_H
 #define IRIS_BODY_ACCUMULATE_H
 
@@ -26,7 +26,7 @@ template <class Producer, bool ATOMIC> class AccumulateBody {
     IRIS_DEVICE void add(u32 owner, u32 tile, u32 parity) {
         const View sum = places.workspace(owner, tile, parity);
         producer.emit([&](u32 row, u32 col, u32 count, Values& values) {
-            // What travels is rounded to the wire's type, as in the other variants.
+            // Partials are rounded to the transfer type, as in the other variants.
             IRIS_UNROLL
             for (u32 i = 0; i < WIDTH; ++i) values.v[i] = rounded(args.wire, values.v[i]);
             if constexpr (ATOMIC) {
@@ -75,7 +75,7 @@ IRIS_DEVICE void run_add(const OpArgs& args, typename Producer::Shared& shared) 
         [=](u32 tile) { return owner_of(tile, size); }, !ATOMIC, body);
 }
 
-// Clearing and reading do not depend on where partials come from.
+// Clearing and reading the workspace do not depend on the producer of partials.
 IRIS_DEVICE void run_zero(const OpArgs& args) {
     LoadProducer::Shared none;
     AccumulateBody<LoadProducer, false> body(args, none);

@@ -1,5 +1,5 @@
-// The body of ops that move data without adding: all-gather, all-to-all, broadcast, and all-gather
-// of a product.
+// Bodies of ops that move data without adding: all-gather, all-to-all, broadcast, and product then
+// all-gather.
 #ifndef IRIS_BODY_DELIVER_H
 #define IRIS_BODY_DELIVER_H
 
@@ -7,7 +7,7 @@
 
 namespace iris {
 
-/// Every rank's rows to all: C has the rows of all ranks.
+/// All-gather: each rank's rows go to all ranks; C has the rows of all ranks.
 struct AllGatherPlan {
     SplitGrid split_grid;
     u32 me;
@@ -15,23 +15,24 @@ struct AllGatherPlan {
         : split_grid(split_of(args)), me(args.channel.rank) {}
     IRIS_DEVICE u32 produced() const { return split_grid.part(me).tiles(); }
     IRIS_DEVICE u32 sent(u32 from, u32) const { return split_grid.part(from).tiles(); }
-    /// The rectangle, counted from the first row that `from` sends to `to`.
+    /// Position of `tile` in the data from `from`, with rows counted from the first row of that
+    /// data.
     IRIS_DEVICE Tile area(u32 from, u32, u32 tile) const { return split_grid.part(from).tile(tile); }
-    /// The first row in A of what a rank sends to `to`.
+    /// First row in A of the data for `to`.
     IRIS_DEVICE u32 source_row(u32) const { return 0; }
-    /// The first row in C of `to` of what `from` sends.
+    /// First row in C of `to` of the data from `from`.
     IRIS_DEVICE u32 target_row(u32 from, u32) const {
         return split(split_grid.grid.rows, split_grid.size, from).start;
     }
-    /// Whether this rank itself wants `tile` of what it sends.
+    /// Whether this rank itself needs `tile` of the data that it sends.
     IRIS_DEVICE bool own(u32) const { return true; }
-    /// The source's place in an inbox.
+    /// Index of the source in an inbox.
     IRIS_DEVICE u32 place(u32 source) const { return source; }
-    /// Whether what this rank sends is what it got, which lies in C.
+    /// Whether this rank forwards data that it has received into C.
     IRIS_DEVICE bool relays() const { return false; }
 };
 
-/// Block `to` of every rank's rows to rank `to`: C has one such block a source.
+/// All-to-all: block `to` of each rank's rows goes to rank `to`; C has one such block per source.
 struct AllToAllPlan {
     SplitGrid split_grid;
     u32 me;
@@ -50,7 +51,7 @@ struct AllToAllPlan {
     IRIS_DEVICE bool relays() const { return false; }
 };
 
-/// The root's matrix to all.
+/// Broadcast: the root's matrix goes to all ranks.
 struct BroadcastPlan {
     Grid grid;
     u32 me, root;
@@ -62,12 +63,13 @@ struct BroadcastPlan {
     IRIS_DEVICE u32 source_row(u32) const { return 0; }
     IRIS_DEVICE u32 target_row(u32, u32) const { return 0; }
     IRIS_DEVICE bool own(u32) const { return true; }
-    /// A tile comes from one rank.
+    /// A broadcast has one source only.
     IRIS_DEVICE u32 place(u32) const { return 0; }
     IRIS_DEVICE bool relays() const { return root != me; }
 };
 
-/// PRODUCT: what is sent is this rank's product, which goes through its own C.
+/// Body of a delivery. PRODUCT: the data is this rank's product, which it first writes to its own
+/// C.
 template <class Plan, class Producer, bool PRODUCT> class DeliverBody {
   public:
     IRIS_DEVICE DeliverBody(const OpArgs& args, typename Producer::Shared& shared)
@@ -96,11 +98,11 @@ template <class Plan, class Producer, bool PRODUCT> class DeliverBody {
             direct ? places.peers_c(peer).from(plan.target_row(me(), peer) + area.row, area.col)
                    : places.slot(peer, plan.place(me()), tile, parity, args.c.dtype);
         if constexpr (PRODUCT) {
-            // The product, which other threads have written to C.
+            // Other threads have written the product to C.
             port::barrier(Site::Body);
             copy_view(to, own_c(tile, area), area.rows, area.cols);
         } else {
-            // What this rank got, other threads may have copied to C.
+            // Other threads may have copied the received data to C.
             if (plan.relays()) port::barrier(Site::Body);
             const View from = plan.relays() ? own_c(tile, area) : own_a(peer, area);
             copy_view(to, from, area.rows, area.cols);
@@ -108,7 +110,7 @@ template <class Plan, class Producer, bool PRODUCT> class DeliverBody {
         count_bytes(args, Counter::Pushed, bytes_of(area, args.c.dtype));
     }
 
-    /// The part of what the peer gets, straight into its C.
+    /// Copies a part of the data for `peer` directly into its C.
     IRIS_DEVICE void copy(u32 peer, u32 part) { push(peer, part, 0, true); }
 
     IRIS_DEVICE void take(u32 source, u32 tile, u32 parity) {
@@ -135,21 +137,22 @@ template <class Plan, class Producer, bool PRODUCT> class DeliverBody {
 template <class Plan, class Producer, bool PRODUCT>
 IRIS_DEVICE void run_deliver(const OpArgs& args, typename Producer::Shared& shared) {
     DeliverBody<Plan, Producer, PRODUCT> body(args, shared);
-    // What a product is pushed from is C.
+    // A product is pushed from C by the workgroup that has written it, so there are no dedicated
+    // senders.
     const u32 senders = PRODUCT ? 0 : args.movers;
     flow::deliver(launch_of(args, Producer::DIES), body.plan, senders, body);
 }
 
-/// A broadcast by one of those that get a tile.
+/// Broadcast in which one receiver of each tile forwards it to the others.
 IRIS_DEVICE void run_relay(const OpArgs& args, LoadProducer::Shared& none) {
     DeliverBody<BroadcastPlan, LoadProducer, false> body(args, none);
     const flow::Relays relays{body.plan.grid.tiles(), args.root, args.channel.size};
     flow::relay(launch_of(args), relays, body);
 }
 
-/// What copy engines move, by workgroups; `first` is the number of its first signal. This rank's own rows
-/// go to itself, too, where they are gathered with those of others by columns, since by rows they are read
-/// where they lie.
+/// Copies by workgroups in place of copy engines; `first` is the number of the first signal. If A
+/// is gathered by columns, this rank's own part is copied to itself, too; if by rows, it is read in
+/// place.
 template <class Plan> IRIS_DEVICE void run_copies(const OpArgs& args, u32 first) {
     LoadProducer::Shared none;
     DeliverBody<Plan, LoadProducer, false> body(args, none);
@@ -159,7 +162,7 @@ template <class Plan> IRIS_DEVICE void run_copies(const OpArgs& args, u32 first)
     flow::copies(launch, first, body.plan, body);
 }
 
-/// What copies of blocks have signals for: those of results are behind them.
+/// Number of signals used by copies of blocks; the signals of results follow.
 IRIS_DEVICE u32 signals_of_blocks(const OpArgs& args) { return split_of(args).part(0).tiles(); }
 
 } // namespace iris

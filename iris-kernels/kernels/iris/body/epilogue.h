@@ -1,4 +1,4 @@
-// What is done to finished sums before they are rounded: bias, then GELU, then the residual.
+// Functions applied to finished sums before rounding: bias, then GELU, then the residual.
 #ifndef IRIS_BODY_EPILOGUE_H
 #define IRIS_BODY_EPILOGUE_H
 
@@ -6,8 +6,8 @@
 
 namespace iris {
 
-/// erf to about 2e-7: a polynomial in x^2 below 1, and of erfc between whole numbers up to 4. Written
-/// out since not every compiler of kernels brings a mathematical library.
+/// erf with an error of about 2e-7: a polynomial in x^2 below 1, and piecewise polynomials for erfc
+/// up to 4. Written out because not every kernel compiler provides a math library.
 IRIS_DEVICE float erf(float x) {
     const float size = x < 0 ? -x : x;
     float value;
@@ -61,7 +61,7 @@ IRIS_DEVICE float erf(float x) {
         value = value * t - 5.399427209e-06f;
         value = value * t + 7.431066251e-07f;
     } else {
-        // Not a number comes here too and must stay one.
+        // NaN reaches this line too and must stay NaN.
         value = size * 0.0f;
         if (size > 4.0f && !(value == value)) value = 0.0f;
     }
@@ -70,7 +70,8 @@ IRIS_DEVICE float erf(float x) {
 
 IRIS_DEVICE float gelu(float x) { return x * 0.5f * (1.0f + erf(x * 0.70710678f)); }
 
-/// The final values of elements (row, col) on of this rank's result: bias, then GELU, once.
+/// Applies bias and then GELU to `count` elements of this rank's result from column `col` on.
+/// Called once per element.
 IRIS_DEVICE void finish_values(const OpArgs& args, u32 col, u32 count, Values& values) {
     if (args.bias.address != 0) {
         const Values bias = View::of(args.bias).load(0, col, count);
@@ -83,7 +84,8 @@ IRIS_DEVICE void finish_values(const OpArgs& args, u32 col, u32 count, Values& v
     }
 }
 
-/// What this rank has from before is added, behind finish_values, where an op takes a residual.
+/// Adds the residual of `count` elements from (row, col) on, after finish_values, if the op has a
+/// residual.
 IRIS_DEVICE void add_residual(const OpArgs& args, u32 row, u32 col, u32 count, Values& values) {
     if (args.residual.address == 0) return;
     const Values residual = View::of(args.residual).load(row, col, count);

@@ -1,4 +1,4 @@
-// The body of an all-gather in front of a product: by push and barrier, by pull, or staged.
+// Bodies of an all-gather before a product: by push and barrier, by pull, or staged.
 #ifndef IRIS_BODY_GATHER_H
 #define IRIS_BODY_GATHER_H
 
@@ -17,8 +17,9 @@ IRIS_DEVICE Units units_of(const OpArgs& args) {
                  args.m_contiguous == 1};
 }
 
-/// Where shards lie: this rank's own A, a peer's, the inbox, or the staging buffer. Each view
-/// begins at the first element of the shard, the staging buffer at that of the whole A.
+/// Views of the shards of A: in this rank's own A, in a peer's A, in the inbox, or in the staging
+/// buffer. Each view begins at the first element of the shard; that of the staging buffer at the
+/// first element of the whole A.
 struct Shards {
     const OpArgs& args;
     const Units units;
@@ -28,12 +29,12 @@ struct Shards {
     IRIS_DEVICE View own(u32 source) const {
         const View a = View::of(args.a);
         if (source == args.channel.rank) return a;
-        // A shard without gaps is as wide as it is: shards differ.
+        // The leading dimension of a contiguous shard is its width, which differs between ranks.
         const Range line = a.transposed ? units.shard_rows(source) : units.shard_cols(source);
         const u64 ld = args.pulled_ld == 0 ? line.len() : args.pulled_ld;
         return View{args.heap.address(source, args.pulled), ld, a.dtype, a.transposed};
     }
-    /// The place of `source`'s shard in the gathered A of rank `at`.
+    /// Part of the gathered A of rank `at` that belongs to the shard of `source`.
     IRIS_DEVICE View inbox(u32 at, u32 source, u32 parity) const {
         const u64 address = args.heap.address(at, args.inbox + u64(parity) * args.slot);
         const View whole{address, args.k, args.a.dtype, false};
@@ -69,7 +70,8 @@ class GatherBody {
     const Shards shards;
 };
 
-/// Multiplies shards where they lie. PULLS: from the peers' own memory, not from the inbox.
+/// Multiplies shards in place. PULLS: shards are read from the peers' own memory, not from the
+/// inbox.
 template <bool PULLS> class GatheredBody {
   public:
     IRIS_DEVICE GatheredBody(const OpArgs& args, Product::Shared& shared)
@@ -79,11 +81,12 @@ template <bool PULLS> class GatheredBody {
 
     const Shards shards;
 
-    // Tiles of C are numbered row block by row block, in the order in which this rank works on them.
+    // Tiles of C are numbered row block by row block, in the order in which this rank processes the
+    // blocks.
     IRIS_DEVICE u32 across() const { return div_up(args.n, args.tile_n); }
     IRIS_DEVICE u32 tiles() const { return shards.units.row_blocks() * across(); }
-    /// The row block that `tile` is in. It is asked for with each source, with each unit and to store, and looked
-    /// for once: that takes more instructions than a slab of the product.
+    /// Row block of `tile`. It is needed for each source or unit and for the store, so the last
+    /// result is cached: computing it takes more instructions than multiplying a slab.
     IRIS_DEVICE u32 block_of(u32 tile) {
         if (tile != last) {
             last = tile;
@@ -107,7 +110,7 @@ template <bool PULLS> class GatheredBody {
         }
     }
 
-    /// Copy a unit from its source to the staging buffer.
+    /// Copies a unit from its source to the staging buffer.
     IRIS_DEVICE void fetch(u32 unit) {
         const Units& units = shards.units;
         const u32 source = units.source(unit);
@@ -118,7 +121,7 @@ template <bool PULLS> class GatheredBody {
         count_bytes(args, Counter::Pulled, bytes_of(part, DTYPE));
     }
 
-    /// Multiply a unit; this rank's own are read where they are.
+    /// Multiplies a unit; this rank's own units are read in place.
     IRIS_DEVICE void multiply_unit(u32 tile, u32 unit) {
         const Units& units = shards.units;
         const u32 source = units.source(unit);
@@ -147,18 +150,19 @@ template <bool PULLS> class GatheredBody {
         const u32 col = tile % across() * args.tile_n;
         return Tile{block.row, col, block.rows, min_of(args.tile_n, args.n - col)};
     }
-    /// Add the product of `a`, which begins at the tile's first row, and the rows of B from `k` on.
+    /// Adds the product of `a`, which begins at the tile's first row, and the rows of B from `k`
+    /// on.
     IRIS_DEVICE void add(const View& a, u32 k, u32 depth, const Tile& at) {
         product.multiply(a, View::of(args.b).from(k, at.col), at.rows, at.cols, depth);
     }
 
     const OpArgs& args;
     Product product;
-    /// The tile that was looked for last, and its row block.
+    /// Tile that was looked up last, and its row block.
     u32 last, block;
 };
 
-/// The units of a staged gather, for the skeleton.
+/// Assignment of staging units, for the skeleton flow::staged.
 struct StagingPlan {
     const Units units_;
     const u32 rank;

@@ -1,8 +1,8 @@
-// The body of the collectives of small messages, in words that carry their data: an item is eight bytes
-// of a message whose rows are taken one behind the other.
+// Bodies of the collectives of small messages, by the LL protocol (data and flag in one word): an
+// item is eight bytes of a message whose rows are concatenated.
 //
-// Long because items are taken in several ways: one by one, several of a thread at once, and of rows that are
-// normalised item by item, or in vectors that stay in registers.
+// Long because items are processed in several ways: one by one, several per thread at once, and as
+// rows that are normalised item by item or in vectors that stay in registers.
 #ifndef IRIS_BODY_LL_H
 #define IRIS_BODY_LL_H
 
@@ -11,7 +11,7 @@
 
 namespace iris {
 
-/// Where the elements of a part of a message lie: `count` of them, row by row, from the first of
+/// Elements of a part of a message: `count` elements in row-major order, from the first element of
 /// `view` on.
 struct Elements {
     View view;
@@ -23,8 +23,8 @@ struct Elements {
     }
 };
 
-/// The elements from `first` on that are an item, two to the power of `shift` in type `dtype`; those
-/// behind the last are 0.
+/// Loads an item from the elements from `first` on: 2^`shift` elements, converted to type `dtype`;
+/// 0 after the last element.
 IRIS_COLD u64 load_items_pieces(Elements from, u64 first, u32 shift, u32 dtype) {
     u64 item = 0;
     IRIS_NO_UNROLL
@@ -42,7 +42,7 @@ IRIS_COLD u64 load_items_pieces(Elements from, u64 first, u32 shift, u32 dtype) 
     return item;
 }
 
-/// Put the elements of an item, which have the type of the matrix, to those from `first` on.
+/// Stores the elements of an item, which have the matrix's type, to the elements from `first` on.
 IRIS_COLD void store_items_pieces(Elements to, u64 first, u32 shift, u64 item) {
     IRIS_NO_UNROLL
     for (u32 i = 0; i < 1u << shift && first + i < to.count; ++i) {
@@ -52,12 +52,12 @@ IRIS_COLD void store_items_pieces(Elements to, u64 first, u32 shift, u64 item) {
     }
 }
 
-/// The values of an item.
+/// Values of an item's elements.
 struct ItemValues {
     float v[4];
 };
 
-/// Put the values of an item, rounded, to the elements from `first` on.
+/// Stores the values of an item, rounded, to the elements from `first` on.
 IRIS_COLD void store_value_pieces(Elements to, u64 first, u32 shift, ItemValues values) {
     IRIS_UNROLL
     for (u32 i = 0; i < 4; ++i) {
@@ -66,7 +66,8 @@ IRIS_COLD void store_value_pieces(Elements to, u64 first, u32 shift, ItemValues 
     }
 }
 
-/// Those of the elements from `first` on, in rows of `cols`, with what is done to sums.
+/// Applies bias and epilogue to the values of the elements from `first` on, in rows of `cols`
+/// elements.
 IRIS_COLD ItemValues finish_item(View bias, u32 epilogue, u32 cols, u64 first, ItemValues values) {
     IRIS_UNROLL
     for (u32 i = 0; i < 4; ++i) {
@@ -79,18 +80,19 @@ IRIS_COLD ItemValues finish_item(View bias, u32 epilogue, u32 cols, u64 first, I
     return values;
 }
 
-/// The rows of a matrix from one on, as items.
+/// Rows of a matrix as a sequence of items.
 class ItemsOf {
   public:
     IRIS_DEVICE ItemsOf(const View& view, u32 rows, u32 cols, u32 shift)
         : elements{view, u64(rows) * cols, cols}, shift(shift),
-          // Eight bytes are eight bytes, where rows have no gaps.
+          // An item can be accessed as one 8-byte word if the rows are contiguous, aligned and of
+          // the same type.
           whole(!view.transposed && (view.ld == cols || rows <= 1) && (view.address & 7) == 0 &&
                         (element_bytes(view.dtype) << shift) == 8
                     ? static_cast<u32>(elements.count >> shift)
                     : 0) {}
 
-    /// The elements of an item in type `dtype`; those behind the last are 0.
+    /// Loads an item, converted to type `dtype`; 0 after the last element.
     IRIS_DEVICE void load(u32 item, u32 dtype, u32 (&data)[2]) const {
         const u64 bits = item < whole && dtype == elements.view.dtype
                              ? port::read<u64>(elements.view.address + u64(item) * 8)
@@ -99,14 +101,14 @@ class ItemsOf {
         data[1] = static_cast<u32>(bits >> 32);
     }
 
-    /// Put an item there, of elements that have the type of the matrix.
+    /// Stores an item whose elements have the matrix's type.
     IRIS_DEVICE void store(u32 item, const u32 (&data)[2]) const {
         const u64 bits = u64(data[1]) << 32 | data[0];
         if (item < whole) port::write(elements.view.address + u64(item) * 8, bits);
         else store_items_pieces(elements, u64(item) << shift, shift, bits);
     }
 
-    /// Put the values of an item there, rounded.
+    /// Stores the values of an item, rounded to the matrix's type.
     IRIS_DEVICE void store(u32 item, const ItemValues& values) const {
         const View& view = elements.view;
         if (item < whole) {
@@ -118,12 +120,13 @@ class ItemsOf {
         }
     }
 
-    /// The final values of an item of a result: bias, if it has an address, then GELU, once.
+    /// Applies bias (if its address is not 0) and then GELU to the values of an item; called once
+    /// per item.
     IRIS_DEVICE ItemValues finish(u32 item, View bias, u32 epilogue, const ItemValues& values) const {
         return finish_item(bias, epilogue, elements.cols, u64(item) << shift, values);
     }
 
-    /// The values of an item, and what an item of some values is.
+    /// Conversions between the data and the values of an item.
     IRIS_DEVICE static ItemValues unpack(u32 dtype, const u32 (&data)[2]) {
         ItemValues values;
         if (dtype == F16) {
@@ -133,8 +136,8 @@ class ItemsOf {
             IRIS_UNROLL
             for (u32 i = 0; i < 4; ++i) values.v[i] = widen(BF16, half(data, i));
         }
-        // Selected, not branched to: from three branches that end in one value LLVM 22 makes code, for
-        // gfx942, that reads halves of a word from a register in which it has just put one of them.
+        // Selection instead of branches: for three branches that end in one value LLVM 22 generates
+        // wrong code for gfx942 (it reads both halves of a register in which it has just set one).
         IRIS_UNROLL
         for (u32 i = 0; i < 4; ++i) {
             const float word = i < 2 ? __builtin_bit_cast(float, data[i]) : 0.0f;
@@ -159,11 +162,11 @@ class ItemsOf {
 
     const Elements elements;
     const u32 shift;
-    /// Items that are read and written as eight bytes, from the first on.
+    /// Number of items, from the first on, that can be accessed as one 8-byte word.
     const u32 whole;
 };
 
-/// One thread's items of a call.
+/// Body for the items of one thread of a call.
 template <Collective C, u32 N> class ExchangeBody {
   protected:
     static constexpr bool REDUCES = C == Collective::AllReduce || C == Collective::ReduceScatter;
@@ -175,12 +178,13 @@ template <Collective C, u32 N> class ExchangeBody {
           args(args), sum{}, mine(of_mine(args.channel.rank)), result(of_result(args.channel.rank)),
           own{}, held{}, own_is_added(false) {}
 
-    /// Type of what travels.
+    /// Element type in transfers.
     const u32 dtype;
     const Items items;
 
     IRIS_DEVICE void load(u32 first, u32 item) {
-        // Where all peers get the same, it is read once; else all are under way together.
+        // Data that is equal for all peers is loaded once; otherwise the loads for all N peers are
+        // in flight together.
         if constexpr (SAME_FOR_ALL) {
             if (N == 1 || first == 1) mine.load(item, dtype, held[0]);
         } else {
@@ -203,9 +207,10 @@ template <Collective C, u32 N> class ExchangeBody {
 
     IRIS_DEVICE void begin(u32 item) {
         if constexpr (REDUCES) {
-            // It is under way while the others' are awaited.
+            // This load is in flight while the data of the peers is awaited.
             mine.load(item, dtype, own);
-            // Nothing but a negative zero leaves every number as it is.
+            // Start from -0.0, the neutral element: starting from 0.0 would turn a sum of -0.0 into
+            // 0.0.
             IRIS_UNROLL
             for (u32 i = 0; i < 4; ++i) sum.v[i] = -0.0f;
             own_is_added = false;
@@ -256,12 +261,12 @@ template <Collective C, u32 N> class ExchangeBody {
     static constexpr u64 PAIR_BYTES = 16;
 
     IRIS_DEVICE u32 me() const { return args.channel.rank; }
-    /// What this rank sends to `to`.
+    /// This rank's data for `to`, as items.
     IRIS_DEVICE ItemsOf of_mine(u32 to) const {
         return ItemsOf(View::of(args.a).from(items.source_row(to), 0), items.rows_sent(me(), to),
                        items.cols, items.shift);
     }
-    /// Where what `source` sends belongs.
+    /// Destination in C of the data from `source`, as items.
     IRIS_DEVICE ItemsOf of_result(u32 source) const {
         return ItemsOf(View::of(args.c).from(items.target_row(source, me()), 0),
                        items.rows_sent(source, me()), items.cols, items.shift);
@@ -269,7 +274,8 @@ template <Collective C, u32 N> class ExchangeBody {
 
     const OpArgs& args;
     ItemValues sum;
-    /// What this rank has itself, and where it belongs; where all get the same, what it sends.
+    /// This rank's own data and its destination; if all peers get the same data, `mine` is that
+    /// data.
     const ItemsOf mine, result;
 
   private:
@@ -279,13 +285,13 @@ template <Collective C, u32 N> class ExchangeBody {
     }
 
     u32 own[2];
-    /// What goes to some peers.
+    /// Items loaded for the next pushes, by peer.
     u32 held[SAME_FOR_ALL ? 1 : N][2];
     bool own_is_added;
 };
 
-/// One thread's items of a larger message between two ranks that send each other as many: several at once, so that
-/// what one is about is on its way together with what the next is about.
+/// Body for a larger message that is symmetric between two ranks: each thread processes several
+/// items at once, so that their loads and waits overlap.
 template <Collective C> class PairBody : public ExchangeBody<C, 1> {
     using Base = ExchangeBody<C, 1>;
 
@@ -308,7 +314,7 @@ template <Collective C> class PairBody : public ExchangeBody<C, 1> {
         }
     }
     IRIS_DEVICE void begin(u32, const Batch& batch) {
-        // Of a sum that both get each adds what it has given.
+        // In an all-reduce each rank adds the items that it has pushed itself.
         const bool loaded = at.first == batch.first && at.count == batch.count;
         if (C == Collective::AllReduce && !loaded) load(batch);
         at = batch;
@@ -323,7 +329,7 @@ template <Collective C> class PairBody : public ExchangeBody<C, 1> {
     IRIS_DEVICE void take(u32 source, const u32 (&data)[ITEMS][2]) {
         if constexpr (Base::REDUCES) {
             each([&](u32 k, u32 item) {
-                // Of two it does not matter which is the first.
+                // The order of two summands does not matter.
                 this->sum = ItemsOf::unpack(this->dtype, data[k]);
                 this->add(C == Collective::AllReduce ? given[k] : own[k]);
                 this->finish_item_sum(item);
@@ -350,7 +356,7 @@ template <Collective C> class PairBody : public ExchangeBody<C, 1> {
     u32 given[ITEMS][2], own[ITEMS][2];
 };
 
-/// Add the residual of another type than what travels to the values of an item.
+/// Adds to the values of an item a residual of another type than the transfer type.
 IRIS_COLD ItemValues add_residual_pieces(View residual, u32 cols, u64 first, u32 shift,
                                          ItemValues values) {
     IRIS_UNROLL
@@ -362,8 +368,8 @@ IRIS_COLD ItemValues add_residual_pieces(View residual, u32 cols, u64 first, u32
     return values;
 }
 
-/// One thread's items of rows of any form, to which a residual is added: one after the other. Rows are whole
-/// items, and are read again to be normalised.
+/// Body for rows of any layout with a residual, one item at a time. Rows consist of whole items,
+/// and are read again to be normalised.
 class ResidualBody : public ExchangeBody<Collective::AllReduce, 1> {
     using Base = ExchangeBody<Collective::AllReduce, 1>;
 
@@ -381,7 +387,7 @@ class ResidualBody : public ExchangeBody<Collective::AllReduce, 1> {
     template <class Batch> IRIS_DEVICE void begin(u32, const Batch& batch) {
         item = batch.first;
         Base::begin(item);
-        // It is under way while the others' are awaited.
+        // This load is in flight while the data of the peers is awaited.
         if (travels_alike()) residual.load(item, this->dtype, held);
     }
     IRIS_DEVICE void take(u32 source, const u32 (&data)[ITEMS][2]) {
@@ -401,7 +407,7 @@ class ResidualBody : public ExchangeBody<Collective::AllReduce, 1> {
     IRIS_DEVICE void row(u32 row) { norm_row(this->args, row); }
 
   private:
-    /// Whether there is one, of the type that travels.
+    /// Whether there is a residual of the transfer type.
     IRIS_DEVICE bool travels_alike() const {
         return this->args.residual.address != 0 && this->args.residual.dtype == this->dtype;
     }
@@ -410,25 +416,25 @@ class ResidualBody : public ExchangeBody<Collective::AllReduce, 1> {
     u32 held[2], item;
 };
 
-/// What threads tell each other of rows whose vectors they hold.
+/// Shared memory of the threads that hold vectors of a row: sums of squares per vector.
 template <u32 HELD> struct VectorSquares {
     float of_vector[HELD * THREADS];
     Squares squares;
 };
 
-/// One thread's vectors of rows of a 16-bit type, to which a residual of this type is added: all of a row at
-/// once, which stay in registers until they are normalised.
+/// Body for rows of a 16-bit type, with an optional residual of the same type. A thread processes
+/// all of its vectors of a row at once and keeps them in registers until they are normalised.
 ///
-/// PAIR: of two ranks there is one other, whose part is added as soon as it has come. So registers are left for
-/// the residual and the factors.
+/// PAIR: there are two ranks. The only peer's data is added as soon as it arrives, which leaves
+/// registers for the residual and the weights.
 template <u32 DTYPE, bool PAIR> class VectorBody {
   public:
-    /// Vectors, and items, that a thread holds of a row.
+    /// Numbers of vectors and of items that a thread holds of a row.
     static constexpr u32 HELD = 3, PIECE = WIDTH * element_bytes(DTYPE) / 8, ITEMS = HELD * PIECE;
     static_assert(ITEMS <= ll::AT_ONCE, "items that one wait is for");
 
-    /// Whether a call is such a one: all that a thread touches are whole vectors, and it holds its own of a
-    /// row.
+    /// Whether this body can process a call: all accesses are full vectors, and a thread can hold
+    /// its vectors of a row.
     IRIS_DEVICE static bool takes(const OpArgs& args) {
         const Matrix &a = args.a, &c = args.c, &residual = args.residual;
         const bool residual_too = residual.address == 0 ||
@@ -459,7 +465,7 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
         if (args.counters != 0) Trace(0, 0, args.counters, 0).add(Counter::Pushed, 16);
     }
 
-    /// What is added and multiplied is under way while the others' are awaited.
+    /// These loads are in flight while the data of the peers is awaited.
     template <class Batch> IRIS_DEVICE void begin(u32 row, const Batch& batch) {
         count = batch.count / PIECE;
         at = row;
@@ -480,7 +486,7 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
             IRIS_UNROLL
             for (u32 word = 0; word < 4; ++word) vector.word[word] = data[i * PIECE + word / 2][word % 2];
             if constexpr (PAIR) {
-                // Of two it does not matter which is the first.
+                // The order of two summands does not matter.
                 Values values = unpack(vector);
                 add_to(values, unpack(own[i]));
                 finish(i, bytes, values);
@@ -498,7 +504,8 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
         }
     }
 
-    /// The squares are added up in the order of norm_row, in which other threads have other vectors.
+    /// Adds up the squares in the order of norm_row, in which vectors are assigned to other
+    /// threads.
     IRIS_DEVICE void row(u32) {
         float squares = 0.0f;
         IRIS_UNROLL
@@ -525,7 +532,8 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
         }
         return vector;
     }
-    /// Call `each` for the vectors that this thread has, with the place of each in a row, in bytes.
+    /// Calls `each` for this thread's vectors of the row, with the position of each in the row in
+    /// bytes.
     template <class Each> IRIS_DEVICE void each(Each each) const {
         IRIS_UNROLL
         for (u32 i = 0; i < HELD; ++i) {
@@ -537,7 +545,8 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
         return matrix.address + at * matrix.ld * ELEMENT;
     }
     IRIS_DEVICE void clear() {
-        // Nothing but a negative zero leaves every number as it is.
+        // Start from -0.0, the neutral element: starting from 0.0 would turn a sum of -0.0 into
+        // 0.0.
         IRIS_UNROLL
         for (u32 i = 0; i < HELD * WIDTH; ++i) sum[i / WIDTH].v[i % WIDTH] = -0.0f;
         summed = true;
@@ -554,7 +563,7 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
         }
         each([&](u32 i, u32 bytes) { weight[i] = port::read<Vec16>(args.weight.address + bytes); });
     }
-    /// The sum of a vector is there: C is what is normalised, rounded.
+    /// Finishes the sum of a vector: stores it rounded to C, and normalises the rounded values.
     IRIS_DEVICE void finish(u32 i, u32 bytes, Values& values) {
         if (args.residual.address != 0) add_to(values, unpack(residual[i]));
         own[i] = pack(values);
@@ -567,17 +576,18 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
     const OpArgs& args;
     const Norm norm;
     VectorSquares<HELD>& shared;
-    /// The row, how many vectors of it this thread has, and where they lie in it, in bytes.
+    /// Number of the row, number of this thread's vectors of it, position of the first one, and
+    /// their stride, in bytes.
     u32 at, count, first, apart;
-    /// What goes to the others.
+    /// Items for the peers.
     u64 given[ITEMS];
-    /// What this rank has, and then C; the residual and the factors.
+    /// This rank's data, later C; the residual; and the RMSNorm weights.
     Vec16 own[HELD], residual[HELD], weight[HELD];
     Values sum[HELD];
     bool summed, own_is_added;
 };
 
-/// Rows of a call, whose pushes are shared where nobody writes what is pushed.
+/// Rows of a call; their pushes are spread over all workgroups unless A and C are the same memory.
 IRIS_DEVICE ll::Rows rows_of(const OpArgs& args, u32 per_item) {
     const u32 len = args.n / per_item;
     return ll::Rows{args.m * len, len, args.a.address != args.c.address};
@@ -597,9 +607,9 @@ IRIS_DEVICE void run_exchange_norm_items(const OpArgs& args) {
     flow::exchange_rows<false>(launch_of(args), rows_of(args, 1 << body.items.shift), body);
 }
 
-/// A sum with a residual, whose rows are normalised by the workgroup that has taken them.
+/// All-reduce with a residual, whose rows are normalised by the workgroup that received them.
 IRIS_DEVICE void run_exchange_norm(const OpArgs& given) {
-    // The body keeps a reference to them.
+    // The body keeps a reference to the arguments.
     const OpArgs& args = port::in_place(given);
     const bool pair = args.channel.size == 2;
     if (pair && run_exchange_norm_vectors<BF16, true>(args)) return;
@@ -615,15 +625,15 @@ template <Collective C, u32 N> IRIS_DEVICE void run_exchange_of(const OpArgs& ar
 }
 
 template <Collective C> IRIS_DEVICE void run_exchange(const OpArgs& given) {
-    // The body keeps a reference to them.
+    // The body keeps a reference to the arguments.
     const OpArgs& args = port::in_place(given);
     if (args.channel.size == 2) run_exchange_of<C, 1>(args);
     else run_exchange_of<C, ll::SOURCES>(args);
 }
 
-/// The same of a message of which each thread has more than one item, between two ranks that send each other as
-/// many: each workgroup pushes and takes those that lie side by side, as if they were a row. A kernel of its own,
-/// which the host chooses: small messages would wait for the registers of this one.
+/// Exchange of a larger message between two ranks that is symmetric, with several items per thread:
+/// each workgroup pushes and takes adjacent items, as if they were a row. A separate kernel, which
+/// the host selects, because its registers would slow down small messages.
 template <Collective C> IRIS_DEVICE void run_exchange_of_pair(const OpArgs& given) {
     const OpArgs& args = port::in_place(given);
     PairBody<C> body(args);

@@ -1,6 +1,7 @@
-// RMSNorm of rows, each by one workgroup. It waits for nobody: the rows are there, in this rank's own memory, in
-// which no peer writes before this rank has entered the next call. What they are divided by is added up in one
-// order, so that equal rows get equal bits on all ranks, in every run and in every variant.
+// RMSNorm of rows, each by one workgroup. It waits for no other rank: the rows are in this rank's
+// own memory, and no peer writes there before this rank has entered the next call. Squares are
+// added up in a fixed order, so that equal rows get equal bits on all ranks, in every run and in
+// every variant.
 #ifndef IRIS_BODY_NORM_H
 #define IRIS_BODY_NORM_H
 
@@ -8,11 +9,11 @@
 
 namespace iris {
 
-/// What is normalised by what, and where to.
+/// Input rows, weights and output of an RMSNorm.
 struct Norm {
     View rows, weight, normed;
     u32 cols;
-    /// Whether all that a thread touches are whole vectors of one type.
+    /// Whether all accesses of a thread are full vectors of one type.
     bool whole;
 
     IRIS_DEVICE static Norm of(const OpArgs& args) {
@@ -25,16 +26,17 @@ struct Norm {
     }
 };
 
-/// Partial sums that one thread adds, how many sums of such there are, and in how many turns numbers are added.
+/// Number of partial sums that one thread adds, number of such sums, and number of independent
+/// additions in flight.
 constexpr u32 PARTIALS = 16, PARTIAL_SUMS = (THREADS + PARTIALS - 1) / PARTIALS, TURNS = 4;
 
-/// What threads tell each other.
+/// Shared memory for adding up one number per thread.
 struct Squares {
     float of_thread[THREADS];
     alignas(16) float sums[PARTIAL_SUMS];
 };
 
-/// The sum of numbers `apart` from each other, in turns, so that few additions follow each other.
+/// Sum of COUNT numbers with stride `apart`, in TURNS independent chains of additions.
 template <u32 COUNT> IRIS_DEVICE float sum_in_turns(const float* numbers, u32 apart) {
     float sums[TURNS] = {};
     IRIS_UNROLL
@@ -42,8 +44,9 @@ template <u32 COUNT> IRIS_DEVICE float sum_in_turns(const float* numbers, u32 ap
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-/// The sum of a number of each thread, the same bits on all threads: in an order that depends on nothing
-/// but their number. Between two of them every thread has passed a barrier of the second.
+/// Sum of one number per thread, with the same bits on all threads: the order depends only on the
+/// number of threads. Between two calls every thread must have passed the barrier of the second
+/// call.
 IRIS_DEVICE float sum_of_threads(Squares& squares, float own) {
     static_assert(THREADS % PARTIAL_SUMS == 0, "each sum is one of as many numbers");
     const u32 thread = port::thread();
@@ -57,12 +60,13 @@ IRIS_DEVICE float sum_of_threads(Squares& squares, float own) {
     return sum_in_turns<PARTIAL_SUMS>(squares.sums, 1);
 }
 
-/// What elements of a row whose squares have this sum are multiplied by.
+/// RMSNorm factor of a row, 1 / sqrt(squares / n + epsilon), where `squares` is the row's sum of
+/// squares.
 IRIS_DEVICE float scale_of(const OpArgs& args, float squares) {
     return 1.0f / port::root(squares / static_cast<float>(args.n) + args.epsilon);
 }
 
-/// The sum of the squares of a vector. A thread adds up those of its vectors, every so many-th of a row.
+/// Sum of the squares of a vector. A thread adds up those of its vectors of a row.
 IRIS_DEVICE float squares_of(const Values& values) {
     float sum = 0.0f;
     IRIS_UNROLL
@@ -76,9 +80,9 @@ IRIS_DEVICE Values scaled(Values values, float scale, const Values& weight) {
     return values;
 }
 
-/// A row of whole vectors of one type, whose factors have it, too. A thread holds its first vectors of the row
-/// from the first look to the last, all of them in rows of up to 8192 elements, with their factors; they are all
-/// under way before it looks at one.
+/// Normalises a row of full vectors whose weights have the same type. A thread keeps its first HELD
+/// vectors of the row, with their weights, in registers from load to store; that is all of them for
+/// rows of up to 8192 elements. All loads are in flight before the first is used.
 template <u32 DTYPE>
 IRIS_DEVICE void norm_vectors(const OpArgs& args, u32 row, Squares& squares) {
     constexpr u32 HELD = 2, BYTES = element_bytes(DTYPE);
@@ -121,19 +125,19 @@ IRIS_DEVICE void norm_vectors(const OpArgs& args, u32 row, Squares& squares) {
     }
 }
 
-/// One of f32: apart, so that what others do has registers enough.
+/// Normalises a row of f32; not inlined, to leave registers for the other types.
 IRIS_COLD void norm_singles(const OpArgs& args, u32 row, Squares& squares) {
     norm_vectors<F32>(args, row, squares);
 }
 
-/// A row of any form, by the same sums.
+/// Normalises a row of any layout, with sums in the same order.
 IRIS_COLD void norm_elements(const OpArgs& args, u32 row, Squares& squares) {
     const Norm norm = Norm::of(args);
     const u32 step = port::threads() * WIDTH, first = port::thread() * WIDTH;
     float sum = 0.0f;
     IRIS_NO_UNROLL
     for (u32 col = first; col < norm.cols; col += step) {
-        // Those behind the end of the row are 0.
+        // Elements after the end of the row are 0.
         sum += squares_of(norm.rows.load(row, col, min_of(WIDTH, norm.cols - col)));
     }
     const float scale = scale_of(args, sum_of_threads(squares, sum));
@@ -145,7 +149,7 @@ IRIS_COLD void norm_elements(const OpArgs& args, u32 row, Squares& squares) {
     }
 }
 
-/// Normalise a row of C, which the threads of this workgroup, or launches before this one, have written.
+/// Normalises one row of C that this workgroup's threads, or an earlier launch, have written.
 IRIS_DEVICE void norm_row(const OpArgs& args, u32 row) {
     IRIS_SHARED(Squares, squares);
     port::barrier(Site::Body);
@@ -157,9 +161,10 @@ IRIS_DEVICE void norm_row(const OpArgs& args, u32 row) {
     }
 }
 
-/// All rows of C, a workgroup each.
+/// Normalises all rows of C, one workgroup per row.
 IRIS_DEVICE void run_norm(const OpArgs& given) {
-    // Functions that are not inlined are handed a reference to them.
+    // The arguments in parameter memory, because functions that are not inlined take a reference to
+    // them.
     const OpArgs& args = port::in_place(given);
     for (u32 row = port::workgroup(); row < args.m; row += port::workgroups()) {
         norm_row(args, row);

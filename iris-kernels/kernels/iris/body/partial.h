@@ -1,4 +1,4 @@
-// What the bodies of ops share: where slots lie, and where the partial of a tile comes from.
+// Parts shared by the bodies of ops: addresses of slots, and producers of partial tiles.
 #ifndef IRIS_BODY_PARTIAL_H
 #define IRIS_BODY_PARTIAL_H
 
@@ -6,25 +6,25 @@
 
 namespace iris {
 
-/// Addresses of what an op keeps at a rank.
+/// Addresses of an op's slots at each rank.
 struct Places {
     const OpArgs& args;
 
-    /// What `source` sent to `at` as number `place`.
+    /// Slot number `place` of `source` in the inbox of rank `at`.
     IRIS_DEVICE View slot(u32 at, u32 source, u32 place, u32 parity, u32 dtype) const {
         const u64 index = (u64(parity) * args.sources + source) * args.max_tiles + place;
         const u64 address = args.heap.address(at, args.inbox + index * args.slot);
         return View::slot(address, args.tile_n, dtype);
     }
-    /// Bytes from the slot of one source to that of the next.
+    /// Stride in bytes from the slot of one source to that of the next.
     IRIS_DEVICE u64 apart() const { return u64(args.max_tiles) * args.slot; }
-    /// The result of `tile` at `at`.
+    /// Slot of `tile` in the result inbox of rank `at`.
     IRIS_DEVICE View result(u32 at, u32 tile, u32 parity) const {
         const u64 index = u64(parity) * args.max_results + tile;
         const u64 address = args.heap.address(at, args.results + index * args.result_slot);
         return View::slot(address, args.tile_n, args.c.dtype);
     }
-    /// The f32 sum of `tile` at its owner.
+    /// The f32 workspace of `tile` at its owner.
     IRIS_DEVICE View workspace(u32 owner, u32 tile, u32 parity) const {
         const u64 place = u64(parity) * args.max_tiles + tile / args.channel.size;
         const u64 bytes = u64(args.tile_m) * args.tile_n * 4;
@@ -45,13 +45,13 @@ IRIS_DEVICE SplitGrid split_of(const OpArgs& args) {
     return SplitGrid{grid_of(args), args.channel.size};
 }
 
-/// Count bytes written to or read from a peer.
+/// Adds to a counter of bytes written to or read from peers.
 IRIS_DEVICE void count_bytes(const OpArgs& args, Counter counter, u64 bytes) {
     if (args.counters == 0 || port::thread() != 0) return;
     Trace(0, 0, args.counters, 0).add(counter, bytes);
 }
 
-/// Partials that are the elements of A.
+/// Producer whose partial tiles are tiles of A.
 class LoadProducer {
   public:
     struct Shared {};
@@ -59,10 +59,11 @@ class LoadProducer {
 
     IRIS_DEVICE void produce(const Tile& at) { area = at; }
 
-    /// Write the partial to a view, rounded to its type. It is in memory, so that this may be done
-    /// any number of times, and the elements need not be looked at where the type stays.
+    /// Writes the partial to a view, rounded to the view's type. REPEATS: the partial stays in
+    /// memory, so this may be done repeatedly. KEEPS: elements are copied unchanged if the type is
+    /// the same.
     static constexpr bool REPEATS = true, KEEPS = true;
-    /// Tiles of a message have nothing in common.
+    /// Tiles of a message share no operands, so renumbering by die has no benefit.
     static constexpr u32 DIES = 1;
     IRIS_DEVICE void write_to(const View& to) {
         copy_view(to, View::of(args.a).from(area.row, area.col), area.rows, area.cols);
@@ -81,7 +82,7 @@ class LoadProducer {
     Tile area;
 };
 
-/// This rank alone: no words, no call number.
+/// Runs this rank's product or copy alone, without synchronisation words and call number.
 template <class Producer>
 IRIS_DEVICE void run_local(const OpArgs& args, typename Producer::Shared& shared) {
     Producer producer(args, shared);

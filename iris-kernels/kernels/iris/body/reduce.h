@@ -1,4 +1,4 @@
-// The body of all-reduce (one_shot, two_shot) and reduce-scatter, over a producer of partials.
+// Bodies of all-reduce (one_shot, two_shot) and reduce-scatter, over a producer of partials.
 #ifndef IRIS_BODY_REDUCE_H
 #define IRIS_BODY_REDUCE_H
 
@@ -6,9 +6,9 @@
 
 namespace iris {
 
-/// Which tiles there are, who owns them, and in which order their partials are added.
+/// Assignment of tiles to owners, and the order in which their partials are added.
 struct OneShotPlan {
-    /// All ranks add up all tiles: 0, 1, 2 ...
+    /// Every rank reduces every tile; partials are added in the order of ranks 0, 1, 2 ...
     static constexpr bool OWN_FIRST = false;
     Grid grid;
     IRIS_DEVICE explicit OneShotPlan(const OpArgs& args) : grid(grid_of(args)) {}
@@ -19,7 +19,8 @@ struct OneShotPlan {
 };
 
 struct TwoShotPlan {
-    /// Owners take turns; own partial first, then ascending.
+    /// Tiles are owned round-robin; the owner's partial is added first, then the others in
+    /// ascending order.
     static constexpr bool OWN_FIRST = true;
     Grid grid;
     flow::Turns turns;
@@ -35,7 +36,8 @@ struct TwoShotPlan {
 };
 
 struct ScatterPlan {
-    /// Owners have blocks of rows; own partial first, then ascending.
+    /// Tiles are owned by blocks of rows; the owner's partial is added first, then the others in
+    /// ascending order.
     static constexpr bool OWN_FIRST = true;
     SplitGrid split;
     IRIS_DEVICE explicit ScatterPlan(const OpArgs& args) : split(split_of(args)) {}
@@ -45,17 +47,18 @@ struct ScatterPlan {
         tile = split.first(owner) + place;
         return place < split.part(owner).tiles();
     }
-    /// Where the tile lies in the whole product.
+    /// Position of the tile in the whole product.
     IRIS_DEVICE Tile tile(u32 tile) const { return split.tile(tile); }
-    /// Where it lies in C of the rank that adds it up.
+    /// Position of the tile in C of the rank that reduces it.
     IRIS_DEVICE Tile result(u32 tile) const {
         return split.part(split.owner(tile)).tile(place(tile));
     }
-    /// Its place in an inbox.
+    /// Slot index of the tile in an inbox.
     IRIS_DEVICE u32 place(u32 tile) const { return tile - split.first(split.owner(tile)); }
 };
 
-/// RESIDUAL: one is added, where there is one. The kernels that never do are not those that may.
+/// Body of a reduction. RESIDUAL: a residual is added if the call has one; kernels without this
+/// option need fewer registers.
 template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
   public:
     IRIS_DEVICE ReduceBody(const OpArgs& args, typename Producer::Shared& shared)
@@ -67,7 +70,7 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
     IRIS_DEVICE void produce(u32 tile) { producer.produce(plan.tile(tile)); }
 
     IRIS_DEVICE void keep(u32 tile, u32 parity) {
-        // In A it lies already.
+        // If it is read from A it need not be stored in the inbox.
         if (!from_a) put(me(), tile, parity);
     }
 
@@ -75,7 +78,7 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
         if constexpr (Plan::OWN_FIRST || Producer::KEEPS) {
             put(peer, tile, parity);
         } else {
-            // What keep has left in our own slot goes to everybody.
+            // The partial that keep() stored in this rank's own slot is copied to all peers.
             port::barrier(Site::Body);
             const Tile area = plan.tile(tile);
             copy_view(slot(peer, me(), tile, parity), slot(me(), me(), tile, parity), area.rows,
@@ -84,10 +87,10 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
         count_bytes(args, Counter::Pushed, bytes_of(plan.tile(tile), args.wire));
     }
 
-    /// In the order of the plan, this rank's own partial after its rounding too: the same bits
-    /// wherever it is done.
+    /// Adds up the partials in the order of the plan. This rank's own partial is rounded to the
+    /// transfer type, too, so that the result has the same bits on whichever rank it is computed.
     IRIS_DEVICE void reduce(u32 tile, u32 parity) {
-        // Our own partial, which other threads have written.
+        // Other threads have written this rank's own partial.
         port::barrier(Site::Body);
         const Tile at = plan.result(tile);
         const View c = View::of(args.c).from(at.row, at.col);
@@ -107,7 +110,7 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
         }
         for_each_vector(at.rows, at.cols, [&](u32 row, u32 col, u32 count) {
             Values sum;
-            // All of a batch are under way before the first is looked at.
+            // All loads of a batch are in flight before the first is used.
             for (u32 begin = 0; begin < size; begin += BATCH) {
                 Raw raw[BATCH];
                 u64 place[BATCH];
@@ -136,7 +139,7 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
     }
 
     IRIS_DEVICE void push_result(u32 peer, u32 tile, u32 parity, bool direct) {
-        // The result, which other threads have written to C.
+        // Other threads have written the result to C.
         port::barrier(Site::Body);
         const Tile area = plan.tile(tile);
         const View to = direct ? places.peers_c(peer).from(area.row, area.col)
@@ -156,8 +159,8 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
     IRIS_DEVICE View slot(u32 at, u32 source, u32 tile, u32 parity) const {
         return places.slot(at, source, plan.place(tile), parity, args.wire);
     }
-    /// Whether sums of whole vectors of one type are all there is to do: then this rank's own partial,
-    /// which has the bits that would travel, is read where it lies in A.
+    /// Whether the sum consists of full vectors of one type only. Then this rank's own partial is
+    /// read from A directly, since it has the same bits as the transferred one.
     IRIS_DEVICE bool reads_a() const {
         if (!Producer::REPEATS) return false;
         const Matrix &a = args.a, &c = args.c;
@@ -167,7 +170,7 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
                            (a.transposed | c.transposed) == 0 && args.bias.address == 0 &&
                            args.epilogue == 0 && (starts & 15) == 0 && widths % WIDTH == 0;
         if constexpr (RESIDUAL) {
-            // One that there is not has neither address nor leading dimension.
+            // A missing residual has address 0 and leading dimension 0.
             const Matrix& residual = args.residual;
             return whole && (residual.address == 0 || residual.dtype == args.wire) &&
                    residual.transposed == 0 && (residual.address & 15) == 0 &&
@@ -175,22 +178,22 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
         }
         return whole;
     }
-    /// Write the partial at hand to this rank's place at `at`, rounded to the wire's type.
+    /// Writes the current partial to this rank's slot at `at`, rounded to the transfer type.
     IRIS_DEVICE void put(u32 at, u32 tile, u32 parity) {
         producer.write_to(slot(at, me(), tile, parity));
     }
 
-    /// Partials that a thread reads at once.
+    /// Number of partials that a thread loads at once.
     static constexpr u32 BATCH = 4;
 
     const OpArgs& args;
     const Places places;
     Producer producer;
-    /// What reads_a says of this call.
+    /// Result of reads_a() for this call.
     const bool from_a;
 };
 
-/// The kernels, over either producer.
+/// Kernel entry functions, for both producers.
 template <class Producer, bool RESIDUAL = false>
 IRIS_DEVICE void run_one_shot(const OpArgs& args, typename Producer::Shared& shared) {
     ReduceBody<OneShotPlan, Producer, RESIDUAL> body(args, shared);

@@ -1,4 +1,5 @@
-// Sums of partials that are there: those of a tile of a reduction, and of blocks that copy engines moved.
+// Sums of partials that have arrived: of the tiles of a reduction, and of blocks that copy engines
+// moved.
 #ifndef IRIS_BODY_SUMS_H
 #define IRIS_BODY_SUMS_H
 
@@ -6,7 +7,8 @@
 
 namespace iris {
 
-/// Which source is added as number `turn`, where `first` is added first.
+/// Rank whose part is added as number `turn`, if the part of `first` is added first and the others
+/// in ascending order.
 IRIS_DEVICE u32 source_in_turn(u32 turn, u32 first) {
     return turn == 0 ? first : turn <= first ? turn - 1 : turn;
 }
@@ -16,16 +18,16 @@ IRIS_DEVICE void add_to(Values& sum, const Values& part) {
     for (u32 i = 0; i < WIDTH; ++i) sum.v[i] += part.v[i];
 }
 
-/// Where partials lie: that of `rank` at `own`, those of others at `slots`, `apart` bytes from the one of
-/// a source to that of the next. What is added to their sum lies at `residual`; address 0 for none.
+/// Addresses of partials: that of `rank` at `own`, those of the others at `slots`, with a stride of
+/// `apart` bytes between sources. The residual is at `residual`; address 0 for none.
 struct Sources {
     u64 own, own_ld, slots, slots_ld, apart;
     u32 rank, first, size;
     u64 residual, residual_ld;
 };
 
-/// Add up a tile that is whole vectors of one type everywhere. A thread has `DEEP` vectors under way
-/// at once, each from two sources: memory is far away, and few threads are at work on a message.
+/// Adds up a tile that consists of full vectors of one type. A thread has `DEEP` vectors in flight
+/// at once, each from two sources, to hide memory latency, because few threads work on a message.
 template <u32 DTYPE, u32 DEEP, bool RESIDUAL>
 IRIS_DEVICE void add_vectors(u64 c, u64 c_ld, const Sources& from, u32 rows, u32 cols) {
     constexpr u32 BYTES = DTYPE == F32 ? 4 : 2;
@@ -35,7 +37,7 @@ IRIS_DEVICE void add_vectors(u64 c, u64 c_ld, const Sources& from, u32 rows, u32
         Values sum[DEEP];
         IRIS_UNROLL
         for (u32 d = 0; d < DEEP; ++d) {
-            // Behind the end a thread reads its first again, and writes nothing.
+            // After the end a thread loads its first vector again, and stores nothing.
             const u32 vector = begin + d * step < vectors ? begin + d * step : begin;
             const u32 row = vector / across, col = vector % across * WIDTH;
             own[d] = from.own + (row * from.own_ld + col) * BYTES;
@@ -86,7 +88,8 @@ IRIS_DEVICE void add_vectors(u64 c, u64 c_ld, const Sources& from, u32 rows, u32
     }
 }
 
-/// The same, as deep as there is work: of a small tile a thread has one vector, or two, and would read those again.
+/// add_vectors with the depth that suits the tile: in a small tile a thread has only one or two
+/// vectors, and would load them repeatedly.
 template <u32 DTYPE, bool RESIDUAL>
 IRIS_DEVICE void add_deep(u64 c, u64 c_ld, const Sources& from, u32 rows, u32 cols) {
     constexpr u32 DEEP = DTYPE == F32 ? 2 : 4;
@@ -96,7 +99,7 @@ IRIS_DEVICE void add_deep(u64 c, u64 c_ld, const Sources& from, u32 rows, u32 co
     else add_vectors<DTYPE, DEEP, RESIDUAL>(c, c_ld, from, rows, cols);
 }
 
-/// The same of a type that is known when it runs.
+/// add_deep for an element type that is known only at run time.
 template <bool RESIDUAL>
 IRIS_DEVICE void add_whole(const View& c, const Sources& from, u32 rows, u32 cols) {
     switch (c.dtype) {
@@ -106,9 +109,10 @@ IRIS_DEVICE void add_whole(const View& c, const Sources& from, u32 rows, u32 col
     }
 }
 
-/// C = A, this rank's own, and what has come from the others, added in ascending order. B is that of rank 0,
-/// and `slot` bytes further on lies that of the next; of one source, the root, there is nothing to add, nor
-/// to be done if it has stored its results straight into C.
+/// Adds the parts of all ranks: C = this rank's own part A plus the parts received from the others,
+/// in ascending order of ranks. B is the part of rank 0, and the part of each next rank follows
+/// `slot` bytes later. With a single source, the root, nothing is added: its results are copied to
+/// C, or are there already if the root has stored them directly.
 template <bool RESIDUAL> IRIS_DEVICE void run_sums(const OpArgs& args) {
     if (args.sources == 1 && flow::Departures(launch_of(args)).is_direct(args.root)) return;
     const Matrix &a = args.a, &b = args.b, &c = args.c;

@@ -1,4 +1,4 @@
-// Skeletons that add into the memory of an owner: iris_sync::flow::accumulate.
+// Skeletons that add into the workspace of a tile's owner; transcribes iris_sync::flow::accumulate.
 #ifndef IRIS_FLOW_ACCUMULATE_H
 #define IRIS_FLOW_ACCUMULATE_H
 
@@ -7,17 +7,18 @@
 namespace iris::flow {
 
 // Body: zero(tile, parity)              clear the tile of this rank's own workspace
-//       produce(tile)                   compute this rank's partial, in the format it travels in
+//       produce(tile)                   compute this rank's partial, in the transfer format
 //       add(owner, tile, parity)        add it to the owner's workspace
 //       convert(owner, tile, parity)    read the owner's workspace and write C
 
-/// Clear this rank's tiles. A barrier must follow before anybody adds.
+/// Clear the tiles that this rank owns. A device barrier must follow before any rank adds.
 template <class Owner, class Body>
 IRIS_DEVICE bool zero(const Launch& launch, u32 tiles, Owner owner, Body& body) {
     return run(launch, End::Keep, [&](Workgroup& wg) IRIS_INLINE {
         if (!wg.enter()) return false;
         const u32 parity = wg.parity();
-        // Peers read this workspace two calls ago: they must have ended that call.
+        // Peers read this workspace two calls ago; their credit shows that they have ended that
+        // call.
         for (u32 step = 1; step < wg.size(); ++step) {
             if (!wg.credit(wg.peer(step))) return false;
         }
@@ -28,7 +29,8 @@ IRIS_DEVICE bool zero(const Launch& launch, u32 tiles, Owner owner, Body& body) 
     });
 }
 
-/// Add this rank's partials, under a lock if `locked`. A barrier must follow before anybody reads.
+/// Add this rank's partials to their owners' workspaces, under a lock if `locked`. A device barrier
+/// must follow before any rank reads.
 template <class Owner, class Body>
 IRIS_DEVICE bool add(const Launch& launch, u32 tiles, Owner owner, bool locked, Body& body) {
     return run(launch, End::Keep, [&](Workgroup& wg) IRIS_INLINE {
@@ -51,7 +53,7 @@ IRIS_DEVICE bool add(const Launch& launch, u32 tiles, Owner owner, bool locked, 
     });
 }
 
-/// Read all tiles from their owners. The last launch of its call.
+/// Read all tiles from their owners' workspaces into C. This is the last launch of the call.
 template <class Owner, class Body>
 IRIS_DEVICE bool convert(const Launch& launch, u32 tiles, Owner owner, Body& body) {
     return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE {

@@ -1,5 +1,6 @@
-// Skeletons of shards that a copy engine moves: iris_sync::flow::copied. It cannot wait, look at a word
-// or stop: what it may do is said ahead of it, and what it has done is looked at behind it.
+// Skeletons for shards that a copy engine moves; transcribes iris_sync::flow::copied. A copy engine
+// cannot wait, poll or abort, so one launch before the copies waits for the peers, and later
+// launches check the arrivals.
 #ifndef IRIS_FLOW_COPIED_H
 #define IRIS_FLOW_COPIED_H
 
@@ -11,11 +12,12 @@ namespace iris::flow {
 
 // Plan: produced(), sent(from, to)      as of deliver
 
-/// The first launch, of one workgroup: when all peers are in the call, so that what they read in the one
-/// before may be overwritten, it leaves the number of the call in flag 0 for the copies behind it.
+/// Opens the call: the first launch, of one workgroup. It waits until all peers have entered, so
+/// that data which they read in the previous call may be overwritten, then stores the call number
+/// in staging flag 0. The copies that follow send that number as their signal.
 ///
-/// A launch that fails leaves the number that was there: copies that cannot be stopped then raise no
-/// signal that was not raised before.
+/// A launch that fails leaves the old number in the flag, so copies that cannot be stopped raise no
+/// new signal.
 IRIS_DEVICE bool open(const Launch& launch) {
     return run(launch, End::Keep, [&](Workgroup& wg) IRIS_INLINE {
         if (!wg.enter() || !wg.wait_entries(Members::all(wg.size()))) return false;
@@ -24,9 +26,9 @@ IRIS_DEVICE bool open(const Launch& launch) {
     });
 }
 
-/// The copies, by workgroups where no engine makes them: each part to its peers, each followed by what
-/// open has left, as its signal, of which the first has number `first`. They go on if the rank has given
-/// up, as an engine does.
+/// Copies by workgroups, used if no copy engine does them: each part goes to its peers and is
+/// followed by its signal, the number that open() stored. Part 0 has signal number `first`. Like an
+/// engine, the copies continue if the rank has given up.
 template <class Plan, class Body>
 IRIS_DEVICE bool copies(const Launch& launch, u32 first, const Plan& plan, Body& body) {
     return run(launch, End::Keep, [&](Workgroup& wg) IRIS_INLINE {
@@ -42,23 +44,24 @@ IRIS_DEVICE bool copies(const Launch& launch, u32 first, const Plan& plan, Body&
     });
 }
 
-/// In front of what reads `parts` parts of `source`, from number `first` on: one workgroup.
+/// Waits, before a kernel reads them, until `parts` parts of `source`, from number `first` on, have
+/// arrived; a launch of one workgroup.
 IRIS_DEVICE bool gate(const Launch& launch, u32 source, u32 first, u32 parts) {
     return run(launch, End::Keep, [&](Workgroup& wg) IRIS_INLINE {
         return wg.wait_parts(source, first, parts);
     });
 }
 
-/// The same within a launch that reads what is copied while it runs, for one thread of a workgroup, which
-/// waits alone: for itself, and for copies that it starts then. Such a launch lies between open, which has
-/// come to agree with all peers, and close: it counts nobody out, and ends no call.
+/// Arrival waits of a single thread, inside a kernel that reads parts while copies are running. The
+/// kernel must run between open(), which has checked agreement with all peers, and close(). It does
+/// not count workgroups and ends no call.
 class Arrivals {
   public:
     IRIS_DEVICE explicit Arrivals(const Launch& launch)
         : m(launch.heap, launch.channel), number(m.dev_load<Access::CallLoad>(m.call_word())), lost(false) {}
 
-    /// Wait for this part of `source`. When one wait has failed nothing more is waited for: the call has
-    /// failed, and what the launch still reads is of no use, but it must come to its end.
+    /// Waits until this part of `source` has arrived. After one failed wait all later ones fail at
+    /// once: the call has failed, but the launch must still reach its end.
     IRIS_DEVICE bool wait_part(u32 source, u32 part) {
         if (lost) return false;
         lost = !wait_signal(m, number, m.signal(m.channel.rank, source, part), source, part);
@@ -71,22 +74,24 @@ class Arrivals {
     bool lost;
 };
 
-/// What one thread of a workgroup sends from within such a launch, without meeting the others: it says that
-/// what it has stored itself is there. Nothing may be stored by a rank that had given up before, since peers
-/// may still read what they got in an earlier call.
+/// Signals of a single thread, inside a kernel between open() and close(), for data that this
+/// thread itself has stored at peers. A rank that has given up must not store, because peers may
+/// still be reading the data of an earlier call.
 class Departures {
   public:
     IRIS_DEVICE explicit Departures(const Launch& launch)
         : m(launch.heap, launch.channel), own(launch.record),
           number(m.dev_load<Access::CallLoad>(m.call_word())), muted(has_given_up(m)) {}
 
-    /// Whether anything may be stored to peers.
+    /// Whether this thread may store to peers: false if the rank had given up when the launch
+    /// began.
     IRIS_DEVICE bool may_store() const { return !muted; }
 
-    /// Whether results go straight into C, between this rank and `peer`: both sides come to the same answer.
+    /// Whether this rank and `peer` write results directly into each other's C; both ranks get the
+    /// same answer.
     IRIS_DEVICE bool is_direct(u32 peer) const { return entry::is_direct(m, number, own, peer); }
 
-    /// Say that this thread's stores of this part are done at `peer`.
+    /// Raise the signal of `part` at `peer`, after this thread's own stores of that part (release).
     IRIS_DEVICE void signal_part(u32 peer, u32 part) const {
         raise_signal(m, number, m.signal(peer, m.channel.rank, part));
     }
@@ -98,8 +103,9 @@ class Departures {
     const bool muted;
 };
 
-/// The last launch, of one workgroup, behind the copies and all that read what peers copied: fails if a
-/// peer gave up, whose copies may have come too early for what was read here.
+/// Closes the call: the last launch, of one workgroup, queued after the copies and after all
+/// readers of copied data. Fails if a peer gave up, because its copies may have overwritten data
+/// while it was read here.
 IRIS_DEVICE bool close(const Launch& launch) {
     return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE { return wg.go_on(); });
 }

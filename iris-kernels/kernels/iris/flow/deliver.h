@@ -1,4 +1,4 @@
-// The skeletons that only move: iris_sync::flow::deliver.
+// Skeletons that move data without adding; transcribes iris_sync::flow::deliver.
 #ifndef IRIS_FLOW_DELIVER_H
 #define IRIS_FLOW_DELIVER_H
 
@@ -12,7 +12,7 @@ namespace iris::flow {
 //       push(peer, tile, parity, direct)   write it to the peer, or pass it on from C: into its C or its inbox
 //       take(source, tile, parity)      copy it from the inbox to C
 
-/// The peers that `which` says.
+/// Set of the peers for which `which` is true.
 template <class Which> IRIS_DEVICE Members peers_that(const Workgroup& wg, Which which) {
     Members peers{0};
     for (u32 step = 1; step < wg.size(); ++step) {
@@ -28,7 +28,7 @@ template <class Body> IRIS_DEVICE void produce(Workgroup& wg, Body& body, u32 ti
     wg.trace.end(Span::Gemm);
 }
 
-/// Write `tile` at these peers, and say so.
+/// Write `tile` at these peers and raise their signals.
 template <class Body> IRIS_DEVICE bool send(Workgroup& wg, Body& body, Members to, u32 tile) {
     if (!wg.meet(to)) return false;
     wg.trace.begin(Span::Signal, tile);
@@ -44,7 +44,8 @@ template <class Body> IRIS_DEVICE bool send(Workgroup& wg, Body& body, Members t
     return true;
 }
 
-/// Wait for `tile` of each of these peers, and copy it to C where they have not written it there.
+/// Wait for `tile` of each of these peers, and copy it from the inbox to C unless the peer has
+/// written C directly.
 template <class Body> IRIS_DEVICE bool receive(Workgroup& wg, Body& body, Members from, u32 tile) {
     if (!wg.wait_tiles(from, tile)) return false;
     for (u32 step = 1; step < wg.size(); ++step) {
@@ -60,10 +61,12 @@ template <class Body> IRIS_DEVICE bool receive(Workgroup& wg, Body& body, Member
     return true;
 }
 
-/// Each rank pushes its tiles to whom they are for, and takes what others pushed. The first `senders` workgroups
-/// push, and the rest take; with none, or as many as there are, all push first and then take. Who pushes waits for
-/// credit, and for entries where it writes C, but never for a signal, so that nobody waits in a circle. With senders
-/// `push` must not read what `produce` writes: another workgroup writes it, at another time.
+/// Each rank pushes its tiles to their receivers, and takes the tiles that others pushed. The first
+/// `senders` workgroups push and the rest take. If `senders` is 0 or not less than the number of
+/// workgroups, every workgroup pushes first and then takes. A pushing workgroup waits for credits,
+/// and for entries if it writes C, but never for a signal, so the waits form no cycle. With
+/// dedicated senders, `push` must not read what `produce` writes: another workgroup writes it, in
+/// no fixed order.
 template <class Delivery, class Body>
 IRIS_DEVICE bool deliver(const Launch& launch, const Delivery& delivery, u32 senders, Body& body) {
     return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE {
@@ -79,7 +82,8 @@ IRIS_DEVICE bool deliver(const Launch& launch, const Delivery& delivery, u32 sen
             if (takes) produce(wg, body, tile);
             if (!send(wg, body, to, tile)) return false;
         }
-        // Who only takes has nothing else to do until the first have come.
+        // A workgroup that only takes also produces the tiles, before the first ones from peers
+        // arrive.
         const u32 left = sends ? 0 : produced;
         u32 most = left;
         for (u32 step = 1; step < wg.size(); ++step) {
@@ -96,19 +100,21 @@ IRIS_DEVICE bool deliver(const Launch& launch, const Delivery& delivery, u32 sen
     });
 }
 
-/// Who passes on which tiles of a root: the other ranks take turns.
+/// Assignment of a root's tiles to relays, round-robin over the other ranks; each relay forwards
+/// its tiles to the remaining ranks.
 struct Relays {
     u32 tiles, root, size;
-    /// The rank that gets `tile` from the root and passes it on.
+    /// The rank that gets `tile` from the root and forwards it.
     IRIS_DEVICE u32 relay(u32 tile) const { return (root + 1 + tile % (size - 1)) % size; }
-    /// Which tile is number `place` of those that `rank`, which is not the root, passes on; if it has
-    /// not so many, a number behind the last.
+    /// Number of the tile that `rank` forwards as its `place`-th; `rank` must not be the root. The
+    /// result is at least `tiles` if `rank` forwards fewer.
     IRIS_DEVICE u32 relayed(u32 rank, u32 place) const {
         return place * (size - 1) + (rank + size - 1 - root) % size;
     }
 };
 
-/// The root sends each tile to one rank alone, which passes it on to the others when it has come.
+/// Broadcast: the root sends each tile to one relay, which forwards it to all other ranks after its
+/// arrival.
 template <class Body>
 IRIS_DEVICE bool relay(const Launch& launch, const Relays& relays, Body& body) {
     return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE {
@@ -123,7 +129,8 @@ IRIS_DEVICE bool relay(const Launch& launch, const Relays& relays, Body& body) {
             return true;
         }
         const Members others = peers_that(wg, [&](u32 peer) { return peer != root; });
-        // What others wait for comes first: for these tiles we wait for the root alone.
+        // Tiles to be forwarded come first, because other ranks wait for them; their only source is
+        // the root.
         for (u32 place = wg.index; relays.relayed(me, place) < tiles; place += wg.count) {
             const u32 tile = relays.relayed(me, place);
             if (!receive(wg, body, one(root), tile)) return false;

@@ -1,4 +1,4 @@
-// Skeletons of an all-gather in front of a product: iris_sync::flow::gather.
+// Skeletons of an all-gather before a product; transcribes iris_sync::flow::gather.
 #ifndef IRIS_FLOW_GATHER_H
 #define IRIS_FLOW_GATHER_H
 
@@ -10,7 +10,8 @@ namespace iris::flow {
 //       multiply(tile, source, parity)  multiply what of `tile` comes from `source`'s shard
 //       store(tile)                     write the finished tile to C
 
-/// Push all `parts` of this rank's shard to every inbox. A barrier must follow.
+/// Push all `parts` of this rank's shard to every inbox. A device barrier must follow before
+/// local().
 template <class Body> IRIS_DEVICE bool gather(const Launch& launch, u32 parts, Body& body) {
     return run(launch, End::Keep, [&](Workgroup& wg) IRIS_INLINE {
         if (!wg.enter()) return false;
@@ -29,7 +30,8 @@ template <class Body> IRIS_DEVICE bool gather(const Launch& launch, u32 parts, B
     });
 }
 
-/// Multiply what gather and a barrier brought. The last launch of its call.
+/// Multiply the shards that gather() pushed, after the barrier. This is the last launch of the
+/// call.
 template <class Body> IRIS_DEVICE bool local(const Launch& launch, u32 tiles, Body& body) {
     return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE {
         if (!wg.go_on()) return false;
@@ -47,7 +49,8 @@ template <class Body> IRIS_DEVICE bool local(const Launch& launch, u32 tiles, Bo
     });
 }
 
-/// Multiply straight from the peers' own shards; no rank ends before all have read.
+/// Multiply directly from the peers' own shards. No rank ends the call before all peers have read
+/// its shard.
 template <class Body> IRIS_DEVICE bool pull(const Launch& launch, u32 tiles, Body& body) {
     return run(launch, End::Pulled, [&](Workgroup& wg) IRIS_INLINE {
         if (!wg.enter()) return false;
@@ -77,11 +80,11 @@ template <class Body> IRIS_DEVICE bool pull(const Launch& launch, u32 tiles, Bod
 //       store(tile)                     write the finished tile to C
 
 /// The first `fetchers` workgroups copy remote units to a staging buffer and raise a flag for each;
-/// the others multiply and wait for the unit they need. This rank's own units are multiplied where
-/// they are.
+/// the other workgroups multiply, and wait for the flag of each unit that they need. This rank's
+/// own units are read in place.
 ///
-/// With one workgroup, or no fetchers, every workgroup first fetches its share and then multiplies:
-/// fetching waits for peers only, so that cannot lock up.
+/// If `fetchers` is 0 or not less than the number of workgroups, every workgroup first fetches its
+/// share and then multiplies; fetching waits for peers only, so this cannot deadlock.
 template <class Staging, class Body>
 IRIS_DEVICE bool staged(const Launch& launch, u32 fetchers, const Staging& staging, Body& body) {
     return run(launch, End::Pulled, [&](Workgroup& wg) IRIS_INLINE {

@@ -1,4 +1,4 @@
-// The skeleton of words that carry their data: iris_sync::flow::ll.
+// Skeletons of the LL protocol (data and flag in one word); transcribes iris_sync::flow::ll.
 #ifndef IRIS_FLOW_LL_H
 #define IRIS_FLOW_LL_H
 
@@ -14,7 +14,7 @@ namespace iris::flow {
 //       take(source, item, data)        take what a source sent; sources come in ascending order
 //       end(item)                       all have been taken
 
-/// The steps of exchange, of the items that fall to this thread.
+/// Steps of exchange() for the items of this thread.
 template <u32 N, class Exchange, class Body>
 IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, Body& body) {
     const ll::Share share = wg.share_of_threads();
@@ -30,12 +30,12 @@ IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, Body& b
         if (rank != me && out > pushed) pushed = out;
         if (in > taken) taken = in;
     }
-    // It is under way while the credit is.
+    // These loads are in flight while the credits are awaited.
     if (share.first < pushed) body.load(1, share.first);
     if (!wg.begin_push(to)) return false;
     wg.trace.begin(Span::Signal, 0);
     wg.count_out();
-    // All threads of a wave have pushed before one of them waits.
+    // All threads of a wave push before any of them waits.
     port::divergent([&]() IRIS_INLINE {
         wg.push_head(to);
         IRIS_NO_UNROLL
@@ -82,17 +82,17 @@ IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, Body& b
     return wg.leave_together(through);
 }
 
-/// Each rank pushes its items to whom they are for, in words that carry their data, then takes what
+/// Exchange by LL words: each rank pushes its items to their receivers, then takes the items that
 /// others pushed.
 ///
-/// All that a thread pushes comes before all that it waits for, and so does the entry: so nobody waits
-/// for a peer that waits for it. N is 1 with two ranks, and else ll::SOURCES.
+/// A thread pushes all of its items, and the entry, before it waits for anything, so the waits form
+/// no cycle. N is 1 for two ranks, else ll::SOURCES.
 template <u32 N, class Exchange, class Body>
 IRIS_DEVICE bool exchange(const Launch& launch, const Exchange& exchange, Body& body) {
     Workgroup wg(launch);
     const bool result = exchange_steps<N>(wg, exchange, body);
     return wg.finish_push(End::Advance, result, [&](u32 peer) {
-        // The head goes along wherever there is data.
+        // A message with items also has the header pairs.
         const u32 items = exchange.sent(wg.rank(), peer);
         return items == 0 ? 0 : ll::HEAD + items;
     });
@@ -106,7 +106,7 @@ IRIS_DEVICE bool exchange(const Launch& launch, const Exchange& exchange, Body& 
 //               end()                   all have been taken
 //               row(row)                all threads of this workgroup have taken theirs
 
-/// Push the items of a batch, several to one peer before those to the next.
+/// Push the items of a batch: all items to one peer, then the same items to the next peer.
 template <class Batch, class Body>
 IRIS_DEVICE void push_batch(Workgroup& wg, const Batch& batch, Body& body) {
     IRIS_NO_UNROLL
@@ -122,7 +122,7 @@ IRIS_DEVICE void push_batch(Workgroup& wg, const Batch& batch, Body& body) {
     }
 }
 
-/// The steps of exchange_rows.
+/// Steps of exchange_rows().
 template <bool PAIR, class Body>
 IRIS_DEVICE bool row_steps(Workgroup& wg, const ll::Rows& rows, Body& body) {
     constexpr u32 ITEMS = Body::ITEMS, PIECE = Body::PIECE, HEADS = PAIR ? 1 : ll::HEADS_OF_ROWS;
@@ -135,13 +135,13 @@ IRIS_DEVICE bool row_steps(Workgroup& wg, const ll::Rows& rows, Body& body) {
         return wg.share_of_threads().template batch<ITEMS>(rows.items, number);
     };
     u32 row = share.first;
-    // They are under way while the credit is.
+    // These loads are in flight while the credits are awaited.
     if (rows.spread) body.load(even_batch(0));
     else body.load(batch_of(row, 0));
     if (!wg.begin_push(all)) return false;
     wg.trace.begin(Span::Signal, 0);
     wg.count_out();
-    // All threads of a wave have pushed before one of them waits.
+    // All threads of a wave push before any of them waits.
     port::divergent([&]() IRIS_INLINE {
         wg.push_head(all);
         if (rows.spread) {
@@ -166,7 +166,7 @@ IRIS_DEVICE bool row_steps(Workgroup& wg, const ll::Rows& rows, Body& body) {
         return true;
     });
     wg.trace.end(Span::Signal);
-    // A workgroup without a row waits for heads, too.
+    // A workgroup without a row waits for the headers, too.
     Members heads = all;
     do {
         const bool through = port::divergent([&]() IRIS_INLINE {
@@ -198,8 +198,9 @@ IRIS_DEVICE bool row_steps(Workgroup& wg, const ll::Rows& rows, Body& body) {
     return true;
 }
 
-/// The same of items in rows, of which a workgroup takes whole ones: each thread waits for several items at
-/// once, and when all threads have taken theirs of a row, the body gets it. PAIR: there are two ranks.
+/// exchange() for rows, each taken by one workgroup as a whole: a thread waits for several items at
+/// once, and the body's `row` is called after all threads have taken their items of a row. PAIR:
+/// there are two ranks.
 template <bool PAIR, class Body>
 IRIS_DEVICE bool exchange_rows(const Launch& launch, const ll::Rows& rows, Body& body) {
     Workgroup wg(launch);
@@ -212,7 +213,7 @@ IRIS_DEVICE bool exchange_rows(const Launch& launch, const ll::Rows& rows, Body&
 //               begin(batch)            they are about to be taken: what this rank has itself
 //               multiply()              all threads of the workgroup end the product of its tile
 
-/// The steps of exchange_tile.
+/// Steps of exchange_tile().
 template <bool PAIR, class Body>
 IRIS_DEVICE bool tile_steps(Workgroup& wg, const ll::Strip& strip, Body& body) {
     constexpr u32 ITEMS = Body::ITEMS, HEADS = PAIR ? 1 : ll::SOURCES;
@@ -220,17 +221,19 @@ IRIS_DEVICE bool tile_steps(Workgroup& wg, const ll::Strip& strip, Body& body) {
     const bool begun = wg.begin_push(all);
     if (begun) {
         wg.count_out();
-        // Beside the product, since a release takes a way there and back.
+        // The header is pushed before the product, so that the round trip of the entry's release
+        // overlaps with the product.
         port::divergent([&]() IRIS_INLINE {
             wg.push_head(all);
             return true;
         });
     }
-    // Of a call that was given up as well: what is on its way to shared memory must have come.
+    // The product also ends in a call that has failed, because asynchronous copies to shared memory
+    // must complete before the workgroup leaves.
     body.multiply();
     if (!begun) return false;
     wg.trace.begin(Span::Signal, 0);
-    // All threads of a wave have pushed before one of them waits.
+    // All threads of a wave push before any of them waits.
     port::divergent([&]() IRIS_INLINE {
         IRIS_NO_UNROLL
         for (u32 number = 0;; ++number) {
@@ -264,8 +267,9 @@ IRIS_DEVICE bool tile_steps(Workgroup& wg, const ll::Strip& strip, Body& body) {
     return wg.leave_together(through);
 }
 
-/// The same of a product's tiles, one a workgroup, whose items it pushes when it has multiplied them, and takes.
-/// All that a rank's workgroups have are the rows of the message.
+/// exchange() for the tiles of a matrix product, one tile per workgroup: the workgroup pushes its
+/// tile's items after multiplying, then takes the same items of all ranks. Together the tiles of a
+/// rank cover the message.
 template <bool PAIR, class Body>
 IRIS_DEVICE bool exchange_tile(const Launch& launch, const ll::Strip& strip, Body& body) {
     Workgroup wg(launch);

@@ -1,4 +1,4 @@
-// Skeletons that add up: iris_sync::flow::reduce.
+// Skeletons that reduce; transcribes iris_sync::flow::reduce.
 #ifndef IRIS_FLOW_REDUCE_H
 #define IRIS_FLOW_REDUCE_H
 
@@ -18,7 +18,7 @@ namespace iris::flow {
 // Owners: most()                        most tiles that a rank owns
 //         owned(owner, place, tile)     which tile is its number `place`, if it has so many
 
-/// Tiles whose owners take turns: tile t is that of rank t mod `owners`.
+/// Round-robin ownership: tile t belongs to rank t mod `owners`.
 struct Turns {
     u32 tiles, owners;
     IRIS_DEVICE u32 most() const { return tiles / owners + (tiles % owners != 0); }
@@ -28,8 +28,9 @@ struct Turns {
     }
 };
 
-/// Each rank pushes its partial of every tile to all inboxes, and adds up all of them itself: at once one
-/// when it has pushed the next, so that links and memory are both busy.
+/// One-shot all-reduce: each rank pushes its partial of every tile to all inboxes and reduces every
+/// tile itself. With AT_ONCE a workgroup reduces a tile after it has pushed its next one, so that
+/// links and memory are both busy.
 template <class Body> IRIS_DEVICE bool one_shot(const Launch& launch, u32 tiles, Body& body) {
     return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE {
         if (!wg.enter()) return false;
@@ -58,7 +59,7 @@ template <class Body> IRIS_DEVICE bool one_shot(const Launch& launch, u32 tiles,
                 wg.trace.end(Span::Signal);
             }
             if constexpr (Body::AT_ONCE) {
-                // The first has none before it.
+                // The first tile has no predecessor to reduce.
                 if (next >= wg.count && !add_up(next - wg.count)) return false;
             }
         }
@@ -69,8 +70,9 @@ template <class Body> IRIS_DEVICE bool one_shot(const Launch& launch, u32 tiles,
     });
 }
 
-/// The first `senders` workgroups push what others own, and the rest add up; with none, or as many as there are,
-/// all do both. Who pushes waits for credit alone, so nobody who adds up is waited for by who it waits for.
+/// Reduction at the owners of tiles. The first `senders` workgroups push tiles that other ranks
+/// own, and the rest reduce. If `senders` is 0 or not less than the number of workgroups, every
+/// workgroup does both. A pushing workgroup waits for credits only, so the waits form no cycle.
 template <class Owners, class Body>
 IRIS_DEVICE bool reduce_at_owners(const Launch& launch, const Owners& owners, u32 senders, Body& body,
                                   bool to_all) {
@@ -78,7 +80,8 @@ IRIS_DEVICE bool reduce_at_owners(const Launch& launch, const Owners& owners, u3
         if (!wg.enter()) return false;
         const u32 parity = wg.parity(), me = wg.rank();
         const Members all = Members::all(wg.size());
-        // Our own places, then those of the peers, who take turns; this workgroup has every so many of either.
+        // Item numbers: this rank's own tiles first, then the tiles of the peers, round-robin; this
+        // workgroup takes every step-th item of either kind.
         const u32 most = owners.most(), peers = wg.size() - 1, items = most * wg.size();
         const u32 sending = senders < wg.count ? senders : 0;
         const u32 own_step = wg.count - sending, other_step = sending == 0 ? wg.count : sending;
@@ -110,8 +113,9 @@ IRIS_DEVICE bool reduce_at_owners(const Launch& launch, const Owners& owners, u3
             wg.trace.end(Span::Signal);
             return true;
         };
-        // What others wait for comes ahead of our own; at once, not all of it, so that links and memory
-        // are both busy. One loop, so that produce stands here once.
+        // Pushes come before the workgroup's own reductions, because peers wait for them; but they
+        // are interleaved, so that links and memory are both busy. A single loop, so that the code
+        // of produce is inlined once.
         for (u32 own = first_own, other = first_other; own < most || other < items;) {
             const u32 place = other < items ? (other - most) / peers : 0;
             const bool mine =
@@ -158,13 +162,14 @@ IRIS_DEVICE bool reduce_at_owners(const Launch& launch, const Owners& owners, u3
     });
 }
 
-/// Each tile has an owner: sources push to it, it adds up and sends the one result to all.
+/// Two-shot all-reduce: all ranks push their partials of a tile to its owner, which reduces them
+/// and sends the result to all.
 template <class Owners, class Body>
 IRIS_DEVICE bool two_shot(const Launch& launch, const Owners& owners, u32 senders, Body& body) {
     return reduce_at_owners(launch, owners, senders, body, true);
 }
 
-/// Each tile has an owner: sources push to it, and it adds up.
+/// Reduce-scatter: all ranks push their partials of a tile to its owner, which reduces them.
 template <class Owners, class Body>
 IRIS_DEVICE bool reduce_scatter(const Launch& launch, const Owners& owners, u32 senders, Body& body) {
     return reduce_at_owners(launch, owners, senders, body, false);

@@ -7,22 +7,22 @@ use crate::cpu::view;
 use crate::cpu::words::Words;
 use crate::schedule::{Grid, SplitGrid, Tile, split};
 
-/// What goes where.
+/// Mapping of tiles between ranks.
 #[derive(Clone, Copy)]
 pub(crate) enum Plan {
-    /// Every rank's rows to all: C has the rows of all ranks.
+    /// Each rank's rows go to all ranks; C has the rows of all ranks.
     AllGather(SplitGrid),
-    /// Block `to` of every rank's rows to rank `to`: C has one such block a source.
+    /// Block `to` of each rank's rows goes to rank `to`; C has one such block per source.
     AllToAll(SplitGrid),
-    /// The root's matrix to all.
+    /// The root's matrix goes to all ranks.
     Broadcast { grid: Grid, root: u32 },
 }
 
 impl Plan {
-    /// Where `tile` of what `from` sends to `to` lies in A of `from`, or in its product.
+    /// Position, in A or in the product of `from`, of `tile` in the data for `to`.
     fn source(&self, to: u32, tile: u32) -> Tile {
         match self {
-            // The product of a rank has its own rows only.
+            // A rank's product has only its own rows.
             Plan::AllGather(_) | Plan::Broadcast { .. } => self.area(to, to, tile),
             Plan::AllToAll(grid) => {
                 let area = grid.part(to).tile(tile);
@@ -31,7 +31,8 @@ impl Plan {
         }
     }
 
-    /// The rectangle alone, counted from the first row that `from` sends to `to`.
+    /// Position of `tile` in the data from `from` to `to`, with rows counted from the first row of
+    /// that data.
     fn area(&self, from: u32, to: u32, tile: u32) -> Tile {
         match self {
             Plan::AllGather(grid) => grid.part(from).tile(tile),
@@ -40,12 +41,12 @@ impl Plan {
         }
     }
 
-    /// The source's place in an inbox: a tile of a broadcast comes from one rank.
+    /// Index of the source in an inbox; a broadcast has one source only.
     fn place(&self, source: u32) -> u32 {
         if matches!(self, Plan::Broadcast { .. }) { 0 } else { source }
     }
 
-    /// Rows of C at `to`.
+    /// Number of rows of C at `to`.
     fn rows_at(&self, to: u32) -> u32 {
         match self {
             Plan::AllGather(grid) => grid.grid.rows,
@@ -54,7 +55,7 @@ impl Plan {
         }
     }
 
-    /// Where it lies in C of `to`.
+    /// Position of `tile` in C of `to`.
     fn target(&self, from: u32, to: u32, tile: u32) -> Tile {
         let area = self.area(from, to, tile);
         let first = match self {
@@ -72,7 +73,7 @@ pub(crate) struct Deliver<'a> {
     pub(crate) plan: Plan,
 }
 
-/// How many tiles go where, for the skeleton.
+/// Numbers of tiles between ranks, for the skeleton [`flow::deliver`](iris_sync::flow::deliver).
 pub(crate) struct Sent(pub(crate) Plan, pub(crate) u32);
 
 impl Delivery for Sent {
@@ -112,7 +113,7 @@ impl Deliver<'_> {
         self.partial.args.producer == producer::GEMM
     }
 
-    /// Put what this rank sends to `to` as `tile` into `target`.
+    /// Write `tile` of this rank's data for `to` into `target`.
     fn write(&mut self, to: u32, tile: u32, target: &Matrix, place: Tile) {
         if self.product() {
             view::store(target, place, &self.partial.sum, self.partial.ld());
@@ -124,7 +125,7 @@ impl Deliver<'_> {
                 _ => self.plan.area(me, to, tile),
             };
             let matrix = match self.plan {
-                // What this rank got, and passes on.
+                // Data that this rank received and forwards.
                 Plan::Broadcast { root, .. } if root != me => &args.c,
                 _ => &args.a,
             };
@@ -134,9 +135,9 @@ impl Deliver<'_> {
 }
 
 impl Deliver<'_> {
-    /// What copy engines move, by workgroups; `first` is the number of its first signal. This rank's own
-    /// rows go to itself, too, where they are gathered with those of others by columns, since by rows
-    /// they are read where they lie.
+    /// Copies by workgroups in place of copy engines; `first` is the number of the first signal. If
+    /// A is gathered by columns, this rank's own part is copied to itself, too; if by rows, it is
+    /// read in place.
     pub(crate) fn copies(
         &mut self,
         launch: &Launch<'_, Words<'_>>,

@@ -1,11 +1,11 @@
-//! What is done to finished sums before they are rounded: bias, then GELU, then the residual.
+//! Functions applied to finished sums before rounding: bias, then GELU, then the residual.
 
 use crate::args::{OpArgs, epilogue};
 use crate::cpu::view;
 use crate::schedule::Tile;
 
-/// The final values of `tile` of this rank's result, whose sums are `ld` apart from row to row: bias, then
-/// GELU, once.
+/// Applies bias and then GELU to the sums of `tile` of this rank's result; `ld` is the stride
+/// between rows of `sums`. Called once per tile.
 pub(crate) fn finish_values(args: &OpArgs, tile: Tile, sums: &mut [f32], ld: usize) {
     let (rows, cols) = (tile.rows as usize, tile.cols as usize);
     if args.bias.address != 0 {
@@ -23,7 +23,7 @@ pub(crate) fn finish_values(args: &OpArgs, tile: Tile, sums: &mut [f32], ld: usi
     }
 }
 
-/// What this rank has from before is added, behind [`finish_values`], where an op takes a residual.
+/// Adds the residual of `tile` to the sums, after [`finish_values`], if the op has a residual.
 pub(crate) fn add_residual(args: &OpArgs, tile: Tile, sums: &mut [f32], ld: usize) {
     if args.residual.address != 0 {
         view::load(&args.residual, tile, sums, ld, true);

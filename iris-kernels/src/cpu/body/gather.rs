@@ -10,9 +10,9 @@ pub(crate) struct Gather<'a> {
     pub(crate) partial: Partial<'a>,
     pub(crate) words: &'a Words<'a>,
     pub(crate) units: Units,
-    /// Whether A is read from the peers' own memory, not from the inbox.
+    /// Whether A is read from the peers' own memory rather than from the inbox.
     pub(crate) pulls: bool,
-    /// Whether the tile under work has had its first product.
+    /// Whether the current tile already contains a first partial product.
     pub(crate) begun: bool,
 }
 
@@ -21,13 +21,13 @@ impl Gather<'_> {
         self.units.row_blocks() * self.across()
     }
 
-    /// Tiles of C in a row of tiles.
+    /// Number of tiles in a row of tiles of C.
     pub(crate) fn across(&self) -> u32 {
         self.partial.args.n.div_ceil(self.partial.args.tile_n)
     }
 
-    /// Where tile `tile` of C lies, and which row block it is in. Tiles are numbered row block by
-    /// row block, in the order in which this rank works on them.
+    /// Position of tile `tile` of C, and its row block. Tiles are numbered row block by row block,
+    /// in the order in which this rank processes the blocks.
     fn tile(&self, tile: u32) -> (Tile, u32) {
         let args = self.partial.args;
         let block = self.units.worked(tile / self.across(), args.channel.rank);
@@ -36,8 +36,8 @@ impl Gather<'_> {
         (Tile { row, col, rows, cols: args.tile_n.min(args.n - col) }, block)
     }
 
-    /// The shard of `source` where it lies: this rank's own A, a peer's, or the inbox. Its element
-    /// (0, 0) is the first of the shard.
+    /// The shard of `source` in the memory where it is read: this rank's own A, a peer's A, or the
+    /// inbox. Element (0, 0) is the first of the shard.
     fn shard(&self, source: u32, parity: u32) -> Matrix {
         let args = self.partial.args;
         let (rows, cols) = self.units.shard_of(source);
@@ -58,7 +58,7 @@ impl Gather<'_> {
         self.inbox(args.channel.rank, source, parity)
     }
 
-    /// The place of `source`'s shard in the gathered A of rank `at`.
+    /// Part of the gathered A of rank `at` that belongs to the shard of `source`.
     fn inbox(&self, at: u32, source: u32, parity: u32) -> Matrix {
         let args = self.partial.args;
         let size = element_bytes(args.a.dtype) as u64;
@@ -76,7 +76,7 @@ impl Gather<'_> {
         }
     }
 
-    /// The staging buffer as the whole of A.
+    /// The staging buffer as a matrix of the whole A.
     fn staging(&self) -> Matrix {
         let args = self.partial.args;
         let across = args.m_contiguous == 1;
@@ -90,7 +90,8 @@ impl Gather<'_> {
         }
     }
 
-    /// Multiply `left`, a rectangle of `a`, by the rows of B from `depth` on.
+    /// Multiply `left`, a rectangle of `a`, by the rows of B from `depth` on, and add the product
+    /// to the sum of `tile`.
     fn add(&mut self, a: &Matrix, left: Tile, depth: u32, tile: Tile) {
         let right = Tile { row: depth, rows: left.cols, ..tile };
         let ld = self.partial.ld();
@@ -158,7 +159,7 @@ impl StagedTiles for Gather<'_> {
         let (area, _) = self.tile(tile);
         let part = self.units.area(unit);
         let source = self.units.source(unit);
-        // This rank's own units are read where they are.
+        // This rank's own units are read in place.
         let (a, left) = if source == self.partial.args.channel.rank {
             let (rows, cols) = self.units.shard_of(source);
             let from = Tile { row: part.row - rows.start, col: part.col - cols.start, ..part };
@@ -175,7 +176,7 @@ impl StagedTiles for Gather<'_> {
     }
 }
 
-/// The units of a staged gather, for the skeleton.
+/// Assignment of staging units, for the skeleton [`flow::staged`](iris_sync::flow::staged).
 pub(crate) struct Staged {
     pub(crate) units: Units,
     pub(crate) rank: u32,

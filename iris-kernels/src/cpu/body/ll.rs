@@ -1,5 +1,5 @@
-//! Small messages in words that carry their data. An item is eight bytes of a message whose rows are
-//! taken one behind the other, without gaps.
+//! Small messages by the LL protocol (data and flag in one word). An item is eight bytes of a
+//! message whose rows are concatenated without gaps.
 
 use iris_sync::Stop;
 use iris_sync::flow::{self, LlRows, LlTiles};
@@ -13,10 +13,10 @@ use crate::cpu::words::Words;
 use crate::kernel::Kernel;
 use crate::schedule::{Collective, Items, Tile};
 
-/// Bytes that a pair of words takes.
+/// Size of a pair of LL words in bytes.
 const PAIR_BYTES: u64 = 16;
 
-/// The most elements of an item.
+/// Largest number of elements in an item.
 const MOST: usize = 4;
 
 pub(crate) fn run(
@@ -33,8 +33,9 @@ pub(crate) fn run(
     if args.normed.address == 0 {
         return flow::exchange(launch, &items, &mut body);
     }
-    // Rows are normalised by the workgroup that has taken them. One that is written where it was read is
-    // pushed by it, too.
+    // Rows that are normalised are processed by the workgroup that received them. If A and C
+    // overlap (in place), that workgroup also pushes them; otherwise all workgroups share the
+    // pushes.
     let len = args.n / per_item;
     let spread = args.a.address != args.c.address;
     let rows = Rows { items: args.m * len, len, piece: 1, at_once: 1, spread };
@@ -51,12 +52,12 @@ struct Body<'a> {
     args: &'a OpArgs,
     words: &'a Words<'a>,
     items: Items,
-    /// Type of what travels.
+    /// Element type in transfers.
     dtype: u32,
-    /// Whether what comes is added up; else it is copied to where it belongs.
+    /// Whether received data is added up; otherwise it is copied to its destination.
     reduces: bool,
     sum: [f32; MOST],
-    /// Whether this rank's own part is in the sum.
+    /// Whether this rank's own data has been added to the sum.
     own: bool,
 }
 
@@ -65,8 +66,8 @@ impl Body<'_> {
         self.args.channel.rank
     }
 
-    /// Call `each` for the elements of an item: its number there, and its row and column from the
-    /// first row of the part.
+    /// Elements of an item, as (index in the item, row, column); rows count from the first row of
+    /// the part.
     fn elements(&self, rows: u32, item: u32) -> impl Iterator<Item = (usize, u32, u32)> + use<> {
         let Items { cols, per_item, .. } = self.items;
         let first = u64::from(item) * u64::from(per_item);
@@ -78,7 +79,7 @@ impl Body<'_> {
         })
     }
 
-    /// The elements of what this rank gives `to`, as they travel; those behind the last are 0.
+    /// Elements of this rank's data for `to`, in the transfer format; 0 after the last element.
     fn given(&self, to: u32, item: u32) -> [u32; MOST] {
         let Matrix { dtype, .. } = self.args.a;
         let first = self.items.source_row(to);
@@ -119,7 +120,7 @@ impl Body<'_> {
         self.own = true;
     }
 
-    /// Put what `source` sent where it belongs.
+    /// Store data from `source` at its destination in C.
     fn put(&self, source: u32, item: u32, bits: [u32; MOST]) {
         let first = self.items.target_row(source, self.me());
         for (i, row, col) in self.elements(self.items.rows_sent(source, self.me()), item) {
@@ -143,7 +144,8 @@ impl LlTiles for Body<'_> {
             }
             return;
         }
-        // Zero is not the sum of nothing: it would turn a negative zero around.
+        // Start from -0.0, the neutral element: starting from 0.0 would turn a sum of -0.0 into
+        // 0.0.
         (self.sum, self.own) = ([-0.0; MOST], false);
         if self.items.own_first() {
             self.add_own(item);

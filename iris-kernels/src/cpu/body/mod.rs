@@ -1,4 +1,5 @@
-//! The bodies of the operators, as `kernels/iris/body/` has them under the same names.
+//! Bodies of the operators on the CPU; `kernels/iris/body/` has the device versions under the same
+//! names.
 
 pub(crate) mod accumulate;
 pub(crate) mod deliver;

@@ -1,22 +1,23 @@
-//! RMSNorm of rows, each by one workgroup. It waits for nobody: the rows are there, in this rank's own memory,
-//! in which no peer writes before this rank has entered the next call. What they are divided by is added up in
-//! one order, so that equal rows get equal bits on all ranks, in every run and in every variant.
+//! RMSNorm of rows, each by one workgroup. It waits for no other rank: the rows are in this rank's
+//! own memory, and no peer writes there before this rank has entered the next call. Squares are
+//! added up in a fixed order, so that equal rows get equal bits on all ranks, in every run and in
+//! every variant.
 
 use crate::args::OpArgs;
 use crate::cpu::view;
 use crate::schedule::Tile;
 
-/// Sums that squares are added to in turns: few roundings in each, and vectors of them.
+/// Number of partial sums of squares, used round-robin: fewer roundings per sum, and vectorisable.
 const SUMS: usize = 32;
 
-/// All rows of C, in turns over the workgroups.
+/// Normalises all rows of C, distributed round-robin over the workgroups.
 pub(crate) fn run(args: &OpArgs, index: u32, count: u32) {
     for row in (index..args.m).step_by(count as usize) {
         norm_row(args, row);
     }
 }
 
-/// Normalise a row of C, which this workgroup, or launches before this one, have written.
+/// Normalises one row of C that this workgroup, or an earlier launch, has written.
 pub(crate) fn norm_row(args: &OpArgs, row: u32) {
     let cols = args.n as usize;
     let (mut weight, mut values) = (vec![0.0; cols], vec![0.0; cols]);

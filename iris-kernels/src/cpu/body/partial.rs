@@ -1,11 +1,11 @@
-//! What all bodies share: the partial of a tile, slots of inboxes, and finished values.
+//! State shared by all bodies: the partial of the current tile, slots of inboxes, finished values.
 
 use crate::args::{Matrix, OpArgs, element_bytes, producer};
 use crate::cpu::body::epilogue::{add_residual, finish_values};
 use crate::cpu::view::{self, Scratch};
 use crate::schedule::Tile;
 
-/// The tile a workgroup is working on, in f32, and the arguments it works from.
+/// Current tile of a workgroup in f32, and the arguments of its launch.
 pub(crate) struct Partial<'a> {
     pub(crate) args: &'a OpArgs,
     pub(crate) scratch: Scratch,
@@ -18,12 +18,12 @@ impl<'a> Partial<'a> {
         Self { args, scratch: Scratch::default(), sum: vec![0.0; len] }
     }
 
-    /// Elements between two rows of `sum`.
+    /// Stride between rows of `sum`, in elements.
     pub(crate) fn ld(&self) -> usize {
         self.args.tile_n as usize
     }
 
-    /// Compute this rank's partial of the rectangle `tile` of its product, or load it from A.
+    /// Compute this rank's partial of `tile` of its product, or load it from A.
     pub(crate) fn produce(&mut self, tile: Tile) {
         let (args, ld) = (self.args, self.ld());
         if args.producer == producer::LOAD {
@@ -36,7 +36,7 @@ impl<'a> Partial<'a> {
         view::multiply((&args.a, left), (&args.b, right), &mut self.sum, ld, true, scratch);
     }
 
-    /// Add the bias, apply the epilogue, add the residual and write `tile` of C.
+    /// Add the bias, apply the epilogue, add the residual, and write the result to `tile` of C.
     pub(crate) fn finish(&mut self, tile: Tile) {
         self.epilogue(tile);
         let ld = self.ld();
@@ -50,7 +50,7 @@ impl<'a> Partial<'a> {
         finish_values(self.args, tile, &mut self.sum, ld);
     }
 
-    /// A place in the inbox of `at` as a matrix: what `source` sent as number `place`.
+    /// Slot number `place` of `source` in the inbox of rank `at`, as a matrix.
     pub(crate) fn slot(&self, at: u32, source: u32, place: u32, parity: u32, dtype: u32) -> Matrix {
         let OpArgs { max_tiles, inbox, slot, sources, .. } = *self.args;
         assert!(source < sources, "source {source} of {sources} in an inbox");
@@ -61,7 +61,7 @@ impl<'a> Partial<'a> {
         self.tile_at(at, inbox + index * slot, dtype)
     }
 
-    /// A place in the result inbox of `at` as a matrix.
+    /// Slot of `tile` in the result inbox of rank `at`, as a matrix.
     pub(crate) fn result(&self, at: u32, tile: u32, parity: u32) -> Matrix {
         let OpArgs { max_results, results, result_slot, .. } = *self.args;
         assert!(tile < max_results, "tile {tile} of {max_results} in a result inbox");
@@ -69,15 +69,15 @@ impl<'a> Partial<'a> {
         self.tile_at(at, results + index * result_slot, self.args.c.dtype)
     }
 
-    /// C of rank `at`, which has it at the same offset with the same leading dimension, and `rows`
-    /// rows.
+    /// C of rank `at` with `rows` rows. It has the same offset and leading dimension as this rank's
+    /// C.
     pub(crate) fn peers_c(&self, at: u32, rows: u32) -> Matrix {
         let heap = &self.args.heap;
         let offset = self.args.c.address - heap.data[heap.rank as usize];
         Matrix { address: heap.data[at as usize] + offset, rows, ..self.args.c }
     }
 
-    /// A tile at this offset of the data segment of `at`.
+    /// Tile-sized matrix at this offset of the data segment of rank `at`.
     pub(crate) fn tile_at(&self, at: u32, offset: u64, dtype: u32) -> Matrix {
         let address = self.args.heap.data[at as usize] + offset;
         let (rows, cols) = (self.args.tile_m, self.args.tile_n);
@@ -85,12 +85,12 @@ impl<'a> Partial<'a> {
     }
 }
 
-/// The same rectangle, counted from its own corner: its place in a slot.
+/// The same tile moved to row 0, column 0: its position in a slot.
 pub(crate) fn in_slot(tile: Tile) -> Tile {
     Tile { row: 0, col: 0, ..tile }
 }
 
-/// Bytes of a rectangle of this element type.
+/// Number of bytes of a tile with this element type.
 pub(crate) fn bytes(tile: Tile, dtype: u32) -> u64 {
     u64::from(tile.rows) * u64::from(tile.cols) * element_bytes(dtype) as u64
 }

@@ -6,19 +6,21 @@ use crate::cpu::view;
 use crate::cpu::words::Words;
 use crate::schedule::{Grid, SplitGrid, Tile};
 
-/// Which tiles there are, who owns them, and in which order their partials are added.
+/// Assignment of tiles to owners, and the order in which their partials are added.
 #[derive(Clone, Copy)]
 pub(crate) enum Plan {
-    /// All ranks add up all tiles: 0, 1, 2 ...
+    /// Every rank reduces every tile; partials are added in the order of ranks 0, 1, 2 ...
     OneShot(Grid),
-    /// Owners take turns; own partial first, then ascending.
+    /// Tiles are owned round-robin; the owner's partial is added first, then the others in
+    /// ascending order.
     TwoShot(Grid, u32),
-    /// Owners have blocks of rows; own partial first, then ascending.
+    /// Tiles are owned by blocks of rows; the owner's partial is added first, then the others in
+    /// ascending order.
     Scatter(SplitGrid),
 }
 
 impl Plan {
-    /// Where the tile lies in the whole product.
+    /// Position of the tile in the whole product.
     fn tile(&self, tile: u32) -> Tile {
         match self {
             Plan::OneShot(grid) | Plan::TwoShot(grid, _) => grid.tile(tile),
@@ -26,7 +28,7 @@ impl Plan {
         }
     }
 
-    /// Where the tile lies in C of the rank that adds it up.
+    /// Position of the tile in C of the rank that reduces it.
     fn result(&self, tile: u32) -> Tile {
         match self {
             Plan::Scatter(split) => {
@@ -37,7 +39,7 @@ impl Plan {
         }
     }
 
-    /// The tile's place in an inbox.
+    /// Slot index of the tile in an inbox.
     fn place(&self, tile: u32) -> u32 {
         match self {
             Plan::OneShot(_) => tile,

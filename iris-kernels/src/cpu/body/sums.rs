@@ -7,9 +7,10 @@ use crate::cpu::view;
 use crate::cpu::words::Words;
 use crate::schedule::Grid;
 
-/// C = A, this rank's own, and what has come from the others, added in ascending order. B is that of
-/// rank 0, and `slot` bytes further on lies that of the next; of one source, the root, there is nothing to
-/// add, nor to be done if it has stored its results straight into C.
+/// Adds the parts of all ranks: C = this rank's own part A plus the parts received from the others,
+/// in ascending order of ranks. B is the part of rank 0, and the part of each next rank follows
+/// `slot` bytes later. With a single source, the root, nothing is added: its results are copied to
+/// C, or are there already if the root has stored them directly.
 pub(crate) fn run(
     launch: &Launch<'_, Words<'_>>,
     grid: Grid,

@@ -1,4 +1,4 @@
-//! Copies beside what a stream does.
+//! Tests of copies that run beside a stream.
 
 use super::*;
 use crate::backend::Backend;
@@ -6,17 +6,17 @@ use crate::backend::Backend;
 const COPY: DeviceCopy =
     DeviceCopy { to: 0x1000, from: 0x2000, bytes: 4, lines: 1, apart: [4, 4], signal: false };
 
-/// The stream that the last of these copies were on.
+/// Number of the stream that the last logged copy was enqueued on.
 fn copied_on(calls: &[String]) -> u64 {
     let copy = calls.iter().rfind(|call| call.starts_with("copy")).expect("a copy");
     copy.rsplit(' ').next().and_then(|raw| raw.parse().ok()).expect("a number")
 }
 
-/// Enqueues two copies beside a stream; says on which stream they are, and what was enqueued.
+/// Enqueues two copies beside a stream; returns the stream that they are on, and the logged calls.
 #[allow(unsafe_code, reason = "copies between addresses that nobody looks at")]
 fn copies(fake: &Fake, gpu: &Gpu, stream: &Stream) -> (u64, Vec<String>) {
     fake.taken();
-    // SAFETY: the fake copies nothing.
+    // SAFETY: the fake driver copies nothing.
     unsafe { gpu.copy_beside(stream, [COPY; 2]) }.unwrap();
     let calls: Vec<_> =
         fake.taken().into_iter().filter(|call| !call.starts_with("current")).collect();
@@ -40,7 +40,7 @@ fn they_begin_behind_what_is_enqueued_and_are_waited_for_where_they_are_joined()
     assert_eq!(calls[4..], [format!("record {end} on {side}")]);
     gpu.join_copies(&stream).unwrap();
     assert_eq!(fake.taken(), [format!("wait_for {end} on {own}")]);
-    // The next have the same stream, whatever stream they are beside.
+    // Later copies use the same copy stream, whatever stream they are beside.
     assert_eq!(copies(&fake, &gpu, &stream).0, side);
     let other = Stream::from_backend(gpu.stream().unwrap());
     assert_eq!(copies(&fake, &gpu, &other).0, side);
@@ -54,7 +54,7 @@ fn those_of_a_capture_have_a_stream_that_no_other_call_uses() {
     let ran = copies(&fake, &gpu, &live).0;
     fake.capture(first.raw_handle(), Some(1));
     let captured = copies(&fake, &gpu, &first).0;
-    // What waits for an event of a capture is captured.
+    // A stream that waits for an event of a capture becomes part of the capture.
     fake.capture(captured, Some(1));
     assert_eq!(copies(&fake, &gpu, &first).0, captured, "another call of the same graph");
     fake.capture(second.raw_handle(), Some(2));
@@ -65,7 +65,7 @@ fn those_of_a_capture_have_a_stream_that_no_other_call_uses() {
     all.sort_unstable();
     all.dedup();
     assert_eq!(all.len(), 3);
-    // Once a capture has ended its stream is free for another.
+    // When a capture has ended, its copy stream is free for another.
     for raw in [first.raw_handle(), captured] {
         fake.capture(raw, None);
     }
@@ -73,7 +73,8 @@ fn those_of_a_capture_have_a_stream_that_no_other_call_uses() {
     assert_eq!(copies(&fake, &gpu, &first).0, captured);
 }
 
-/// A graph has no node for an event's record, without which these devices do not order a signal behind its data.
+/// A graph has no node for an event's record, which these devices need between a signal and its
+/// data.
 #[test]
 #[allow(unsafe_code, reason = "copies between addresses that nobody looks at")]
 fn a_signal_stands_behind_a_record_and_in_no_capture() {
@@ -83,7 +84,7 @@ fn a_signal_stands_behind_a_record_and_in_no_capture() {
     let stream = Stream::from_backend(gpu.stream().unwrap());
     assert!(gpu.copies_signal(&stream).unwrap());
     let copies = [COPY, DeviceCopy::signal(0x1000, 0x2000)];
-    // SAFETY: the fake copies nothing.
+    // SAFETY: the fake driver copies nothing.
     unsafe { gpu.copy_beside(&stream, copies) }.unwrap();
     let calls = fake.taken();
     let side = copied_on(&calls);
@@ -94,7 +95,7 @@ fn a_signal_stands_behind_a_record_and_in_no_capture() {
     assert!(!gpu.copies_signal(&stream).unwrap());
 }
 
-/// Who waits for the copies waits for those that were enqueued, too, where one was not.
+/// A join after a failed copy still waits for the copies that were enqueued before it.
 #[test]
 #[allow(unsafe_code, reason = "copies between addresses that nobody looks at")]
 fn copies_that_fail_are_joined() {
@@ -102,7 +103,7 @@ fn copies_that_fail_are_joined() {
     let gpu = Gpu::new(fake.clone(), true, false).unwrap();
     let stream = Stream::from_backend(gpu.stream().unwrap());
     *fake.fails.lock().unwrap() = Some("copy");
-    // SAFETY: the fake copies nothing.
+    // SAFETY: the fake driver copies nothing.
     unsafe { gpu.copy_beside(&stream, [COPY]) }.unwrap_err();
     let last = fake.taken().pop().unwrap();
     let end = last.strip_prefix("record ").expect("behind what was enqueued").split(' ').next();
@@ -110,7 +111,7 @@ fn copies_that_fail_are_joined() {
     assert_eq!(fake.taken(), [format!("wait_for {} on {}", end.unwrap(), stream.raw_handle())]);
 }
 
-/// An event that was never recorded, or in another capture, is nothing to wait for.
+/// A join does not wait for an event that was never recorded, or was recorded in another capture.
 #[test]
 #[allow(unsafe_code, reason = "copies between addresses that nobody looks at")]
 fn where_nothing_was_copied_nothing_is_waited_for() {
@@ -123,7 +124,7 @@ fn where_nothing_was_copied_nothing_is_waited_for() {
         fake.taken().len()
     };
     assert_eq!(waits(), 0);
-    // SAFETY: the fake copies nothing.
+    // SAFETY: the fake driver copies nothing.
     unsafe { gpu.copy_beside(&stream, [COPY]) }.unwrap();
     assert_eq!((waits(), waits()), (1, 0));
 }

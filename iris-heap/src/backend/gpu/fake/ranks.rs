@@ -1,16 +1,16 @@
-//! What the shared part makes of the devices of several ranks.
+//! Tests of memory sharing between the devices of several ranks, on fake drivers.
 
 use super::*;
 use crate::backend::{Backend, Export, LaunchOrder, Mapping, Memory, Purpose};
 
-/// A rank's backend on a fake of this number.
+/// Backend of a rank on a fake device with index `ordinal`.
 fn gpu(ordinal: i32, same_process: bool) -> (Arc<Fake>, Gpu) {
     let fake = Arc::new(Fake { ordinal, ..Fake::default() });
     let gpu = Gpu::new(fake.clone(), same_process, false).unwrap();
     (fake, gpu)
 }
 
-/// Those of the calls that are about memory, in order.
+/// Logged calls that concern memory, in order.
 fn about_memory(fake: &Fake) -> Vec<String> {
     const NAMES: [&str; 7] =
         ["allocate", "import", "open", "grant", "enable_access", "free", "shared_by"];
@@ -18,7 +18,7 @@ fn about_memory(fake: &Fake) -> Vec<String> {
     calls.filter(|call| NAMES.iter().any(|name| call.starts_with(name))).collect()
 }
 
-/// What a heap keeps of its memory.
+/// Memory of a heap, with `data` also as the signal segments.
 fn memory(gpu: &Gpu, data: Vec<Arc<dyn Mapping>>, device_words: Arc<dyn Mapping>) -> Memory {
     let (control, registered) = (gpu.control(), Arc::default());
     Memory { signal: data.clone(), data, device_words, control, registered }
@@ -49,11 +49,11 @@ fn ranks_that_are_threads_ask_for_access_to_each_other() {
         let expected: Vec<_> = made.iter().map(|mapping| mapping.address()).collect();
         assert_eq!(addresses, expected, "as rank {rank} sees them");
     }
-    // Who shares a device says so once all memory is there.
+    // A rank that shares a device announces it when all memory is mapped.
     let words = ranks[0].1.allocate(Purpose::DeviceWords, 8).unwrap();
     ranks[0].1.opened(memory(&ranks[0].1, joined[0].clone(), words));
     assert!(about_memory(&ranks[0].0).contains(&"shared_by 2".to_string()));
-    // Memory goes when all ranks have closed, whoever holds mappings of it still.
+    // Memory is released when all ranks have closed, even if mappings of it are still held.
     for (_, gpu) in &ranks {
         gpu.shutdown();
     }
@@ -94,7 +94,7 @@ fn ranks_that_are_processes_open_each_others_handles() {
     assert_eq!(mappings[0].address(), made[0].address());
     assert!(mappings[1..].iter().all(|mapping| mapping.bytes() == 96));
     assert_eq!(ranks[0].1.sharing(), 2, "by what the devices are, whatever their numbers");
-    // Neither a handle nor a descriptor.
+    // The description has no handle, and no descriptor comes with it.
     let words = ranks[1].1.allocate(Purpose::DeviceWords, 8).unwrap();
     let message = ranks[1].1.describe(&*words).unwrap();
     let all = passed().take(1).chain([Export { message, ..Export::default() }]).collect();
@@ -116,7 +116,7 @@ fn an_image_is_loaded_once_a_device_and_launched_in_the_order_of_ops() {
     let shape = LaunchShape { groups: 1, threads: 32, shared_bytes: 0, early: false };
     fake.taken();
     let launch = |stream: &Arc<dyn StreamBackend>, order| {
-        // SAFETY: the fake looks at no parameter.
+        // SAFETY: the fake driver reads no parameter.
         unsafe { function.launch(&**stream, order, shape, &[]) }
     };
     launch(&a, LaunchOrder::Op).unwrap();
@@ -139,14 +139,14 @@ fn an_image_is_loaded_once_a_device_and_launched_in_the_order_of_ops() {
     gpu.shutdown();
 }
 
-/// All that is asked of the caller are two numbers, whichever library they are of.
+/// The caller passes its stream and memory as plain numbers, whichever library made them.
 #[test]
 fn the_callers_stream_and_memory_come_as_numbers() {
     let (fake, gpu) = gpu(0, true);
     let (stream, address) = (0x7f00, 0xd000_0000);
-    // SAFETY: the fake's streams and addresses are numbers.
+    // SAFETY: streams and addresses of the fake driver are plain numbers.
     let theirs = unsafe { gpu.wrap_stream(stream) }.unwrap();
-    // SAFETY: as above.
+    // SAFETY: streams and addresses of the fake driver are plain numbers.
     let memory = unsafe { gpu.register(address, 256) }.unwrap();
     assert_eq!((theirs.raw_handle(), memory.address(), memory.bytes()), (stream, address, 256));
     fake.taken();

@@ -1,0 +1,211 @@
+//! The enqueues of captured calls from a bare loop: the least that the host can spend on them, beside which `run` is
+//! timed.
+
+#![allow(unsafe_code, reason = "the driver's own calls")]
+
+use std::ffi::{CStr, c_char};
+use std::mem::MaybeUninit;
+use std::ptr::{null, null_mut};
+use std::sync::Arc;
+
+use anyhow::Result;
+use cudarc::driver::{CudaEvent, CudaGraph, CudaStream, sys};
+use libloading::{Library, Symbol};
+
+/// The driver's function for what a node of a graph waits for, with 8 bytes of data for each edge: since CUDA 12.3, with
+/// launches that begin early.
+type Dependencies = unsafe extern "C" fn(
+    sys::CUgraphNode,
+    *mut sys::CUgraphNode,
+    *mut [u8; 8],
+    *mut usize,
+) -> sys::CUresult;
+
+/// The driver's function for the name of a kernel, since CUDA 12.3.
+type NameOf = unsafe extern "C" fn(*mut *const c_char, sys::CUfunction) -> sys::CUresult;
+
+/// The enqueues of a graph: kernels on the stream that it was captured on, copies on one beside it.
+pub(super) struct Bare {
+    steps: Vec<Step>,
+    main: Arc<CudaStream>,
+    side: Arc<CudaStream>,
+}
+
+/// An enqueue and what orders it with the other stream.
+struct Step {
+    what: Enqueue,
+    /// Steps of the other stream that come before.
+    waits: Vec<usize>,
+    /// Recorded behind it, if a step of the other stream waits for it.
+    event: Option<CudaEvent>,
+}
+
+enum Enqueue {
+    Kernel(sys::CUDA_KERNEL_NODE_PARAMS),
+    Copy(sys::CUDA_MEMCPY3D),
+}
+
+impl Enqueue {
+    fn is_copy(&self) -> bool {
+        matches!(self, Enqueue::Copy(_))
+    }
+}
+
+impl Bare {
+    /// Reads a graph, which must live as long: parameters lie in it. None if it has other nodes than our
+    /// kernels and copies, and where the driver is older than CUDA 12.3: kernels of cuBLASLt are launched with attributes
+    /// that are not known here.
+    pub(super) fn new(graph: &CudaGraph, main: &Arc<CudaStream>) -> Result<Option<Bare>> {
+        // SAFETY: it is loaded already.
+        let Ok(driver) = (unsafe { Library::new("libcuda.so.1") }) else { return Ok(None) };
+        // SAFETY: the type is that of the driver's interface.
+        let dependencies: Result<Symbol<'_, Dependencies>, _> =
+            unsafe { driver.get(b"cuGraphNodeGetDependencies_v2") };
+        // SAFETY: as above.
+        let name_of: Result<Symbol<'_, NameOf>, _> = unsafe { driver.get(b"cuFuncGetName") };
+        let (Ok(dependencies), Ok(name_of)) = (dependencies, name_of) else { return Ok(None) };
+        let nodes = listed(|list, count| {
+            // SAFETY: the graph lives; the driver writes as many nodes as `count` says.
+            unsafe { sys::cuGraphGetNodes(graph.cu_graph(), list, count) }
+        })?;
+        let mut before = Vec::new();
+        for &node in &nodes {
+            before.push(listed(|list, count| {
+                let mut edges = vec![[0; 8]; if list.is_null() { 0 } else { *count }];
+                let data = if edges.is_empty() { null_mut() } else { edges.as_mut_ptr() };
+                // SAFETY: as above, of nodes and edges.
+                unsafe { dependencies(node, list, data, count) }
+            })?);
+        }
+        let Some(order) = sorted(&nodes, &before) else { return Ok(None) };
+        let mut steps: Vec<Step> = Vec::new();
+        for &at in &order {
+            let Some(what) = read(nodes[at])? else { return Ok(None) };
+            if let Enqueue::Kernel(kernel) = &what {
+                let mut name = null();
+                // SAFETY: the function is that of a node; its name lives as long.
+                let name = unsafe {
+                    name_of(&mut name, kernel.func).result()?;
+                    CStr::from_ptr(name)
+                };
+                if !name.to_bytes().starts_with(b"iris_") {
+                    return Ok(None);
+                }
+            }
+            let place = |node| order.iter().position(|&of| nodes[of] == node);
+            let others = before[at].iter().filter_map(|&node| place(node));
+            let waits: Vec<usize> =
+                others.filter(|&it| steps[it].what.is_copy() != what.is_copy()).collect();
+            for &it in &waits {
+                if steps[it].event.is_none() {
+                    steps[it].event = Some(main.context().new_event(None)?);
+                }
+            }
+            steps.push(Step { what, waits, event: None });
+        }
+        Ok(Some(Bare { steps, main: main.clone(), side: main.context().new_stream()? }))
+    }
+
+    /// Enqueues all of it, in place of a launch of the graph.
+    pub(super) fn enqueue(&self) -> Result<()> {
+        for Step { what, waits, event } in &self.steps {
+            let stream = if what.is_copy() { &self.side } else { &self.main };
+            for event in waits.iter().filter_map(|&at| self.steps[at].event.as_ref()) {
+                stream.wait(event)?;
+            }
+            // SAFETY: the graph can be launched, and parameters are its own.
+            unsafe {
+                match what {
+                    Enqueue::Kernel(it) => sys::cuLaunchKernel(
+                        it.func,
+                        it.gridDimX,
+                        it.gridDimY,
+                        it.gridDimZ,
+                        it.blockDimX,
+                        it.blockDimY,
+                        it.blockDimZ,
+                        it.sharedMemBytes,
+                        stream.cu_stream(),
+                        it.kernelParams,
+                        it.extra,
+                    ),
+                    Enqueue::Copy(it) => sys::cuMemcpy3DAsync_v2(it, stream.cu_stream()),
+                }
+            }
+            .result()?;
+            if let Some(event) = event {
+                event.record(stream)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until it is done.
+    pub(super) fn sync(&self) -> Result<()> {
+        self.side.synchronize()?;
+        Ok(self.main.synchronize()?)
+    }
+}
+
+/// Nodes that a function of the driver lists; it is first asked how many there are.
+fn listed(
+    list: impl Fn(*mut sys::CUgraphNode, &mut usize) -> sys::CUresult,
+) -> Result<Vec<sys::CUgraphNode>> {
+    let mut count = 0;
+    list(null_mut(), &mut count).result()?;
+    let mut nodes = vec![null_mut(); count];
+    if count > 0 {
+        list(nodes.as_mut_ptr(), &mut count).result()?;
+    }
+    Ok(nodes)
+}
+
+/// The numbers of nodes in an order in which each is behind those before it, as the driver lists them where it can be;
+/// none of a graph with a circle.
+fn sorted<T: PartialEq>(nodes: &[T], before: &[Vec<T>]) -> Option<Vec<usize>> {
+    let mut order: Vec<usize> = Vec::new();
+    while order.len() < nodes.len() {
+        let is_done = |node: &T| order.iter().any(|&at| nodes[at] == *node);
+        let is_next = |at: &usize| !order.contains(at) && before[*at].iter().all(is_done);
+        let next = (0..nodes.len()).find(is_next)?;
+        order.push(next);
+    }
+    Some(order)
+}
+
+/// The enqueue that a node is, if it is one of a kernel or a copy.
+fn read(node: sys::CUgraphNode) -> Result<Option<Enqueue>> {
+    use sys::CUgraphNodeType::{CU_GRAPH_NODE_TYPE_KERNEL, CU_GRAPH_NODE_TYPE_MEMCPY};
+    let mut kind = CU_GRAPH_NODE_TYPE_KERNEL;
+    // SAFETY: the node is one of a graph that lives; the answers go where they are read.
+    unsafe {
+        sys::cuGraphNodeGetType(node, &mut kind).result()?;
+        Ok(match kind {
+            CU_GRAPH_NODE_TYPE_KERNEL => {
+                let mut kernel = MaybeUninit::zeroed();
+                sys::cuGraphKernelNodeGetParams_v2(node, kernel.as_mut_ptr()).result()?;
+                Some(Enqueue::Kernel(kernel.assume_init()))
+            }
+            CU_GRAPH_NODE_TYPE_MEMCPY => {
+                // Zero is no kind of memory, so the parameters are a value only once the driver has written them.
+                let mut copy = MaybeUninit::zeroed();
+                sys::cuGraphMemcpyNodeGetParams(node, copy.as_mut_ptr()).result()?;
+                Some(Enqueue::Copy(copy.assume_init()))
+            }
+            _ => None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_are_behind_those_before_them() {
+        let of = |before: [&[char]; 3]| sorted(&['a', 'b', 'c'], &before.map(<[char]>::to_vec));
+        assert_eq!(of([&[], &['a'], &['b']]), Some(vec![0, 1, 2]));
+        assert_eq!(of([&['c'], &[], &['b']]), Some(vec![1, 2, 0]));
+        assert_eq!(of([&[], &['c'], &['b']]), None);
+    }
+}

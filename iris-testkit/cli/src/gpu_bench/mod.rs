@@ -1,0 +1,455 @@
+//! `iris bench --backend cuda`: every op beside NCCL and cuBLASLt, in one process with a thread a
+//! GPU. Times are of the device, by events, around replays of a graph of some calls; beside them is what
+//! `run` takes of the host.
+//!
+//! With `--backend hip` the same beside RCCL and hipBLASLt, where they are. Times are of the host there, of some calls
+//! one behind the other: graphs and events of AMD's runtime are not used.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context, Result};
+use iris_heap::{BackendKind, DType, World};
+use iris_ops::{Ranks, Shard, TileShape};
+use iris_testkit::suite::{Op, Options as OpOptions};
+use iris_testkit::{harness, note, say};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::bench::{self, Options, Sink};
+use crate::errors::usage;
+use crate::problem::known_variant;
+use crate::record;
+use crate::watch::give_up;
+use home::Home;
+use vendor::{Communicator, Multiplier};
+
+pub(crate) use tuned::{timed, tune};
+pub(crate) use vendor::{NO_MULTICAST, Vendors};
+
+mod bare;
+mod baseline;
+mod contents;
+mod home;
+mod norm;
+mod shape;
+mod sides;
+mod torch;
+mod tuned;
+mod vendor;
+
+/// What is measured unless another file is given: its name and text.
+const CUDA: (&str, &str) = ("bench/cuda.toml", include_str!("../../../../bench/cuda.toml"));
+const HIP: (&str, &str) = ("bench/hip.toml", include_str!("../../../../bench/hip.toml"));
+
+/// A table of the file: an op, and the shapes it is measured on.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    op: String,
+    #[serde(default = "auto")]
+    variants: Vec<String>,
+    #[serde(default = "bf16")]
+    dtype: DType,
+    /// M, N, K as the op's options have them.
+    shapes: Vec<[usize; 3]>,
+    /// Whether A is split by columns.
+    #[serde(default)]
+    columns: bool,
+    /// Instead of the plan's choice.
+    tile: Option<[usize; 2]>,
+    workgroups: Option<usize>,
+    /// The epsilon of an RMSNorm that is fused into the op, with a residual.
+    rms_norm: Option<f32>,
+}
+
+fn auto() -> Vec<String> {
+    vec!["auto".into()]
+}
+
+fn bf16() -> DType {
+    DType::BF16
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Rows {
+    row: Vec<Row>,
+}
+
+/// One shape of a row.
+#[derive(Clone, Debug)]
+pub(crate) struct Shape {
+    pub(crate) op: Op,
+    choices: Vec<Choice>,
+    /// All but variant and tile.
+    pub(crate) options: OpOptions,
+    beside: Beside,
+}
+
+/// How it is done.
+#[derive(Clone, PartialEq, Debug)]
+struct Choice {
+    variant: String,
+    tile: Option<TileShape>,
+}
+
+/// What the choices are timed beside.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Beside {
+    /// NCCL and cuBLASLt; of a norm, our own in two steps.
+    Libraries,
+    /// The first of them.
+    First,
+}
+
+/// Measures and prints; whether nothing failed.
+pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
+    let kind = options.backend;
+    let shapes = read(kind, options.cases.as_deref(), options.only.as_deref())?;
+    if let Some(reason) = harness::missing_gpus(kind, 1)? {
+        return skipped(&reason);
+    }
+    let devices = kind.devices()?;
+    let ranks = options.ranks.unwrap_or(devices.len());
+    let vendors = Vendors::load(kind, &options.libraries);
+    let [collectives, products] = vendors.names();
+    let missing = |why| format!("none: {why}");
+    let [nccl, blas] = vendors.versions().map(|found| found.unwrap_or_else(missing));
+    let name = devices[0].name.split([" sm_", " gfx"][usize::from(kind != BackendKind::Cuda)]);
+    let name = name.into_iter().next().unwrap_or_default().to_owned();
+    say!("{ranks} ranks on {} x {name}; {collectives} {nccl}; {products} {blas}", devices.len())?;
+    say!(
+        "{}",
+        line([
+            "op",
+            "m x n x k",
+            "variant",
+            "tile",
+            "us",
+            "eager",
+            "run",
+            "bare",
+            "base",
+            "ratio",
+            "product"
+        ])
+    )?;
+    let mut about = json!({
+        "device": format!("{} x {name}", devices.len().min(ranks)), "driver": driver(kind)?,
+        collectives.to_lowercase(): nccl, products.to_lowercase(): blas, "commit": options.commit(),
+        "date": bench::date(SystemTime::now()), "ranks": ranks,
+    });
+    if kind != BackendKind::Cuda {
+        about["clock"] = "host".into();
+    }
+    let torch = torch::Torch::read(options.torch.as_deref())?;
+    let old = options.compare.as_deref().map(record::read).transpose()?;
+    let begun = watch(options.limit)?;
+    // What was measured, and until when each operator took.
+    let measured = Mutex::new((sink, Vec::new(), Vec::<(String, Instant)>::new()));
+    let wrong = AtomicUsize::new(0);
+    let failed = each_shape(ranks, (&vendors, options.windows), &shapes, &|_, lines| {
+        for mut line in lines {
+            let pytorch = torch.us(&line, ranks);
+            if let Some(us) = pytorch {
+                line["torch_us"] = us.into();
+            }
+            print_line(&line)?;
+            wrong.fetch_add(usize::from(is_wrong(&line)), Ordering::Relaxed);
+            merge(&mut line, &about);
+            let mut measured = measured.lock().unwrap_or_else(PoisonError::into_inner);
+            let op = line["op"].as_str().unwrap_or_default().to_owned();
+            measured.2.retain(|known| known.0 != op);
+            measured.2.push((op, Instant::now()));
+            measured.1.push(line.clone());
+            measured.0.add(line)?;
+        }
+        Ok(())
+    })?;
+    let wrong = wrong.into_inner();
+    let (_, lines, ends) = measured.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if let Some(old) = &old {
+        record::compare(old, &record::of_values(lines))?;
+    }
+    let mut from = begun;
+    for (op, end) in ends {
+        say!("{:5.1} min  --only {op}", (end - from).as_secs_f64() / 60.0)?;
+        from = end;
+    }
+    say!("{} shapes, {failed} failed, {wrong} wrong, {:.0?}", shapes.len(), begun.elapsed())?;
+    Ok(failed == 0 && wrong == 0)
+}
+
+/// Measures each shape in its turn, and has its lines told; returns how many failed. After a failure the rest is
+/// measured in a world that knows nothing of it.
+fn each_shape(
+    ranks: usize,
+    beside: (&Vendors, bool),
+    shapes: &[Shape],
+    tell: &(dyn Fn(&Shape, Vec<Value>) -> Result<()> + Sync),
+) -> Result<usize> {
+    let (done, mut failed) = (AtomicUsize::new(0), 0);
+    loop {
+        let first = done.load(Ordering::Relaxed);
+        if first >= shapes.len() {
+            return Ok(failed);
+        }
+        let outcome = World::run_threads(ranks, |world| {
+            all_shapes(&world, beside, &shapes[first..], &mut |lines| {
+                tell(&shapes[done.fetch_add(1, Ordering::Relaxed)], lines)
+            })
+        });
+        let Err(error) = outcome else { continue };
+        let Some(shape) = shapes.get(done.fetch_add(1, Ordering::Relaxed)) else {
+            return Err(error);
+        };
+        say!("{} {:?}: FAILED: {error:#}", shape.op, dimensions(&shape.options))?;
+        failed += 1;
+    }
+}
+
+/// Whether the result was not that of the libraries: further from it than types of 16 bits round.
+fn is_wrong(line: &Value) -> bool {
+    const MOST: f64 = 0.02;
+    let error = line.get("rel_error");
+    error.is_some_and(|error| error.as_f64().is_none_or(|error| error > MOST))
+}
+
+fn skipped(reason: &str) -> Result<bool> {
+    say!("skipped: {reason}")?;
+    Ok(true)
+}
+
+/// The shapes of the cases, with the variants that the GPU of this machine has kernels for.
+pub(crate) fn read(
+    kind: BackendKind,
+    cases: Option<&Path>,
+    only: Option<&str>,
+) -> Result<Vec<Shape>> {
+    let device = Ranks::new(0, 2).on(kind).device;
+    let usual = if kind == BackendKind::Cuda { CUDA } else { HIP };
+    let rows: Rows = bench::read(cases, usual)?;
+    let mut shapes = Vec::new();
+    for row in rows.row {
+        let op: Op = row.op.parse()?;
+        if only.is_some_and(|only| !row.op.contains(only)) {
+            continue;
+        }
+        let able = op.variants_on(device);
+        let mut variants = Vec::new();
+        for name in row.variants {
+            match known_variant("variant", op, &name)? {
+                Some(variant) if !able.contains(&variant) => {
+                    note!("{op} {name} is left out: there are no kernels for it on {device}");
+                }
+                _ => variants.push(name),
+            }
+        }
+        if variants.is_empty() {
+            continue;
+        }
+        for [m, n, k] in row.shapes {
+            // All ranks have the same shapes here.
+            let mut options = OpOptions::new(m, n, k).dtype(row.dtype).backend(kind).even(true);
+            options.workgroups = row.workgroups;
+            options.rms_norm = row.rms_norm;
+            if row.columns {
+                options = options.shard(Shard::Columns);
+            }
+            let tile = row.tile.map(|[m, n]| TileShape { m, n });
+            let choice = |variant: &String| Choice { variant: variant.clone(), tile };
+            let choices = variants.iter().map(choice).collect();
+            shapes.push(Shape { op, choices, options, beside: Beside::Libraries });
+        }
+    }
+    if shapes.is_empty() {
+        return Err(usage(
+            "--only",
+            only.unwrap_or_default(),
+            "part of the name of an op that is measured",
+        ));
+    }
+    Ok(shapes)
+}
+
+/// Ends the program when the time is over, whatever waits: a kernel that hangs cannot be called off.
+pub(crate) fn watch(limit: Option<u64>) -> Result<Instant> {
+    let limit = limit.unwrap_or(400);
+    let end = move || {
+        std::thread::sleep(Duration::from_secs(limit));
+        note!("iris: the benchmark took longer than {limit} s (--limit): given up");
+        give_up();
+    };
+    let started = std::thread::Builder::new().name("iris-limit".into()).spawn(end);
+    started.context("the thread that ends the benchmark did not start")?;
+    Ok(Instant::now())
+}
+
+/// The version of NVIDIA's kernel module, or of AMD's runtime.
+fn driver(kind: BackendKind) -> Result<String> {
+    if kind != BackendKind::Cuda {
+        return Ok(kind.driver_version()?.to_string());
+    }
+    let version = std::fs::read_to_string("/sys/module/nvidia/version");
+    Ok(version.map_or("unknown".into(), |text| text.trim().to_owned()))
+}
+
+fn dimensions(options: &OpOptions) -> String {
+    format!("{} x {} x {}", options.m, options.n, options.k)
+}
+
+fn line(columns: [&str; 11]) -> String {
+    let [op, shape, variant, tile, us, eager, run, bare, base, ratio, product] = columns;
+    let what = format!("{op:21} {shape:>22} {variant:>11} {tile:>13}");
+    format!("{what} {us:>8} {eager:>8} {run:>6} {bare:>6} {base:>8} {ratio:>6} {product:>8}")
+}
+
+fn print_line(value: &Value) -> Result<()> {
+    let text = |name: &str| value[name].as_str().unwrap_or_default().to_owned();
+    let time = |name: &str, digits| match value[name].as_f64() {
+        Some(number) => format!("{number:.digits$}"),
+        None => "-".into(),
+    };
+    let normed = if value["rms_norm"].is_number() { " n" } else { "" };
+    let columns = if value["columns"].is_boolean() { " c" } else { normed };
+    let other = value["dtype"].as_str().filter(|&dtype| dtype != "bf16");
+    let other = other.map(|dtype| format!(" {dtype}")).unwrap_or_default();
+    let shape = format!("{} x {} x {}{columns}{other}", value["m"], value["n"], value["k"]);
+    let groups = value["workgroups"].as_u64().map(|groups| format!(" /{groups}"));
+    let tile = &value["tile"];
+    let tile = format!("{}x{}{}", tile[0], tile[1], groups.unwrap_or_default());
+    let printed = line([
+        &text("op"),
+        &shape,
+        &text("variant"),
+        &tile,
+        &time("us", 1),
+        &time("eager_us", 1),
+        &time("run_us", 1),
+        &time("bare_us", 1),
+        &time("baseline_us", 1),
+        &time("ratio", 2),
+        &time("product_us", 1),
+    ]);
+    let note = value["note"].as_str().map(|note| format!("  {note}")).unwrap_or_default();
+    let error = is_wrong(value).then(|| format!("  WRONG: off by {}", value["rel_error"]));
+    say!("{printed}{note}{}", error.unwrap_or_default())?;
+    Ok(())
+}
+
+/// Adds the fields of `more`.
+fn merge(line: &mut Value, more: &Value) {
+    for (name, value) in more.as_object().into_iter().flatten() {
+        line[name] = value.clone();
+    }
+}
+
+/// What a rank has in all shapes.
+struct Rank<'a> {
+    world: &'a World,
+    home: Home,
+    nccl: Result<Communicator<'a>, String>,
+    /// A second one, for memory that is registered as a window, where that is asked for.
+    windowed: Option<Communicator<'a>>,
+    blas: Result<Multiplier, String>,
+    /// Whether either library is there, though it may refuse.
+    has_library: bool,
+}
+
+/// One rank's part. Rank 0 reports the lines of each shape.
+fn all_shapes(
+    world: &World,
+    (vendors, windows): (&Vendors, bool),
+    shapes: &[Shape],
+    report: &mut dyn FnMut(Vec<Value>) -> Result<()>,
+) -> Result<()> {
+    let kind = shapes[0].options.backend;
+    let devices = kind.device_count()?;
+    let home = Home::new(kind, world)?;
+    let place = (world.rank(), world.size());
+    // Rank 0's id, or why it has none, on all ranks.
+    let id = || -> Result<Result<Vec<u8>, String>> {
+        let own = match world.rank() {
+            0 => home.current(|| Communicator::id(vendors)).map_err(|error| error.to_string()),
+            _ => Ok(Vec::new()),
+        };
+        Ok(serde_json::from_slice(&world.allgather(&serde_json::to_vec(&own)?)?[0])?)
+    };
+    let nccl = if shapes[0].beside != Beside::Libraries {
+        Err("left out".into())
+    } else if world.size() > devices {
+        let [name, _] = vendors.names();
+        Err(format!("{name} wants a GPU a rank: {} for {devices}", world.size()))
+    } else {
+        // All ranks succeed or none: the library is the same.
+        let new = |id: Vec<u8>| home.current(|| Communicator::new(vendors, &id, place));
+        id()?.and_then(|id| new(id).map_err(|e| e.to_string()))
+    };
+    let windowed = match &nccl {
+        Ok(_) if windows => {
+            let id = id()?.map_err(anyhow::Error::msg)?;
+            Some(home.current(|| Communicator::new(vendors, &id, place))?)
+        }
+        _ => None,
+    };
+    let blas = match shapes[0].beside {
+        Beside::Libraries => home.current(|| Multiplier::new(vendors)).map_err(|e| e.to_string()),
+        Beside::First => Err("left out".into()),
+    };
+    let has_library = vendors.paths().iter().any(Result::is_ok);
+    let rank = Rank { world, home, nccl, windowed, blas, has_library };
+    for shape in shapes {
+        let lines = shape::measure(&rank, shape)?;
+        if world.rank() == 0 {
+            report(lines)?;
+        }
+        // What the report may have failed with must not leave the others behind.
+        world.barrier()?;
+    }
+    let Rank { home, nccl, windowed, blas, .. } = rank;
+    home.current(|| {
+        windowed.map(Communicator::close).transpose()?;
+        nccl.ok().map(Communicator::close).transpose()?;
+        drop(blas);
+        Ok(())
+    })?;
+    home.close()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_result_that_is_not_the_libraries_is_wrong() {
+        let wrong = |error: Value| is_wrong(&json!({ "rel_error": error }));
+        assert!(wrong("NaN".into()) && wrong(0.5.into()) && wrong(f64::INFINITY.into()));
+        assert!(!wrong(0.002.into()) && !is_wrong(&json!({ "note": "no baseline" })));
+    }
+
+    #[test]
+    fn the_cases_are_read_and_planned() {
+        let messages = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/messages.toml");
+        let cuda = read(BackendKind::Cuda, None, None).unwrap();
+        let hip = read(BackendKind::Hip, None, None).unwrap();
+        for shapes in [&cuda, &hip] {
+            for op in Op::ALL {
+                assert!(shapes.iter().any(|shape| shape.op == op), "{op} is not measured");
+            }
+        }
+        let more = read(BackendKind::Cuda, Some(Path::new(messages)), None).unwrap();
+        let norms = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/norm.toml");
+        let norms = read(BackendKind::Cuda, Some(Path::new(norms)), None).unwrap();
+        assert!(norms.iter().all(|shape| shape.options.rms_norm.is_some()));
+        let large = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/large.toml");
+        let large = read(BackendKind::Cuda, Some(Path::new(large)), None).unwrap();
+        for shape in cuda.iter().chain(&hip).chain(&more).chain(&norms).chain(&large) {
+            shape.choices.iter().for_each(|choice| {
+                shape.plan(choice, Ranks::new(0, 4)).unwrap();
+            });
+        }
+    }
+}

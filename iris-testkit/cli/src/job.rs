@@ -1,0 +1,207 @@
+//! Jobs: what ranks do together, started as processes or as threads.
+
+use std::io::{self, IsTerminal, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, Result, bail};
+use iris_heap::{MAX_RANKS, Settings, World};
+use iris_testkit::launch::{self, launch};
+use iris_testkit::note;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::errors::{Ranks, usage};
+
+/// What every rank of a world does. It travels to rank processes as JSON.
+pub(crate) trait Job: Serialize + DeserializeOwned + Sync {
+    /// What rank 0 reports to whoever started the job.
+    type Report: Serialize + DeserializeOwned + Send;
+
+    /// The name that a rank process is started with.
+    const NAME: &str;
+
+    /// One rank's part; rank 0 has the report.
+    fn run_rank(&self, world: &World) -> Result<Option<Self::Report>>;
+}
+
+/// How many ranks, and what they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) ranks: usize,
+    pub(crate) threads: bool,
+    /// Number of nodes that this host plays.
+    pub(crate) nodes: usize,
+}
+
+impl Place {
+    /// Checked: before anything is started, the environment too.
+    pub(crate) fn new(ranks: usize, threads: bool) -> Result<Place> {
+        if !(1..=MAX_RANKS).contains(&ranks) {
+            return Err(usage("--ranks", ranks, format!("1 to {MAX_RANKS}")));
+        }
+        Settings::from_env()?;
+        Ok(Place { ranks, threads, nodes: 1 })
+    }
+
+    /// What the ranks are, in words.
+    pub(crate) fn words(self) -> &'static str {
+        if self.threads { "threads of one process" } else { "processes" }
+    }
+
+    /// The same ranks on several nodes, as many on each.
+    pub(crate) fn on_nodes(self, nodes: usize) -> Result<Place> {
+        match nodes {
+            1.. if self.ranks.is_multiple_of(nodes) => Ok(Place { nodes, ..self }),
+            _ => {
+                let expected = format!("a divisor of the {} ranks", self.ranks);
+                Err(usage("--nodes", nodes, expected))
+            }
+        }
+    }
+
+    /// Options of a job, for its result.
+    pub(crate) fn options(self, job: &impl Job) -> Result<serde_json::Value> {
+        let mut options = serde_json::to_value(job)?;
+        options["threads_as_ranks"] = self.threads.into();
+        Ok(options)
+    }
+
+    /// Runs a job to its end.
+    ///
+    /// # Errors
+    /// The first failure of a rank. What rank processes said about theirs is on stderr then.
+    pub(crate) fn run<J: Job>(self, job: &J) -> Result<J::Report> {
+        self.run_with(job, &Said::default())
+    }
+
+    /// As [`Place::run`]; what rank 0 says as a process goes into `said`.
+    pub(crate) fn run_with<J: Job>(self, job: &J, said: &Said) -> Result<J::Report> {
+        if self.threads {
+            let per_node = self.ranks / self.nodes;
+            let reports = match self.nodes {
+                1 => World::run_threads(self.ranks, |world| job.run_rank(&world))?,
+                nodes => World::run_nodes(nodes, per_node, |world| job.run_rank(&world))?,
+            };
+            return reports.into_iter().flatten().next().context("rank 0 made no report");
+        }
+        let program = std::env::current_exe().context("where this program lies is not known")?;
+        let text = serde_json::to_string(job)?;
+        let options =
+            launch::Options::default().stdout(said.clone()).progress(io::stderr().is_terminal());
+        let options = options.nodes(self.nodes);
+        let outcome = launch(&program, &["rank", J::NAME, &text], self.ranks, options)?;
+        if !outcome.ok() {
+            note!("{}", outcome.report().to_string().trim_end());
+            return Err(Ranks(outcome.exit_code()).into());
+        }
+        let text = said.text();
+        let Some(report) = text.lines().last() else { bail!("rank 0 made no report") };
+        serde_json::from_str(report).with_context(|| format!("rank 0 reported {report}"))
+    }
+}
+
+/// All that rank 0 said.
+#[derive(Clone, Default)]
+pub(crate) struct Said(Arc<Mutex<Vec<u8>>>);
+
+impl Said {
+    pub(crate) fn text(&self) -> String {
+        let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+impl Write for Said {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What every rank says, by rank: collective.
+#[track_caller]
+pub(crate) fn gather<T: Serialize + DeserializeOwned>(world: &World, mine: &T) -> Result<Vec<T>> {
+    let all = world.allgather(&serde_json::to_vec(mine)?)?;
+    all.iter().map(|bytes| Ok(serde_json::from_slice(bytes)?)).collect()
+}
+
+/// The slowest rank's time of each iteration.
+pub(crate) fn slowest(ranks: &[Vec<f64>]) -> Vec<f64> {
+    let count = ranks.iter().map(Vec::len).min().unwrap_or(0);
+    let slowest = |at: usize| ranks.iter().map(|times| times[at]).fold(0.0, f64::max);
+    (0..count).map(slowest).collect()
+}
+
+/// The median over the iterations of the slowest rank's time.
+pub(crate) fn median_of_slowest(ranks: &[Vec<f64>]) -> f64 {
+    median(slowest(ranks))
+}
+
+/// The middle one, or the mean of the two in the middle; 0 of none.
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    match values.len() {
+        0 => 0.0,
+        len if len % 2 == 1 => values[len / 2],
+        len => (values[len / 2 - 1] + values[len / 2]) / 2.0,
+    }
+}
+
+/// Doubles as their bits: JSON has no NaN, and here it must not get lost.
+pub(crate) mod bits {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u64(value.to_bits())
+    }
+
+    pub(crate) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<f64, D::Error> {
+        u64::deserialize(from).map(f64::from_bits)
+    }
+
+    /// What was written as a number, and as null where it was none.
+    pub(crate) fn or_nan<'d, D: Deserializer<'d>>(from: D) -> Result<f64, D::Error> {
+        Option::deserialize(from).map(|value| value.unwrap_or(f64::NAN))
+    }
+}
+
+/// Values as the names that their `FromStr` reads.
+pub(crate) mod text {
+    use std::fmt::Display;
+    use std::str::FromStr;
+
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(crate) fn serialize<T: Display, S: Serializer>(
+        value: &T,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        to.collect_str(value)
+    }
+
+    pub(crate) fn deserialize<'d, T, D>(from: D) -> Result<T, D::Error>
+    where
+        T: FromStr<Err: Display>,
+        D: Deserializer<'d>,
+    {
+        String::deserialize(from)?.parse().map_err(D::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_slowest_rank_counts() {
+        let times = [vec![1.0, 2.0, 9.0], vec![4.0, 1.0, 1.0]];
+        assert_eq!(median_of_slowest(&times), 4.0);
+        assert_eq!(median(vec![3.0, 1.0]), 2.0);
+        assert_eq!(median(Vec::new()), 0.0);
+    }
+}

@@ -1,0 +1,280 @@
+//! One op on random input: what each rank has, and what it should get.
+
+use std::ops::Range;
+
+use anyhow::Result;
+use iris_heap::{BackendKind, DType, random_unit};
+use iris_ops::{Plan, Ranks, Shard, StagingLayout, TileShape, Variant};
+use iris_testkit::numeric::rounded;
+use iris_testkit::oracle::{Dense, Expected, Meaning, Part, Product, Rows, Task, product, split};
+use iris_testkit::suite::{self, Op, Options};
+use serde::{Deserialize, Serialize};
+
+use crate::errors::usage;
+use crate::matrices::room;
+
+/// Columns of A that are multiplied at a time by the reference.
+const DEPTH: usize = 256;
+
+/// Elements of a slab of rows that is checked at once, over all ranks' partials.
+const SLAB: usize = 1 << 22;
+
+/// An op with its shape. `m`, `n`, `k` are those of the whole, of which the ranks have parts.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Problem {
+    pub(crate) op: String,
+    pub(crate) variant: String,
+    pub(crate) m: usize,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+    pub(crate) dtype: DType,
+    /// Whether A is split by columns.
+    pub(crate) columns: bool,
+    /// Whether the staging buffer is filled along M first.
+    pub(crate) m_contiguous: bool,
+    pub(crate) k_per_flag: Option<usize>,
+    pub(crate) fetchers: Option<usize>,
+    /// Whose product of whole matrices, if not the default.
+    pub(crate) library: Option<String>,
+    pub(crate) seed: u64,
+    pub(crate) backend: BackendKind,
+    pub(crate) trace: bool,
+    /// Rows and columns of a tile, if not the plan's own.
+    pub(crate) tile: Option<[usize; 2]>,
+    /// Whether plans go by built-in figures, and not by what was measured on this machine.
+    pub(crate) untuned: bool,
+    /// Number of nodes that the ranks are split over.
+    pub(crate) nodes: usize,
+}
+
+/// Shapes of A (or the message), B and C of one rank; 0 x 0 where there is none.
+pub(crate) type Shapes = [(usize, usize); 3];
+
+/// The variant of this name, none for `auto`; what is no variant of this op is refused by the op's own name.
+pub(crate) fn known_variant(what: &str, op: Op, name: &str) -> Result<Option<Variant>> {
+    let all = || op.variants().into_iter().map(Variant::name).collect::<Vec<_>>().join(", ");
+    op.variant(name).map_err(|_| usage(format!("{what} of {op}"), name, format!("auto, {}", all())))
+}
+
+/// Rows of `cols` columns that are checked at once, over all ranks' partials.
+pub(crate) fn rows_at_once(cols: usize, size: usize) -> usize {
+    (SLAB / cols.saturating_mul(size).max(1)).max(1)
+}
+
+impl Problem {
+    /// Of this shape, everything else chosen by the plan.
+    pub(crate) fn new(op: &str, [m, n, k]: [usize; 3], dtype: DType, backend: BackendKind) -> Self {
+        Problem {
+            op: op.into(),
+            variant: "auto".into(),
+            m,
+            n,
+            k,
+            dtype,
+            columns: false,
+            m_contiguous: false,
+            k_per_flag: None,
+            fetchers: None,
+            library: None,
+            seed: 1,
+            backend,
+            trace: false,
+            tile: None,
+            untuned: false,
+            nodes: 1,
+        }
+    }
+
+    pub(crate) fn op(&self) -> Result<Op> {
+        Ok(self.op.parse()?)
+    }
+
+    /// The part of M, N or K of one rank.
+    fn part(total: usize, ranks: Ranks) -> Range<usize> {
+        split(total, ranks.size, ranks.rank)
+    }
+
+    /// What the op is planned with on one rank.
+    pub(crate) fn options(&self, op: Op, ranks: Ranks) -> Options {
+        let meaning = Meaning::of(op);
+        let k = if meaning.splits_k() { Self::part(self.k, ranks).len() } else { self.k };
+        let n = if meaning.splits_n() { Self::part(self.n, ranks).len() } else { self.n };
+        let mut options = Options::new(self.m, n, k).dtype(self.dtype).backend(self.backend);
+        let splits = |is: bool, all: usize| !is || all.is_multiple_of(ranks.size);
+        options.even = splits(meaning.splits_k(), self.k) && splits(meaning.splits_n(), self.n);
+        if self.columns {
+            options = options.shard(Shard::Columns);
+        }
+        if self.m_contiguous {
+            options = options.staging(StagingLayout::MContiguous);
+        }
+        options.columns_per_flag = self.k_per_flag.map(|blocks| blocks.saturating_mul(64));
+        options.fetchers = self.fetchers;
+        let library = self.library.as_deref().and_then(|name| name.parse().ok());
+        options.library = library.unwrap_or_default();
+        options.tile = self.tile.map(|[m, n]| TileShape { m, n });
+        if self.trace {
+            options = options.trace_spans(crate::trace::SPANS);
+        }
+        options
+    }
+
+    pub(crate) fn plan(&self, ranks: Ranks) -> Result<Plan> {
+        let op = self.op()?;
+        known_variant("--variant", op, &self.variant)?;
+        let ranks = if self.untuned { ranks.untuned() } else { ranks };
+        suite::plan(op, &self.variant, ranks, &self.options(op, ranks))
+    }
+
+    pub(crate) fn shapes(&self, ranks: Ranks) -> Result<Shapes> {
+        Ok(self.task(self.op()?, ranks).shapes(ranks.rank))
+    }
+
+    fn task(&self, op: Op, ranks: Ranks) -> Task {
+        Task { op, size: ranks.size, m: self.m, options: self.options(op, ranks) }
+    }
+
+    /// Most elements that A, B and C have on any rank.
+    pub(crate) fn most(&self, size: usize) -> Result<[usize; 3]> {
+        let mut most = [0; 3];
+        for rank in 0..size {
+            let shapes = self.shapes(Ranks::new(rank, size))?;
+            for (most, (rows, cols)) in most.iter_mut().zip(shapes) {
+                *most = rows.saturating_mul(cols).max(*most);
+            }
+        }
+        Ok(most)
+    }
+
+    /// Bytes of the data and the signal segment that every rank needs.
+    pub(crate) fn heap_bytes(&self, size: usize) -> Result<(u64, u64)> {
+        let (mut data, mut signal) = (0, 0);
+        for rank in 0..size {
+            let plan = self.plan(Ranks::new(rank, size).on_nodes(self.nodes))?;
+            (data, signal) = (plan.data_bytes().max(data), plan.signal_bytes().max(signal));
+        }
+        let matrices = self.most(size)?.map(|elements| room(self.dtype, elements));
+        // A word for a barrier.
+        let all = matrices.into_iter().chain([room(DType::I32, 1)]);
+        // The signal segment begins with 4096 bytes that the heap keeps for itself.
+        Ok((all.fold(data, u64::saturating_add), signal.saturating_add(4096)))
+    }
+
+    /// Bytes that a rank needs beside its heap: a row as it is filled in, and the reference of as many
+    /// rows as are checked at a time.
+    pub(crate) fn check_bytes(&self, size: usize) -> Result<u64> {
+        let op = self.op()?;
+        let mut most = 0;
+        for rank in 0..size {
+            let shapes = self.shapes(Ranks::new(rank, size))?;
+            let widest = shapes.iter().map(|&(_, cols)| cols as u64).max().unwrap_or(0);
+            let (rows, cols) = shapes[2];
+            let rows = rows_at_once(cols, size).min(rows) as u64;
+            let depth = if op.multiplies() { DEPTH.min(self.k) as u64 } else { 0 };
+            // Each rank's part with its magnitudes, their sums, and their bounds.
+            let parts = rows.saturating_mul(cols as u64).saturating_mul(2 * size as u64 + 8);
+            let factors = depth.saturating_mul(rows.saturating_add(cols as u64));
+            let numbers = [parts, factors, widest].into_iter().fold(0, u64::saturating_add);
+            most = numbers.saturating_mul(size_of::<f64>() as u64).max(most);
+        }
+        Ok(most)
+    }
+
+    fn element(&self, stream: usize, index: usize) -> f64 {
+        rounded(self.dtype, random_unit(self.seed, stream, index))
+    }
+
+    /// Element of the whole A, the same for all ranks.
+    fn a(&self, row: usize, col: usize) -> f64 {
+        self.element(0, row * self.k + col)
+    }
+
+    /// Element of the whole B.
+    fn b(&self, row: usize, col: usize) -> f64 {
+        self.element(1, row * self.n + col)
+    }
+
+    /// Element of what a rank sends.
+    fn sent(&self, rank: usize, row: usize, col: usize) -> f64 {
+        self.element(2 + rank, row * self.n + col)
+    }
+
+    /// Element of a rank's own A, or of what it sends.
+    pub(crate) fn own_a(&self, op: Op, ranks: Ranks, row: usize, col: usize) -> f64 {
+        let meaning = Meaning::of(op);
+        let first = |total| Self::part(total, ranks).start;
+        match meaning.gives {
+            _ if meaning.product == Product::None => self.sent(ranks.rank, row, col),
+            Rows::Shard if self.columns => self.a(row, first(self.k) + col),
+            Rows::Shard | Rows::Own => self.a(first(self.m) + row, col),
+            _ if meaning.splits_k() => self.a(row, first(self.k) + col),
+            _ => self.a(row, col),
+        }
+    }
+
+    /// Element of a rank's own B.
+    pub(crate) fn own_b(&self, op: Op, ranks: Ranks, row: usize, col: usize) -> f64 {
+        let meaning = Meaning::of(op);
+        let first = |splits, total| if splits { Self::part(total, ranks).start } else { 0 };
+        self.b(first(meaning.splits_k(), self.k) + row, first(meaning.splits_n(), self.n) + col)
+    }
+
+    /// What `rank` should have in these rows of its C.
+    pub(crate) fn expected(&self, op: Op, ranks: Ranks, rows: &[usize]) -> Expected {
+        let (meaning, task) = (Meaning::of(op), self.task(op, ranks));
+        let sources: Vec<_> = rows.iter().map(|&row| task.source(ranks.rank, row)).collect();
+        let mut options = task.options;
+        // These rows as all of a smaller call, of a simple op that takes such parts.
+        let call = |op, parts: &[Part], options| {
+            let task = Task { op, size: parts.len(), m: rows.len(), options };
+            task.expected(0, parts, None, None, None)
+        };
+        // What `rank` has sent, or in each row who sent that.
+        let sent = |rank: usize| {
+            let element = |r: usize, c| {
+                let (source, row) = sources[r];
+                self.sent(source.unwrap_or(rank), row, c)
+            };
+            let value = Dense::from_fn(rows.len(), self.n, element);
+            let magnitude = value.data.iter().map(|x| x.abs()).collect();
+            Part { magnitude: Dense { data: magnitude, ..value }, value }
+        };
+        let all = 0..ranks.size;
+        match (meaning.product, meaning.sums) {
+            (Product::None, true) => {
+                call(Op::AllReduce, &all.map(sent).collect::<Vec<_>>(), options)
+            }
+            (Product::None, false) => call(Op::AllGather, &[sent(ranks.rank)], options),
+            (_, true) => {
+                let rows: Vec<_> = sources.iter().map(|&(_, row)| row).collect();
+                let depth = |rank| split(self.k, ranks.size, rank);
+                options.k = depth(0).len();
+                let part = |rank| self.product(&rows, depth(rank), 0..self.n);
+                call(Op::MatmulAllReduce, &all.map(part).collect::<Vec<_>>(), options)
+            }
+            (_, false) => {
+                let own = Self::part(self.n, ranks);
+                let cols = if meaning.splits_n() { own } else { 0..self.n };
+                call(Op::Matmul, &[self.product(rows, 0..self.k, cols)], options)
+            }
+        }
+    }
+
+    /// Some rows of the whole A, with the columns `depth`, by those rows of B with the columns `cols`.
+    fn product(&self, rows: &[usize], depth: Range<usize>, cols: Range<usize>) -> Part {
+        let zero = Dense::from_fn(rows.len(), cols.len(), |_, _| 0.0);
+        let mut sum = Part { value: zero.clone(), magnitude: zero };
+        for begin in depth.clone().step_by(DEPTH) {
+            let len = DEPTH.min(depth.end - begin);
+            let a = Dense::from_fn(rows.len(), len, |r, c| self.a(rows[r], begin + c));
+            let b = Dense::from_fn(len, cols.len(), |r, c| self.b(begin + r, cols.start + c));
+            let more = product(&a, &b);
+            let add = |sum: &mut Dense, more: &Dense| {
+                sum.data.iter_mut().zip(&more.data).for_each(|(sum, more)| *sum += more);
+            };
+            add(&mut sum.value, &more.value);
+            add(&mut sum.magnitude, &more.magnitude);
+        }
+        sum
+    }
+}

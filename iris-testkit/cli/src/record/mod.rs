@@ -1,0 +1,396 @@
+//! `iris record`: what a record of benchmarks says: a table for readers, charts, and how it differs
+//! from another.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use iris_testkit::say;
+use serde::Deserialize;
+
+use crate::errors::usage;
+
+pub(crate) use compare::print as compare;
+
+pub(crate) mod chart;
+mod compare;
+pub(crate) mod fit;
+pub(crate) mod regret;
+
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// The record, as `iris bench --record` appends to it for GPUs [default: bench/record/h200.jsonl of the workspace].
+    file: Option<PathBuf>,
+    /// Only lines of commits that begin so.
+    #[arg(long, value_name = "COMMIT")]
+    commit: Option<String>,
+    /// Prints how the times differ from those of another record, in place of the table.
+    #[arg(long, value_name = "FILE")]
+    compare: Option<PathBuf>,
+    /// Prints, for each commit that has variants by name, errors of predicted times, and what choosing by them costs.
+    #[arg(long)]
+    regret: bool,
+    /// The same after the machine's parameters were fitted to these commits, which it prints.
+    #[arg(long, value_name = "COMMITS")]
+    fit: Option<String>,
+    /// Draws a chart of each operator into this folder, as OP.svg.
+    #[arg(long, value_name = "FOLDER")]
+    charts: Option<PathBuf>,
+    /// Replaces the table between the lines <!-- record --> and <!-- /record --> of this file.
+    #[arg(long, value_name = "FILE")]
+    write: Option<PathBuf>,
+}
+
+/// The file of this name in the folder bench/record of the workspace that the current folder is in; of the current
+/// folder if it is in none.
+pub(crate) fn kept(name: &str) -> PathBuf {
+    let folder = Path::new("bench/record");
+    let here = std::env::current_dir().unwrap_or_default();
+    let found = here.ancestors().map(|above| above.join(folder)).find(|it| it.is_dir());
+    found.unwrap_or_else(|| folder.into()).join(name)
+}
+
+/// A measured operator: one line of a record. Lines of other things have no `op` and no `us`.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Line {
+    pub(crate) op: String,
+    pub(crate) variant: String,
+    /// The variant that was asked for, which may be `auto`; not in records of old.
+    asked: Option<String>,
+    #[serde(default)]
+    dtype: String,
+    pub(crate) m: usize,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+    #[serde(default)]
+    pub(crate) columns: bool,
+    workgroups: Option<usize>,
+    tile: Option<[usize; 2]>,
+    pub(crate) ranks: usize,
+    #[serde(default)]
+    device: String,
+    #[serde(default)]
+    commit: String,
+    pub(crate) us: f64,
+    pub(crate) baseline_us: Option<f64>,
+    /// The same by the library with its buffers registered as windows, where that was timed: the base is the faster.
+    windowed_us: Option<f64>,
+    /// The version of RCCL, which is in records of AMD's devices.
+    rccl: Option<String>,
+    /// The median of samples, each by the one beside it; not in records of old.
+    ratio: Option<f64>,
+    /// Nothing can be faster: the product, or what crosses the links, whichever takes longer.
+    pub(crate) limit_us: Option<f64>,
+    /// The same by PyTorch's own operators, on the same machine.
+    pub(crate) torch_us: Option<f64>,
+    /// Of a sum with a norm, whose base is no library's.
+    rms_norm: Option<f64>,
+}
+
+/// What is measured, whatever it is done by: the operator, its matrices, and the ranks' devices.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Subject {
+    pub(crate) device: String,
+    pub(crate) op: String,
+    pub(crate) dtype: String,
+    pub(crate) columns: bool,
+    /// N and K, by which rows of a table are told apart, then M.
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+    pub(crate) m: usize,
+}
+
+impl Subject {
+    /// The type where it is not the usual one, behind a comma.
+    pub(crate) fn other_type(&self) -> String {
+        if self.dtype == "bf16" { String::new() } else { format!(", {}", self.dtype) }
+    }
+}
+
+impl Line {
+    pub(crate) fn subject(&self) -> Subject {
+        let Line { op, dtype, columns, m, n, k, ranks, .. } = self.clone();
+        let device = match self.device.starts_with(&format!("{ranks} x ")) {
+            true => self.device.clone(),
+            false => format!("{ranks} ranks on {}", self.device),
+        };
+        Subject { device, op, dtype, columns, n, k, m }
+    }
+
+    /// What it was measured beside.
+    pub(crate) fn baseline(&self) -> &'static str {
+        if self.rccl.is_some() { "RCCL with hipBLASLt" } else { "NCCL with cuBLASLt" }
+    }
+
+    /// Time by that of the vendor's libraries: as measured, sample by sample, where the record has that.
+    pub(crate) fn ratio(&self) -> Option<f64> {
+        self.ratio.or_else(|| self.baseline_us.map(|base| self.us / base))
+    }
+
+    /// Whether nobody chose for the plan how it is done.
+    fn is_tuned_by_hand(&self) -> bool {
+        self.workgroups.is_some()
+    }
+}
+
+/// The lines of a file that are of operators, in their order.
+pub(crate) fn read(path: &Path) -> Result<Vec<Line>> {
+    let name = path.display().to_string();
+    let text = std::fs::read_to_string(path).map_err(|e| usage(&name, e, "a readable record"))?;
+    parse(&text).map_err(|(line, error)| usage(format!("{name}, line {line}"), error, "JSON"))
+}
+
+/// Those of a run that has just been.
+pub(crate) fn of_values(values: Vec<serde_json::Value>) -> Vec<Line> {
+    values.into_iter().filter_map(line_of).collect()
+}
+
+/// A line of an operator beside libraries; what is not, or is of stress, is not looked at.
+fn line_of(value: serde_json::Value) -> Option<Line> {
+    let line: Option<Line> = serde_json::from_value(value).ok();
+    line.filter(|line| line.rms_norm.is_none())
+}
+
+fn parse(text: &str) -> Result<Vec<Line>, (usize, serde_json::Error)> {
+    let mut lines = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let value: serde_json::Value =
+            serde_json::from_str(line).map_err(|error| (number + 1, error))?;
+        lines.extend(line_of(value));
+    }
+    Ok(lines)
+}
+
+/// What `auto` took, the latest of each subject; in records of old, which do not say what was asked, the
+/// fastest of a run.
+pub(crate) fn automatic(lines: &[Line]) -> Vec<Line> {
+    let mut found: BTreeMap<Subject, Line> = BTreeMap::new();
+    for line in lines.iter().filter(|line| !line.is_tuned_by_hand()) {
+        let subject = line.subject();
+        let asked = line.asked.as_deref().is_none_or(|asked| asked == "auto");
+        let before = found.get(&subject);
+        let better = before.is_none_or(|known| {
+            known.commit != line.commit || known.asked.is_none() && line.us < known.us
+        });
+        if asked && (better || line.asked.is_some()) {
+            found.insert(subject, line.clone());
+        }
+    }
+    found.into_values().collect()
+}
+
+pub(crate) fn main(options: &Options) -> Result<bool> {
+    let only = |mut lines: Vec<Line>| {
+        let commit = options.commit.as_deref().unwrap_or_default();
+        lines.retain(|line| line.commit.starts_with(commit));
+        lines
+    };
+    let file = options.file.clone().unwrap_or_else(|| kept("h200.jsonl"));
+    if options.regret || options.fit.is_some() {
+        return regret::print(&file, options.fit.as_deref()).map(|()| true);
+    }
+    let lines = only(read(&file)?);
+    if lines.is_empty() {
+        let file = file.display();
+        let commit = options.commit.as_deref().map(|it| format!(" of {it}")).unwrap_or_default();
+        let expected = "a record of GPUs that has some";
+        return Err(usage(file, format!("without an operator{commit}"), expected));
+    }
+    if let Some(old) = &options.compare {
+        return compare(&read(old)?, &lines).map(|()| true);
+    }
+    let automatic = automatic(&lines);
+    if let Some(folder) = &options.charts {
+        for path in chart::draw_all(&automatic, folder)? {
+            say!("{}", path.display())?;
+        }
+    }
+    let table = table(&automatic);
+    match &options.write {
+        Some(path) => write_table(path, &table)?,
+        None if options.charts.is_none() => say!("{table}")?,
+        None => {}
+    }
+    Ok(true)
+}
+
+const BEGIN: &str = "<!-- record -->";
+const END: &str = "<!-- /record -->";
+
+/// The text with another table between the marks.
+fn replaced(text: &str, table: &str) -> Option<String> {
+    let (before, rest) = text.split_once(BEGIN)?;
+    let (_, after) = rest.split_once(END)?;
+    Some(format!("{before}{BEGIN}\n{table}{END}{after}"))
+}
+
+fn write_table(path: &Path, table: &str) -> Result<()> {
+    let name = path.display().to_string();
+    let text = std::fs::read_to_string(path).map_err(|e| usage(&name, e, "a readable file"))?;
+    let text = replaced(&text, table)
+        .ok_or_else(|| usage(&name, "no table", format!("the lines {BEGIN} and {END}")))?;
+    std::fs::write(path, text).map_err(|e| usage(&name, e, "a file that can be written"))
+}
+
+/// Sizes as people say them.
+fn bytes(bytes: usize) -> String {
+    match bytes {
+        0..1024 => format!("{bytes} B"),
+        _ if bytes < 1 << 20 => format!("{} KiB", bytes >> 10),
+        _ => format!("{} MiB", bytes >> 20),
+    }
+}
+
+/// Bytes of a message of this dtype.
+pub(crate) fn message_bytes(subject: &Subject) -> usize {
+    let size = if subject.dtype == "f32" { 4 } else { 2 };
+    subject.m * subject.n * size
+}
+
+/// What these were measured beside, in words.
+fn baselines(lines: &[Line]) -> String {
+    let all: BTreeSet<&str> = lines.iter().map(Line::baseline).collect();
+    all.into_iter().collect::<Vec<_>>().join(" or ")
+}
+
+/// The table, as Markdown: a row for each operator, its N and K and the devices; in it time by time of
+/// the vendor's libraries, by M or by size.
+pub(crate) fn table(automatic: &[Line]) -> String {
+    // By device and operator; of products by N and K, of messages all sizes in one row.
+    let mut rows: BTreeMap<(String, String, String), Vec<&Line>> = BTreeMap::new();
+    for line in automatic.iter().filter(|line| line.ratio().is_some()) {
+        let other = line.subject().other_type();
+        let Subject { device, op, columns, n, k, .. } = line.subject();
+        let factors = match k {
+            0 => String::new(),
+            _ => format!("{n} x {k}{}{other}", if columns { ", columns" } else { "" }),
+        };
+        rows.entry((op, device, factors)).or_default().push(line);
+    }
+    let beside = baselines(automatic);
+    let mut text = format!(
+        "| operator | on | N x K | by M, or size: ratio (1 is the time of {beside}; less is faster) |\n\
+         | --- | --- | --- | --- |\n",
+    );
+    for ((op, device, factors), mut lines) in rows {
+        lines.sort_by_key(|line| line.subject());
+        lines.sort_by_key(|line| line.m * line.n);
+        let cell = |line: &&Line| {
+            let size = match line.k {
+                0 if op == "barrier" => format!("{:.1} us", line.us),
+                0 => bytes(message_bytes(&line.subject())),
+                _ => line.m.to_string(),
+            };
+            format!("{size}: {:.2}", line.ratio().unwrap_or_default())
+        };
+        let cells: Vec<String> = lines.iter().map(cell).collect();
+        let mut commits: Vec<_> =
+            lines.iter().map(|line| line.commit.chars().take(7).collect::<String>()).collect();
+        commits.dedup();
+        let on = format!("{device} ({})", commits.join(", "));
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "| `{op}` | {on} | {factors} | {} |", cells.join(", "));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(super) fn line(op: &str, m: usize, us: f64, base: f64) -> Line {
+        Line {
+            op: op.into(),
+            variant: "v".into(),
+            asked: None,
+            dtype: "bf16".into(),
+            m,
+            n: 4096,
+            k: if op.contains("matmul") { 512 } else { 0 },
+            columns: false,
+            workgroups: None,
+            tile: None,
+            ranks: 2,
+            device: "2 x X".into(),
+            commit: "abcdef012".into(),
+            us,
+            baseline_us: Some(base),
+            windowed_us: None,
+            rccl: None,
+            ratio: None,
+            limit_us: None,
+            torch_us: None,
+            rms_norm: None,
+        }
+    }
+
+    #[test]
+    fn what_is_beside_no_library_is_left_out() {
+        let plain = r#"{"op": "all_reduce", "variant": "ll", "m": 1, "n": 8, "k": 0, "ranks": 2, "us": 5.0}"#;
+        let normed = plain.replace("2,", "2, \"rms_norm\": 1e-5,");
+        let lines = parse(&format!("{plain}\n{normed}")).unwrap();
+        assert_eq!(lines.len(), 1);
+        assert!(lines[0].rms_norm.is_none());
+    }
+
+    #[test]
+    fn the_automatic_line_is_the_one_that_says_so_or_the_fastest() {
+        let first = line("all_reduce", 1, 10.0, 10.0);
+        let named = Line { asked: Some("one_shot".into()), us: 8.0, ..first.clone() };
+        let auto = Line { asked: Some("auto".into()), us: 9.0, ..first.clone() };
+        let of = |lines: &[Line]| automatic(lines).iter().map(|line| line.us).collect::<Vec<_>>();
+        assert_eq!(of(&[first.clone(), Line { us: 7.0, ..first.clone() }]), [7.0]);
+        assert_eq!(of(&[first.clone(), named.clone(), auto.clone()]), [9.0]);
+        let later = Line { commit: "12".into(), us: 5.0, ..first.clone() };
+        assert_eq!(of(&[first.clone(), auto.clone(), later]), [5.0]);
+        let by_hand = Line { workgroups: Some(8), commit: "13".into(), ..first.clone() };
+        assert_eq!(of(&[first, by_hand]), [10.0]);
+        assert!(of(&[named]).is_empty());
+    }
+
+    #[test]
+    fn a_table_has_a_row_for_each_operator_and_its_factors() {
+        let lines = [
+            line("matmul_all_reduce", 64, 30.0, 20.0),
+            line("matmul_all_reduce", 1, 10.0, 20.0),
+            line("all_reduce", 32, 10.0, 10.0),
+            line("all_reduce", 1, 12.0, 10.0),
+        ];
+        let text = table(&automatic(&lines));
+        let rows: Vec<&str> = text.lines().skip(2).collect();
+        assert_eq!(rows[0], "| `all_reduce` | 2 x X (abcdef0) |  | 8 KiB: 1.20, 256 KiB: 1.00 |");
+        assert_eq!(
+            rows[1],
+            "| `matmul_all_reduce` | 2 x X (abcdef0) | 4096 x 512 | 1: 0.50, 64: 1.50 |"
+        );
+        assert_eq!(rows.len(), 2);
+        // What was measured sample by sample goes before the quotient of two medians.
+        let paired = Line { ratio: Some(1.3), ..line("all_reduce", 1, 12.0, 10.0) };
+        assert!(table(&[paired]).contains("8 KiB: 1.30"));
+        // It says whose libraries they are.
+        let amd = Line { rccl: Some("2.27.7".into()), ..line("all_reduce", 1, 12.0, 10.0) };
+        let beside = |lines: &[Line]| table(lines).lines().next().unwrap_or_default().to_owned();
+        assert!(beside(std::slice::from_ref(&amd)).contains("time of RCCL with hipBLASLt;"));
+        let both = "time of NCCL with cuBLASLt or RCCL with hipBLASLt;";
+        assert!(beside(&[amd, lines[0].clone()]).contains(both));
+        assert!(beside(&lines).contains("time of NCCL with cuBLASLt;"));
+    }
+
+    #[test]
+    fn a_table_is_replaced_between_its_marks() {
+        let text = format!("a\n{BEGIN}\nold\n{END}\nb\n");
+        assert_eq!(replaced(&text, "new\n"), Some(format!("a\n{BEGIN}\nnew\n{END}\nb\n")));
+        assert_eq!(replaced("a\n", "new\n"), None);
+    }
+
+    /// Whoever changes the record writes the table anew: `iris record --write README.md`.
+    #[test]
+    fn the_readmes_table_is_that_of_the_record() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let lines = read(&root.join("bench/record/h200.jsonl")).unwrap();
+        let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
+        let table = table(&automatic(&lines));
+        assert!(readme.contains(&format!("{BEGIN}\n{table}{END}\n")), "not in README.md:\n{table}");
+    }
+}

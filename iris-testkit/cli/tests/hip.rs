@@ -1,0 +1,643 @@
+//! The HIP backend without a device of AMD's: that the real runtime says so, and what the host's side does over
+//! a runtime of our own (`hip/runtime.cpp`), whose devices are the host and whose kernels are the device
+//! source as host code. Nothing here says anything about a device.
+//!
+//! Long because every test reads its own part of what the program asked of one runtime.
+
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use iris_heap::{BackendKind, Error, ErrorKind, HeapOptions, SymmetricHeap, World};
+use iris_testkit::fake_hip::{self as fake, Fake, failed};
+use iris_testkit::harness::{self, Group, named};
+use libloading::os::unix::Library;
+
+/// Says to this program that it is a child, and which test's.
+const CHILD: &str = "HIP_TEST_CHILD";
+
+fn main() -> ExitCode {
+    if let Ok(name) = std::env::var(CHILD) {
+        match name.as_str() {
+            "memory" => memory_and_streams_of_the_caller(),
+            other => panic!("no child is called {other}"),
+        }
+        return ExitCode::SUCCESS;
+    }
+    let real = match BackendKind::Hip.device_count() {
+        Ok(count) => {
+            Some(format!("{count} devices are there, which `iris test --backend hip` is for"))
+        }
+        // A person's machine may lack it; CI's may not.
+        Err(error @ Error::Library { .. }) if std::env::var("CI").as_deref() != Ok("true") => {
+            Some(error.to_string())
+        }
+        Err(_) => None,
+    };
+    harness::run_together(vec![
+        Group::new(
+            real,
+            named![
+                the_real_runtime_says_that_there_is_no_device,
+                a_run_says_so_before_it_starts_ranks
+            ],
+        ),
+        Group::new(
+            harness::no_program("g++"),
+            named![
+                ranks_that_are_threads_share_memory_by_peer_access,
+                ranks_that_are_processes_share_memory_by_handles,
+                worlds_of_three_five_and_eight_compute_what_they_should,
+                shards_go_by_copy_engines_in_lines_where_they_have_gaps,
+                products_leave_by_copy_engines_as_they_are_finished,
+                a_release_before_6_has_other_numbers,
+                streams_without_a_queue_of_their_own_are_told_of,
+                a_plan_is_for_the_device_that_the_driver_describes,
+                what_cannot_be_is_said,
+                the_callers_device_memory_and_streams_stay_his,
+                a_doctor_sees_the_devices,
+                whole_products_are_the_librarys_where_it_is_there,
+                a_library_that_is_of_no_use_is_left_out,
+                every_op_is_timed_beside_the_libraries,
+                what_comes_in_parts_is_added_by_the_library,
+                a_library_that_refuses_is_quoted,
+                without_libraries_ops_are_timed_alone,
+            ],
+        ),
+    ])
+}
+
+fn the_real_runtime_says_that_there_is_no_device() {
+    let error = BackendKind::Hip.devices().unwrap_err();
+    assert_eq!(error.to_string(), "hipGetDeviceCount: hipErrorNoDevice (code 100)");
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    // The runtime is there: it tells its version.
+    assert!(BackendKind::Hip.driver_version().unwrap() >= 50_000_000);
+    let opened = World::run_threads(1, |world| {
+        let options = HeapOptions::new().backend(BackendKind::Hip);
+        Ok::<_, Error>(SymmetricHeap::open(&world, options).unwrap_err().to_string())
+    });
+    assert!(opened.unwrap()[0].contains("hipErrorNoDevice"));
+    let skipped = harness::no_backend(BackendKind::Hip).unwrap();
+    assert!(skipped.contains("hipErrorNoDevice"), "{skipped}");
+}
+
+fn a_run_says_so_before_it_starts_ranks() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
+    let output = command.args(["run", "all-gather", "--backend", "hip"]).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    let last = error.lines().last();
+    assert_eq!(last, Some("iris: hipGetDeviceCount: hipErrorNoDevice (code 100)"), "{error}");
+    assert!(!error.contains("lost"), "no rank was started: {error}");
+}
+
+/// `iris run` with these arguments, which must be right; the calls that it made, and what it said.
+fn right(fake: &Fake, arguments: &str, set: &[(&str, &str)]) -> (String, String) {
+    let words: Vec<&str> = ["run"].into_iter().chain(arguments.split(' ')).collect();
+    let words = [&words[..], &["--backend", "hip", "--iters", "2", "--json"]].concat();
+    let (output, calls) = fake.run(Path::new(env!("CARGO_BIN_EXE_iris")), &words, set);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{arguments}: {out}{said}");
+    let result: serde_json::Value = serde_json::from_str(out.trim()).unwrap();
+    assert_eq!((&result["ok"], &result["backend"]), (&true.into(), &"hip".into()), "{result}");
+    (calls, said)
+}
+
+/// Calls of this name, with what follows it.
+fn calls_of<'a>(calls: &'a str, name: &str) -> Vec<&'a str> {
+    let of = |line: &'a str| line.strip_prefix(name)?.strip_prefix(' ');
+    calls.lines().filter_map(of).collect()
+}
+
+/// Launches of each of these kernels.
+fn launches<const N: usize>(calls: &str, names: [&str; N]) -> [usize; N] {
+    let launches = calls_of(calls, "hipModuleLaunchKernel");
+    names.map(|name| launches.iter().filter(|call| call.starts_with(name)).count())
+}
+
+/// Copies of so many bytes on a device, in one piece or in lines, and of words.
+fn copies(calls: &str, bytes: u32) -> [usize; 3] {
+    let of = |name, bytes| {
+        let all = calls_of(calls, name);
+        all.iter().filter(|it| it.starts_with(&format!("{bytes} on"))).count()
+    };
+    [("hipMemcpyAsync", bytes), ("hipMemcpy2DAsync", bytes), ("hipMemcpyAsync", 4)]
+        .map(|(name, bytes)| of(name, bytes))
+}
+
+/// Checks that each signal stands behind its data and an event's record, on the streams that copy this many bytes;
+/// returns the number of signals.
+fn signals_behind_a_record(calls: &str, bytes: u32) -> usize {
+    let ordered: Vec<(&str, &str)> =
+        calls.lines().filter_map(|it| it.split_once(" on stream ")).collect();
+    let is_data = |call: &str| {
+        ["hipMemcpyAsync", "hipMemcpy2DAsync"].iter().any(|name| call == format!("{name} {bytes}"))
+    };
+    let mut streams: Vec<&str> =
+        ordered.iter().filter(|(call, _)| is_data(call)).map(|&(_, stream)| stream).collect();
+    streams.sort_unstable();
+    streams.dedup();
+    let of = |stream| ordered.iter().filter(move |it| it.1 == stream).map(|it| it.0);
+    let mut signals = 0;
+    for stream in streams {
+        let all: Vec<&str> = of(stream).collect();
+        for at in (0..all.len()).filter(|&at| all[at] == "hipMemcpyAsync 4") {
+            signals += 1;
+            let ahead = &all[at.saturating_sub(2)..at];
+            let right = matches!(ahead, [data, "hipEventRecord"] if is_data(data));
+            assert!(right, "{ahead:?} ahead of a signal: {all:?}");
+        }
+    }
+    signals
+}
+
+/// Option for a trace into a file of this test's.
+fn traced(test: &str) -> String {
+    let file = format!("iris-{test}-{}.json", std::process::id());
+    format!(" --trace {}", std::env::temp_dir().join(file).display())
+}
+
+fn ranks_that_are_threads_share_memory_by_peer_access() {
+    let fake = Fake::of(7);
+    let (calls, _) = right(fake, "all-gather --ranks 2 --threads-as-ranks --m 33 --n 65", &[]);
+    assert_eq!(failed(&calls), [""; 0]);
+    // Words that peers poll are uncached, the rest is plain.
+    let signals = calls_of(&calls, "hipExtMallocWithFlags");
+    assert_eq!(signals.len(), 2, "{calls}");
+    assert!(signals.iter().all(|call| call.contains("flags 3")), "{calls}");
+    assert_eq!(calls_of(&calls, "hipMalloc").len(), 4, "{calls}");
+    let peers = calls_of(&calls, "hipDeviceEnablePeerAccess");
+    assert!(peers.contains(&"0 on 1 = 0") && peers.contains(&"1 on 0 = 0"), "{calls}");
+    // Each stream has a hardware queue of its own, on the rank's device.
+    let streams = calls_of(&calls, "hipExtStreamCreateWithCUMask");
+    assert!(streams.contains(&"1 on 0 = 0") && streams.contains(&"1 on 1 = 0"), "{calls}");
+    // What was taken was given back.
+    assert_eq!(calls_of(&calls, "hipFree").len(), 6, "{calls}");
+    // Peers' memory is read on a stream of the owner's that waits for none of its others: on its null stream, where
+    // the runtime would make the copy, it could stand behind a kernel that waits for the reader.
+    let (calls, _) = right(fake, "barrier --ranks 2 --threads-as-ranks", &[]);
+    assert_eq!(failed(&calls), [""; 0]);
+    let others = calls_of(&calls, "hipStreamCreateWithFlags");
+    assert_eq!(others.len(), 2, "{calls}");
+    let (calls, _) = right(
+        fake,
+        "all-gather --ranks 2 --threads-as-ranks --m 33 --n 65",
+        &[("IRIS_HIP_DATA", "fine"), ("IRIS_HIP_SIGNAL", "plain")],
+    );
+    let data = calls_of(&calls, "hipExtMallocWithFlags");
+    assert!(data.len() == 2 && data.iter().all(|call| call.contains("flags 1")), "{calls}");
+}
+
+fn ranks_that_are_processes_share_memory_by_handles() {
+    let (calls, _) = right(Fake::of(7), "all-gather --ranks 3 --m 33 --n 65", &[]);
+    assert_eq!(failed(&calls), [""; 0]);
+    // Data and words of two peers each; the third rank takes the first device again.
+    assert_eq!(calls_of(&calls, "hipIpcOpenMemHandle").len(), 12, "{calls}");
+    assert_eq!(calls_of(&calls, "hipIpcCloseMemHandle").len(), 12, "{calls}");
+    right(Fake::of(7), "barrier --ranks 2", &[]);
+}
+
+fn worlds_of_three_five_and_eight_compute_what_they_should() {
+    let words = ["test", "--backend", "hip", "--ranks", "3,5,8", "--level", "smoke"];
+    let program = Path::new(env!("CARGO_BIN_EXE_iris"));
+    let (output, _) = Fake::of(7).run(program, &words, &[("FAKE_HIP_DEVICES", "8")]);
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{out}{}", String::from_utf8_lossy(&output.stderr));
+    let worlds = out.lines().filter(|line| line.contains("ranks as threads")).count();
+    assert_eq!((worlds, out.contains(" 0 failed, 0 skipped")), (3, true), "{out}");
+}
+
+fn shards_go_by_copy_engines_in_lines_where_they_have_gaps() {
+    let line = "all-gather-matmul --variant copy_engine --ranks 2 --threads-as-ranks --m 40 --n 24";
+    let trace = traced("shards");
+    let count = |k: u32, trace: &str| {
+        let (calls, _) = right(Fake::of(7), &format!("{line} --k {k}{trace}"), &[]);
+        assert_eq!(failed(&calls), [""; 0]);
+        let [opened, pushed, gates, closed] =
+            launches(&calls, ["iris_open", "iris_copies", "iris_gate", "iris_close"]);
+        assert!(opened > 0 && [gates, closed] == [opened; 2], "{calls}");
+        let waits = calls_of(&calls, "hipStreamWaitEvent").len();
+        // Rows, as large as half of A, and words.
+        let copied = copies(&calls, 20 * k * 4);
+        assert_eq!(signals_behind_a_record(&calls, 20 * k * 4), copied[2]);
+        (opened, pushed, copied, waits)
+    };
+    let (calls, pushed, copied, waits) = count(16, "");
+    assert_eq!((pushed, copied), (0, [calls, 0, calls]));
+    // Rows of 17 elements do not follow each other in the gathered matrix.
+    let (lines, pushed, copied, _) = count(17, "");
+    assert_eq!((pushed, copied), (0, [0, lines, lines]));
+    // Copies begin behind what opens their call, and it ends behind them.
+    assert!(waits >= 2 * calls, "{waits} waits in {calls} calls");
+    // Engines move what is traced, too.
+    let (calls, pushed, copied, _) = count(16, &trace);
+    assert_eq!((pushed, copied), (0, [calls, 0, calls]));
+}
+
+fn products_leave_by_copy_engines_as_they_are_finished() {
+    // Rows of a part, what is taken or added up, and rounds of copies, of each rank.
+    let cases = [
+        ("matmul-all-gather", 1, 1),
+        ("matmul-reduce-scatter", 1, 1),
+        // The sum, and what comes from the other.
+        ("matmul-all-reduce", 2, 2),
+    ];
+    for (op, sums, rounds) in cases {
+        let line = format!("{op} --variant copy_engine --ranks 2 --threads-as-ranks --m 40 --k 16");
+        let trace = traced(op);
+        let count = |n: u32, trace: &str| {
+            let (calls, _) = right(Fake::of(7), &format!("{line} --n {n}{trace}"), &[]);
+            assert_eq!(failed(&calls), [""; 0]);
+            let [opened, gates, summed, closed] =
+                launches(&calls, ["iris_open", "iris_gate", "iris_sums", "iris_close"]);
+            assert!(opened > 0 && closed == opened, "{calls}");
+            assert_eq!([gates, summed], [rounds * opened, sums * opened], "{calls}");
+            let pushed = launches(&calls, ["iris_copies", "iris_blocks", "iris_results"]);
+            let waits = calls_of(&calls, "hipStreamWaitEvent").len();
+            let copied = copies(&calls, 20 * n * 4);
+            assert_eq!(signals_behind_a_record(&calls, 20 * n * 4), copied[2]);
+            (opened, pushed.iter().sum::<usize>(), copied, waits)
+        };
+        let (calls, pushed, copied, waits) = count(24, "");
+        let all = rounds * calls;
+        assert_eq!((pushed, copied), (0, [all, 0, all]), "{op}");
+        // Rows of 17 elements have gaps where they are kept.
+        let (lines, pushed, copied, _) = count(17, "");
+        let all = rounds * lines;
+        assert_eq!((pushed, copied), (0, [0, all, all]), "{op}");
+        // Copies begin behind what they copy, and the call ends behind the last.
+        assert!(waits >= (rounds + 1) * calls, "{op}: {waits} waits in {calls} calls");
+        // Engines move what is traced, too.
+        let (calls, pushed, copied, _) = count(24, &trace);
+        let all = rounds * calls;
+        assert_eq!((pushed, copied), (0, [all, 0, all]), "{op}");
+    }
+}
+
+fn a_release_before_6_has_other_numbers() {
+    // That of 5.4 is strict about the flags of its time, and has no uncached memory; ours does not tell the clock's
+    // rate either, as releases before it.
+    let (calls, _) = right(Fake::of(5), "barrier --ranks 2", &[]);
+    assert_eq!(failed(&calls), [""; 0]);
+    let signals = calls_of(&calls, "hipExtMallocWithFlags");
+    assert!(signals.len() == 2 && signals.iter().all(|call| call.contains("flags 1")), "{calls}");
+}
+
+fn streams_without_a_queue_of_their_own_are_told_of() {
+    let line = "all-gather --ranks 2 --m 33 --n 65";
+    let none = ("FAKE_HIP_NO_MASKS", "1");
+    let (calls, said) = right(Fake::of(7), line, &[none]);
+    assert!(!calls_of(&calls, "hipStreamCreateWithFlags").is_empty(), "{calls}");
+    // The program sees to it that there are enough.
+    assert!(!said.contains("GPU_MAX_HW_QUEUES"), "{said}");
+}
+
+/// A plan that is made before the heap asks the driver; whose figures chose is said once a plan.
+fn a_plan_is_for_the_device_that_the_driver_describes() {
+    let line = "all-gather --ranks 2 --threads-as-ranks --m 33 --n 65";
+    let (_, said) = right(Fake::of(7), line, &[("IRIS_LOG", "info")]);
+    let told = said.lines().filter(|line| line.contains("chosen by figures of an MI300X"));
+    let told: Vec<_> = told.collect();
+    assert_eq!(told.len(), 2, "{said}");
+    let device = "hip (a fake of HIP, gfx942, 8 compute units)";
+    assert!(told.iter().all(|line| line.contains(device)), "{said}");
+    let words =
+        "run matmul-reduce-scatter --variant epilogue --backend hip --ranks 2 --m 40 --n 24";
+    let words: Vec<&str> = words.split(' ').collect();
+    let (output, _) = Fake::of(7).run(Path::new(env!("CARGO_BIN_EXE_iris")), &words, &[]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    let refused = format!("variant on {device} is epilogue, expected auto, push, unfused");
+    assert!(!output.status.success() && said.contains(&refused), "{said}");
+}
+
+fn what_cannot_be_is_said() {
+    let refused = |set: &[(&str, &str)], expected: &str| {
+        let words = "run all-gather --backend hip --ranks 2 --threads-as-ranks --m 33 --n 65";
+        let words: Vec<&str> = words.split(' ').collect();
+        let program = Path::new(env!("CARGO_BIN_EXE_iris"));
+        let (output, _) = Fake::of(7).run(program, &words, set);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(expected), "{set:?}: {said}");
+    };
+    refused(&[("FAKE_HIP_DEVICES", "0")], "hipGetDeviceCount: hipErrorNoDevice (code 100)");
+    refused(&[("FAKE_HIP_WAVE", "32")], "its waves have 32 threads, and the kernels are for 64");
+    refused(&[("FAKE_HIP_NO_PEERS", "1")], "they cannot access each other's memory");
+    refused(&[("IRIS_HIP_SIGNAL", "cached")], "expected plain, fine or uncached");
+}
+
+fn the_callers_device_memory_and_streams_stay_his() {
+    let own = std::env::current_exe().unwrap();
+    let (output, calls) = Fake::of(7).run(&own, &[], &[(CHILD, "memory")]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}\n{calls}");
+    assert_eq!(failed(&calls), [""; 0]);
+}
+
+/// In a process that has loaded the runtime for itself, too.
+fn memory_and_streams_of_the_caller() {
+    type Number = unsafe extern "C" fn(*mut i32) -> u32;
+    type Take = unsafe extern "C" fn(*mut u64, usize) -> u32;
+    type Stream = unsafe extern "C" fn(*mut u64, u32) -> u32;
+    // SAFETY: the runtime is loaded by the backend as well.
+    let library = unsafe { Library::new("libamdhip64.so.7") }.unwrap();
+    // SAFETY: the types are those of the runtime's functions.
+    let (current, take, make) = unsafe {
+        (
+            *library.get::<Number>(b"hipGetDevice\0").unwrap(),
+            *library.get::<Take>(b"hipMalloc\0").unwrap(),
+            *library.get::<Stream>(b"hipStreamCreateWithFlags\0").unwrap(),
+        )
+    };
+    let rank = move |world: World| {
+        let now = || {
+            let mut device = -1;
+            // SAFETY: a place for the answer.
+            assert_eq!(unsafe { current(&mut device) }, 0);
+            device
+        };
+        let (mut memory, mut stream) = (0, 0);
+        // SAFETY: places for the answers, on device 0, which is current at first.
+        assert_eq!(unsafe { (take(&mut memory, 1 << 20), make(&mut stream, 1)) }, (0, 0));
+        for device in [0, 1] {
+            let options = HeapOptions::new().backend(BackendKind::Hip).device(device);
+            let heap = SymmetricHeap::open(&world, options.data_bytes(8 << 20))?;
+            // More than a piece of a copy, and no multiple of one.
+            let values: Vec<i32> = (0..100_003).collect();
+            let slice = heap.alloc::<i32>(values.len())?;
+            assert!(heap.read(slice)?.iter().all(|&value| value == 0), "new memory is cleared");
+            heap.write(slice, &values)?;
+            assert_eq!(heap.read(slice)?, values);
+            // SAFETY: the stream lives as long as the process.
+            let stream = unsafe { heap.stream_from_raw(stream) };
+            let import = |len| {
+                // SAFETY: so does the memory, which nobody else has.
+                unsafe { heap.import(memory as *mut i32, len) }
+            };
+            assert_eq!(import((1 << 18) + 1).unwrap_err().kind(), ErrorKind::Usage);
+            if device == 0 {
+                let (stream, imported) = (stream?, import(1000)?);
+                heap.write_on(&stream, imported, &values[..1000])?;
+                stream.sync()?;
+                assert_eq!(heap.read(imported)?, values[..1000]);
+                heap.free(imported)?;
+            } else {
+                let errors = [stream.unwrap_err(), import(1000).unwrap_err()];
+                assert_eq!(errors.map(|error| error.kind()), [ErrorKind::Usage; 2]);
+            }
+            assert_eq!(now(), 0, "the thread's device is what it was");
+            heap.close()?;
+        }
+        world.close()
+    };
+    World::run_threads(1, rank).unwrap();
+}
+
+fn a_doctor_sees_the_devices() {
+    let program = Path::new(env!("CARGO_BIN_EXE_iris"));
+    let (output, _) = Fake::of(7).run(program, &["doctor", "--backend", "hip"], &[]);
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{out}");
+    for expected in [
+        "driver 70253211",
+        "device 1: a fake of HIP gfx942",
+        "hiprtc of ROCm 7.2.53211",
+        "no RCCL, so that iris bench compares no messages: RCCL (librccl.so) is not there",
+        "no hipBLASLt, so that products of whole matrices are by kernels of ours: hipBLASLt",
+    ] {
+        assert!(out.contains(expected), "{expected} in {out}");
+    }
+    let (output, _) = Fake::with_libraries().run(program, &["doctor", "--backend", "hip"], &[]);
+    let out = String::from_utf8_lossy(&output.stdout);
+    for (expected, file) in
+        [("RCCL 2.27.7: ", "librccl.so.1"), ("hipBLASLt 1.2.2: ", "libhipblaslt.so.1")]
+    {
+        let found = out.lines().any(|line| line.contains(expected) && line.ends_with(file));
+        assert!(found, "{expected} in {out}");
+    }
+    let none = [("FAKE_BLASLT_NO_KERNELS", "1")];
+    let (output, _) = Fake::with_libraries().run(program, &["doctor", "--backend", "hip"], &none);
+    let out = String::from_utf8_lossy(&output.stdout);
+    let cost = "so that products of whole matrices are by kernels of ours: hipBLASLt 1.2.2 has no";
+    assert!(output.status.success() && out.contains(cost), "{out}");
+    let none = [("FAKE_HIP_DEVICES", "0")];
+    let (output, _) = Fake::of(7).run(program, &["doctor", "--backend", "hip"], &none);
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.code() == Some(1) && out.contains("hipErrorNoDevice"), "{out}");
+}
+
+/// How the library notes the products that it was asked for.
+const PRODUCT: &str = "hipblasLtMatmul";
+
+fn whole_products_are_the_librarys_where_it_is_there() {
+    let lines = [
+        "matmul --m 33 --n 64 --k 48 --dtype bf16 --variant local",
+        "matmul-all-reduce --m 33 --n 64 --k 48 --dtype bf16 --variant unfused",
+        "matmul-all-reduce --m 33 --n 64 --k 48 --dtype bf16 --variant unfused_one_shot",
+        "matmul-all-reduce --m 33 --n 64 --k 48 --dtype bf16 --variant unfused_ll",
+        "matmul-reduce-scatter --m 33 --n 65 --k 47 --dtype bf16 --variant unfused",
+        "matmul-all-gather --m 33 --n 64 --k 48 --dtype bf16 --variant unfused",
+        "all-gather-matmul --m 33 --n 64 --k 48 --dtype bf16 --variant unfused",
+        "all-gather-matmul --shard columns --m 32 --n 64 --k 48 --dtype bf16 --variant unfused",
+        "all-gather-matmul --m 32 --n 64 --k 48 --dtype bf16 --variant copy_engine",
+        "matmul-all-gather --m 32 --n 64 --k 48 --dtype bf16 --variant copy_engine",
+        "matmul-reduce-scatter --m 33 --n 64 --k 48 --dtype bf16 --variant copy_engine",
+        "matmul-all-reduce --m 33 --n 64 --k 48 --dtype bf16 --variant copy_engine",
+    ];
+    for line in lines {
+        // What is each rank's for itself, or the whole at once.
+        let parts = line.ends_with("copy_engine") && !line.starts_with("matmul-all-gather");
+        let products = if parts { 8 } else { 4 };
+        let line = format!("{line} --ranks 2 --threads-as-ranks --library vendor");
+        let (calls, _) = right(Fake::with_libraries(), &line, &[]);
+        assert_eq!(failed(&calls), [""; 0], "{line}");
+        // Of both ranks, on their devices: two calls to warm up or to compare, and two that are timed.
+        let of = |device: usize| {
+            let on = format!("on {device} = 0");
+            calls_of(&calls, PRODUCT).iter().filter(|call| call.ends_with(&on)).count()
+        };
+        assert_eq!([of(0), of(1)], [products; 2], "{line}: {calls}");
+    }
+    // As processes, too, and where nobody says whose.
+    let line = "matmul-all-reduce --m 33 --n 64 --k 48 --dtype bf16 --variant unfused --ranks 2";
+    let (calls, _) = right(Fake::with_libraries(), line, &[]);
+    assert_eq!((failed(&calls), calls_of(&calls, PRODUCT).len()), (vec![], 8));
+    // Ours where it is not asked for, or is not there.
+    let ours = format!("{line} --library ours");
+    let vendor = format!("{line} --library vendor");
+    for (fake, line) in [(Fake::with_libraries(), ours), (Fake::of(7), vendor)] {
+        let (calls, _) = right(fake, &line, &[]);
+        assert_eq!(calls_of(&calls, PRODUCT), [""; 0]);
+    }
+}
+
+fn a_library_that_is_of_no_use_is_left_out() {
+    let fake = Fake::with_libraries();
+    let line = "matmul-all-reduce --m 33 --n 64 --k 48 --dtype bf16 --variant unfused --ranks 2 \
+                --library vendor --threads-as-ranks";
+    let others = tempfile::tempdir().unwrap();
+    let other = others.path().join("libhipblaslt.so.1");
+    fake::compile("blaslt.cpp", &["-DFAKE_CUBLASLT"], &other);
+    let [own, runtime] =
+        ["libhipblaslt.so", "libamdhip64.so.7"].map(|name| others.path().join("own").join(name));
+    std::fs::create_dir(own.parent().unwrap()).unwrap();
+    fake::compile("runtime.cpp", &[], &runtime);
+    let linked = ["-Wl,--no-as-needed".into(), format!("-Wl,{}", runtime.display())];
+    fake::compile("blaslt.cpp", &linked.each_ref().map(|it: &String| it.as_str()), &own);
+    let logs = ("IRIS_LOG", "debug");
+    let cases = [
+        // That of ROCm 5 has other numbers.
+        (("FAKE_BLASLT_VERSION", "300"), "hipBLASLt 0.3.0 is older than 0.6.0"),
+        // What is no such library.
+        (("IRIS_HIPBLASLT", other.to_str().unwrap()), "it has no hipblasLtCreate"),
+        // It has no kernels for the device.
+        (("FAKE_BLASLT_NO_KERNELS", "1"), "hipBLASLt 1.2.2 has no algorithm for 33 x 64 x 24"),
+        // As in Python's packages.
+        (("IRIS_HIPBLASLT", own.to_str().unwrap()), "it brings a HIP runtime of its own"),
+    ];
+    for (set, why) in cases {
+        let (calls, said) = right(fake, line, &[set, logs]);
+        assert_eq!(calls_of(&calls, PRODUCT), [""; 0]);
+        assert!(said.contains("the product is ours") && said.contains(why), "{said}");
+    }
+    // All ranks have it, or none: a depth that the library does not know.
+    let line = line.replace("--k 48", "--k 26");
+    let (calls, said) = right(fake, &line, &[logs]);
+    assert_eq!(calls_of(&calls, PRODUCT), [""; 0]);
+    assert!(said.contains("hipBLASLt 1.2.2 has no algorithm for 33 x 64 x 13"), "{said}");
+}
+
+/// What `iris bench` says and records of these cases.
+fn bench(fake: &Fake, cases: &str) -> (String, Vec<serde_json::Value>, String) {
+    bench_with(fake, cases, &[])
+}
+
+/// [`bench`] with variables set.
+fn bench_with(
+    fake: &Fake,
+    cases: &str,
+    set: &[(&str, &str)],
+) -> (String, Vec<serde_json::Value>, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let [from, to] = ["cases.toml", "lines.json"].map(|name| folder.path().join(name));
+    std::fs::write(&from, cases).unwrap();
+    let words = ["bench", "--backend", "hip", "--cases", from.to_str().unwrap()];
+    let words = [&words[..], &["--json", to.to_str().unwrap()]].concat();
+    let (output, calls) = fake.run(Path::new(env!("CARGO_BIN_EXE_iris")), &words, set);
+    let out = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{out}{}", String::from_utf8_lossy(&output.stderr));
+    let lines = std::fs::read_to_string(to).unwrap();
+    (out, lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect(), calls)
+}
+
+fn every_op_is_timed_beside_the_libraries() {
+    let row = |op: &str, dtype: &str, rest: &str, shape: &str| {
+        format!("[[row]]\nop = \"{op}\"\ndtype = \"{dtype}\"\n{rest}\nshapes = [{shape}]\n")
+    };
+    let messages = ["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"];
+    let products = [
+        "matmul",
+        "matmul_all_reduce",
+        "matmul_reduce_scatter",
+        "matmul_all_gather",
+        "all_gather_matmul",
+    ];
+    let mut cases = row("barrier", "f32", "", "[0, 0, 0]");
+    cases.extend(messages.map(|op| row(op, "bf16", "", "[8, 64, 0]")));
+    cases.extend(products.map(|op| row(op, "bf16", "", "[16, 64, 32]")));
+    cases += &row("all_gather_matmul", "bf16", "columns = true", "[16, 64, 32]");
+    // Beside our own sum, and a kernel behind it.
+    let normed = |variants: &str| format!("rms_norm = 1e-5\nvariants = [{variants}]");
+    let [sums, products] = ["\"ll\", \"one_shot\", \"two_shot\"", "\"unfused\", \"unfused_ll\""];
+    cases += &row("all_reduce", "bf16", &normed(sums), "[8, 64, 0]");
+    cases += &row("matmul_all_reduce", "bf16", &normed(products), "[16, 64, 32]");
+    let (out, lines, calls) = bench(Fake::with_libraries(), &cases);
+    assert!(
+        out.starts_with("2 ranks on 2 x a fake of HIP; RCCL 2.27.7; hipBLASLt 1.2.2\n"),
+        "{out}"
+    );
+    assert!(out.contains("14 shapes, 0 failed, 0 wrong"), "{out}");
+    assert_eq!(failed(&calls), [""; 0]);
+    assert_eq!(lines.len(), 17);
+    for line in &lines {
+        let number = |name: &str| line[name].as_f64().unwrap_or_else(|| panic!("{name} of {line}"));
+        assert!(
+            number("us") > 0.0 && number("baseline_us") > 0.0 && number("ratio") > 0.0,
+            "{line}"
+        );
+        // Both compute the same, and what nobody wrote would be no number.
+        assert!(number("rel_error") < 0.01, "{line}");
+        let about =
+            ["rccl", "hipblaslt", "clock", "device"].map(|name| line[name].as_str().unwrap());
+        assert_eq!(about, ["2.27.7", "1.2.2", "host", "2 x a fake of HIP"]);
+        assert!(line.get("nccl").is_none() && line.get("cublaslt").is_none(), "{line}");
+    }
+}
+
+fn what_comes_in_parts_is_added_by_the_library() {
+    let products = ["matmul_reduce_scatter", "matmul_all_reduce", "matmul_all_gather"];
+    let case = |op: &str| {
+        format!(
+            "[[row]]\nop = \"{op}\"\nvariants = [\"copy_engine\"]\ntile = [4, 64]\n\
+             shapes = [[16, 64, 32]]\n"
+        )
+    };
+    for op in products {
+        let (out, lines, calls) = bench(Fake::with_libraries(), &case(op));
+        assert!(out.contains("1 shapes, 0 failed, 0 wrong"), "{out}");
+        assert_eq!(failed(&calls), [""; 0]);
+        assert!(lines[0]["rel_error"].as_f64().unwrap() < 0.01, "{lines:?}");
+        let all = calls_of(&calls, PRODUCT);
+        let [opened, sums] = launches(&calls, ["iris_open", "iris_sums"]);
+        let adding = all.iter().filter(|call| call.contains("and C")).count();
+        // Two parts of eight rows; to those that a rank owns the other's are added.
+        assert_eq!(adding, if op == "matmul_all_gather" { 0 } else { 2 * opened }, "{op}");
+        assert!(opened > 0 && all.len() >= 2 * opened, "{op}: {calls}");
+        // Nothing is left to add up.
+        let taken = if op == "matmul_reduce_scatter" { 0 } else { 2 * opened };
+        assert_eq!(sums, taken, "{op}");
+    }
+}
+
+fn a_library_that_refuses_is_quoted() {
+    let case = |op: &str, shape: &str| format!("[[row]]\nop = \"{op}\"\nshapes = [{shape}]\n");
+    let refuses = ("FAKE_RCCL_REFUSES", "1");
+    let note = |set: &[(&str, &str)], case: &str| {
+        let (_, lines, _) = bench_with(Fake::with_libraries(), case, set);
+        lines[0].get("note").map(|note| note.as_str().unwrap().to_owned())
+    };
+    let gather = case("all_gather", "[8, 64, 0]");
+    let said = note(&[refuses], &gather).unwrap();
+    assert_eq!(
+        said,
+        "no baseline: ncclGetUniqueId: unhandled system error (2): scratch memory is reclaimed; \
+         HSA_NO_SCRATCH_RECLAIM is not set, and RCCL refuses some devices without it: set it to 1"
+    );
+    assert_eq!(note(&[refuses, ("HSA_NO_SCRATCH_RECLAIM", "1")], &gather), None);
+    // The error is not taken for two missing libraries.
+    let others = ("IRIS_HIPBLASLT", "/nowhere/libhipblaslt.so");
+    assert_eq!(note(&[refuses, others], &gather), Some(said));
+    // Nor does hipBLASLt without kernels end the benchmark.
+    let none = ("FAKE_BLASLT_NO_KERNELS", "1");
+    let said = note(&[none], &case("matmul", "[16, 64, 32]")).unwrap();
+    assert!(
+        said.contains("no baseline: hipBLASLt 1.2.2 has no algorithm for 16 x 64 x 32"),
+        "{said}"
+    );
+}
+
+fn without_libraries_ops_are_timed_alone() {
+    let cases = "[[row]]\nop = \"barrier\"\ndtype = \"f32\"\nshapes = [[0, 0, 0]]\n\
+                 [[row]]\nop = \"all_gather\"\nshapes = [[8, 64, 0]]\n";
+    let (out, lines, _) = bench(Fake::of(7), cases);
+    // It says so once.
+    let missing = ["RCCL none: RCCL (librccl.so) is not there", "hipBLASLt none: hipBLASLt (lib"];
+    for missing in missing {
+        assert_eq!(out.matches(missing).count(), 1, "{out}");
+    }
+    assert!(!out.contains("no baseline") && out.contains("2 shapes, 0 failed, 0 wrong"), "{out}");
+    for line in lines {
+        assert!(line["us"].as_f64().unwrap() > 0.0, "{line}");
+        assert!(line.get("ratio").is_none() && line.get("rel_error").is_none(), "{line}");
+    }
+}

@@ -1,0 +1,177 @@
+// The scenarios of iris_models::ll over the device headers.
+#include "model.h"
+
+namespace iris::model {
+
+/// The arrays of what was taken, and that of what is given.
+constexpr u32 TAKEN = 16, GIVEN = TAKEN + 8;
+
+/// A call in which rank 0 sends one item, while the others are in a one_shot.
+constexpr u32 TWO_KINDS = 100;
+
+/// Who sends what; as ll::Pattern.
+enum Pattern : u32 { ALL, PARTS, ROOT, ROWS, SPREAD_ROWS, TILES };
+
+/// Items of a row, and of one whose columns workgroups share.
+constexpr u32 ROW = 6, ACROSS = 4;
+
+struct Plan {
+    u32 pattern, ranks, items;
+    u32 sent(u32 from, u32 to) const {
+        if (pattern == PARTS && to == ranks - 1 && ranks > 1) return 0;
+        return pattern == ROOT && from != 0 ? 0 : items;
+    }
+};
+
+struct Message {
+    const Model& model;
+    const Plan& plan;
+
+    i32 wanted(u32 from, u32 to, u32 item, u32 half) const {
+        const u32 part = plan.pattern == PARTS ? to * 100 : 0;
+        return value(from, model.call, part + item, half);
+    }
+    u64 out(u32 source, u32 item, u32 half) const {
+        return model.cell(model.me(), TAKEN + source, 2 * item + half);
+    }
+
+    void load(u32, u32) {}
+    void give(u32, u32 peer, u32 item, u32 (&data)[2]) {
+        for (u32 half = 0; half < 2; ++half) {
+            data[half] = static_cast<u32>(wanted(model.me(), peer, item, half));
+        }
+    }
+    void begin(u32) {}
+    void take(u32 source, u32 item, const u32 (&data)[2]) {
+        for (u32 half = 0; half < 2; ++half) {
+            const i32 right = wanted(source, model.me(), item, half);
+            iris_model_check(out(source, item, half), static_cast<i32>(data[half]), right);
+            Model::put(out(source, item, half), right);
+        }
+    }
+    void end(u32) {}
+
+    /// The next kernel on the stream: each thread reads what another has taken.
+    void consume() const {
+        for (u32 source = 0; source < plan.ranks; ++source) {
+            if (source == model.me()) continue;
+            const u32 items = plan.sent(source, model.me());
+            for (u32 item = model.crossed(); item < items; item += port::threads()) {
+                for (u32 half = 0; half < 2; ++half) {
+                    Model::expect(out(source, item, half),
+                                  wanted(source, model.me(), item, half));
+                }
+            }
+        }
+    }
+};
+
+/// The same in rows.
+struct RowMessage : Message {
+    /// Items that a thread waits for at once, in pieces of so many.
+    static constexpr u32 PIECE = 2, ITEMS = 4;
+    using Batch = ll::Batch<ITEMS, PIECE>;
+    u32 pushed[ITEMS] = {}, taken[ITEMS] = {}, count = 0;
+
+    template <class Batch> void load(const Batch& batch) {
+        for (u32 k = 0; k < ITEMS; ++k) pushed[k] = batch.item(k);
+    }
+    void give(u32 k, u32 (&data)[2]) { Message::give(0, 0, pushed[k], data); }
+    void begin(u32, const Batch& batch) {
+        count = batch.count;
+        for (u32 k = 0; k < ITEMS; ++k) taken[k] = batch.item(k);
+    }
+    void take(u32 source, const u32 (&data)[ITEMS][2]) {
+        for (u32 k = 0; k < count; ++k) Message::take(source, taken[k], data[k]);
+    }
+    void end() {}
+    /// Each thread reads what all have taken.
+    void row(u32 row) {
+        for (u32 source = 0; source < plan.ranks; ++source) {
+            if (source == model.me()) continue;
+            for (u32 item = row * ROW; item < (row + 1) * ROW && item < plan.items; ++item) {
+                for (u32 half = 0; half < 2; ++half) {
+                    Model::expect(out(source, item, half),
+                                  wanted(source, model.me(), item, half));
+                }
+            }
+        }
+    }
+};
+
+/// The same of the tiles of a product, of which each workgroup has all rows and its part of the columns.
+struct TileMessage : Message {
+    static constexpr u32 ITEMS = 2;
+    u32 pushed[ITEMS] = {}, taken[ITEMS] = {}, count = 0;
+
+    ll::Strip strip() const {
+        const u32 line = ACROSS / port::workgroups();
+        return ll::Strip{plan.items / ACROSS, ACROSS, port::workgroup() * line, line, line};
+    }
+    u64 given(u32 item) const { return model.cell(model.me(), GIVEN, item); }
+    i32 partial(u32 item) const { return wanted(model.me(), model.me(), item, 0); }
+
+    /// Each thread has items that another will push.
+    void multiply() {
+        const ll::Strip all = strip();
+        for (u32 i = model.crossed(); i < all.rows * all.line; i += port::threads()) {
+            const u32 item = i / all.line * all.across + all.first + i % all.line;
+            Model::put(given(item), partial(item));
+        }
+        port::barrier(Site::Body);
+    }
+    template <class Batch> void load(const Batch& batch) {
+        for (u32 k = 0; k < ITEMS; ++k) pushed[k] = batch.item(k);
+    }
+    void give(u32 k, u32 (&data)[2]) {
+        Model::expect(given(pushed[k]), partial(pushed[k]));
+        Message::give(0, 0, pushed[k], data);
+    }
+    template <class Batch> void begin(const Batch& batch) {
+        count = batch.count;
+        for (u32 k = 0; k < ITEMS; ++k) taken[k] = batch.item(k);
+    }
+    void take(u32 source, const u32 (&data)[ITEMS][2]) {
+        for (u32 k = 0; k < count; ++k) Message::take(source, taken[k], data[k]);
+    }
+    void end() {}
+};
+
+} // namespace iris::model
+
+using namespace iris;
+using namespace iris::model;
+
+/// The option is the pattern; a call that uses nothing is a one_shot.
+extern "C" int iris_model_exchange(const Input& in) {
+    return calls(in, [&](const Model& model) {
+        const u32 items = model.used == TWO_KINDS ? u32(model.me() == 0) : model.used;
+        if (items == 0) {
+            Partials body{model};
+            const bool done = flow::one_shot(model.launch(), 1, body);
+            iris_model_boundary();
+            return done;
+        }
+        const Plan plan{in.option, in.channel->size, items};
+        Message body{model, plan};
+        const bool done = [&] {
+            const Launch launch = model.launch();
+            if (plan.pattern < ROWS) {
+                return plan.ranks == 2 ? flow::exchange<1>(launch, plan, body)
+                                       : flow::exchange<ll::SOURCES>(launch, plan, body);
+            }
+            if (plan.pattern == TILES) {
+                TileMessage tile{{model, plan}};
+                return plan.ranks == 2 ? flow::exchange_tile<true>(launch, tile.strip(), tile)
+                                       : flow::exchange_tile<false>(launch, tile.strip(), tile);
+            }
+            RowMessage in_rows{{model, plan}};
+            const ll::Rows rows{items, ROW, plan.pattern == SPREAD_ROWS};
+            return plan.ranks == 2 ? flow::exchange_rows<true>(launch, rows, in_rows)
+                                   : flow::exchange_rows<false>(launch, rows, in_rows);
+        }();
+        iris_model_boundary();
+        if (done && !(iris_model_gives_up() && port::workgroups() > 1)) body.consume();
+        return done;
+    });
+}

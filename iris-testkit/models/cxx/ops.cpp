@@ -1,0 +1,440 @@
+// The scenarios of iris_models::ops over the device headers: the same tiles, the same
+// values, the same checks.
+#include "model.h"
+
+namespace iris::model {
+
+struct Tiles : Partials {
+    // two_shot and reduce_scatter beside what one_shot has
+    void push_result(u32 peer, u32 tile, u32 parity, bool direct) {
+        // The thread that added an element up also sends it.
+        const u32 element = crossed();
+        put(direct ? at(peer, OUT, 0, tile, element) : at(peer, RESULT, slot(parity), tile, element),
+            sum(tile, element));
+    }
+    void take_result(u32 tile, u32 parity) {
+        const u32 element = mine();
+        expect(at(me(), RESULT, slot(parity), tile, element), sum(tile, element));
+        put(at(me(), OUT, 0, tile, element), sum(tile, element));
+    }
+
+    // deliver
+    using Partials::push;
+    void push(u32 peer, u32 tile, u32 parity, bool direct) {
+        put(direct ? at(peer, OUT, me(), tile, mine()) : inbox(peer, me(), tile, parity, mine()),
+            produced(tile, mine()));
+    }
+    void take(u32 source, u32 tile, u32 parity) {
+        const u32 element = crossed();
+        const i32 wanted = value(source, call, tile, element);
+        expect(inbox(me(), source, tile, parity, element), wanted);
+        put(at(me(), OUT, source, tile, element), wanted);
+    }
+
+    // gather, local
+    void push_part(u32 peer, u32 part, u32 parity) { push(peer, part, parity); }
+    void multiply(u32 tile, u32 source, u32 parity) {
+        const u32 element = crossed();
+        expect(inbox(me(), source, tile, parity, element), value(source, call, tile, element));
+    }
+    void store(u32) {}
+
+    // staged
+    void fetch(u32 unit) {
+        const u32 source = unit / in.tiles, tile = unit % in.tiles, element = crossed();
+        const i32 wanted = value(source, call, tile, element);
+        expect(at(source, SHARD, 0, tile, element), wanted);
+        put(at(me(), STAGE, 0, unit, element), wanted);
+    }
+    void multiply_unit(u32, u32 unit) {
+        const u32 source = unit / in.tiles, tile = unit % in.tiles, element = mine();
+        // This rank's own units are not staged.
+        expect(source == me() ? at(source, SHARD, 0, tile, element) : at(me(), STAGE, 0, unit, element),
+               value(source, call, tile, element));
+    }
+
+    // copies
+    void copy(u32 peer, u32 part) { push(peer, part, 0, true); }
+    /// What is multiplied, part by part as it comes.
+    void take_copied(const Launch& launch) {
+        for (u32 step = 1; step < ranks(); ++step) {
+            const u32 source = in.channel->peer(step);
+            for (u32 tile = 0; tile < in.tiles; ++tile) {
+                if (!flow::gate(launch, source, tile, 1)) return;
+                const u32 element = crossed();
+                expect(at(me(), OUT, source, tile, element), value(source, call, tile, element));
+            }
+        }
+        for (u32 tile = 0; tile < in.tiles; ++tile) {
+            put(at(me(), WORK, 0, tile, mine()), value(me(), call, tile, mine()));
+        }
+    }
+    /// What this workgroup multiplies of that, in a launch that waits for it.
+    void take_arriving(const Launch& launch) {
+        if (port::thread() != 0) return;
+        flow::Arrivals arrivals(launch);
+        for (u32 step = 1; step < ranks(); ++step) {
+            const u32 source = in.channel->peer(step);
+            for (u32 tile = launch.index; tile < in.tiles; tile += launch.count) {
+                if (!arrivals.wait_part(source, tile)) continue;
+                const u32 element = crossed();
+                expect(at(me(), OUT, source, tile, element), value(source, call, tile, element));
+            }
+        }
+    }
+    /// What this workgroup stores to others, and then takes of what they stored.
+    void store_to_owners(const Launch& launch, flow::Arrivals& arrivals, bool mutes) {
+        if (port::thread() != 0) return;
+        const flow::Departures departures(launch);
+        for (u32 step = 1; step < ranks(); ++step) {
+            const u32 peer = in.channel->peer(step);
+            for (u32 tile = launch.index; tile < in.tiles; tile += launch.count) {
+                if (!departures.may_store() && mutes) continue;
+                put(at(peer, OUT, me(), tile, 0), value(me(), call, tile, 0));
+                departures.signal_part(peer, tile);
+            }
+        }
+        for (u32 step = 1; step < ranks(); ++step) {
+            const u32 source = in.channel->peer(step);
+            for (u32 tile = launch.index; tile < in.tiles; tile += launch.count) {
+                if (!arrivals.wait_part(source, tile)) continue;
+                expect(at(me(), OUT, source, tile, 0), value(source, call, tile, 0));
+            }
+        }
+    }
+    /// What the others have added up.
+    void take_sums(const Launch& launch) {
+        for (u32 step = 1; step < ranks(); ++step) {
+            const u32 source = in.channel->peer(step);
+            for (u32 tile = 0; tile < in.tiles; ++tile) {
+                if (!flow::gate(launch, source, in.tiles + tile, 1)) return;
+                const u32 element = crossed();
+                expect(at(me(), RESULT, source, tile, element), value(source, call, tile, element));
+            }
+        }
+    }
+
+    // zero, add, convert
+    void zero(u32 tile, u32 parity) { put(at(me(), WORK, slot(parity), tile, mine()), 0); }
+    void add(u32 owner, u32 tile, u32 parity) {
+        const u64 place = at(owner, WORK, slot(parity), tile, mine());
+        put(place, static_cast<i32>(static_cast<u32>(get(place)) +
+                                    static_cast<u32>(produced(tile, mine()))));
+    }
+    void convert(u32 owner, u32 tile, u32 parity) {
+        const u32 element = crossed();
+        expect(at(owner, WORK, slot(parity), tile, element), sum(tile, element));
+    }
+
+    /// The next kernel on the stream reads C. Not on a rank that gives up: one of its workgroups may have got through
+    /// where another did not.
+    template <class Wanted> void consume(u32 slot, Wanted wanted) const {
+        if (iris_model_gives_up()) return;
+        for (u32 tile = 0; tile < in.tiles; ++tile) {
+            expect(at(me(), OUT, slot, tile, mine()), wanted(tile, mine()));
+        }
+    }
+
+    /// The kernel that fills the shard before a call; one workgroup runs it.
+    void fill_shard() const {
+        if (port::workgroup() == 0) {
+            for (u32 part = 0; part < in.tiles; ++part) {
+                put(at(me(), SHARD, 0, part, mine()), produced(part, mine()));
+            }
+        }
+        iris_model_boundary();
+    }
+};
+
+/// Partials of products, which are added up when all are pushed.
+struct ProductTiles : Tiles {
+    static constexpr bool AT_ONCE = false;
+};
+
+/// Shards are pulled from where their ranks have them.
+struct PullTiles : Tiles {
+    void multiply(u32 tile, u32 source, u32) {
+        const u32 element = crossed();
+        expect(at(source, SHARD, 0, tile, element), value(source, call, tile, element));
+    }
+};
+
+/// C is that of the root, and a tile has one place in an inbox, whoever sends it.
+struct RelayTiles : Tiles {
+    u32 root() const { return ranks() - 1; }
+    i32 sent(u32 tile, u32 element) const { return value(root(), call, tile, element); }
+    void push(u32 peer, u32 tile, u32 parity, bool direct) {
+        // The thread that took an element also sends it.
+        const u32 element = crossed();
+        const i32 value =
+            me() == root() ? sent(tile, element) : get(at(me(), OUT, 0, tile, element));
+        put(direct ? at(peer, OUT, 0, tile, element) : inbox(peer, 0, tile, parity, element), value);
+    }
+    void take(u32, u32 tile, u32 parity) {
+        const u32 element = crossed();
+        expect(inbox(me(), 0, tile, parity, element), sent(tile, element));
+        put(at(me(), OUT, 0, tile, element), sent(tile, element));
+    }
+};
+
+/// Accumulators are words far behind all others, one a thread, accessed with relaxed additions.
+struct AtomicTiles : Tiles {
+    u32 index(u32 tile, u32 parity) const {
+        return (1u << 20) + (slot(parity) * in.tiles + tile) * port::threads() + mine();
+    }
+    SymWord accumulator(u32 owner, u32 tile, u32 parity) const {
+        return in.heap->word(owner, index(tile, parity));
+    }
+    void zero(u32 tile, u32 parity) {
+        accumulator(me(), tile, parity).store<Order::Relaxed>(0);
+    }
+    void add(u32 owner, u32 tile, u32 parity) {
+        accumulator(owner, tile, parity).add<Order::Relaxed>(produced(tile, mine()));
+    }
+    void convert(u32 owner, u32 tile, u32 parity) {
+        const u64 place = in.heap->signal[owner] + index(tile, parity) * 4;
+        iris_model_check(place, accumulator(owner, tile, parity).load<Order::Relaxed>(),
+                         sum(tile, mine()));
+    }
+};
+
+struct Delivery {
+    u32 tiles, me;
+    bool broadcast;
+    u32 produced() const { return sent(me, 0); }
+    u32 sent(u32 from, u32) const { return broadcast && from != 0 ? 0 : tiles; }
+};
+
+/// Each tile needs the unit of each rank that has its number.
+struct Staging {
+    u32 ranks, tile_count;
+    u32 units() const { return ranks * tile_count; }
+    u32 fetched(u32 position) const { return position; }
+    u32 source(u32 unit) const { return unit / tile_count; }
+    u32 tiles() const { return tile_count; }
+    u32 needs(u32) const { return ranks; }
+    u32 need(u32 tile, u32 i) const { return i * tile_count + tile; }
+};
+
+/// Options of accumulate.
+constexpr u32 ATOMIC = 1, NO_FIRST_BARRIER = 2, NO_SECOND_BARRIER = 4;
+
+template <class Body> int accumulate(const Input& in) {
+    const auto all = Members{in.members};
+    const auto owner = [&](u32 tile) { return tile % in.channel->size; };
+    return calls(in, [&](const Model& model) {
+        Body body{model};
+        const Launch launch = model.launch();
+        // A stream goes on after a launch that failed.
+        (void)flow::zero(launch, in.tiles, owner, body);
+        iris_model_boundary();
+        if ((in.option & NO_FIRST_BARRIER) == 0) {
+            (void)flow::barrier(launch, 0, all, End::Keep);
+            iris_model_boundary();
+        }
+        const bool locked = (in.option & ATOMIC) == 0;
+        (void)flow::add(launch, in.tiles, owner, locked, body);
+        iris_model_boundary();
+        if ((in.option & NO_SECOND_BARRIER) == 0) {
+            (void)flow::barrier(launch, 1, all, End::Keep);
+            iris_model_boundary();
+        }
+        return flow::convert(launch, in.tiles, owner, body);
+    });
+}
+
+/// What a call of one_shot is instead, over the same words; as ops::instead.
+constexpr u32 PULL = 0, TWO_SHOT = 100, GATHER = 101, STAGED = 102;
+
+inline bool pull_once(const Model& model, u32 tiles) {
+    PullTiles body{model};
+    body.fill_shard();
+    return flow::pull(model.launch(), tiles, body);
+}
+
+inline bool staged_once(const Model& model) {
+    Tiles body{model};
+    body.fill_shard();
+    return flow::staged(model.launch(), 1, Staging{body.ranks(), model.in.tiles}, body);
+}
+
+inline bool gather_once(const Model& model, u32 tiles, bool barrier) {
+    Tiles body{model};
+    const Launch launch = model.launch();
+    // A stream goes on after a launch that failed.
+    (void)flow::gather(launch, tiles, body);
+    iris_model_boundary();
+    if (barrier) {
+        (void)flow::barrier(launch, 0, Members{model.in.members}, End::Keep);
+        iris_model_boundary();
+    }
+    return flow::local(launch, tiles, body);
+}
+
+} // namespace iris::model
+
+using namespace iris;
+using namespace iris::model;
+
+extern "C" {
+
+int iris_model_one_shot(const Input& in) {
+    return calls(in, [&](const Model& model) {
+        Tiles body{model};
+        switch (model.used) {
+        case PULL: return pull_once(model, 1);
+        case TWO_SHOT: return flow::two_shot(model.launch(), flow::Turns{2, body.ranks()}, 0, body);
+        case GATHER: return gather_once(model, 1, true);
+        case STAGED: return staged_once(model);
+        default: return flow::one_shot(model.launch(), model.used, body);
+        }
+    });
+}
+
+/// The option is how many workgroups only send.
+int iris_model_two_shot(const Input& in) {
+    return calls(in, [&](const Model& model) {
+        Tiles body{model};
+        const flow::Turns turns{in.tiles, body.ranks()};
+        const bool done = flow::two_shot(model.launch(), turns, in.option, body);
+        iris_model_boundary();
+        if (!done) return false;
+        body.consume(0, [&](u32 tile, u32 element) { return body.sum(tile, element); });
+        return true;
+    });
+}
+
+/// The last rank owns nothing. Option 1: of products; 2: with one workgroup that only sends.
+int iris_model_reduce_scatter(const Input& in) {
+    const u32 owners = in.channel->size > 1 ? in.channel->size - 1 : 1;
+    return calls(in, [&](const Model& model) {
+        const flow::Turns turns{in.tiles, owners};
+        Tiles message{model};
+        ProductTiles product{model};
+        return in.option == 1 ? flow::reduce_scatter(model.launch(), turns, 0, product)
+                              : flow::reduce_scatter(model.launch(), turns, in.option == 2 ? 1 : 0, message);
+    });
+}
+
+/// Option 1: a broadcast from rank 0; 2: with one workgroup that only sends.
+int iris_model_deliver(const Input& in) {
+    const bool broadcast = in.option == 1;
+    const u32 senders = in.option == 2 ? 1 : 0;
+    return calls(in, [&](const Model& model) {
+        Tiles body{model};
+        const u32 me = body.me();
+        const Delivery delivery{in.tiles, me, broadcast};
+        const bool done = flow::deliver(model.launch(), delivery, senders, body);
+        iris_model_boundary();
+        if (!done) return false;
+        for (u32 source = 0; source < (broadcast ? 1 : body.ranks()); ++source) {
+            if (source == me) continue;
+            body.consume(source, [&](u32 tile, u32 element) {
+                return value(source, body.call, tile, element);
+            });
+        }
+        return true;
+    });
+}
+
+/// From the last rank, by the others.
+int iris_model_relay(const Input& in) {
+    return calls(in, [&](const Model& model) {
+        RelayTiles body{{model}};
+        const flow::Relays relays{in.tiles, body.root(), body.ranks()};
+        const bool done = flow::relay(model.launch(), relays, body);
+        iris_model_boundary();
+        if (!done) return false;
+        if (body.me() == body.root()) return true;
+        body.consume(0, [&](u32 tile, u32 element) { return body.sent(tile, element); });
+        return true;
+    });
+}
+
+int iris_model_pull(const Input& in) {
+    return calls(in, [&](const Model& model) { return pull_once(model, in.tiles); });
+}
+
+int iris_model_staged(const Input& in) {
+    return calls(in, [](const Model& model) { return staged_once(model); });
+}
+
+/// Option 1: without the barrier.
+int iris_model_gather(const Input& in) {
+    return calls(in, [&](const Model& model) {
+        return gather_once(model, in.tiles, in.option == 0);
+    });
+}
+
+/// The sums of what came, which the engine sends on.
+struct Sums : Tiles {
+    void copy(u32 peer, u32 part) {
+        const i32 sum = value(me(), call, part, mine());
+        expect(at(me(), WORK, 0, part, mine()), sum);
+        put(at(peer, RESULT, me(), part, mine()), sum);
+    }
+};
+
+/// Options: 1, the engine begins before the peers are in the call; 2, it sends on what is added up; 4, one
+/// launch of all workgroups but the engine's waits for what it reads.
+int iris_model_copied(const Input& in) {
+    const bool is_stream = port::workgroup() == 0;
+    const bool is_engine = port::workgroup() + 1 == port::workgroups();
+    return calls(in, [&](const Model& model) {
+        Tiles body{model};
+        const Launch alone{*in.heap, *in.channel, *in.record, 0, 1, Trace(0, 0, 0, 0)};
+        // A stream goes on after a launch that failed.
+        const bool waits = (in.option & 1) == 0, sends_on = (in.option & 2) != 0;
+        if (is_stream && waits) {
+            (void)flow::open(alone);
+        } else if (is_stream) {
+            (void)flow::run(alone, End::Keep, [&](Workgroup& wg) {
+                if (!wg.enter()) return false;
+                wg.raise_flag(0);
+                return true;
+            });
+        }
+        iris_model_boundary();
+        if (is_engine) (void)flow::copies(alone, 0, Delivery{in.tiles, body.me(), false}, body);
+        if ((in.option & 4) == 0) {
+            if (is_stream) body.take_copied(alone);
+        } else if (is_stream || !is_engine) {
+            const u32 others = port::workgroups() - 1, count = others == 0 ? 1 : others;
+            body.take_arriving(
+                Launch{*in.heap, *in.channel, *in.record, port::workgroup(), count, Trace(0, 0, 0, 0)});
+        }
+        iris_model_boundary();
+        if (sends_on) {
+            Sums sums{body};
+            if (is_engine) (void)flow::copies(alone, in.tiles, Delivery{in.tiles, body.me(), false}, sums);
+            if (is_stream) body.take_sums(alone);
+            iris_model_boundary();
+        }
+        return !is_stream || flow::close(alone);
+    });
+}
+
+/// Option 1: stores although its rank had given up; 2: before the launch that opens the call is over.
+int iris_model_stored(const Input& in) {
+    const bool is_stream = port::workgroup() == 0, in_turn = in.option != 2;
+    return calls(in, [&](const Model& model) {
+        Tiles body{model};
+        const Launch alone{*in.heap, *in.channel, *in.record, 0, 1, Trace(0, 0, 0, 0)};
+        // A stream goes on after a launch that failed.
+        if (is_stream) (void)flow::open(alone);
+        const Launch launch{*in.heap, *in.channel, *in.record, port::workgroup(), port::workgroups(),
+                            Trace(0, 0, 0, 0)};
+        flow::Arrivals arrivals(launch);
+        if (in_turn) iris_model_boundary();
+        body.store_to_owners(launch, arrivals, in.option != 1);
+        if (!in_turn) iris_model_boundary();
+        iris_model_boundary();
+        return !is_stream || flow::close(alone);
+    });
+}
+
+int iris_model_accumulate(const Input& in) {
+    return (in.option & ATOMIC) != 0 ? accumulate<AtomicTiles>(in) : accumulate<Tiles>(in);
+}
+
+}

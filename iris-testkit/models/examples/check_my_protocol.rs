@@ -1,0 +1,51 @@
+//! Checks a protocol of one's own, in Rust and in a device header, and a mutant of each.
+//!
+//! Ranks 1 and 2 write a cell at rank 0 and count themselves in there; rank 0 waits for both and reads
+//! the cells. The device header is `check_my_protocol.h` beside this file, the program over it
+//! `cxx/example.cpp`; how a crate of one's own builds these is said in `iris_models::headers`.
+
+use iris_models::headers::{Headers, Input};
+use iris_models::{Check, Op, Place, Rules, Scenario, loom_memory};
+use iris_sync::{Access, Memory, Order, Scope, SymWord};
+
+#[cfg(iris_cxx)]
+unsafe extern "C-unwind" {
+    safe fn my_count_in(input: &Input<'_>) -> i32;
+}
+#[cfg(not(iris_cxx))]
+extern "C-unwind" fn my_count_in(_: &Input<'_>) -> i32 {
+    0 // Without a C++ compiler it is not called: `on_headers` is none.
+}
+
+/// Whoever counts itself in releases what it wrote; the mutant (`Relaxed`, or option 1) does not.
+fn count_in(order: Order) -> Scenario {
+    let counter = SymWord { rank: 0, index: 1 << 20 }; // Behind all others: it begins with 0.
+    let program = Headers::new(my_count_in, 1).option((order == Order::Relaxed).into());
+    Scenario::new("count in", 3).headers(program).program(move |thread| {
+        if thread.rank() != 0 {
+            thread.write(thread.cell(0, 0, thread.rank()), 42);
+            let (place, scope) = (Place::from(counter), Scope::System);
+            thread.perform(Op::Add { place, value: 1, order, scope });
+            return;
+        }
+        while thread.load(counter, Access::SignalLoad) != thread.ranks() as i32 - 1 {
+            thread.pause(0);
+        }
+        (1..thread.ranks()).for_each(|peer| thread.expect(thread.cell(0, 0, peer), 42));
+    })
+}
+
+fn main() {
+    for (order, expected) in [(Order::Release, None), (Order::Relaxed, Some(Check::Race))] {
+        let scenario = count_in(order);
+        for (source, scenario) in [("C++", scenario.on_headers()), ("Rust", Some(scenario))] {
+            let Some(scenario) = scenario else {
+                println!("skipped: {source}, there was no compiler for it");
+                continue;
+            };
+            let report = loom_memory::check(&scenario, &Rules::default(), None);
+            println!("{source}, {order:?}: {report}");
+            assert_eq!(report.caught_by(), expected);
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! The models: each protocol, in Rust and in the device headers, on the engine that suits its size.
+
+use std::path::Path;
+
+use iris_kernels::schedule::{Grid, Shard, Units};
+use iris_sync::barrier::Members;
+
+use crate::ll::{self, Pattern};
+use crate::mutants::{Engine, run};
+use crate::ops::{self, Accumulate};
+use crate::schedule::Shape;
+use crate::{Report, Rules, Scenario, primitives};
+
+/// Which source runs in a model.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Implementation {
+    /// iris-sync.
+    Rust,
+    /// The device headers.
+    Headers,
+}
+
+impl Implementation {
+    /// As tables print it: `rust` or `c++`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Implementation::Rust => "rust",
+            Implementation::Headers => "c++",
+        }
+    }
+}
+
+/// A protocol in one implementation, and how it is searched.
+#[derive(Clone, Debug)]
+pub struct Model {
+    /// The protocol.
+    pub protocol: &'static str,
+    /// The source.
+    pub implementation: Implementation,
+    /// Ranks of its scenario.
+    pub ranks: u32,
+    /// Its scenario.
+    pub scenario: Scenario,
+    /// The engine.
+    pub engine: Engine,
+}
+
+impl Model {
+    /// Search it.
+    pub fn run(&self) -> Report {
+        run(&self.scenario, &Rules::default(), self.engine)
+    }
+}
+
+/// All models; with the long ones, if `full`.
+pub fn catalogue(full: bool) -> Vec<Model> {
+    let mut all = Vec::new();
+    let mut add = |protocol, ranks, scenario: Scenario, engine| {
+        let on_headers = scenario.on_headers();
+        let model =
+            |implementation, scenario| Model { protocol, implementation, ranks, scenario, engine };
+        all.push(model(Implementation::Rust, scenario));
+        all.extend(on_headers.map(|scenario| model(Implementation::Headers, scenario)));
+    };
+    let exhaustive = Engine::Loom(None);
+    add("versioned lock", 2, primitives::versioned(2), exhaustive);
+    add("spinlock", 2, primitives::spinlock(2, 2), exhaustive);
+    add("device barrier", 2, primitives::barrier(2, Members::all(2), 1, true), exhaustive);
+    add(
+        "device barrier",
+        3,
+        primitives::barrier(3, Members::all(3), 1, false),
+        Engine::Loom(Some(2)),
+    );
+    add(
+        "device barrier",
+        3,
+        primitives::barrier_in_launch(3).threads(2).lockstep(),
+        Engine::Search,
+    );
+    add("barrier, group", 3, primitives::barrier(3, Members::from_bits(5), 1, true), exhaustive);
+    add("staged flags", 1, primitives::flags(2), exhaustive);
+    add("entry signals", 2, primitives::entry(2, 2), exhaustive);
+    add("abort on a fault", 2, primitives::abort(), exhaustive);
+    let plain = Accumulate { atomic: false, first_barrier: true, second_barrier: true };
+    let atomic = Accumulate { atomic: true, ..plain };
+    type Op = (&'static str, fn(u32, u32) -> Scenario);
+    let ops: [Op; 18] = [
+        ("one_shot", |ranks, calls| ops::one_shot(ranks, 1, calls)),
+        ("two_shot", |ranks, calls| ops::two_shot(ranks, 1, calls, false)),
+        ("two_shot, direct", |ranks, calls| ops::two_shot(ranks, 1, calls, true)),
+        ("reduce_scatter", |ranks, calls| ops::reduce_scatter(ranks, 1, calls)),
+        ("matmul_reduce_scatter", |ranks, calls| ops::matmul_reduce_scatter(ranks, 1, calls)),
+        ("deliver, broadcast", |ranks, calls| ops::deliver(ranks, 1, calls, true, false)),
+        ("deliver, all_gather", |ranks, calls| ops::deliver(ranks, 1, calls, false, false)),
+        ("deliver, direct", |ranks, calls| ops::deliver(ranks, 1, calls, false, true)),
+        ("relay", |ranks, calls| ops::relay(ranks, 1, calls, false)),
+        ("relay, direct", |ranks, calls| ops::relay(ranks, 2, calls, true)),
+        ("pull", |ranks, calls| ops::pull(ranks, 1, calls)),
+        ("staged", |ranks, calls| ops::staged(&vec![1; ranks as usize], 1, calls)),
+        ("gather, barrier", |ranks, calls| ops::gather(ranks, 1, calls, true)),
+        ("copied", |ranks, calls| ops::copied(ranks, 1, calls, true)),
+        ("copied on", |ranks, calls| ops::copied_on(ranks, 1, calls)),
+        ("copied beside", |ranks, calls| ops::copied_beside(ranks, 1, calls)),
+        ("stored", |ranks, calls| ops::stored(ranks, 1, calls, ops::Stored::Right)),
+        ("accumulate", |ranks, calls| {
+            let how = Accumulate { atomic: false, first_barrier: true, second_barrier: true };
+            ops::accumulate(ranks, 1, calls, how)
+        }),
+    ];
+    let (calls, preemptions, runs) = if full { (3, 3, 20_000) } else { (2, 2, 3_000) };
+    for (name, scenario) in ops {
+        add(name, 2, scenario(2, calls), Engine::Loom(Some(preemptions)));
+        add(name, 3, scenario(3, 1), Engine::Search);
+        // Block barriers and single-thread signals; several workgroups; calls that follow each other.
+        let wide = scenario(3, 3).threads(2).groups(&[2, 1, 2]);
+        // Several launches a call take several times as long.
+        let runs = if matches!(
+            name,
+            "accumulate" | "gather, barrier" | "copied" | "copied on" | "copied beside"
+        ) {
+            runs / 4
+        } else {
+            runs
+        };
+        add(name, 3, wide, Engine::Random(runs));
+        add(name, 3, scenario(3, 1).threads(2).lockstep(), Engine::Search);
+        // That memory is written while a peer reads it would be a race, or a wrong value, to the models, also
+        // where the peer finds out before its call ends.
+        if !matches!(name, "pull" | "staged" | "copied" | "copied on" | "copied beside") {
+            add(name, 2, ops::given_up(scenario(2, 3)), Engine::Search);
+        }
+        if full {
+            for (ranks, calls) in [(3, 2), (4, 1), (2, 4)] {
+                add(name, ranks, scenario(ranks, calls), Engine::Search);
+            }
+        }
+    }
+    for (name, pattern) in Pattern::NAMED {
+        let name = match name {
+            "all" => "ll, all to all",
+            "parts" => "ll, parts",
+            _ => "ll, root",
+        };
+        let scenario = |ranks, calls| ll::exchange(pattern, ranks, calls).without_heads();
+        add(name, 2, scenario(2, calls), Engine::Loom(Some(2)));
+        add(name, 2, ll::exchange(pattern, 2, calls), Engine::Search);
+        add(name, 3, scenario(3, 1), Engine::Search);
+        let wide = ll::exchange_two(pattern, 3, 3).threads(3).groups(&[2, 1, 2]);
+        add(name, 3, wide, Engine::Random(runs));
+        add(name, 2, ops::given_up(scenario(2, 3)), Engine::Search);
+    }
+    for (name, spread) in [("ll, rows", false), ("ll, spread rows", true)] {
+        let rows = ll::exchange_rows(2, 3, true, spread).threads(2).groups(&[2, 1]);
+        add(name, 2, rows, Engine::Random(runs));
+    }
+    let tiles = |calls| ll::exchange_tiles(2, calls, 3).threads(2).groups(&[2, 2]);
+    add("ll, tiles", 2, tiles(3), Engine::Random(runs));
+    let given_up = ops::given_up(ll::exchange_tiles(2, 3, 3).threads(4).groups(&[2, 1]));
+    add("ll, tiles", 2, given_up, Engine::Random(runs));
+    add("accumulate, atomic", 2, ops::accumulate(2, 1, 2, atomic), Engine::Loom(Some(2)));
+    add("staged, fetchers", 2, ops::staged(&[2, 1], 1, 1), Engine::Loom(Some(2)));
+    // Of a rank with two workgroups one only sends; one that is alone does both.
+    let by_senders: [Op; 4] = [
+        ("two_shot, senders", |ranks, calls| ops::two_shot_by_senders(ranks, 2, calls)),
+        ("reduce_scatter, senders", |ranks, calls| ops::reduce_scatter_by_senders(ranks, 2, calls)),
+        ("deliver, senders", |ranks, calls| ops::deliver_by_senders(ranks, 2, calls, false)),
+        ("deliver, senders, direct", |ranks, calls| ops::deliver_by_senders(ranks, 2, calls, true)),
+    ];
+    for (name, scenario) in by_senders {
+        add(name, 2, scenario(2, 2), Engine::Search);
+        add(name, 2, scenario(2, 1).threads(2).lockstep(), Engine::Search);
+        add(name, 3, scenario(3, 3).threads(2).groups(&[2, 1, 2]), Engine::Random(runs));
+        add(name, 2, ops::given_up(scenario(2, 3).groups(&[2, 1])), Engine::Search);
+    }
+    let senders = ops::reduce_scatter_by_senders(2, 2, 1);
+    add("reduce_scatter, senders", 2, senders, Engine::Loom(Some(2)));
+    add("one_shot, 2 threads", 2, ops::one_shot(2, 1, 1).threads(2), Engine::Loom(Some(2)));
+    if full {
+        add("one_shot", 2, ops::one_shot(2, 1, 2), exhaustive);
+        add("two_shot, direct", 2, ops::two_shot(2, 1, 2, true), exhaustive);
+        add("pull", 2, ops::pull(2, 1, 2), exhaustive);
+        add("accumulate", 2, ops::accumulate(2, 1, 1, plain), exhaustive);
+    }
+    all
+}
+
+/// See [`super::tuned_shapes`].
+pub(super) fn tuned_shapes() -> Result<Vec<Shape>, String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../iris-ops/tuning");
+    let mut shapes = Vec::new();
+    let unread = |error: std::io::Error| format!("{}: {error}", folder.display());
+    for entry in std::fs::read_dir(&folder).map_err(unread)? {
+        let path = entry.map_err(unread)?.path();
+        let text = std::fs::read_to_string(&path).map_err(unread)?;
+        let table: toml::Table =
+            text.parse().map_err(|error| format!("{}: {error}", path.display()))?;
+        let rows = table.get("row").and_then(toml::Value::as_array);
+        for row in rows.into_iter().flatten() {
+            let said = |name: &str| {
+                let value = row.get(name).and_then(toml::Value::as_integer);
+                value.and_then(|value| u32::try_from(value).ok())
+            };
+            let pair = |name: &str| {
+                let pair = row.get(name)?.as_array()?;
+                let number = |at: usize| pair.get(at)?.as_integer()?.try_into().ok();
+                Some((number(0)?, number(1)?))
+            };
+            let (Some(size), Some((low, high)), Some(n)) = (said("world"), pair("m"), said("n"))
+            else {
+                return Err(format!("{}: no world, m or n in {row}", path.display()));
+            };
+            let (tile_m, tile_n) = pair("tile").unwrap_or((64, 64));
+            for m in [low, high] {
+                shapes.push(Shape::Tiles(Grid { rows: m, cols: n, tile_m, tile_n }, size));
+                let k = said("k").unwrap_or(4096);
+                for shard in [Shard::Rows, Shard::Columns] {
+                    let units =
+                        Units { shard, size, m, k, tile_m, k_group: 256, m_contiguous: false };
+                    shapes.push(Shape::Units(units));
+                }
+            }
+        }
+    }
+    Ok(shapes)
+}

@@ -1,0 +1,220 @@
+use std::cell::{Cell, RefCell};
+
+use super::{AssertUnwindSafe, Failure, Op, Place, Rules, Scenario, Thread, ThreadId, panic};
+use crate::Arena;
+
+/// What a thread does next, given the results of all it has done so far.
+#[derive(Clone, Debug)]
+pub(super) enum Next {
+    Op(Op),
+    /// It looked in vain at these words; it can look again, from `head`, when one has changed.
+    Blocked {
+        head: u32,
+        watch: Box<[(Place, i64)]>,
+    },
+    Ended,
+    Failed(Failure),
+}
+
+struct Node {
+    thread: usize,
+    parent: Option<u32>,
+    /// Whether the thread has parted from its wave.
+    parted: bool,
+    /// The result of the parent's operation.
+    result: i64,
+    next: Next,
+    children: Vec<(i64, u32)>,
+}
+
+/// The programs of all threads as trees of results.
+pub(super) struct Programs<'a> {
+    pub(super) threads: Vec<ThreadId>,
+    scenario: &'a Scenario,
+    rules: &'a Rules,
+    nodes: Vec<Node>,
+    roots: Vec<u32>,
+}
+
+/// Leaves a program at the operation that has no result yet.
+struct Suspended;
+
+struct Replay {
+    results: Vec<i64>,
+    position: Cell<usize>,
+    pending: RefCell<Option<Op>>,
+}
+
+impl Arena for Replay {
+    fn perform(&self, _thread: ThreadId, op: &Op) -> i64 {
+        let position = self.position.replace(self.position.get() + 1);
+        self.results.get(position).copied().unwrap_or_else(|| {
+            *self.pending.borrow_mut() = Some(*op);
+            panic::resume_unwind(Box::new(Suspended))
+        })
+    }
+}
+
+impl<'a> Programs<'a> {
+    pub(super) fn new(scenario: &'a Scenario, rules: &'a Rules) -> Self {
+        let threads = scenario.thread_ids();
+        let mut programs = Self { threads, scenario, rules, nodes: Vec::new(), roots: Vec::new() };
+        for thread in 0..programs.threads.len() {
+            let (next, _) = programs.replay(thread, Vec::new());
+            programs.roots.push(programs.nodes.len() as u32);
+            let (parent, parted, result, children) = (None, false, 0, Vec::new());
+            programs.nodes.push(Node { thread, parent, parted, result, next, children });
+        }
+        programs
+    }
+
+    pub(super) fn root(&self, thread: usize) -> u32 {
+        self.roots[thread]
+    }
+
+    pub(super) fn next(&self, node: u32) -> &Next {
+        &self.nodes[node as usize].next
+    }
+
+    /// Whether the thread is under way in an arm of its own, and not at the end of it.
+    pub(super) fn in_arm(&self, node: u32) -> bool {
+        let Node { parted, next, .. } = &self.nodes[node as usize];
+        let at_end = matches!(
+            next,
+            Next::Op(Op::Join | Op::Vote { .. } | Op::Boundary) | Next::Ended | Next::Failed(_)
+        );
+        *parted && !at_end
+    }
+
+    /// Where the thread is when its next operation has had this result.
+    pub(super) fn advance(&mut self, node: u32, result: i64) -> u32 {
+        let known = self.nodes[node as usize].children.iter().find(|(value, _)| *value == result);
+        if let Some(&(_, child)) = known {
+            return child;
+        }
+        let thread = self.nodes[node as usize].thread;
+        let mut results = self.results(node);
+        results.push(result);
+        let (next, results) = self.replay(thread, results);
+        let child = self.nodes.len() as u32;
+        let before = &self.nodes[node as usize];
+        let parted = match before.next {
+            Next::Op(Op::Part) => true,
+            Next::Op(Op::Join | Op::Vote { .. } | Op::Boundary) => false,
+            _ => before.parted,
+        };
+        let (parent, children) = (Some(node), Vec::new());
+        self.nodes.push(Node { thread, parent, parted, result, next, children });
+        self.nodes[node as usize].children.push((result, child));
+        if let Next::Op(Op::Pause) = self.nodes[child as usize].next {
+            self.block(child, results);
+        }
+        child
+    }
+
+    /// A node at which this thread has failed.
+    pub(super) fn fail(&mut self, thread: usize, failure: Failure) -> u32 {
+        let next = Next::Failed(failure);
+        let (parent, parted, result, children) = (None, false, 0, Vec::new());
+        self.nodes.push(Node { thread, parent, parted, result, next, children });
+        self.nodes.len() as u32 - 1
+    }
+
+    /// The operations on the way from one node to another below it.
+    pub(super) fn between(&self, from: u32, to: u32) -> Vec<Op> {
+        let mut ops = Vec::new();
+        let mut at = to;
+        while at != from {
+            let Some(parent) = self.nodes[at as usize].parent else { return ops };
+            if let Next::Op(op) = self.nodes[parent as usize].next {
+                ops.insert(0, op);
+            }
+            at = parent;
+        }
+        ops
+    }
+
+    fn results(&self, mut node: u32) -> Vec<i64> {
+        let mut results = Vec::new();
+        while let Some(parent) = self.nodes[node as usize].parent {
+            results.push(self.nodes[node as usize].result);
+            node = parent;
+        }
+        results.reverse();
+        results
+    }
+
+    fn replay(&self, thread: usize, results: Vec<i64>) -> (Next, Vec<i64>) {
+        let replay = Replay { results, position: Cell::new(0), pending: RefCell::new(None) };
+        let run = || Thread::run(self.threads[thread], self.scenario, self.rules, &replay);
+        let next = match panic::catch_unwind(AssertUnwindSafe(run)) {
+            Ok(()) => Next::Ended,
+            Err(payload) if payload.is::<Suspended>() => match replay.pending.take() {
+                Some(op) => Next::Op(op),
+                None => Next::Failed(Failure::Other("left without an operation".into())),
+            },
+            Err(payload) => Next::Failed(match payload.downcast::<Failure>() {
+                Ok(failure) => *failure,
+                Err(_) => Failure::Other("the program panicked".into()),
+            }),
+        };
+        (next, replay.results)
+    }
+
+    /// A look in vain: find where its wait looks first, by letting it look once more at the same.
+    fn block(&mut self, node: u32, mut results: Vec<i64>) {
+        let thread = self.nodes[node as usize].thread;
+        let mut seen = Looks::new(self, node);
+        let mut looks: Vec<(Op, i64)> = Vec::new();
+        results.push(0);
+        loop {
+            let (next, back) = self.replay(thread, results);
+            results = back;
+            match next {
+                Next::Op(Op::Pause) if !looks.is_empty() => break,
+                Next::Op(op) => match seen.last(&op) {
+                    Some(value) => {
+                        looks.push((op, value));
+                        results.push(value);
+                    }
+                    None => return,
+                },
+                _ => return,
+            }
+        }
+        // Go back over as many operations; they must be the same looks.
+        let mut head = node;
+        for (op, _) in looks.iter().rev() {
+            let Some(parent) = self.nodes[head as usize].parent else { return };
+            match &self.nodes[parent as usize].next {
+                Next::Op(before) if before == op => head = parent,
+                _ => return,
+            }
+        }
+        let watch =
+            looks.iter().filter_map(|(op, value)| op.place().map(|p| (p, *value))).collect();
+        self.nodes[node as usize].next = Next::Blocked { head, watch };
+    }
+}
+
+/// The value that each look on the way to a node has seen last.
+struct Looks(Vec<(Op, i64)>);
+
+impl Looks {
+    fn new(programs: &Programs<'_>, mut node: u32) -> Self {
+        let mut seen = Vec::new();
+        while let Some(parent) = programs.nodes[node as usize].parent {
+            if let Next::Op(op @ (Op::Load { .. } | Op::CompareExchange { .. } | Op::Read { .. })) =
+                programs.nodes[parent as usize].next
+            {
+                seen.push((op, programs.nodes[node as usize].result));
+            }
+            node = parent;
+        }
+        Self(seen)
+    }
+
+    fn last(&mut self, op: &Op) -> Option<i64> {
+        self.0.iter().find(|(seen, _)| seen == op).map(|(_, value)| *value)
+    }
+}

@@ -1,0 +1,726 @@
+//! Schedules are pure functions: properties of them over random shapes.
+//!
+//! The last test runs the skeletons of the ops, workgroup by workgroup, over words that never make
+//! anybody wait but write down who sets and who awaits which word. The lists of all ranks are then
+//! played against each other: every awaited word is set exactly once, and nobody waits for ever.
+//!
+//! Long because the words and bodies that write things down are of no use elsewhere.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, HashSet};
+
+use iris_kernels::schedule::{Grid, Shard, SplitGrid, Tile, Units, dealt, owner, part_of, split};
+use iris_models::schedule::Shape as Tuned;
+use iris_sync::barrier::Members;
+use iris_sync::flow::{
+    self, AccumulateTiles, DeliverTiles, Delivery, Exchange, GatherTiles, Launch, LlRows, LlTiles,
+    Owners, ReduceTiles, StagedTiles, Staging, Turns,
+};
+use iris_sync::ll::Rows;
+use iris_sync::{
+    Access, Channel, DevWord, End, Fault, LINE_WORDS, Limit, LlWord, Memory, Record, Shape, Stop,
+    SymPair, SymWord,
+};
+use iris_testkit::Level;
+use proptest::prelude::*;
+use proptest::test_runner::TestCaseError;
+
+/// Whether the workgroups of a launch, numbered so, are all of them, each once, 0 as 0, and those of a die
+/// one behind the other.
+fn deals(number: impl Fn(u32, u32, u32) -> u32, count: u32, dies: u32) -> bool {
+    let all: HashSet<u32> = (0..count).map(|workgroup| number(workgroup, count, dies)).collect();
+    let whole = all.len() == count as usize && all.iter().all(|&it| it < count);
+    let side_by_side = (0..count.saturating_sub(dies)).all(|workgroup| {
+        number(workgroup + dies, count, dies) == number(workgroup, count, dies) + 1
+    });
+    whole && side_by_side && number(0, count, dies) == 0
+}
+
+#[test]
+fn dealing_workgroups_to_dies_is_a_permutation() {
+    for (count, dies) in (1..700).flat_map(|count| (1..10).map(move |dies| (count, dies))) {
+        assert!(deals(dealt, count, dies), "{count} workgroups, {dies} dies");
+    }
+    // What forgets the remainder is found, and so is what leaves them as they are.
+    let even = |workgroup, count, dies| workgroup % dies * (count / dies) + workgroup / dies;
+    assert!(deals(even, 304, 8) && !deals(even, 301, 8));
+    assert!(!deals(|workgroup, _, _| workgroup, 304, 8));
+}
+
+fn config() -> ProptestConfig {
+    let cases = Level::from_env().pick(100, 1000, 20_000);
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+}
+
+fn grid() -> impl Strategy<Value = Grid> {
+    (0..120u32, 0..120u32, 1..50u32, 1..50u32).prop_map(|(rows, cols, tile_m, tile_n)| Grid {
+        rows,
+        cols,
+        tile_m,
+        tile_n,
+    })
+}
+
+fn units() -> impl Strategy<Value = Units> {
+    let shard = prop_oneof![Just(Shard::Rows), Just(Shard::Columns)];
+    (shard, 1..9u32, 0..90u32, 0..90u32, 1..40u32, 1..40u32, any::<bool>()).prop_map(
+        |(shard, size, m, k, tile_m, k_group, m_contiguous)| Units {
+            shard,
+            size,
+            m,
+            k,
+            tile_m,
+            k_group,
+            m_contiguous,
+        },
+    )
+}
+
+/// Whether the tiles cover `rows` x `cols` with no element twice.
+fn covers(tiles: impl Iterator<Item = Tile>, rows: u32, cols: u32) -> bool {
+    let mut seen = vec![false; (rows * cols) as usize];
+    for tile in tiles {
+        for row in tile.row..tile.row + tile.rows {
+            for col in tile.col..tile.col + tile.cols {
+                if std::mem::replace(&mut seen[(row * cols + col) as usize], true) {
+                    return false;
+                }
+            }
+        }
+    }
+    seen.into_iter().all(|seen| seen)
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn a_split_is_even_and_part_of_is_its_inverse(total in 0..5000u32, parts in 1..70u32) {
+        let mut next = 0;
+        for part in 0..parts {
+            let range = split(total, parts, part);
+            prop_assert_eq!(range.start, next);
+            prop_assert!(range.len() as u32 - total / parts <= 1);
+            prop_assert!(range.clone().all(|at| part_of(total, parts, at) == part));
+            next = range.end;
+        }
+        prop_assert_eq!(next, total);
+    }
+
+    #[test]
+    fn tiles_cover_a_matrix_once(grid in grid()) {
+        let tiles = (0..grid.tiles()).map(|tile| grid.tile(tile));
+        prop_assert!(covers(tiles, grid.rows, grid.cols));
+    }
+
+    #[test]
+    fn tiles_of_split_rows_cover_it_once_and_cross_no_boundary(grid in grid(), size in 1..9u32) {
+        let all = SplitGrid { grid, size };
+        let tiles = (0..all.tiles()).map(|tile| all.tile(tile));
+        prop_assert!(covers(tiles, grid.rows, grid.cols));
+        let mut places = HashSet::new();
+        for tile in 0..all.tiles() {
+            let (owner, area) = (all.owner(tile), all.tile(tile));
+            let rows = split(grid.rows, size, owner);
+            prop_assert!(rows.start <= area.row && area.row + area.rows <= rows.end);
+            // The place in the owner's inbox: its own, and below that of the largest part.
+            let place = tile - all.first(owner);
+            prop_assert!(places.insert((owner, place)) && place < all.part(0).tiles());
+        }
+    }
+
+    #[test]
+    fn owners_take_turns_and_places_are_unique(tiles in 0..300u32, size in 1..65u32) {
+        let mut places = HashSet::new();
+        for tile in 0..tiles {
+            let (owner, place) = (owner(tile, size), tile / size);
+            prop_assert!(owner < size && place < tiles.div_ceil(size));
+            prop_assert!(places.insert((owner, place)));
+        }
+    }
+
+    /// Fewer rows never need more words or places than the plan's rows.
+    #[test]
+    fn smaller_calls_fit(grid in grid(), units in units(), fewer in 0..90u32) {
+        let size = units.size;
+        let less = Grid { rows: grid.rows.min(fewer), ..grid };
+        prop_assert!(less.tiles() <= grid.tiles());
+        let (small, large) = (SplitGrid { grid: less, size }, SplitGrid { grid, size });
+        prop_assert!(small.tiles() <= large.tiles());
+        prop_assert!((0..size).all(|rank| small.part(rank).tiles() <= large.part(0).tiles()));
+        let small = Units { m: units.m.min(fewer), ..units };
+        prop_assert!(small.units() <= units.units());
+    }
+
+    #[test]
+    fn units_cover_every_shard_once(units in units()) {
+        let area = |unit| units.area(unit);
+        prop_assert!(covers((0..units.units()).map(area), units.m, units.k));
+        for source in 0..units.size {
+            let (rows, cols) = units.shard_of(source);
+            let (blocks, groups) = units.blocks(source);
+            for (row, group) in (0..blocks).flat_map(|row| (0..groups).map(move |g| (row, g))) {
+                let unit = units.unit(source, row, group);
+                let area = units.area(unit);
+                prop_assert_eq!(units.source(unit), source);
+                prop_assert_eq!(area.row, rows.start + row * units.tile_m);
+                prop_assert_eq!(area.col, cols.start + group * units.k_group);
+                prop_assert!(area.row + area.rows <= rows.end && area.col + area.cols <= cols.end);
+            }
+        }
+    }
+
+    #[test]
+    fn every_rank_fetches_every_unit_once_and_works_on_every_block_once(units in units()) {
+        for rank in 0..units.size {
+            let fetched: HashSet<_> =
+                (0..units.units()).map(|position| units.fetched(position, rank)).collect();
+            prop_assert_eq!(fetched.len() as u32, units.units());
+            let blocks = units.row_blocks();
+            let worked: HashSet<_> = (0..blocks).map(|at| units.worked(at, rank)).collect();
+            prop_assert_eq!(worked.len() as u32, blocks);
+            let whole = Tile { row: 0, col: 0, rows: 0, cols: 1 };
+            let strip = |block| {
+                let (row, rows, _, _) = units.row_block(block);
+                Tile { row, rows, ..whole }
+            };
+            prop_assert!(covers(worked.into_iter().map(strip), units.m, 1));
+        }
+    }
+
+    /// All links are busy while all peers have something left.
+    #[test]
+    fn neighbouring_fetches_are_from_all_peers(units in units(), rank in 0u32..8) {
+        prop_assume!(rank < units.size);
+        let others = units.size - 1;
+        let of = |source| units.first(source + 1) - units.first(source);
+        let least = (0..units.size).filter(|&it| it != rank).map(of).min().unwrap_or(0);
+        for round in 0..least {
+            let fetched = (round * others..(round + 1) * others).map(|at| units.fetched(at, rank));
+            let sources: HashSet<_> = fetched.map(|unit| units.source(unit)).collect();
+            prop_assert!(sources.len() as u32 == others && !sources.contains(&rank));
+        }
+    }
+
+    #[test]
+    fn neighbouring_turns_begin_with_different_peers(size in 1u32..9, turn in 0u32..1000) {
+        let channel = Channel { rank: turn % size, size, ..Channel::default() };
+        let all: HashSet<_> = channel.peers().collect();
+        let firsts = (turn..turn + size - 1).filter_map(|turn| {
+            let peers: Vec<_> = channel.peers_in_turn(turn).collect();
+            assert_eq!(peers.iter().copied().collect::<HashSet<_>>(), all);
+            peers.first().copied()
+        });
+        prop_assert_eq!(firsts.collect::<HashSet<_>>(), all);
+    }
+
+    /// What a block of rows waits for is what its product needs: those rows, all of K, once.
+    #[test]
+    fn blocks_need_their_rows_and_all_of_k_once(units in units()) {
+        for (rank, block) in
+            (0..units.size).flat_map(|rank| (0..units.row_blocks()).map(move |b| (rank, b)))
+        {
+            let (row, rows, _, _) = units.row_block(block);
+            let mut groups = Vec::new();
+            for unit in units.needs(block, rank) {
+                let area = units.area(unit);
+                prop_assert_eq!((area.row, area.rows), (row, rows));
+                groups.push(Tile { row: 0, rows: 1, ..area });
+            }
+            prop_assert!(covers(groups.into_iter(), 1, units.k));
+        }
+    }
+}
+
+/// A word that one workgroup sets and others await.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Token {
+    Sym(SymWord),
+    Pair(SymPair),
+    Dev(u32, DevWord),
+    /// Workgroup of a rank at the end of a launch.
+    Out(u32, u32, u32),
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Set(Token),
+    Await(Token),
+}
+
+/// Words that never make anybody wait, and remember who was here.
+struct Recorder<'a> {
+    channel: &'a Channel,
+    direct: bool,
+    launch: u32,
+    group: u32,
+    groups: u32,
+    finished: &'a Cell<i32>,
+    steps: RefCell<Vec<Step>>,
+    /// What the body did: its name, tile and peer.
+    done: RefCell<Vec<(&'static str, u32, u32)>>,
+}
+
+impl Recorder<'_> {
+    fn step(&self, step: Step) {
+        self.steps.borrow_mut().push(step);
+    }
+
+    fn did(&self, what: &'static str, tile: u32, peer: u32) {
+        self.done.borrow_mut().push((what, tile, peer));
+    }
+}
+
+const CALL: i32 = 1;
+
+impl Memory for Recorder<'_> {
+    fn load(&self, word: SymWord, access: Access) -> i32 {
+        match access {
+            Access::AbortLoad | Access::AbortCheck => return 0,
+            // Before the first call everybody has entered the one before it.
+            Access::CreditLoad => {}
+            _ => self.step(Step::Await(Token::Sym(word))),
+        }
+        CALL
+    }
+
+    fn store(&self, word: SymWord, _: i32, access: Access) {
+        if access != Access::LockGive {
+            self.step(Step::Set(Token::Sym(word)));
+        }
+    }
+
+    fn compare_exchange(&self, _: SymWord, _: i32, _: i32, _: Access) -> i32 {
+        iris_sync::lock::FREE
+    }
+
+    fn load_pair(&self, pair: SymPair, _: Access) -> [LlWord; 2] {
+        self.step(Step::Await(Token::Pair(pair)));
+        // The head of what comes is this rank's own: op and sequence are zero here, as is the rest.
+        [LlWord { data: 0, call: CALL }; 2]
+    }
+
+    fn store_pair(&self, pair: SymPair, _: [LlWord; 2], _: Access) {
+        self.step(Step::Set(Token::Pair(pair)));
+    }
+
+    fn get(&self, word: SymWord) -> i32 {
+        // Records are all zero, but for the leading dimension of C behind their fields.
+        let at = (word.index - self.channel.entries) % LINE_WORDS;
+        i32::from(self.direct && at == 8)
+    }
+
+    fn put(&self, _: SymWord, _: i32) {}
+
+    fn dev_load(&self, word: DevWord, access: Access) -> i32 {
+        if access == Access::FlagLoad {
+            self.step(Step::Await(Token::Dev(self.channel.rank, word)));
+        }
+        if word.index == self.channel.sequence { 0 } else { CALL }
+    }
+
+    fn dev_store(&self, word: DevWord, _: i32, access: Access) {
+        if access == Access::FlagStore {
+            self.step(Step::Set(Token::Dev(self.channel.rank, word)));
+        }
+    }
+
+    fn dev_add(&self, _: DevWord, value: i32, _: Access) -> i32 {
+        self.step(Step::Set(Token::Out(self.channel.rank, self.launch, self.group)));
+        let before = self.finished.get();
+        self.finished.set(before + value);
+        if before + 1 == self.groups as i32 {
+            // Who ends the call has seen all others out.
+            for group in 0..self.groups {
+                self.step(Step::Await(Token::Out(self.channel.rank, self.launch, group)));
+            }
+        }
+        before
+    }
+
+    fn pause(&self, _: u32) {}
+
+    fn expired(&self, _: Limit, _: u32) -> bool {
+        true
+    }
+
+    fn record(&self, fault: &Fault) {
+        panic!("{fault}");
+    }
+}
+
+struct Body<'a>(&'a Recorder<'a>);
+
+impl ReduceTiles for Body<'_> {
+    /// As messages do, or, of some ranks, as products.
+    fn at_once(&self) -> bool {
+        self.0.direct || self.0.channel.rank.is_multiple_of(2)
+    }
+    fn produce(&mut self, tile: u32) {
+        self.0.did("produce", tile, 0);
+    }
+    fn push(&mut self, peer: u32, tile: u32, _: u32) {
+        self.0.did("push", tile, peer);
+    }
+    fn keep(&mut self, tile: u32, _: u32) {
+        self.0.did("keep", tile, 0);
+    }
+    fn reduce(&mut self, tile: u32, _: u32) {
+        self.0.did("result", tile, 0);
+    }
+    fn push_result(&mut self, peer: u32, tile: u32, _: u32, _: bool) {
+        self.0.did("push_result", tile, peer);
+    }
+    fn take_result(&mut self, tile: u32, _: u32) {
+        self.0.did("result", tile, 0);
+    }
+}
+
+impl AccumulateTiles for Body<'_> {
+    fn zero(&mut self, tile: u32, _: u32) {
+        self.0.did("zero", tile, 0);
+    }
+    fn produce(&mut self, tile: u32) {
+        self.0.did("produce", tile, 0);
+    }
+    fn add(&mut self, owner: u32, tile: u32, _: u32) {
+        self.0.did("add", tile, owner);
+    }
+    fn convert(&mut self, _: u32, tile: u32, _: u32) {
+        self.0.did("result", tile, 0);
+    }
+}
+
+impl DeliverTiles for Body<'_> {
+    fn produce(&mut self, tile: u32) {
+        self.0.did("produce", tile, 0);
+    }
+    fn push(&mut self, peer: u32, tile: u32, _: u32, _: bool) {
+        self.0.did("push", tile, peer);
+    }
+    fn take(&mut self, source: u32, tile: u32, _: u32) {
+        self.0.did("take", tile, source);
+    }
+}
+
+impl GatherTiles for Body<'_> {
+    fn push_part(&mut self, peer: u32, part: u32, _: u32) {
+        self.0.did("push", part, peer);
+    }
+    fn multiply(&mut self, tile: u32, source: u32, _: u32) {
+        self.0.did("multiply", tile, source);
+    }
+    fn store(&mut self, tile: u32) {
+        self.0.did("result", tile, 0);
+    }
+}
+
+impl StagedTiles for Body<'_> {
+    fn fetch(&mut self, unit: u32) {
+        self.0.did("fetch", unit, 0);
+    }
+    fn multiply_unit(&mut self, tile: u32, unit: u32) {
+        self.0.did("multiply", tile, unit);
+    }
+    fn store(&mut self, tile: u32) {
+        self.0.did("result", tile, 0);
+    }
+}
+
+struct Staged(Units, u32, u32);
+
+impl Staging for Staged {
+    fn units(&self) -> u32 {
+        self.0.units()
+    }
+    fn fetched(&self, position: u32) -> u32 {
+        self.0.fetched(position, self.1)
+    }
+    fn source(&self, unit: u32) -> u32 {
+        self.0.source(unit)
+    }
+    fn tiles(&self) -> u32 {
+        self.0.row_blocks() * self.2
+    }
+    fn needs(&self, tile: u32) -> impl Iterator<Item = u32> {
+        self.0.needs(self.0.worked(tile / self.2, self.1), self.1)
+    }
+}
+
+struct ToAll(SplitGrid, u32);
+
+impl Delivery for ToAll {
+    fn produced(&self) -> u32 {
+        self.0.part(self.1).tiles()
+    }
+    fn sent(&self, from: u32, _: u32) -> u32 {
+        self.0.part(from).tiles()
+    }
+}
+
+/// As many items as there are tiles.
+impl Exchange for ToAll {
+    fn sent(&self, from: u32, _: u32) -> u32 {
+        self.0.part(from).tiles()
+    }
+}
+
+/// Tiles of each rank's rows.
+struct Parts(SplitGrid);
+
+impl Owners for Parts {
+    fn most(&self) -> u32 {
+        self.0.part(0).tiles()
+    }
+    fn owned(&self, owner: u32, place: u32) -> Option<u32> {
+        (place < self.0.part(owner).tiles()).then(|| self.0.first(owner) + place)
+    }
+}
+
+impl LlTiles for Body<'_> {
+    fn give(&mut self, _: u32, _: u32) -> [u32; 2] {
+        [0; 2]
+    }
+    fn begin(&mut self, _: u32) {}
+    fn take(&mut self, _: u32, _: u32, _: [u32; 2]) {}
+    fn end(&mut self, _: u32) {}
+}
+
+impl LlRows for Body<'_> {
+    fn row(&mut self, _: u32) {}
+}
+
+const SKELETONS: [&str; 12] = [
+    "exchange",
+    "exchange_rows",
+    "exchange_spread_rows",
+    "one_shot",
+    "two_shot",
+    "scatter",
+    "deliver",
+    "pull",
+    "staged",
+    "locked",
+    "atomic",
+    "baseline",
+];
+
+/// One launch of a skeleton: which one it is of its call.
+fn launch_of(
+    name: &str,
+    launch: u32,
+    at: &Launch<'_, Recorder<'_>>,
+    units: Units,
+    split: SplitGrid,
+    fetchers: u32,
+) -> Option<Result<(), Stop>> {
+    let mut body = Body(at.m);
+    let body = &mut body;
+    let (size, me) = (at.channel.size, at.channel.rank);
+    let tiles = split.grid.tiles();
+    let across = split.grid.across();
+    let owner = |tile| owner(tile, size);
+    let barrier = |phase| flow::barrier(at, phase, Members::all(size), End::Keep);
+    Some(match (name, launch) {
+        ("one_shot", 0) => flow::one_shot(at, tiles, body),
+        ("two_shot", 0) => flow::two_shot(at, &Turns { tiles, owners: size }, fetchers, body),
+        ("scatter", 0) => flow::reduce_scatter(at, &Parts(split), fetchers, body),
+        ("deliver", 0) => flow::deliver(at, &ToAll(split, me), fetchers, body),
+        ("exchange", 0) => flow::exchange(at, &ToAll(split, me), body),
+        ("exchange_rows" | "exchange_spread_rows", 0) => {
+            let spread = name == "exchange_spread_rows";
+            // Of the second rows a thread has them one by one.
+            let at_once = if spread { 1 } else { 4 };
+            let rows =
+                Rows { items: tiles, len: across.max(1), piece: at_once.min(2), at_once, spread };
+            flow::exchange_rows(at, &rows, body)
+        }
+        ("pull", 0) => flow::pull(at, units.row_blocks() * across, body),
+        ("staged", 0) => flow::staged(at, fetchers, &Staged(units, me, across), body),
+        ("locked" | "atomic", 0) => flow::zero(at, tiles, owner, body),
+        ("locked" | "atomic", 1) => barrier(0),
+        ("locked" | "atomic", 2) => flow::add(at, tiles, owner, name == "locked", body),
+        ("locked" | "atomic", 3) => barrier(1),
+        ("locked" | "atomic", 4) => flow::convert(at, tiles, owner, body),
+        ("baseline", 0) => flow::gather(at, units.blocks(me).0, body),
+        ("baseline", 1) => barrier(0),
+        ("baseline", 2) => flow::local(at, units.row_blocks() * across, body),
+        _ => return None,
+    })
+}
+
+/// Results that `rank` should have, by tile.
+fn results(name: &str, units: Units, split: SplitGrid, rank: u32) -> u32 {
+    match name {
+        "scatter" => split.part(rank).tiles(),
+        "deliver" | "exchange" | "exchange_rows" | "exchange_spread_rows" => 0,
+        "pull" | "staged" | "baseline" => units.row_blocks() * split.grid.across(),
+        _ => split.grid.tiles(),
+    }
+}
+
+/// What `rank` does with tiles to have those of all ranks.
+fn delivered(split: SplitGrid, rank: u32, direct: bool) -> HashSet<(&'static str, u32, u32)> {
+    let tiles = |of| 0..split.part(of).tiles();
+    let peers = || (0..split.size).filter(|&peer| peer != rank);
+    let produced = tiles(rank).map(|tile| ("produce", tile, 0));
+    let pushed = tiles(rank).flat_map(|tile| peers().map(move |peer| ("push", tile, peer)));
+    let from = |source| tiles(source).map(move |tile| ("take", tile, source));
+    let taken = peers().filter(|_| !direct).flat_map(from);
+    produced.chain(pushed).chain(taken).collect()
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn every_awaited_word_is_set_once_and_nobody_waits_for_ever(
+        name in prop::sample::select(&SKELETONS[..]),
+        units in units(),
+        cols in (0..60u32, 8..40u32),
+        groups in prop::collection::vec((1..5u32, 0..6u32), 9),
+        direct in any::<bool>(),
+    ) {
+        play(name, units, cols, &groups, direct)?;
+    }
+}
+
+#[test]
+fn nor_in_any_row_of_a_tuning_table() {
+    let shapes = iris_models::check::tuned_shapes().expect("tuning tables");
+    let mut played = 0;
+    let mut cols = (0, 1);
+    for shape in &shapes {
+        match *shape {
+            Tuned::Tiles(grid, _) => cols = (grid.cols, grid.tile_n),
+            Tuned::Units(units) => {
+                for (name, direct) in
+                    SKELETONS.iter().flat_map(|name| [(name, false), (name, true)])
+                {
+                    play(name, units, cols, &[(3, 1); 9], direct).unwrap_or_else(|why| {
+                        panic!("{name} in {units:?}, N and its tile {cols:?}: {why}")
+                    });
+                    played += 1;
+                }
+            }
+            Tuned::Split(..) | Tuned::Items(..) | Tuned::Rounds(..) | Tuned::Arriving(..) => {}
+        }
+    }
+    assert!(played >= 10 * SKELETONS.len(), "only {played} schedules");
+}
+
+/// Run a skeleton on all ranks, of A in `units` and of `n` columns in tiles of `tile_n`, then play
+/// the lists of what they set and await against each other. `groups`: for each rank its workgroups,
+/// and how many of them fetch.
+fn play(
+    name: &str,
+    units: Units,
+    (n, tile_n): (u32, u32),
+    groups: &[(u32, u32)],
+    direct: bool,
+) -> Result<(), TestCaseError> {
+    let grid = Grid { rows: units.m, cols: n, tile_m: units.tile_m, tile_n };
+    let (size, split) = (units.size, SplitGrid { grid, size: units.size });
+    let tiles = grid.tiles().max(split.tiles());
+    let shape = Shape {
+        op: 0,
+        size,
+        tiles,
+        flags: units.units(),
+        locks: true,
+        sequence: 1 << 30,
+        pairs: tiles,
+    };
+    let record = Record { direct: i32::from(direct), ..Record::default() };
+    let mut lists = Vec::new();
+    for rank in 0..size {
+        let (channel, _) = Channel::lay_out(shape, rank, 1024, 0);
+        let (count, fetchers) = groups[rank as usize];
+        let mut done = Vec::new();
+        // With one group a launch more, the workgroups of the launch before.
+        let mut before = 0;
+        for launch in 0.. {
+            let is_barrier =
+                matches!((name, launch), ("locked" | "atomic", 1 | 3) | ("baseline", 1));
+            let count = if is_barrier { 1 } else { count };
+            let finished = Cell::new(0);
+            let mut ended = false;
+            for group in 0..count {
+                let m = Recorder {
+                    channel: &channel,
+                    direct,
+                    launch,
+                    group,
+                    groups: count,
+                    finished: &finished,
+                    steps: RefCell::default(),
+                    done: RefCell::default(),
+                };
+                for group in 0..before {
+                    m.step(Step::Await(Token::Out(rank, launch - 1, group)));
+                }
+                let at = Launch { m: &m, channel: &channel, record: &record, index: group, count };
+                match launch_of(name, launch, &at, units, split, fetchers) {
+                    Some(result) => prop_assert!(result.is_ok()),
+                    None => ended = true,
+                }
+                // One that is alone counts itself out by ending.
+                if count == 1 {
+                    m.step(Step::Set(Token::Out(rank, launch, group)));
+                }
+                done.extend(m.done.into_inner());
+                lists.push(m.steps.into_inner());
+            }
+            if ended {
+                break;
+            }
+            before = count;
+        }
+        let once: HashSet<_> = done.iter().collect();
+        prop_assert_eq!(once.len(), done.len(), "something was done twice");
+        let made = done.iter().filter(|(what, _, _)| *what == "result").count() as u32;
+        let wanted = results(name, units, split, rank);
+        // Of two_shot, what peers write directly is no work of this rank.
+        let own = (0..wanted).filter(|&tile| owner(tile, size) == rank).count() as u32;
+        let wanted = if name == "two_shot" && direct { own } else { wanted };
+        prop_assert_eq!(made, wanted);
+        if name == "deliver" {
+            let wanted = delivered(split, rank, direct);
+            prop_assert_eq!(once, wanted.iter().collect());
+        }
+    }
+
+    let mut set = HashMap::new();
+    for step in lists.iter().flatten() {
+        if let Step::Set(token) = step {
+            *set.entry(*token).or_insert(0) += 1;
+        }
+    }
+    for step in lists.iter().flatten() {
+        if let Step::Await(token) = step {
+            prop_assert_eq!(set.get(token), Some(&1), "{:?}", token);
+        }
+    }
+    let mut reached = HashSet::new();
+    let mut at = vec![0; lists.len()];
+    loop {
+        let mut moved = false;
+        for (list, at) in lists.iter().zip(&mut at) {
+            while let Some(step) = list.get(*at) {
+                match step {
+                    Step::Set(token) => drop(reached.insert(*token)),
+                    Step::Await(token) if !reached.contains(token) => break,
+                    Step::Await(_) => {}
+                }
+                (*at, moved) = (*at + 1, true);
+            }
+        }
+        if !moved {
+            break;
+        }
+    }
+    for (list, at) in lists.iter().zip(at) {
+        prop_assert!(at == list.len(), "waits for ever: {:?}", list[at]);
+    }
+    Ok(())
+}

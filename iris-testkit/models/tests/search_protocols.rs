@@ -1,0 +1,300 @@
+//! The protocols of iris-sync with three and four ranks: every interleaving, each state once, and
+//! random schedules from printed seeds with vector clocks. Also the counter, all the way round.
+
+use iris_models::ll::{self, Pattern};
+use iris_models::mutants::{STATES, slots_whole_range, whole_range};
+use iris_models::ops::instead::{GATHER, PULL, STAGED, TWO_SHOT};
+use iris_models::ops::{Accumulate, Beside};
+use iris_models::{Report, Rules, Scenario, ops, primitives, search};
+use iris_sync::RESTAMP_PERIOD;
+use iris_sync::barrier::Members;
+use iris_testkit::Level;
+use rayon::prelude::*;
+
+fn report(report: &Report, at_least: u64) {
+    println!("{report}");
+    assert!(report.failure.is_none(), "{report}\n{}", report.history());
+    assert!(report.executions >= at_least, "{report}: expected at least {at_least}");
+}
+
+/// Every op skeleton over so many ranks and calls.
+fn all_ops(ranks: u32, calls: u32) -> Vec<Scenario> {
+    let accumulate = |atomic| {
+        let how = Accumulate { atomic, first_barrier: true, second_barrier: true };
+        ops::accumulate(ranks, 1, calls, how)
+    };
+    vec![
+        ops::one_shot(ranks, 1, calls),
+        ops::one_shot(ranks, 3, calls),
+        ops::two_shot(ranks, 1, calls, false),
+        ops::two_shot(ranks, 2, calls, false),
+        ops::two_shot(ranks, 2, calls, true),
+        ops::reduce_scatter(ranks, 1, calls),
+        ops::reduce_scatter(ranks, 3, calls),
+        ops::matmul_reduce_scatter(ranks, 3, calls),
+        ops::deliver(ranks, 1, calls, true, false),
+        ops::deliver(ranks, 1, calls, true, true),
+        ops::deliver(ranks, 1, calls, false, false),
+        ops::deliver(ranks, 1, calls, false, true),
+        ops::relay(ranks, 1, calls, false),
+        ops::relay(ranks, 2, calls, true),
+        ops::pull(ranks, 1, calls),
+        ops::staged(&vec![1; ranks as usize], 1, calls),
+        ops::gather(ranks, 1, calls, true),
+        ops::copied(ranks, 1, calls, true),
+        ops::copied_on(ranks, 1, calls),
+        ops::copied_beside(ranks, 1, calls),
+        ops::stored(ranks, 1, calls, ops::Stored::Right),
+        accumulate(false),
+        accumulate(true),
+    ]
+}
+
+#[test]
+fn every_interleaving_of_three_and_four_ranks() {
+    let level = Level::from_env();
+    let mut scenarios = all_ops(3, 2);
+    scenarios.push(ops::staged(&[2, 2, 1], 1, 1));
+    scenarios.push(ops::copied(2, 2, 2, true).groups(&[2, 2]));
+    scenarios.push(ops::copied_beside(2, 2, 2).groups(&[3, 3]));
+    scenarios.push(ops::stored(2, 2, 1, ops::Stored::Right).groups(&[2, 2]));
+    if level >= Level::Normal {
+        scenarios.extend(all_ops(4, 1));
+        scenarios.extend(all_ops(2, 4));
+        scenarios.push(ops::staged(&[2, 2, 2], 1, 1));
+    }
+    if level >= Level::Full {
+        scenarios.extend(all_ops(3, 3));
+    }
+    for scenario in scenarios {
+        report(&search::exhaust(&scenario, &Rules::default(), STATES), 100);
+    }
+    for (ranks, tiles, calls) in [(2, 1, 2), (2, 2, 1), (3, 1, 1)] {
+        let scenario = ops::beside(ranks, tiles, calls, Beside::Right);
+        report(&search::exhaust(&scenario, &Rules::default(), STATES), 100);
+    }
+    for ranks in [3, 4] {
+        let scenario = primitives::barrier(ranks, Members::all(ranks), 2, true);
+        report(&search::exhaust(&scenario, &Rules::default(), STATES), 200);
+        report(&search::exhaust(&primitives::spinlock(ranks, 2), &Rules::default(), STATES), 200);
+        report(&search::exhaust(&primitives::entry(ranks, 2), &Rules::default(), STATES), 1_000);
+    }
+    let middle = Members::from_bits(0b1011);
+    report(
+        &search::exhaust(&primitives::barrier(4, middle, 2, true), &Rules::default(), STATES),
+        200,
+    );
+}
+
+/// Two threads a wave, in lockstep: one arm of a branch to its end before the other, and either first.
+/// From three ranks on each thread has a peer of its own. `cargo xtask check-protocols` searches one call
+/// of each op exhaustively.
+#[test]
+fn waves_in_lockstep() {
+    let runs = Level::from_env().pick(50, 200, 5_000);
+    let barrier = primitives::barrier_in_launch(3);
+    let both = |scenario: Scenario| [Some(scenario.clone()), scenario.on_headers()];
+    for scenario in all_ops(3, 3).into_iter().flat_map(both).flatten() {
+        let scenario = scenario.threads(2).lockstep();
+        report(&search::random(&scenario, &Rules::default(), 1, runs), runs);
+    }
+    for scenario in both(barrier).into_iter().flatten() {
+        let scenario = scenario.threads(2).lockstep();
+        report(&search::exhaust(&scenario, &Rules::default(), STATES), 1_000);
+    }
+}
+
+/// Whatever rank 0 gives up, what another rank takes for the result is the result. Ops that pull, and
+/// those of copy engines, are not among them: that memory is written while a peer reads it is a race to
+/// the models, also where the peer finds out before its call ends.
+#[test]
+fn a_rank_that_gives_up_misleads_nobody() {
+    let level = Level::from_env();
+    let pulls =
+        |s: &Scenario| ["pull", "staged", "copied"].iter().any(|op| s.name().starts_with(op));
+    let mut sizes = vec![(2, 3), (3, 1)];
+    if level >= Level::Full {
+        sizes.push((3, 2));
+    }
+    for (ranks, calls) in sizes {
+        for scenario in all_ops(ranks, calls).into_iter().filter(|s| !pulls(s)) {
+            // Numbers near 7, and calls of which one refreshes.
+            for first in [7, RESTAMP_PERIOD.wrapping_sub(calls as i32 - 1)] {
+                let scenario = ops::given_up(scenario.clone().calls(calls, first));
+                report(&search::exhaust(&scenario, &Rules::default(), STATES), 20);
+                let groups: Vec<u32> = (0..ranks).map(|rank| 1 + u32::from(rank == 0)).collect();
+                let wide = scenario.threads(2).groups(&groups);
+                let runs = level.pick(200, 1_000, 5_000);
+                report(&search::random(&wide, &Rules::default(), 1, runs), runs);
+            }
+        }
+    }
+}
+
+#[test]
+fn random_schedules_of_up_to_four_ranks() {
+    let runs = Level::from_env().pick(500, 3_000, 10_000);
+    let mut scenarios: Vec<Scenario> = [2, 3, 4].into_iter().flat_map(|r| all_ops(r, 3)).collect();
+    for ranks in [2, 3, 4] {
+        let groups = vec![2; ranks as usize];
+        scenarios.extend(all_ops(ranks, 2).into_iter().map(|s| s.threads(2)));
+        scenarios.extend(all_ops(ranks, 2).into_iter().map(|s| s.groups(&groups)));
+        scenarios.push(ops::staged(&groups, 2, 2).threads(2));
+        scenarios.push(ops::beside(ranks, 2, 3, Beside::Right).threads(2));
+    }
+    let placed = scenarios.par_iter().enumerate().map(|(at, scenario)| {
+        let seed = (at as u64 + 1) * 1_000_000;
+        search::random(scenario, &Rules::default(), seed, runs)
+    });
+    let found: Vec<Report> = placed.collect();
+    for found in &found {
+        assert!(found.failure.is_none(), "{found}\n{}", found.history());
+    }
+    let total: u64 = found.iter().map(|found| found.executions).sum();
+    println!(
+        "{} scenarios, {runs} schedules each, seeds from 1000000 times the place in the list",
+        scenarios.len()
+    );
+    assert_eq!(total, runs * scenarios.len() as u64);
+}
+
+/// Every op skeleton, and words that carry their data, among as many ranks as a node has GPUs.
+#[test]
+fn random_schedules_of_five_and_eight_ranks() {
+    let runs = Level::from_env().pick(10, 25, 1_000);
+    let mut scenarios = Vec::new();
+    for ranks in [5, 8] {
+        scenarios.extend(all_ops(ranks, 3));
+        // Each of two threads has more than one peer.
+        scenarios.extend(all_ops(ranks, 2).into_iter().map(|s| s.threads(2)));
+        for (_, pattern) in Pattern::NAMED {
+            scenarios.push(ll::exchange_two(pattern, ranks, 3).threads(3));
+        }
+        scenarios.push(ll::exchange_rows(ranks, 3, true, true).threads(4));
+        scenarios.push(ll::exchange_tiles(ranks, 3, 3).threads(4));
+        scenarios.push(ops::partial(ranks, 8, -2, &[3, 3, 1, 8]));
+        scenarios.push(primitives::barrier(ranks, Members::all(ranks), 3, true));
+    }
+    let found =
+        scenarios.par_iter().map(|scenario| search::random(scenario, &Rules::default(), 1, runs));
+    let found: Vec<Report> = found.collect();
+    for found in &found {
+        report(found, runs);
+    }
+}
+
+/// Words that carry their data: every pattern of who sends to whom, and calls that leave words alone
+/// or are of another kind, with and without a rank that gives up.
+#[test]
+fn words_that_carry_their_data() {
+    let level = Level::from_env();
+    let mut scenarios = Vec::new();
+    for (_, pattern) in Pattern::NAMED {
+        scenarios.push(ll::exchange(pattern, 2, 2));
+        for (ranks, calls) in [(2, 4), (3, 1)] {
+            scenarios.push(ll::exchange(pattern, ranks, calls).without_heads());
+        }
+        if level >= Level::Full {
+            scenarios.push(ll::exchange(pattern, 2, 3));
+            scenarios.push(ll::exchange(pattern, 3, 2).without_heads());
+        }
+        for first in [RESTAMP_PERIOD - 2, -2, i32::MAX - 1] {
+            let partial = ll::partial(pattern, 2, first, &[1, 2, 0, 1]);
+            scenarios.push(partial.without_heads());
+        }
+    }
+    for scenario in &scenarios {
+        report(&search::exhaust(scenario, &Rules::default(), STATES), 50);
+    }
+    for scenario in scenarios.into_iter().filter(|s| !s.name().contains("3 ranks, [1, 1]")) {
+        report(&search::exhaust(&ops::given_up(scenario), &Rules::default(), STATES), 50);
+    }
+    let runs = level.pick(50, 200, 10_000);
+    for (_, pattern) in Pattern::NAMED {
+        for ranks in [2, 3, 4] {
+            let wide = ll::exchange_two(pattern, ranks, 3).threads(3);
+            let groups = |rank: u32| (0..ranks).map(move |r| 1 + u32::from(r <= rank)).collect();
+            let (first, all): (Vec<u32>, Vec<u32>) = (groups(0), groups(ranks));
+            // What one workgroup took is no result where another gave up: rank 0 looks at none then.
+            let given_up = ops::given_up(wide.clone().groups(&first).without_heads());
+            for scenario in [wide.clone(), wide.groups(&all).without_heads(), given_up] {
+                report(&search::random(&scenario, &Rules::default(), 1, runs), runs);
+            }
+        }
+    }
+}
+
+/// The same in rows that a workgroup takes whole: when it has passed, all of its threads may read all of
+/// them.
+#[test]
+fn rows_of_words_that_carry_their_data() {
+    let runs = Level::from_env().pick(50, 300, 10_000);
+    for (ranks, spread) in [(2, false), (2, true), (3, false), (3, true)] {
+        report(&search::random(&ll::in_place(false), &Rules::default(), 1, runs), runs);
+        let one = ll::exchange_rows(ranks, 1, false, spread).without_heads();
+        report(&search::exhaust(&one, &Rules::default(), STATES), 50);
+        // Of two threads one takes a row by itself, of four a row has not items for all that take any.
+        for (groups, threads) in [(1, 2), (2, 2), (3, 4)] {
+            let wide = ll::exchange_rows(ranks, 3, true, spread).threads(threads);
+            let all = wide.clone().groups(&vec![groups; ranks as usize]);
+            // What one workgroup took is no result where another gave up: rank 0 looks at none then.
+            let first: Vec<u32> =
+                (0..ranks).map(|rank| [groups, 1][usize::from(rank > 0)]).collect();
+            let given_up = ops::given_up(wide.groups(&first));
+            for scenario in [all, given_up] {
+                report(&search::random(&scenario, &Rules::default(), 1, runs), runs);
+            }
+        }
+    }
+}
+
+/// The same of tiles of a product, one a workgroup: what a thread pushes another has multiplied.
+#[test]
+fn tiles_of_words_that_carry_their_data() {
+    let runs = Level::from_env().pick(50, 200, 10_000);
+    for ranks in [2, 3] {
+        // Four threads have a row, two of two, or one of four rows.
+        let wide = ll::exchange_tiles(ranks, 3, 3).threads(4);
+        for groups in [1, 2, 4] {
+            let all = wide.clone().groups(&vec![groups; ranks as usize]);
+            // What one workgroup took is no result where another gave up: rank 0 looks at none then.
+            let first: Vec<u32> =
+                (0..ranks).map(|rank| [groups, 1][usize::from(rank > 0)]).collect();
+            let given_up = ops::given_up(wide.clone().groups(&first));
+            for scenario in [all, given_up] {
+                report(&search::random(&scenario, &Rules::default(), 1, runs), runs);
+            }
+        }
+    }
+}
+
+/// From just below the largest number and just below each multiple of the period, calls that use
+/// three of eight tiles, then all of them.
+#[test]
+fn counters_about_to_wrap_or_to_refresh() {
+    let level = Level::from_env();
+    let starts = (-4..4).map(|k: i32| k.wrapping_mul(RESTAMP_PERIOD)).chain([i32::MIN]);
+    for multiple in starts {
+        let first = multiple.wrapping_sub(2);
+        for ranks in [2, 3, 4] {
+            let scenario = ops::partial(ranks, 8, first, &[3, 3, 1, 8]);
+            let runs = level.pick(100, 500, 5_000);
+            report(&search::random(&scenario, &Rules::default(), 1, runs), runs);
+        }
+        if level >= Level::Normal {
+            let scenario = ops::partial(2, 8, multiple.wrapping_sub(1), &[3, 3, 8]);
+            report(&search::exhaust(&scenario, &Rules::default(), STATES), 5_000);
+        }
+    }
+}
+
+#[test]
+fn once_round_the_counter() {
+    // All there are: sums begin while others are pushed, so that fewer steps can change places.
+    report(&whole_range(&Rules::default(), &[3, 3, 8]), 30_000);
+    report(&whole_range(&Rules::default(), &[3, PULL, PULL]), 30_000);
+    report(&whole_range(&Rules::default(), &[3, TWO_SHOT, TWO_SHOT]), 30_000);
+    report(&whole_range(&Rules::default(), &[3, GATHER, GATHER]), 30_000);
+    report(&whole_range(&Rules::default(), &[1, STAGED, STAGED]), 10_000);
+    report(&slots_whole_range(false, &Rules::default()), 5_000);
+}

@@ -1,0 +1,77 @@
+//! The runtime of our own, and libraries of our own beside it, built and given to programs.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use crate::harness;
+use tempfile::{NamedTempFile, TempDir};
+
+/// Where the sources are.
+pub const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hip");
+
+/// A runtime with HIP's interface, of a release.
+pub struct Fake {
+    folder: TempDir,
+    library: PathBuf,
+}
+
+impl Fake {
+    /// Returns the fake of release 5 or 7, built at the first use.
+    pub fn of(release: u32) -> &'static Fake {
+        static BUILT: [OnceLock<Fake>; 2] = [const { OnceLock::new() }; 2];
+        BUILT[usize::from(release == 7)].get_or_init(|| Fake::build(release))
+    }
+
+    /// That of release 7, with libraries beside it.
+    pub fn with_libraries() -> &'static Fake {
+        static BUILT: OnceLock<Fake> = OnceLock::new();
+        BUILT.get_or_init(|| {
+            let fake = Fake::build(7);
+            compile("blaslt.cpp", &[], &fake.folder.path().join("libhipblaslt.so.1"));
+            compile("rccl.cpp", &[], &fake.folder.path().join("librccl.so.1"));
+            fake
+        })
+    }
+
+    fn build(release: u32) -> Fake {
+        let folder = tempfile::tempdir().unwrap();
+        let library = folder.path().join(format!("libamdhip64.so.{release}"));
+        compile("runtime.cpp", &[&format!("-DFAKE_RELEASE={release}")], &library);
+        Fake { folder, library }
+    }
+
+    /// A program that finds this runtime, and the calls that it made.
+    pub fn run(
+        &self,
+        program: &Path,
+        arguments: &[&str],
+        set: &[(&str, &str)],
+    ) -> (Output, String) {
+        let log = NamedTempFile::new().unwrap();
+        let output = Command::new(program)
+            .args(arguments)
+            .env("LD_LIBRARY_PATH", self.folder.path())
+            .env("IRIS_HIPRTC", &self.library)
+            .env("IRIS_CACHE", self.folder.path().join("cache"))
+            .env("FAKE_HIP_HOOKS", format!("{SOURCES}/../../../iris-kernels/tests/host"))
+            .env("FAKE_HIP_LOG", log.path())
+            .envs(set.iter().copied())
+            .output()
+            .unwrap();
+        (output, std::fs::read_to_string(log.path()).unwrap())
+    }
+}
+
+/// Builds a library of one of the sources.
+pub fn compile(source: &str, options: &[&str], to: &Path) {
+    let options = options.iter().map(ToString::to_string);
+    let all = ["-std=c++20".into(), "-shared".into(), format!("{SOURCES}/{source}")];
+    harness::compile_for_host(options.chain(all), to);
+}
+
+/// Calls that failed, but for access that was there already.
+pub fn failed(calls: &str) -> Vec<&str> {
+    let good = |line: &&str| !line.ends_with("= 0") && !line.ends_with("= 704");
+    calls.lines().filter(good).collect()
+}
