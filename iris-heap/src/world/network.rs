@@ -252,7 +252,8 @@ fn identity() -> String {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
     let boot = boot.unwrap_or_else(|_| format!("host {}", host_name()));
     let namespace = |name: &str| {
-        let link = fs::read_link(format!("/proc/self/ns/{name}"));
+        // Those of this thread, which may have entered others than its process did.
+        let link = fs::read_link(format!("/proc/thread-self/ns/{name}"));
         link.map_or_else(|_| format!("{name}:?"), |link| link.display().to_string())
     };
     let spaces = ["ipc", "net", "pid", "uts"].map(namespace);

@@ -419,9 +419,8 @@ impl Calling<'_> {
         let shape = (c.rows(), c.cols());
         let block = self.area(Area::Receive, 0..slot_bytes(shape.0, shape.1, c.dtype()))?;
         let staged = MatRef::in_block(block, c.dtype(), shape);
-        if let Some(a) = self.call.matrices.a {
-            self.copy(Role::Copy, a, staged)?;
-        }
+        // All ranks of the node issue the same calls: this is none on all but the root.
+        self.copy(Role::Copy, self.call.matrices.a.unwrap_or(staged), staged)?;
         let mut a = None;
         if self.op.heap.rank() == root {
             let end = self.step(Exchange::Broadcast { root: from_node }, block, block)?;

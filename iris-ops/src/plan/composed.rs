@@ -92,7 +92,7 @@ static COPY: Row = Row {
     a: Part::All,
     c: Part::All,
     dims: Dims::message,
-    tiles: Tiles::Whole,
+    tiles: Tiles::All,
     in_place: true,
     alone: LOCAL,
     forms: &[Form::push(Variant::Local, LOCAL, Memory::None).norms(Norm::Last)],
@@ -109,6 +109,9 @@ const MOST_BLOCKS: usize = 16;
 fn blocks_of(bytes: u64) -> usize {
     ((bytes as f64 / BYTES_OF_LATENCY).sqrt() as usize).clamp(1, MOST_BLOCKS)
 }
+
+/// Most bytes that a step between nodes moves in all: a frame of the ranks' connections is at most 1 GiB.
+const MOST_BYTES: u64 = (1 << 30) - (1 << 20);
 
 /// Slots that steps between nodes move begin at multiples of this many bytes.
 const SLOT: u64 = 256;
@@ -366,6 +369,20 @@ impl Maker<'_> {
         }
     }
 
+    /// Refuses steps that the sockets between nodes cannot carry.
+    fn check_step(&self) -> Result<()> {
+        let Composed { areas, blocks, .. } = &self.composed;
+        let sent = areas.get(&Area::Send).or_else(|| areas.get(&Area::Receive)).unwrap_or(&0);
+        let of_all = (sent / *blocks as u64).saturating_mul(self.ranks.nodes() as u64);
+        match of_all <= MOST_BYTES {
+            true => Ok(()),
+            false => {
+                let expected = format!("at most {MOST_BYTES}: fewer rows in a call");
+                Err(self.refused("bytes of a step", &of_all, &expected))
+            }
+        }
+    }
+
     /// Refuses by name what no part does.
     fn check(&self) -> Result<()> {
         let Request { beside, trace_spans, ref members, .. } = *self.request;
@@ -401,6 +418,7 @@ impl Plan {
         let mut maker = Maker { ranks, request: &request, composed };
         maker.check()?;
         maker.make()?;
+        maker.check_step()?;
         let composed = maker.composed;
         let choices = composed.parts[&Role::Main].choices.clone();
         let (logged, composed) = (Arc::new(Once::new()), Some(Arc::new(composed)));
@@ -475,6 +493,8 @@ mod tests {
         };
         let two_shot = crate::matmul_all_reduce::Variant::TwoShot;
         fails(options.clone().variant(two_shot).plan(ranks), ["variant over several", "two_shot"]);
+        let large = crate::all_gather::Options::rows(1 << 20, 1 << 10);
+        fails(large.plan(ranks), ["bytes of a step over", "fewer rows"]);
         fails(options.clone().trace_spans(8).plan(ranks), ["trace_spans over", "8"]);
         fails(options.plan(Ranks::new(1, 5).on_nodes(2)), ["number of ranks", "multiple of 2"]);
         let barrier = crate::barrier::Options::new().members(vec![0]);
