@@ -1,4 +1,6 @@
 //! Plans: variants, tiles and memory of an op's calls, computed by each rank for itself.
+//!
+//! Long because all that a plan tells of its calls and its memory is here.
 
 pub(crate) mod composed;
 mod fingerprint;

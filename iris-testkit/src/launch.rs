@@ -13,6 +13,8 @@
 //! keeper is killed, too, ranks that called [`end_with_launcher`] end all the same, and the next
 //! launcher removes the folder.
 //!
+//! Long because the start of a job and its end, whatever happens, are one concern.
+//!
 //! ```no_run
 //! # use iris_testkit::launch::{Options, launch};
 //! # use std::time::Duration;

@@ -4,6 +4,8 @@
 //! the other, and split over the node's ranks they are those of the whole split over all ranks. So a call is cut
 //! by node, an operator of the node does the rest, and each rank owns the rows that one node of all ranks would give
 //! it. Sums between nodes are f32.
+//!
+//! Long because the parts of every operator stand here, each with the memory that it needs.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -326,8 +328,10 @@ impl Maker<'_> {
                 let own = k.div_ceil(size);
                 let columns = split(k, size, self.ranks.rank).len();
                 let Request { epilogue, tile, .. } = *request;
+                // N is a rank's own, and the shape of tiles is not.
+                let tile = tile.unwrap_or(TileShape { m: 64, n: 64 });
                 self.part(Role::Product, crate::ops::row(Op::Matmul), (m, n, k), |r| {
-                    (r.output, r.epilogue, r.tile) = (Some(output), epilogue, tile);
+                    (r.output, r.epilogue, r.tile) = (Some(output), epilogue, Some(tile));
                 })?;
                 self.part(Role::Main, all_gather, (local * own, m, 0), |_| ())?;
                 // Ranks have different numbers of columns, and one shape of tiles.
