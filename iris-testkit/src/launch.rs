@@ -284,7 +284,10 @@ pub fn launch(
     let mut passed = Some(options.stdout);
     let mut streams = Vec::new();
     let nodes = options.nodes.max(1);
-    ensure!(ranks % nodes == 0, "{ranks} ranks on {nodes} nodes, expected as many on each");
+    ensure!(
+        ranks.is_multiple_of(nodes),
+        "{ranks} ranks on {nodes} nodes, expected as many on each"
+    );
     let per_node = ranks / nodes;
     let network = if nodes > 1 { network(job.folder.path())? } else { Vec::new() };
     for rank in 0..ranks {

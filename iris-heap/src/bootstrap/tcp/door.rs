@@ -56,7 +56,7 @@ enum State {
     /// So many bytes of its greeting have come.
     Greeting(TcpStream, [u8; GREETING], usize),
     /// It has greeted as this rank and was answered.
-    Answered(u32, Peer),
+    Answered(u32, Box<Peer>),
     /// Its connection is of no use.
     Over,
 }
@@ -204,7 +204,7 @@ impl Door {
                     }
                     None => Ok(State::Answered(rank, peer)),
                     Some(frame) => {
-                        self.admit(rank, frame, peer)?;
+                        self.admit(rank, frame, *peer)?;
                         heed(frames).map(|()| State::Over)
                     }
                 }
@@ -246,7 +246,7 @@ impl Door {
             Ok(mut peer) => {
                 peer.inbox = Inbox::sealed(&keys);
                 peer.outbox = Outbox::sealed(&keys);
-                State::Answered(rank, peer)
+                State::Answered(rank, Box::new(peer))
             }
             Err(_) => State::Over,
         }
