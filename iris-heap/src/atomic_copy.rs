@@ -65,7 +65,7 @@ pub unsafe fn store(from: &[u8], to: *mut u8) {
 /// Copies `len` bytes of shared memory to other shared memory; the two may overlap.
 ///
 /// # Safety
-/// Contract of [`load`] for the bytes at `from`, and those of [`store`] for the bytes at `to`.
+/// Contract of [`load`] for the bytes at `from`, and of [`store`] for the bytes at `to`.
 pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     const PART: usize = 4096;
     let mut buffer = [0; PART];

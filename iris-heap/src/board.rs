@@ -15,13 +15,14 @@ use crate::segment::SharedMemory;
 const CALLS: u64 = 1024;
 
 /// Number of 64-bit words before the calls: word 0 counts calls, word 1 tells whether a call was
-/// captured. The words fill a cache line of their own.
+/// captured, word 2 counts the calls whose end the host has seen. The words fill a cache line of their own.
 const HEADER: u64 = 16;
 
 /// Size of a board in bytes.
 pub(crate) const BYTES: u64 = 8 * (HEADER + CALLS);
 
-/// Boards of all ranks of a heap, indexed by rank.
+/// Issue boards of all ranks of a heap, indexed by rank: memory in which each rank records its
+/// calls.
 #[derive(Clone, Debug)]
 pub(crate) struct Boards {
     rank: usize,
@@ -78,6 +79,36 @@ impl Boards {
     pub(crate) fn set_captured(&self) -> Result<()> {
         self.word(self.rank, 1)?.store(1, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Number of calls that this rank has issued.
+    pub(crate) fn issued(&self) -> Result<u64> {
+        Ok(self.calls(self.rank)?.load(Ordering::Relaxed))
+    }
+
+    /// Writes down that this rank's host has seen the end of its first `calls` calls.
+    pub(crate) fn complete(&self, calls: u64) -> Result<()> {
+        self.word(self.rank, 2)?.fetch_max(calls, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Number of calls whose end the host of each rank has seen.
+    pub(crate) fn completed(&self) -> Result<Vec<u64>> {
+        let completed = |rank| Ok(self.word(rank, 2)?.load(Ordering::Relaxed));
+        (0..self.all.len()).map(completed).collect()
+    }
+
+    /// The last call that each rank has issued: its number, from 1, 0 for none, and its operator; none where a rank
+    /// captures calls.
+    pub(crate) fn standing(&self) -> Result<Option<Vec<(u64, Option<u32>)>>> {
+        if self.is_captured()? {
+            return Ok(None);
+        }
+        let last = |(rank, calls): (usize, u64)| {
+            let operator = calls.checked_sub(1).map(|last| self.operator(rank, last, calls));
+            Ok((calls, operator.transpose()?.flatten()))
+        };
+        self.counts()?.into_iter().enumerate().map(last).collect::<Result<_>>().map(Some)
     }
 
     /// Whether any rank has captured calls.
@@ -174,6 +205,16 @@ mod tests {
         assert_eq!(behind(0), Some(Behind { call: 2, operator: Some(0), ranks: vec![1] }));
         assert_eq!(behind(1), Some(Behind { call: 1, operator: Some(7), ranks: vec![] }));
         assert_eq!(behind(2).map(|it| it.operator), Some(Some(1)));
+    }
+
+    #[test]
+    fn the_last_calls_of_all_ranks_are_told() {
+        let [one, other] = boards();
+        issue(&one, [4, 6]);
+        one.complete(1).unwrap();
+        one.complete(0).unwrap();
+        assert_eq!(other.standing().unwrap(), Some(vec![(2, Some(6)), (0, None)]));
+        assert_eq!((other.completed().unwrap(), one.issued().unwrap()), (vec![1, 0], 2));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use crate::abi::{FAULT_WORDS, MAX_RANKS, PASSED, SEEN, abort};
 use crate::board::{Behind, Boards, Difference};
-use crate::error::{Error, Result, odd_ranks};
+use crate::error::{Error, Result, list_values, odd_ranks};
 use crate::root::{self, ReturnedErrors};
 use crate::util::{lock, unsupported};
 
@@ -21,7 +21,7 @@ const WORDS: usize = 2 + FAULT_WORDS;
 pub struct Control {
     words: Words,
     /// Names of the heap's ops, indexed by id; kernels know only the ids.
-    ops: Mutex<Vec<&'static str>>,
+    ops: Mutex<Vec<Arc<str>>>,
     /// Whether the fault has been returned to the program. If not, closing the heap returns it.
     fault_returned: AtomicBool,
     /// Log of the errors that the program has received, shared with this rank's world.
@@ -43,14 +43,14 @@ pub struct Control {
 #[repr(C, align(128))]
 pub(crate) struct Line([AtomicI32; WORDS]);
 
-/// Storage of the words.
+/// Storage of the words of a control block.
 #[derive(Debug)]
 enum Words {
     Own(Box<Line>),
     Pinned(PinnedLine),
 }
 
-/// A line of pinned memory.
+/// Cache line of pinned host memory.
 #[derive(Debug)]
 pub(crate) struct PinnedLine {
     line: &'static Line,
@@ -128,7 +128,7 @@ impl Control {
         self.set_host_abort(abort::ELSEWHERE);
     }
 
-    /// The reason given to [`Control::set_host_abort`], or 0.
+    /// Reason given to [`Control::set_host_abort`]; 0 if there is none.
     pub fn host_abort(&self) -> i32 {
         self.words()[0].load(Ordering::Acquire)
     }
@@ -191,15 +191,16 @@ impl Control {
 
     /// Registers an op of this name and returns its id. Ids are equal on all ranks if they make
     /// their ops in the same order.
-    pub fn name_op(&self, name: &'static str) -> u32 {
+    pub fn name_op(&self, name: impl Into<Arc<str>>) -> u32 {
         let mut ops = lock(&self.ops);
-        ops.push(name);
+        ops.push(name.into());
         ops.len() as u32 - 1
     }
 
-    fn op_name(&self, id: i32) -> &'static str {
+    fn op_name(&self, id: i32) -> Arc<str> {
         let ops = lock(&self.ops);
-        usize::try_from(id).ok().and_then(|id| ops.get(id).copied()).unwrap_or("an op")
+        let name = usize::try_from(id).ok().and_then(|id| ops.get(id).cloned());
+        name.unwrap_or_else(|| "an operator that this rank has not made".into())
     }
 
     /// Text for an operator in an error or a notice: its name, and its id in parentheses.
@@ -243,8 +244,28 @@ impl Control {
     /// this rank has issued no call.
     pub(crate) fn awaited(&self) -> Option<(Vec<usize>, String)> {
         let Behind { call, operator, ranks } = self.boards()?.behind().ok()??;
-        let name = operator.map_or("an op".into(), |operator| self.describe(operator));
+        let name = operator.map_or("an operator".into(), |operator| self.describe(operator));
         Some((ranks, format!("call {call} of the heap, {name}")))
+    }
+
+    /// Notes that the host has seen the end of the first calls of the heap, so many.
+    pub(crate) fn complete(&self, calls: u64) {
+        if let Some(boards) = self.boards()
+            && let Err(error) = boards.complete(calls)
+        {
+            tracing::debug!(%error, "the end of a call is not told to other ranks");
+        }
+    }
+
+    /// The last call whose end the host of each rank has seen, in words.
+    pub(crate) fn completed(&self) -> String {
+        let all = self.boards().and_then(|boards| boards.completed().ok()).unwrap_or_default();
+        let text = |calls: &u64| match calls {
+            0 => "no call".to_string(),
+            calls => format!("call {calls}"),
+        };
+        let texts: Vec<String> = all.iter().map(text).collect();
+        format!("last call seen to end: {}", list_values(&texts))
     }
 
     /// Records that the host waits for enqueued work, until the guard is dropped.
@@ -292,8 +313,28 @@ impl Control {
     pub(crate) fn fault_error(&self) -> Option<Error> {
         let words = self.fault()?.first_chunk::<8>().copied()?;
         let fault = iris_sync::Fault::from_words(words)?;
-        let error = Error::Fault { op: self.op_name(fault.op), fault };
+        let op = self.op_name(fault.op).to_string();
+        let standing = self.standing(&fault).unwrap_or_default();
+        let error = Error::Fault { op, fault, standing };
         Some(self.disorder().unwrap_or(error))
+    }
+
+    /// The operator and call that each rank is in, as far as their hosts know, where a fault is about another rank's
+    /// calls; none for others.
+    fn standing(&self, fault: &iris_sync::Fault) -> Option<Vec<String>> {
+        use iris_sync::{FaultKind, Field};
+        let about_calls = match fault.kind {
+            FaultKind::NotEntered | FaultKind::NoProgress => true,
+            FaultKind::Mismatch => matches!(fault.differing(), Some(Field::Op | Field::Sequence)),
+            _ => false,
+        };
+        let all = self.boards().filter(|_| about_calls)?.standing().ok()??;
+        let text = |(call, operator): (u64, Option<u32>)| match operator {
+            Some(operator) => format!("in {}, call {call} of the heap", self.describe(operator)),
+            None if call == 0 => "in no operator: it has issued no call".into(),
+            None => format!("in call {call} of the heap"),
+        };
+        Some(all.into_iter().map(text).collect())
     }
 
     /// [`Control::check`] for enqueued work: does not mark the error as returned to the program.
@@ -357,7 +398,7 @@ fn lost_rank(code: i32) -> Option<usize> {
     (rank < MAX_RANKS).then_some(rank)
 }
 
-/// Abort code for an error of the world.
+/// Abort code by which kernels learn of an error of the world.
 pub(crate) fn code_of(error: &Error) -> i32 {
     match error {
         Error::PeerLost { rank } => abort::PEER_LOST + *rank as i32,
@@ -388,7 +429,9 @@ mod tests {
         words[..5].copy_from_slice(&[FaultKind::NoProgress as i32, 1, -5, 9, 2]);
         assert!(c.record_fault(&words));
         assert!(!c.record_fault(&[1; FAULT_WORDS]));
-        assert!(matches!(c.check(), Err(Error::Fault { op: "barrier", fault }) if fault.tile == 9));
+        assert!(
+            matches!(c.check(), Err(Error::Fault { op, fault, .. }) if op == "barrier" && fault.tile == 9)
+        );
         c.set_host_abort(abort::PEER_LOST + 2);
         c.set_host_abort(abort::USER);
         assert!(matches!(c.check(), Err(Error::PeerLost { rank: 2 })));

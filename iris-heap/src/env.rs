@@ -1,10 +1,16 @@
 //! Table of the `IRIS_*` environment variables of all crates, and the settings that this crate
 //! reads from them.
 
+mod launched;
+mod unknown;
+
 use std::env::VarError;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+
+pub use launched::launched;
+pub use unknown::{Unknown, tell_unknown, unknown};
 
 /// Largest number of workgroup threads per rank.
 pub const MAX_THREADS: usize = 4096;
@@ -166,7 +172,7 @@ impl Settings {
     /// # Errors
     /// [`Error::Env`] for a value that is not a number in its variable's range.
     pub fn from_env() -> Result<Settings> {
-        warn_unknown();
+        tell_unknown();
         let mut settings = Settings::default();
         if let Some(text) = read("IRIS_DEADLINE")? {
             settings.deadline = match text.parse::<f64>() {
@@ -268,15 +274,6 @@ pub(crate) fn wrong(variable: &str, value: &str, expected: &str) -> Error {
     Error::Env { variable: variable.into(), value: value.into(), expected: expected.into() }
 }
 
-fn warn_unknown() {
-    for (name, _) in std::env::vars_os() {
-        let name = name.to_string_lossy();
-        if name.starts_with("IRIS_") && !VARIABLES.iter().any(|v| v.name == name) {
-            tracing::warn!(%name, "unknown variable is ignored");
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -306,7 +303,8 @@ mod tests {
         assert!(std::time::Instant::now().checked_add(longest).is_some());
     }
 
-    /// True also if a kernel waits first for entry and then for progress before the host's step.
+    /// Checks that the host's deadline is longer than a kernel's wait for entry followed by one for
+    /// progress.
     #[test]
     fn the_host_waits_longer_than_kernels() {
         for factor in [0.001, 1.0, MOST] {

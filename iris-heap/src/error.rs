@@ -1,4 +1,7 @@
-//! Error type of the crate.
+//! The one error type of the crate.
+
+#[cfg(test)]
+mod texts;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +17,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// An environment variable has an invalid value.
-    #[error("{variable}={value}: expected {expected}")]
+    #[error("{variable}={value}: expected {expected}; {}", set(.value))]
     Env {
         /// Name of the variable.
         variable: String,
@@ -35,7 +38,7 @@ pub enum Error {
     },
     /// The ranks passed different values to a collective call that needs equal ones. Nothing was
     /// changed on any rank.
-    #[error("ranks disagree in {what}: {item} is {}", list_values(.values))]
+    #[error("ranks disagree in {what}: {item} is {}; give all ranks the same", list_values(.values))]
     Disagreement {
         /// Collective step, with its call site.
         what: String,
@@ -47,7 +50,10 @@ pub enum Error {
         values: Vec<String>,
     },
     /// The ranks are in different collective calls. Nothing was changed on any rank.
-    #[error("ranks are in different collective calls: {}", list_values(.calls))]
+    #[error(
+        "ranks are in different collective calls: {}; all ranks must make the same ones, in one order, from the same \
+         places of the program", list_values(.calls)
+    )]
     Mismatch {
         /// Ranks whose call is not the most common one.
         ranks: Vec<usize>,
@@ -70,7 +76,10 @@ pub enum Error {
         operators: Vec<String>,
     },
     /// Some ranks did not arrive at a collective call before its deadline.
-    #[error("{what}: waited {waited:.1?} for rank {}", list_ranks(.ranks))]
+    #[error(
+        "{what}: waited {waited:.1?} for rank {}, which should have come, too: see whether it runs and what it \
+         printed; a larger IRIS_DEADLINE waits longer", list_ranks(.ranks)
+    )]
     Absent {
         /// Ranks that did not arrive.
         ranks: Vec<usize>,
@@ -80,7 +89,10 @@ pub enum Error {
         waited: Duration,
     },
     /// A rank died, or dropped its world without closing it.
-    #[error("rank {rank} is lost: its process or thread ended, or dropped its world unclosed")]
+    #[error(
+        "rank {rank} is lost: its process or thread ended, or dropped its world unclosed, before all ranks had closed \
+         it; see what rank {rank} printed, then start all ranks anew"
+    )]
     PeerLost {
         /// Number of the lost rank.
         rank: usize,
@@ -97,7 +109,9 @@ pub enum Error {
         host: String,
     },
     /// A rank failed in its part of a collective step. Nothing was changed on any rank.
-    #[error("rank {rank} failed in {what}: {message}")]
+    #[error(
+        "rank {rank} failed in {what}, which all ranks must do: {message}; mend that on rank {rank}"
+    )]
     PeerFailed {
         /// Number of the failed rank.
         rank: usize,
@@ -108,7 +122,8 @@ pub enum Error {
     },
     /// The process that carries the messages of this split-off world has ended.
     #[error(
-        "the process that carries this world's messages, rank 0 of the launched world or of its node, is lost"
+        "rank 0 of the launched world is lost, which carries this world's messages and must outlive it: see what it \
+         printed, then start all ranks anew"
     )]
     HubLost,
     /// The processes of a job could not find each other.
@@ -122,15 +137,15 @@ pub enum Error {
     /// The heap has no free block that is large enough. Nothing was changed on any rank.
     #[error(
         "{what}: out of {segment} memory for {name}: asked {asked} bytes, free {free}, largest \
-         block {largest}, rank {rank}; the whole request needs {total} (HeapOptions::{} says how much a \
-         heap has)", option(.segment)
+         block {largest}, rank {rank}; the whole request needs {total}: open the heap with more ({}), or free blocks \
+         before", option(.segment)
     )]
     OutOfHeap {
         /// Collective step, with its call site.
         what: String,
         /// Name of the part of the request that did not fit.
         name: String,
-        /// Name of its segment.
+        /// Name of the segment in which the part did not fit.
         segment: String,
         /// Rank whose segment is full.
         rank: usize,
@@ -144,13 +159,16 @@ pub enum Error {
         total: u64,
     },
     /// The world or heap has been closed.
-    #[error("{what} is closed")]
+    #[error("{what} is closed: expected an open one; open another, or close it later")]
     Closed {
         /// Name of the closed object.
         what: &'static str,
     },
     /// A world cannot close while some rank still has a heap or a split-off world of it open.
-    #[error("rank {rank} still has {heaps} heaps and {worlds} split worlds open")]
+    #[error(
+        "rank {rank} still has {heaps} heaps and {worlds} split worlds open: expected none; close them on all ranks, \
+         then the world"
+    )]
     StillOpen {
         /// First rank with open objects.
         rank: usize,
@@ -160,17 +178,19 @@ pub enum Error {
         worlds: usize,
     },
     /// A slice was used with another heap than its own.
-    #[error("the slice belongs to heap {slice:#x}, not to heap {heap:#x}")]
+    #[error(
+        "the slice belongs to heap {slice:#x}, expected one of heap {heap:#x}: use it with the heap that allocated it"
+    )]
     ForeignSlice {
         /// Id of the slice's heap.
         slice: u64,
-        /// Id of the heap that it was used with.
+        /// Id of the heap that the slice was used with.
         heap: u64,
     },
     /// A slice passed to `free` is only a part of its allocation.
     #[error(
-        "{segment} bytes {offset}..{end} are only a part of the block {start}..{whole_end}: give \
-         back the slice that the allocation returned"
+        "{segment} bytes {offset}..{end} are only a part of the block {start}..{whole_end}, which is expected as a \
+         whole: give back the slice that the allocation returned"
     )]
     PartOfBlock {
         /// Name of the segment.
@@ -185,7 +205,10 @@ pub enum Error {
         whole_end: u64,
     },
     /// The block of a slice has been freed, or never was allocated.
-    #[error("{segment} bytes {offset}..{end} are not allocated (any more) to this slice")]
+    #[error(
+        "{segment} bytes {offset}..{end} are not allocated (any more) to this slice: expected one that has not been \
+         freed; allocate again and use the new slice"
+    )]
     NotAllocated {
         /// Name of the segment.
         segment: String,
@@ -195,7 +218,9 @@ pub enum Error {
         end: u64,
     },
     /// A range reaches past the end.
-    #[error("{what}: {start}..{end} is outside 0..{len}")]
+    #[error(
+        "{what}: {start}..{end} is outside 0..{len}: expected an end of at most {len}; use a smaller range"
+    )]
     OutOfBounds {
         /// Name of the indexed object.
         what: String,
@@ -209,7 +234,8 @@ pub enum Error {
     /// A CPU launch has more workgroups than the heap has threads; waiting workgroups could
     /// deadlock.
     #[error(
-        "{name}: {groups} workgroups, but the heap has {threads} threads: workgroups that wait for each other must all run at once"
+        "{name}: {groups} workgroups, but the heap has {threads} threads, and none may wait for one that does not run: \
+         expected at most {threads}; launch fewer, or open the heap with more (HeapOptions::threads, IRIS_THREADS)"
     )]
     TooManyGroups {
         /// Name of the kernel.
@@ -222,15 +248,18 @@ pub enum Error {
     /// A function that may wait for enqueued work was called from enqueued work; it could wait for
     /// itself.
     #[error(
-        "{what} was called from enqueued work and could wait for that work itself: call it on a \
-         thread of the program's, or order streams by events"
+        "{what} from work that is enqueued on a stream, expected on a thread of the program's: it may wait for that \
+         very work; move it there, or order streams by events"
     )]
     WaitFromWork {
         /// Name of the function.
         what: String,
     },
     /// Enqueued work panicked.
-    #[error("{name}{}: panicked: {message}", of_group(.group))]
+    #[error(
+        "{name}{}: panicked: {message}; expected it to return: mend the panic, whose place stands on stderr",
+        of_group(.group)
+    )]
     Panicked {
         /// Name of the kernel, function or thread.
         name: String,
@@ -240,15 +269,21 @@ pub enum Error {
         message: String,
     },
     /// A kernel left a fault record.
-    #[error("{op}: {fault}{}", about_hashes(.fault))]
+    #[error("{op}: {fault}{}{}{}", about_hashes(.fault), list_standing(.standing), advice(.fault))]
     Fault {
-        /// Name of the op.
-        op: &'static str,
-        /// Fault record: op, call, tile, awaited rank, the value seen and the value wanted.
+        /// Label of the operator: its name, shape and place in the program.
+        op: String,
+        /// Operator, call, tile, awaited rank, the value seen and the value wanted.
         fault: iris_sync::Fault,
+        /// Operator and call that each rank is in, as far as their hosts know; empty where that explains nothing, or
+        /// nobody knows.
+        standing: Vec<String>,
     },
     /// Another rank gave up; its own error has the reason.
-    #[error("rank {rank} gave up: its own error says why")]
+    #[error(
+        "rank {rank} gave up, expected to finish its calls: its own error says why; close the heap and its world, and \
+         open them anew"
+    )]
     GaveUp {
         /// Number of the rank that gave up.
         rank: usize,
@@ -262,7 +297,10 @@ pub enum Error {
         then: Box<Error>,
     },
     /// Waiting kernels were told to leave.
-    #[error("the work was aborted: {reason} (code {code})")]
+    #[error(
+        "the work was aborted before it could end: {reason} (code {code}); close the heap and its world, and open them \
+         anew"
+    )]
     Aborted {
         /// Value of the abort word.
         code: i32,
@@ -278,7 +316,9 @@ pub enum Error {
         why: String,
     },
     /// A message from another rank could not be decoded.
-    #[error("broken message in {what}: {problem}")]
+    #[error(
+        "broken message in {what}: {problem}; expected one of this version of iris: run the same build on all ranks"
+    )]
     Wire {
         /// Exchange to which the message belongs.
         what: String,
@@ -295,7 +335,10 @@ pub enum Error {
         error: Arc<std::io::Error>,
     },
     /// A library that is loaded at run time is missing or unusable.
-    #[error("{library} could not be loaded: {problem}; looked for it in {looked}")]
+    #[error(
+        "{library} could not be loaded: {problem}; expected it in {looked}: install it, or name it by its variable \
+         (`iris doctor --verbose` lists both)"
+    )]
     Library {
         /// Description of the library.
         library: String,
@@ -305,7 +348,7 @@ pub enum Error {
         problem: String,
     },
     /// A function of a device's driver failed.
-    #[error("{api}: {name} (code {code})")]
+    #[error("{api}: {name} (code {code}), expected success{}", driver_advice(*.code))]
     Device {
         /// Name of the function, with its object.
         api: String,
@@ -349,9 +392,45 @@ pub enum ErrorKind {
 /// Name of the [`HeapOptions`](crate::HeapOptions) field that sets the size of this segment.
 fn option(segment: &str) -> &'static str {
     match segment {
-        "signal" => "signal_bytes",
-        "device-local" => "device_words",
-        _ => "data_bytes",
+        "signal" => "HeapOptions::signal_bytes",
+        "device-local" => "HeapOptions::device_words",
+        _ => "the room of Plan::open_heap, or HeapOptions::data",
+    }
+}
+
+/// What to do about a variable.
+fn set(value: &str) -> &'static str {
+    if value == "(not set)" { "set it" } else { "correct it, or unset it" }
+}
+
+/// What to do about a failure of a device's driver.
+fn driver_advice(code: u32) -> &'static str {
+    match code {
+        2 => ": open a smaller heap, or free memory of the device",
+        _ => "; `iris doctor` says which driver and devices are there",
+    }
+}
+
+/// `; rank 0 is in X, call 3 of the heap; rank 1 ..`, and the rule that this may break.
+fn list_standing(standing: &[String]) -> String {
+    if standing.is_empty() {
+        return String::new();
+    }
+    let ranks = standing.iter().enumerate();
+    let ranks = ranks.map(|(rank, place)| format!("; rank {rank} is {place}")).collect::<String>();
+    format!("{ranks}; all ranks must issue all calls of a heap, in the same order")
+}
+
+/// What to do after a fault.
+fn advice(fault: &iris_sync::Fault) -> &'static str {
+    match fault.kind {
+        iris_sync::FaultKind::Mismatch => {
+            "; give all ranks the same call, and open the heap and its world anew"
+        }
+        iris_sync::FaultKind::NotEntered | iris_sync::FaultKind::NoProgress => {
+            "; see what that rank printed, and open the heap and its world anew"
+        }
+        _ => "; open the heap and its world anew",
     }
 }
 
@@ -372,7 +451,7 @@ impl Error {
             }
             Error::Absent { .. } => ErrorKind::Timeout,
             Error::PeerLost { .. } | Error::RankLost { .. } | Error::HubLost => ErrorKind::PeerLost,
-            // Code 2 means out of memory in the drivers of both CUDA and HIP.
+            // The code is the same in the drivers of CUDA and HIP.
             Error::OutOfHeap { .. } | Error::Device { code: 2, .. } => ErrorKind::OutOfMemory,
             Error::Closed { .. } | Error::NotAllocated { .. } => ErrorKind::Closed,
             Error::Panicked { .. }
@@ -380,7 +459,7 @@ impl Error {
             | Error::GaveUp { .. }
             | Error::Aborted { .. } => ErrorKind::Fault,
             Error::AfterFault { then, .. } => then.kind(),
-            // No driver; or, code 100 in both CUDA and HIP, a driver without a device.
+            // There is no driver; or there is one, of CUDA or HIP alike, and no device.
             Error::Unsupported { .. } | Error::Library { .. } | Error::Device { code: 100, .. } => {
                 ErrorKind::Unsupported
             }
@@ -429,7 +508,11 @@ fn about_hashes(fault: &iris_sync::Fault) -> &'static str {
 
 /// Text such as `1, 3 and 4`.
 pub(crate) fn list_ranks(ranks: &[usize]) -> String {
-    let mut texts: Vec<String> = ranks.iter().map(usize::to_string).collect();
+    list_texts(ranks.iter().map(usize::to_string).collect())
+}
+
+/// `this, this and that`
+pub(crate) fn list_texts(mut texts: Vec<String>) -> String {
     match texts.pop() {
         None => "none".into(),
         Some(last) if texts.is_empty() => last,
@@ -438,7 +521,7 @@ pub(crate) fn list_ranks(ranks: &[usize]) -> String {
 }
 
 /// Text such as `4 on rank 0, 2; 5 on rank 1`: each value once, with its ranks.
-fn list_values(values: &[String]) -> String {
+pub(crate) fn list_values(values: &[String]) -> String {
     let mut seen: Vec<(&String, Vec<usize>)> = Vec::new();
     for (rank, value) in values.iter().enumerate() {
         match seen.iter_mut().find(|(v, _)| *v == value) {

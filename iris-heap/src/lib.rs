@@ -88,11 +88,11 @@
 //! - Copies by the host are ordered neither with streams nor with writes by peers; use signals,
 //!   events and barriers for that.
 
-pub mod abi;
 pub mod atomic_copy;
 mod backend;
 mod board;
 pub mod bootstrap;
+mod bytes;
 mod control;
 mod dtype;
 pub mod env;
@@ -110,12 +110,12 @@ mod util;
 mod wire;
 mod world;
 
-pub use abi::{HeapView, MAX_RANKS};
 pub use backend::{
     BackendKind, CpuKernel, DeviceCopy, DeviceInfo, DeviceTraits, Gpu, Group, LaunchShape, Mapping,
     Memory,
 };
 pub use bootstrap::launcher_env::UniqueId;
+pub use bytes::Bytes;
 pub use control::Control;
 pub use dtype::{DType, Element};
 pub use env::Settings;
@@ -123,6 +123,8 @@ pub use error::{Error, ErrorKind, Result};
 pub use heap::fill::random_unit;
 pub use heap::{ALIGNMENT, HeapOptions, Issuing, Lane, Request, SymmetricHeap};
 pub use iris_sync::PROTOCOL_VERSION;
+pub use iris_sync::sym as abi;
+pub use iris_sync::sym::{HeapView, MAX_RANKS};
 pub use module::{Function, Module};
 pub use slice::{DevWords, RawSlice, Segment, SymSlice};
 pub use stream::{Event, Stream};

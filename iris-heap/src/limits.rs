@@ -10,12 +10,20 @@ pub(crate) fn is_full(error: &std::io::Error) -> bool {
     code.is_some_and(|c| [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM].contains(&c))
 }
 
-/// Text of a system error; adds the limit of open files if that limit was reached.
+/// Text of a system error; adds what to do if that is known.
 pub(crate) fn explain(error: &std::io::Error) -> String {
-    match Errno::from_io_error(error) {
-        Some(Errno::MFILE) => format!("{error}; the limit is {}", open_files()),
-        _ => error.to_string(),
-    }
+    use std::io::ErrorKind;
+    let advice = match (Errno::from_io_error(error), error.kind()) {
+        (Some(Errno::MFILE), _) => {
+            return format!("{error}; the limit is {}: raise it with `ulimit -n`", open_files());
+        }
+        (Some(Errno::NFILE), _) => "; the system has too many open files: close some",
+        (_, ErrorKind::PermissionDenied) => "; see who owns it, and its permissions",
+        (_, ErrorKind::OutOfMemory) => "; free memory, or open a smaller heap",
+        (_, ErrorKind::StorageFull) => "; free space there",
+        _ => "",
+    };
+    format!("{error}{advice}")
 }
 
 /// Text of this process's limit of open files.

@@ -92,7 +92,7 @@ mod tests {
         let mut words = [0; 8];
         words[0] = FaultKind::Mismatch as i32;
         let fault = iris_sync::Fault::from_words(words).expect("a fault");
-        let fault = Box::new(Error::Fault { op: "barrier", fault });
+        let fault = Box::new(Error::Fault { op: "barrier".into(), fault, standing: Vec::new() });
         told.note(&Error::AfterFault { fault, then: Box::new(absent) });
         assert_eq!(told.distance(), Distance::Root);
     }

@@ -147,7 +147,7 @@ impl<T> SymSlice<T> {
 }
 
 impl<T: Element> SymSlice<T> {
-    /// The same bytes as a slice of `U`.
+    /// View of this slice's bytes as a slice of `U`.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the length in bytes or the offset is not a multiple of the size of
@@ -164,7 +164,7 @@ impl<T: Element> SymSlice<T> {
         Ok(SymSlice::new(self.heap, self.segment, self.serial, self.offset, self.bytes() / size))
     }
 
-    /// The same bytes as a slice of `u8`.
+    /// View of this slice's bytes as a slice of `u8`.
     pub fn raw(&self) -> RawSlice {
         SymSlice::new(self.heap, self.segment, self.serial, self.offset, self.bytes())
     }

@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::backend::{CpuKernel, EventBackend, StreamBackend};
 use crate::control::Control;
@@ -16,6 +17,8 @@ use crate::util::check_may_wait;
 #[derive(Clone)]
 pub struct Stream {
     inner: Arc<dyn StreamBackend>,
+    /// Number, in the heap, of the last call of an operator that was issued on the stream; 0 for none.
+    issued: Arc<AtomicU64>,
 }
 
 /// Point in a stream's order; see [`Stream::record`].
@@ -24,6 +27,8 @@ pub struct Event {
     inner: Arc<dyn EventBackend>,
     /// Control block of the stream's heap.
     control: Arc<Control>,
+    /// Number, in the heap, of the last call before the event; 0 for none.
+    issued: u64,
 }
 
 impl fmt::Debug for Stream {
@@ -41,7 +46,12 @@ impl fmt::Debug for Event {
 impl Stream {
     /// Wraps a backend's stream.
     pub(crate) fn from_backend(inner: Arc<dyn StreamBackend>) -> Stream {
-        Stream { inner }
+        Stream { inner, issued: Arc::default() }
+    }
+
+    /// Notes that the call of this number, in the heap, is issued on the stream.
+    pub(crate) fn note_issued(&self, call: u64) {
+        self.issued.fetch_max(call, Ordering::Relaxed);
     }
 
     /// Waits until everything enqueued before is done. If it waits for seconds for a peer, that is
@@ -54,7 +64,10 @@ impl Stream {
         check_may_wait("waiting for a stream")?;
         let control = self.inner.control();
         let _waiting = control.begin_wait();
-        self.inner.sync().inspect_err(|error| control.note_returned(error))
+        let issued = self.issued.load(Ordering::Relaxed);
+        self.inner.sync().inspect_err(|error| control.note_returned(error))?;
+        control.complete(issued);
+        Ok(())
     }
 
     /// Records an event that is done when everything enqueued before it is done.
@@ -63,7 +76,8 @@ impl Stream {
     /// [`Error::Closed`] after the heap was closed.
     pub fn record(&self) -> Result<Event> {
         let inner = self.inner.record()?;
-        Ok(Event { inner, control: self.inner.control().clone() })
+        let issued = self.issued.load(Ordering::Relaxed);
+        Ok(Event { inner, control: self.inner.control().clone(), issued })
     }
 
     /// Makes work that is enqueued after this call wait for `event`, which may belong to a stream
@@ -142,7 +156,9 @@ impl Event {
     pub fn sync(&self) -> Result<()> {
         check_may_wait("waiting for an event")?;
         let _waiting = self.control.begin_wait();
-        self.inner.sync()
+        self.inner.sync()?;
+        self.control.complete(self.issued);
+        Ok(())
     }
 
     /// The backend's implementation of this event.

@@ -213,7 +213,9 @@ fn faults_and_losses_come_from_sync() {
             words[..8].copy_from_slice(&fault.to_words());
             assert!(heap.control().record_fault(&words));
             let error = stream.sync().unwrap_err();
-            assert!(matches!(error, Error::Fault { op: "an_op", fault: f } if f == fault));
+            assert!(
+                matches!(error, Error::Fault { op, fault: f, .. } if op == "an_op" && f == fault)
+            );
             world.abort();
             return Ok(());
         }
@@ -265,7 +267,8 @@ fn a_heap_may_be_dropped_after_a_busy_stream() {
         let done = stream.record()?;
         drop(stream);
         drop(heap);
-        // Otherwise the test shows nothing; about 100 ms of copies were enqueued in far less time.
+        // If the copies had ended by now, the test would show nothing; about 100 ms of copies were
+        // enqueued in far less time.
         assert!(!done.is_done(), "the copies were done before the heap was dropped");
         done.sync()
     });
@@ -369,7 +372,7 @@ fn a_new_stream_waits_for_no_other() {
         drop(busy);
         let stream = heap.stream()?;
         let second = stream.raw_handle();
-        // Otherwise the test shows nothing, because the copies ended too early.
+        // If the copies had ended by now, the test would show nothing.
         assert!(!done.is_done(), "the copies were done before there was another stream");
         assert_ne!(first, second);
         heap.finish()?;

@@ -371,7 +371,7 @@ fn stop(child: &Child) {
 #[test]
 fn a_rank_0_that_was_stopped_blames_nobody_else() {
     let factor = ("IRIS_DEADLINE", "0.01");
-    // Stopped before the others have arrived: it listens, and they connect.
+    // Stop rank 0 before the others have arrived: its socket listens, and they connect.
     let gathering = std::thread::spawn(move || {
         let job = Job::new("barrier");
         let with = |rank| job.rank(&[("RANK", rank), ("WORLD_SIZE", "4"), factor]);

@@ -97,7 +97,7 @@ fn what_is_enqueued_cannot_wait_for_streams() {
             let [heap] = heaps();
             let stream = heap.stream().unwrap();
             refused(what, inside(&heap, &stream, action));
-            // The same checks from a workgroup of a kernel.
+            // Repeats the checks from a workgroup of a kernel.
             let outcomes = Arc::new(Mutex::new(Vec::new()));
             let (all, this, within) = (outcomes.clone(), stream.clone(), heap.clone());
             let kernel = move |_: Group| {
@@ -135,7 +135,8 @@ fn what_is_enqueued_may_make_streams_and_enqueue() {
                 second.lock().unwrap().push(2);
                 Ok(())
             })?;
-            // Dropped from enqueued work, like the stream below, which has work.
+            // Enqueued work drops a heap handle and a stream; below, `stream` is dropped while it has
+            // work.
             drop((heap, other));
             Ok::<_, Error>(this)
         });
@@ -245,7 +246,7 @@ fn a_copy_on_a_stream_of_another_heap_is_refused() {
             let text = outcome.unwrap_err().to_string();
             assert!(text.contains("another heap"), "{text}");
         }
-        // So no copy into the block is in progress when the block is freed and allocated again.
+        // All copies were refused, so none writes to the block after it is freed and reused.
         heap.free(x).unwrap();
         let y: SymSlice<u8> = heap.zeros(1000).unwrap();
         drop(go);

@@ -1,9 +1,9 @@
-//! Times our product of whole matrices beside the vendor's, pair by pair: in microseconds of one call in
-//! a replay of a graph of ten, with random inputs.
+//! Benchmark of the built-in whole-matrix GEMM against the vendor's library, timed in alternating
+//! pairs: time per call in microseconds, in replays of a graph of ten calls, with random inputs.
 //!
-//! `gemm_rates [bf16|f16] M,N,K[:NN|NT|TN|TT][:BUILD..] ...`: a BUILD is `256`, `224`, `128c1`, `f64`,
-//! `f16/1/10/1` (flipped: width, consumers, stages, cluster), with `h0` that does not hold, with `@16` another group
-//! of rows; without one it is what `Config::choose` chooses.
+//! `gemm_rates [bf16|f16] M,N,K[:NN|NT|TN|TT][:BUILD..] ...`: a BUILD is `256`, `224`, `128c1`,
+//! `f64` or `f16/1/10/1` (flipped: width, consumers, stages, cluster); `h0` disables deferred
+//! stores, `@16` sets another group of rows. Without a BUILD, `Config::choose` selects one.
 
 #![allow(unsafe_code, reason = "products over memory of the heap")]
 
@@ -55,7 +55,7 @@ fn place(
 ) -> Outcome<Place> {
     let len = rows * cols;
     let slice = heap.alloc::<u8>(len * 2)?;
-    // Sums of four uniform numbers, near enough to normal ones.
+    // Sums of four uniform numbers approximate a normal distribution.
     let mut state = seed;
     let mut uniform = || {
         state =
@@ -136,7 +136,7 @@ impl Clock {
         Ok(graph.ok_or("an empty graph")?)
     }
 
-    /// Microseconds of one call, after a rest and a replay that is not counted.
+    /// Time per call in microseconds; a pause and an untimed replay come first.
     fn replay(&self, graph: &CudaGraph) -> Outcome<f64> {
         std::thread::sleep(REST);
         self.begin.record(&self.stream)?;
@@ -217,7 +217,7 @@ fn measure(world: &World, argument: &str, dtype: DType) -> Outcome<()> {
         addend: 0,
         workspace: heap.view().data[0] + workspace.offset(),
     };
-    // The vendor's best, by a few samples of each.
+    // Fastest algorithm of the vendor's library, selected by a few samples of each.
     let mut vendor = Vec::new();
     for product in &products {
         let graph = clock.captured(|| {
@@ -253,7 +253,7 @@ fn measure(world: &World, argument: &str, dtype: DType) -> Outcome<()> {
             k: k as u32,
             ..OpArgs::zeroed()
         };
-        // Compared before it is timed.
+        // Check the result before timing.
         heap.write(c.slice, &vec![0xff; m * n * 2])?;
         // SAFETY: for the reason given above.
         let launched = unsafe { gemm.launch(gpu, &stream, &args) }?;

@@ -1,5 +1,6 @@
-//! Compiles all kernels of the ops ahead: `precompile FOLDER ARCH..`, as `precompile kernels sm_90a`.
-//! A program beside a folder `kernels` uses what is in it and needs no compiler.
+//! Compiles all kernels of the ops ahead of time: `precompile FOLDER ARCH..`, for example
+//! `precompile kernels sm_90a`. A program beside a folder named `kernels` uses its contents and
+//! needs no compiler.
 
 use std::error::Error;
 use std::path::Path;

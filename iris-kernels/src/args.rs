@@ -70,11 +70,12 @@ pub mod epilogue {
     pub const GELU: u32 = 1;
 }
 
-/// Values of [`OpArgs::producer`]: source of a rank's partial tiles.
+/// Values of [`OpArgs::producer`]: source of a rank's partial tiles, that is, of its contributions
+/// to a sum over ranks.
 pub mod producer {
     /// Partial tiles are tiles of the product of A and B.
     pub const GEMM: u32 = 0;
-    /// Partial tiles are the elements of A.
+    /// Partial tiles are tiles of A, which holds the message.
     pub const LOAD: u32 = 1;
 }
 
@@ -115,11 +116,11 @@ pub struct OpArgs {
     pub weight: Matrix,
     /// Output of the RMSNorm of the rows of C; address 0 for none.
     pub normed: Matrix,
-    /// Offset of the inbox in bytes.
+    /// Byte offset, in the data segment, of the inbox to which peers push tiles.
     pub inbox: u64,
     /// Size of one tile's slot in the inbox, in bytes.
     pub slot: u64,
-    /// Offset of the result inbox in bytes.
+    /// Byte offset, in the data segment, of the inbox to which owners push reduced tiles.
     pub results: u64,
     /// Size of one tile's slot in the result inbox, in bytes.
     pub result_slot: u64,
@@ -144,7 +145,8 @@ pub struct OpArgs {
     pub tile_m: u32,
     /// Number of columns of a tile.
     pub tile_n: u32,
-    /// Number of columns of A in one unit of a staged gather.
+    /// Number of columns of A in one unit of a staged gather (a unit is the piece of A that is
+    /// copied and signalled as a whole).
     pub k_group: u32,
     /// Number of tile slots in the inbox per parity and source; that of the largest plan.
     pub max_tiles: u32,
@@ -186,7 +188,7 @@ impl OpArgs {
     }
 }
 
-/// Values of [`TileView::arrival`]: words that signal the arrival of a tile of C.
+/// Values of [`TileView::arrival`]: kinds of words that signal the arrival of a tile of C.
 pub mod arrival {
     /// Result words: tile t is the result of its owner, rank t mod size.
     pub const RESULTS: u32 = 0;
@@ -207,7 +209,8 @@ pub mod arrival {
 pub struct TileView {
     /// Addresses of the heap as this rank sees it.
     pub heap: HeapView,
-    /// Layout of the op's words, except `call` and `sequence`, which refer to the copies.
+    /// Layout of the op's synchronisation words; `call` and `sequence` refer to copies of the op's
+    /// words, which do not change when the op ends the call.
     pub channel: Channel,
     /// This rank's description of the call.
     pub record: Record,

@@ -33,7 +33,7 @@ pub struct Injected {
 /// Kernels that leave out the wait in a call with a fused whole-matrix GEMM.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Without {
-    /// The whole-matrix GEMM leaves out the wait.
+    /// Whole-matrix GEMM: it leaves out the wait, the kernels around it keep theirs.
     Products,
     /// The kernels around the GEMM leave out the wait: those that open and close the call, and the
     /// gates.
@@ -46,11 +46,12 @@ pub enum Without {
 pub enum Hold {
     /// Before the kernel that precedes an op accesses the op's operands.
     Filling,
-    /// After the rank has entered a call, before it sends, reads or fetches.
+    /// After the rank has entered a call, before it sends data, reads it or fetches it from peers.
     Entered,
     /// After the signals of a tile have been seen, before the tile is read.
     Received,
-    /// After the source of a unit has entered, before the unit is copied to the staging buffer.
+    /// After the source rank of a unit of the gathered matrix has entered the call, before the unit
+    /// is copied to the staging buffer.
     Fetching,
     /// Between the read and the write of an addition under a lock.
     Adding,
@@ -184,7 +185,8 @@ impl OpBuild {
         if source.kind != SourceKind::TileGemm {
             return Ok(Build::message(source).with(self));
         }
-        let code = dtype_code(self.dtype).ok_or_else(|| format!("products of {}", self.dtype))?;
+        let code =
+            dtype_code(self.dtype).ok_or_else(|| format!("matrix products of {}", self.dtype))?;
         let Self { tile_m, tile_n, .. } = *self;
         let size = TileSize::fitting(tile_m, tile_n).ok_or_else(|| {
             let TileSize { m, n } = TileSize::ALL[0];
@@ -271,7 +273,7 @@ pub(crate) mod tests {
             let [products, rest] = [injected.options_of_products(none()), injected.options(none())];
             assert_eq!(goes_without(&products), product, "{whole:?}");
             assert_eq!(goes_without(&rest), others, "{whole:?}");
-            // The delay is compiled into both.
+            // Both sets of options have the delay.
             assert!([&products, &rest].iter().all(|it| it.defines.len() >= 2), "{whole:?}");
             assert_eq!(injected.is_by_messages(), whole.is_none());
         }

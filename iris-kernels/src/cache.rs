@@ -18,7 +18,7 @@ use crate::rtc::error::{Error, Result};
 const MAGIC: &[u8; 8] = b"iriscub1";
 const HEADER: usize = 8 + 16 + 16;
 
-/// Name of an entry.
+/// Key of a cache entry: the name of its file, and the hash that the file must contain.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Key {
     file: String,
@@ -90,7 +90,7 @@ impl Cache {
         Ok(Self { folder: folder.into() })
     }
 
-    /// Code of an entry; `None` if it is absent or damaged.
+    /// Machine code of an entry; `None` if the entry is absent or damaged.
     pub fn get(&self, key: &Key) -> Option<Vec<u8>> {
         let path = self.folder.join(&key.file);
         let mut bytes = Vec::new();
@@ -198,7 +198,7 @@ mod tests {
             fs::write(&file, &whole[..len]).expect("writable");
             assert_eq!(cache.get(&key(1)), None, "cut to {len}");
         }
-        // The code of one entry under the name of another.
+        // Put the code of one entry under the file name of another.
         cache.put(&key(2), b"other code").expect("room");
         fs::copy(cache.folder().join(&key(2).file), &file).expect("writable");
         assert_eq!(cache.get(&key(1)), None);

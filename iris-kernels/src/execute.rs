@@ -43,7 +43,7 @@ pub struct Executor {
     kernels: KernelSet,
     gemms: Option<Gemms>,
     areas: Areas,
-    /// Transfers between ranks in the program.
+    /// Transfers of rows between ranks that the program contains.
     transfers: Vec<Transfer>,
     /// Whether workgroups must do the transfers instead of copy engines: transferred bytes are
     /// counted, delays are injected, or ranks share the device.
@@ -64,9 +64,10 @@ pub struct Failure {
 /// Recovery after a call has failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Then {
-    /// No peer can see anything of the call, so it may be tried again.
+    /// No peer can see anything of the failed call, so the call may be tried again.
     Retry,
-    /// Peers may be in the call, so the heap is poisoned on all ranks.
+    /// Peers may wait in the call, so the heap can no longer be used on any rank and must be
+    /// closed.
     Close,
     /// The call was being captured: the capture is invalid, and its graph must be discarded.
     Discard,
@@ -91,8 +92,8 @@ impl Executor {
     /// library GEMM of a program with GEMMs; calls of such a program need a workspace of
     /// [`Whole::library_bytes`] plus the program's [`Areas`]. `counted` tells whether transferred
     /// bytes are counted; if so, workgroups do the transfers.
-    /// counted, so that workgroups must move it.
     ///
+    /// # Errors
     /// [`Error::Unsupported`] for a device, element type or tile without kernels; [`Error::Other`]
     /// with an [`crate::rtc::Error`]; [`Error::Device`]; [`Error::TooManyGroups`] if so many ranks
     /// share the device that not even one workgroup of each is co-resident.

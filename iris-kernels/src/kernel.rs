@@ -37,25 +37,26 @@ pub enum Kernel {
     Staged,
     /// All-gather of each rank's rows of the product, or of the message.
     AllGather,
-    /// All-to-all: each rank's blocks of rows for each other rank.
+    /// All-to-all: block j of each rank's rows goes to rank j.
     AllToAll,
     /// Broadcast of the root's message to all ranks.
     Broadcast,
     /// Broadcast in which one receiver of each tile forwards it to the others.
     Relay,
-    /// Copy-engine message: waits until the engine may copy.
+    /// Message by copy engines, first launch: waits until all peers have entered the call, so that
+    /// the engine may copy.
     Open,
-    /// Copy-engine message: copies this rank's rows to all ranks by workgroups, if no engine does.
+    /// Message by copy engines: copies this rank's rows to all ranks by workgroups, if no engine does.
     Copies,
-    /// Copy-engine message: copies to each rank the rows of this rank's partial that it owns, by
+    /// Message by copy engines: copies to each rank the rows of this rank's partial that it owns, by
     /// workgroups.
     Blocks,
-    /// Copy-engine message: copies this rank's rows of the sum to all ranks, after
+    /// Message by copy engines: copies this rank's rows of the sum to all ranks, after
     /// [`Kernel::Blocks`], by workgroups.
     Results,
-    /// Copy-engine message: adds the received blocks, or copies a single one.
+    /// Message by copy engines: adds the received blocks, or copies the block if there is only one.
     Sums,
-    /// Copy-engine message: waits for parts of a rank's rows, before a kernel reads them.
+    /// Message by copy engines: waits for parts of a rank's rows, before a kernel reads them.
     Gate {
         /// Rank that the parts come from.
         source: u32,
@@ -64,7 +65,7 @@ pub enum Kernel {
         /// Number of parts.
         parts: u32,
     },
-    /// Copy-engine message: ends the call.
+    /// Message by copy engines, last launch: ends the call.
     Close,
     /// [`Kernel::OneShot`] for small messages, by the LL protocol (data and flag in one word).
     OneShotLl,
@@ -98,11 +99,11 @@ pub enum Kernel {
 /// Effects of a launch, or of another step of a call, on other ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Effects {
-    /// Whether peers are told that this rank is in the call.
+    /// Whether the step tells peers that this rank has entered the call.
     pub opens: bool,
-    /// Whether it writes peers' memory or words, or waits for peers.
+    /// Whether the step writes to peers (data or synchronisation words), or waits for peers.
     pub peers: bool,
-    /// Whether it ends the call.
+    /// Whether the step ends the call.
     pub ends: bool,
 }
 
@@ -112,8 +113,8 @@ impl Effects {
     /// Effects of a call that consists of one launch.
     pub(crate) const ALL: Effects = Effects { opens: true, peers: true, ends: true };
 
-    /// Whether a peer can see that it was enqueued; a call that fails after such a step can never
-    /// end.
+    /// Whether a peer can see that the step was enqueued; a call that fails after such a step can
+    /// never end.
     pub fn are_visible(self) -> bool {
         self.opens || self.peers || self.ends
     }

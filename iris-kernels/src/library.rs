@@ -53,7 +53,8 @@ pub struct Whole {
     pub backend: BackendKind,
     /// Maximum m, n and k.
     pub shape: [usize; 3],
-    /// Number of rows of the largest call that uses this GEMM; may be smaller than the maximum m.
+    /// Number of rows of the largest call that uses this GEMM; may be smaller than the maximum m in
+    /// `shape`.
     pub rows: usize,
     /// Element type of A and B.
     pub dtype: DType,

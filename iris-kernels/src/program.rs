@@ -72,7 +72,7 @@ pub enum Norm {
     Last,
 }
 
-/// One way to perform a call.
+/// Alternative way to perform a call: conditions, and the steps if they are met.
 #[derive(Clone, Copy, Debug)]
 pub struct Alternative {
     /// Conditions; a call must meet all of them.
@@ -89,7 +89,8 @@ vocabulary! {
         /// One GEMM launch can exchange the message as well: operands fit it, and all of its tiles
         /// are co-resident.
         Exchanges = "one GEMM launch can do the message",
-        /// A GEMM can store its tiles at the peers that own them.
+        /// The built-in GEMM supports the call in its form that stores tiles directly at the peers
+        /// that own them.
         Stores = "a GEMM can store to peers",
         /// Copy engines can do the transfers: no rank shares the device, elements need no
         /// conversion, nothing is counted or delayed, and the stream allows copies that carry
@@ -115,8 +116,8 @@ pub enum Item {
     Do(Step),
     /// Loop over the parts of the rows that a rank sends; each part is one row of tiles.
     Parts(&'static [Item]),
-    /// Inside a loop over parts: steps for the previous part, which follow those of the current
-    /// part. They run once more after the loop, for the last part.
+    /// Steps, in a loop over parts, that process the previous part; they follow the steps for the
+    /// current part, and run once more after the loop, for the last part.
     Late(&'static [Item]),
     /// Loop over the peers, starting with the next rank.
     Peers(&'static [Item]),
@@ -137,17 +138,19 @@ pub struct Step {
 /// over peers the peer's rows; without a loop it works on all rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Work {
-    /// Kernel of the operator, over its tiles.
+    /// Launch of a kernel of the operator over all tiles of its operands.
     Kernel(Kernel, Operands),
     /// Matrix product.
     Gemm(Gemm),
-    /// Wait until all peers are in the call; after it, engines and GEMMs may store to the peers.
+    /// Wait until all peers have entered the call; later steps (copy engines, GEMMs) may store to
+    /// the peers.
     Open(Transfer),
     /// Copies by engines on a side stream, to the peer of the loop or to all peers.
     Copies(Transfer),
     /// Wait until rows of the loop's peer have arrived.
     Gate(Transfer),
-    /// Sum of this rank's rows of the partials of all ranks.
+    /// Sum over ranks: adds up the rows that this rank owns, of which each rank has sent its
+    /// partial.
     Sums {
         /// Destination of the sum.
         to: Target,
@@ -168,11 +171,11 @@ pub enum Work {
 /// Operands of an operator's kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Operands {
-    /// A, B and C of the call.
+    /// Matrices A, B and C of the call.
     Call,
     /// A workspace area in place of the product of A and B.
     Area(Area),
-    /// This rank's rows of C, already computed.
+    /// Rows of C that this rank owns and that an earlier step has computed.
     OwnRows,
     /// Source and destination of a transfer.
     Of(Transfer),
@@ -184,12 +187,13 @@ vocabulary! {
         /// Each rank's shard of A goes to the gathered A of all ranks; of A's transpose, if A is
         /// split by columns.
         Shards = "shards of A",
-        /// The rows of each rank's partial go to their owners.
+        /// Reduce-scatter input: each rank sends to every other rank the rows of its partial that
+        /// the receiver owns.
         Blocks = "partials",
-        /// Each rank's rows of the sum go to all ranks; their signals are numbered after those of
-        /// [`Transfer::Blocks`].
+        /// All-gather of the sum: each rank sends the rows that it has added up to all ranks.
+        /// Signals are numbered after those of [`Transfer::Blocks`].
         Sums = "sums",
-        /// Each rank's rows of C go to all ranks.
+        /// All-gather of the result: each rank sends its rows of C to all ranks.
         Rows = "rows of C",
     }
 }
@@ -199,7 +203,7 @@ vocabulary! {
 pub struct Gemm {
     /// Factor A.
     pub source: Source,
-    /// Rows of A, unless the loops select them.
+    /// Rows of A to multiply, unless a loop over parts or peers around the step selects the rows.
     pub rows: Rows,
     /// Destination of the product.
     pub to: Target,
@@ -210,9 +214,9 @@ pub struct Gemm {
 /// Factor A of a GEMM.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Source {
-    /// A of the call, with all rows.
+    /// Matrix A of the call, which has all rows.
     Input,
-    /// A of the call, with this rank's rows only.
+    /// Matrix A of the call, which has this rank's rows only.
     Shard,
     /// A matrix in the workspace.
     Area(Area),
@@ -225,9 +229,11 @@ vocabulary! {
         All = "all rows",
         /// Rows that this rank owns.
         Own = "own rows",
-        /// Rows before [`Rows::Own`]; the step is skipped if there are none.
+        /// Rows of ranks before this one: all rows before [`Rows::Own`]. The step is skipped if
+        /// there are none.
         BeforeOwn = "rows before the own",
-        /// Rows after [`Rows::Own`]; the step is skipped if there are none.
+        /// Rows of ranks after this one: all rows after [`Rows::Own`]. The step is skipped if there
+        /// are none.
         AfterOwn = "rows after the own",
         /// Rows of the loop's part: of the loop's peer, or of this rank if there is no loop over
         /// peers.
@@ -238,9 +244,9 @@ vocabulary! {
 /// Destination of results.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Target {
-    /// C, at the rows' position among all rows.
+    /// Matrix C of the call, which has all rows; rows are stored at their positions among all rows.
     C,
-    /// C, which has only the rows that this rank owns.
+    /// Matrix C of the call, which has only the rows that this rank owns.
     Own,
     /// The rows of C that this rank owns.
     OwnOfC,
@@ -254,18 +260,19 @@ pub enum Core {
     /// The vendor's library, the built-in whole-matrix GEMM, or the tile GEMM, in order of
     /// preference and fit.
     Any,
-    /// The vendor's library, adding the rows of the only peer.
+    /// GEMM of the vendor's library that adds the rows received from the only peer to its product.
     Adding,
-    /// The built-in GEMM that waits for parts of A.
+    /// Built-in GEMM that waits for the parts of A which copy engines bring while it runs.
     Gated,
-    /// The built-in GEMM that stores its tiles at peers.
+    /// Built-in GEMM that stores its tiles directly at the peers that need them.
     Storing {
         /// Whether tiles of this rank's partial go to their owners ([`Transfer::Blocks`]).
         blocks: bool,
         /// Transfer of results to all ranks, if the GEMM does one.
         results: Option<Transfer>,
     },
-    /// The built-in GEMM that exchanges the message of this kernel itself.
+    /// Built-in GEMM that also exchanges the message of this kernel, so that the call is one
+    /// launch.
     Exchanging(Kernel),
 }
 
@@ -287,7 +294,8 @@ pub enum Early {
 pub enum Lane {
     /// Stream of the call.
     Main,
-    /// Side stream, from this point of the call on.
+    /// Side stream: copies that begin when the work enqueued so far on the stream of the call has
+    /// ended.
     Side,
 }
 
@@ -419,7 +427,8 @@ impl Work {
     pub fn early(self) -> Early {
         match self {
             Work::Gemm(Gemm { core: Core::Gated | Core::Storing { .. }, .. }) => Early::BehindOpen,
-            // The copies that it follows are no launches, so there is nothing to overlap with.
+            // The work follows copies, which are no kernel launches, so its launch cannot overlap
+            // with them.
             Work::Copies(_) | Work::Close(_) => Early::No,
             _ => Early::AfterTurn,
         }
@@ -465,7 +474,7 @@ pub const fn when(when: &'static [When], items: &'static [Item]) -> Alternative 
 }
 
 impl Alternative {
-    /// Forbids peers to store directly into C.
+    /// Marks an alternative in which peers must not store directly into C.
     pub const fn indirect(self) -> Self {
         Alternative { direct: false, ..self }
     }

@@ -23,7 +23,7 @@ impl<K: PartialEq, V> Recent<K, V> {
         key: K,
         make: impl FnOnce() -> Result<V, E>,
     ) -> Result<&mut V, E> {
-        // Searched from the end, because a program that repeats its calls finds them there.
+        // The search starts at the end, where a program that repeats its calls finds them.
         match self.entries.iter().rposition(|(known, _)| *known == key) {
             Some(at) => self.entries[at..].rotate_left(1),
             None => {

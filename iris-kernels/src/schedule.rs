@@ -94,13 +94,13 @@ pub struct SplitGrid {
 }
 
 impl SplitGrid {
-    /// Tiles of the rows of `rank`, with rows counted from the first of them.
+    /// Tiles of the rows of `rank`, with row numbers counted from the first row of `rank`.
     pub fn part(&self, rank: u32) -> Grid {
         let rows = split(self.grid.rows, self.size, rank);
         Grid { rows: rows.end - rows.start, ..self.grid }
     }
 
-    /// Number of tiles before those of `rank`.
+    /// Number of the first tile of `rank`; tiles are numbered rank by rank.
     pub fn first(&self, rank: u32) -> u32 {
         (0..rank).map(|before| self.part(before).tiles()).sum()
     }
@@ -157,7 +157,7 @@ pub struct Units {
 }
 
 impl Units {
-    /// Rows and columns of A that `source` has.
+    /// Ranges of rows and columns of A in the shard of rank `source`.
     pub fn shard_of(&self, source: u32) -> (Range<u32>, Range<u32>) {
         match self.shard {
             Shard::Rows => (split(self.m, self.size, source), 0..self.k),
@@ -173,7 +173,7 @@ impl Units {
         (rows, cols)
     }
 
-    /// Number of units before those of `source`.
+    /// Number of the first unit of `source`; units are numbered rank by rank.
     pub fn first(&self, source: u32) -> u32 {
         (0..source)
             .map(|before| {
@@ -307,7 +307,7 @@ impl Units {
     }
 }
 
-/// Collective of small messages, by its data flow.
+/// Collectives for small messages: which data each rank sends to which others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Collective {
     /// Each rank's whole message goes to all ranks, which add the messages in the order of ranks.
@@ -370,7 +370,7 @@ impl Items {
             Collective::Broadcast { root } => root,
             _ => 0,
         };
-        // The first parts are the largest.
+        // No part has more items than part 0.
         self.sent(root, 0)
     }
 
@@ -406,7 +406,6 @@ impl Items {
 ///
 /// A workgroup that takes every span-th tile has thus stored two rounds of tiles for the other
 /// ranks before it waits for their tiles of the first round, so the waits form no cycle.
-/// for what it needs of the first of them: nobody waits in a circle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "as the type says")]
 pub struct Rounds {

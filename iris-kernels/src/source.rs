@@ -27,7 +27,7 @@ pub enum SourceKind {
     Message,
     /// Tile GEMM with or without a message, compiled for one element type and tile size.
     TileGemm,
-    /// Whole-matrix GEMM, see `crate::gemm`.
+    /// GEMM of whole matrices, see `crate::gemm`.
     WholeGemm,
 }
 

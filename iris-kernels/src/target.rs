@@ -35,7 +35,7 @@ impl Target {
             BackendKind::Hip => Ok(Target { vendor: Vendor::Amd, arch: arch.into() }),
             other => Err(Error::Unsupported {
                 what: format!("compiled kernels on {other}"),
-                why: "those of this device are the host's own code".into(),
+                why: "kernels of this device are host code".into(),
             }),
         }
     }

@@ -17,7 +17,8 @@ pub struct UserKernel {
     shared_bytes: u32,
     /// Number of multiprocessors of this rank's share of the device.
     multiprocessors: u32,
-    /// Address of the heap's control block, which identifies the heap of a view.
+    /// Address of the heap's control block, by which a launch checks that a tile view belongs to
+    /// this heap.
     control: u64,
 }
 

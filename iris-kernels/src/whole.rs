@@ -14,7 +14,8 @@ use crate::vendor::{Blas, Multiplier, Prepared};
 pub struct WholeProduct {
     vendor: Option<Prepared>,
     ours: Option<Gemm>,
-    /// Whether the built-in GEMM is tried first for shapes for which it is preferred.
+    /// Whether the vendor's library is used by default, and the built-in GEMM only for the shapes
+    /// for which it was measured to be faster.
     chooses: bool,
 }
 
@@ -41,7 +42,8 @@ impl WholeProduct {
             _ if heap.sharing() > 1 => None,
             _ => vendor(gpu, shape, (dtype, output))?,
         };
-        // Besides the vendor's library, only the builds that are preferred to it.
+        // Besides the vendor's library, only those built-in builds are loaded that are preferred to
+        // it.
         let chooses = library == Library::Auto && vendor.is_some();
         let ours = match library {
             Library::Vendor if vendor.is_some() => None,
@@ -58,7 +60,7 @@ impl WholeProduct {
         [vendor, ours].into_iter().flatten().collect::<Vec<_>>().join(" or ")
     }
 
-    /// Whether it can do this call; other calls use the kernels of operators.
+    /// Whether the GEMM can do this call; other calls use the kernels of operators.
     pub fn fits(&self, args: &OpArgs) -> bool {
         self.vendor.as_ref().is_some_and(|it| it.fits(args, None))
             || self.ours.as_ref().is_some_and(|it| it.fits(args))

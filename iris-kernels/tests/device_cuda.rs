@@ -1,5 +1,5 @@
-//! That NVRTC compiles the device source, and what it refuses. Without NVRTC the tests are ignored,
-//! and it is said where it was looked for. What instructions come out is read in iris-models,
+//! Tests that NVRTC compiles the device source, and rejects misuse. Without NVRTC they are ignored,
+//! with the places searched. The generated instructions are checked in iris-models,
 //! `check/device_code`.
 
 use std::process::{Command, ExitCode};
@@ -13,7 +13,7 @@ use iris_kernels::source::KERNELS;
 use iris_sync::Access;
 use iris_testkit::harness::{self, Group, named};
 
-/// Programs of users, whose kernel is a raw string.
+/// Programs of users whose kernel source is a raw string.
 const EXAMPLES: [(&str, &str); 2] = [
     ("ring.rs", include_str!("../examples/ring.rs")),
     ("wait_on_tile.rs", include_str!("../../iris-ops/examples/wait_on_tile.rs")),
@@ -42,7 +42,7 @@ fn main() -> ExitCode {
                 a_slow_first_start_is_told_once,
             ],
         ),
-        // Minutes: every type and tile for every architecture.
+        // Slow (minutes): every type and tile size for every architecture.
         Group::new(missing, named![every_kernel_compiles_for_every_build]).slow(),
     ])
 }
@@ -51,8 +51,8 @@ fn nvrtc() -> &'static Compiler {
     Compiler::nvrtc().unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Compiles products for every type and two of the three tiles. The third tile, and messages, which have neither
-/// type nor tile, are left to iris-models's checks: they compile all kernels for sm_90a, with one constant changed.
+/// Compiles products for every type and two of the three tile sizes. Other builds are covered by
+/// iris-models's checks, which compile all kernels for sm_90a with one constant changed.
 fn every_kernel_compiles() {
     let [first, second, _] = TileSize::ALL;
     compile_all(&[second], &[("sm_90a", 0), ("sm_90a", 2)], false);
@@ -65,14 +65,14 @@ fn every_kernel_compiles_for_every_build() {
     compile_all(&TileSize::ALL, &all, true);
 }
 
-/// Compile all kernels, or those with products, for these tiles, architectures and types, and say which took
-/// longest.
+/// Compiles all kernels, or only those with products, for these tile sizes, architectures and
+/// types, and prints the slowest ones.
 fn compile_all(tiles: &[TileSize], targets: &[(&str, u32)], messages: bool) {
     let compiler = nvrtc();
     let mut jobs = Vec::new();
     for (at, &(arch, dtype)) in targets.iter().enumerate() {
         for text in KERNELS {
-            // Messages have no products: one build of an architecture serves all.
+            // Message kernels do not depend on the type, so one build per architecture suffices.
             let first = targets[..at].iter().all(|(before, _)| *before != arch);
             let tiles = match text.name.contains("matmul") {
                 true => tiles,
@@ -124,14 +124,14 @@ fn a_users_source_compiles_and_errors_carry_the_log() {
     assert!(code.starts_with(b"\x7fELF"));
 
     for (text, message) in [
-        // A word of one scope is not one of the other.
+        // Words of system scope and of device scope do not convert.
         ("DevWord f(const HeapView& heap) { return heap.word(0, 0); }", "no suitable"),
-        // The table says which scope an access has.
+        // The table fixes the scope of each access.
         (
             "i32 f(const Words& m, SymWord w) { return m.load<Access::FlagLoad>(w); }",
             "the table's scope of this access",
         ),
-        // A word does not give its address away.
+        // A word's address is private.
         ("u64 f(SymWord w) { return w.address; }", "inaccessible"),
         ("void f(SymWord w) { w.store<Order::Acquire>(1); }", "a store is relaxed or release"),
     ] {
@@ -187,7 +187,8 @@ fn the_kernel_of_the_benchmark_compiles() {
     assert!(code.windows(8).any(|bytes| bytes == b"add_norm"));
 }
 
-/// The places of memory.h where a build can hold workgroups up are in the kernels that need them.
+/// The points of memory.h at which a build can delay workgroups occur in the kernels that need
+/// them.
 fn kernels_that_are_held_up_compile() {
     for (name, place) in [
         ("broadcast.cu", Hold::Received),
@@ -208,8 +209,8 @@ fn kernels_that_are_held_up_compile() {
     }
 }
 
-/// A product of whole matrices waits for peers, and is held up, only in builds that are told to; and goes
-/// without its wait only where the others keep theirs.
+/// A whole-matrix GEMM contains waits and delays of stress tests only in builds that ask for them,
+/// and leaves out its own wait only if the other kernels keep theirs.
 fn products_that_are_held_up_or_do_not_wait_compile() {
     let [_, gather, scatter, exchange, one_shot] = iris_kernels::source::GEMMS else {
         panic!("five sources")
@@ -224,11 +225,11 @@ fn products_that_are_held_up_or_do_not_wait_compile() {
         String::from_utf8(code.unwrap_or_else(|error| panic!("{error}"))).expect("text")
     };
     let with = |without, hold, whole| Injected { without, hold, whole, ..Injected::default() };
-    // A wait that is the gates' is none of theirs.
+    // Leaving out the gates' wait does not change the GEMM.
     let gates = with(Some(Access::SignalLoad), None, Some(Without::Others));
     let defines = |injected: Injected| injected.options_of_products(Options::new()).defines;
     assert_eq!(defines(gates), defines(Injected::default()));
-    // Those of few rows wait for other things besides, and for heads by the same code.
+    // GEMMs of few rows also wait for other words, and for headers by the same code.
     for (source, access, is_alone) in [
         (gather, Access::SignalLoad, true),
         (scatter, Access::SignalLoad, true),
@@ -237,7 +238,7 @@ fn products_that_are_held_up_or_do_not_wait_compile() {
     ] {
         let plain = text(source, Injected::default());
         let left_out = text(source, with(Some(access), None, Some(Without::Products)));
-        // What is polled in vain is looked at again after a sleep.
+        // Each polling loop contains a sleep.
         let sleeps = |text: &str| text.matches("nanosleep").count();
         let (all, left) = (sleeps(&plain), sleeps(&left_out));
         assert!(all > 0 && (left == 0) == is_alone, "{} still waits", source.name);
@@ -251,10 +252,11 @@ fn products_that_are_held_up_or_do_not_wait_compile() {
     }
 }
 
-/// Set for the process of the test below.
+/// Environment variable that marks the child process of `a_slow_first_start_is_told_once`.
 const FIRST_START: &str = "IRIS_TEST_FIRST_START";
 
-/// What a program does that has no kernels yet, on two threads, as ranks are.
+/// Body of the child process: compiles a kernel that is not cached, on two threads, as two ranks
+/// would.
 fn first_start() -> ExitCode {
     let source = KERNELS.iter().copied().find(|text| text.name == "all_reduce.cu");
     let compile = || {
@@ -283,7 +285,7 @@ fn a_slow_first_start_is_told_once() {
     };
     let (seconds, first) = start();
     let told = first.matches("iris: compiling all_reduce.cu for sm_90a").count();
-    // A compiler that needs about a second may be told of or not.
+    // A compilation of about one second may or may not be announced.
     assert!(told == 1 || told == 0 && seconds < 1.5, "{seconds} s: {first}");
     assert!(told == 0 || first.contains(&cache.display().to_string()), "{first}");
     let (_, second) = start();

@@ -1,5 +1,5 @@
-//! That clang compiles the device source for AMD's devices. Without a clang that has them as targets
-//! the tests are ignored. What instructions come out is read in iris-models, `check/device_code`.
+//! Tests that clang compiles the device source for AMD's devices. They are ignored without a clang
+//! that supports them. The generated instructions are checked in iris-models, `check/device_code`.
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -27,7 +27,7 @@ fn main() -> ExitCode {
     ])
 }
 
-/// The first clang there is that knows HIP for these devices.
+/// First clang that supports HIP for these devices.
 fn find_clang() -> Option<&'static str> {
     ["clang-19", "clang-20", "clang"].into_iter().find(|name| {
         let targets = Command::new(name).arg("-print-targets").output();
@@ -54,8 +54,8 @@ fn assembly(clang: &str, source: &Path, arch: &str, defines: &[&str]) -> String 
     String::from_utf8(output.stdout).expect("assembly is text")
 }
 
-/// Compiles products for bf16, and only parses messages, which have no type: iris-models's checks compile these to
-/// instructions, with one constant changed, but do not ask for warnings.
+/// Compiles products for bf16, and only parses message kernels. iris-models's checks compile the
+/// latter to instructions, with one constant changed, but without warnings.
 fn every_kernel_compiles() {
     let clang = clang();
     let arches = ["gfx90a", "gfx942"];
@@ -70,13 +70,13 @@ fn every_kernel_compiles() {
     });
 }
 
-/// A code object as the runtime takes it, and a log where a source is wrong.
+/// Compiling gives a code object in the format of the runtime, and a log if the source is wrong.
 fn clang_makes_what_a_device_loads() {
     let clang = Compiler::clang().unwrap_or_else(|error| panic!("{error}"));
     let source = KERNELS.iter().find(|text| text.kind == SourceKind::Barrier).expect("a kernel");
     for (arch, machine) in [("gfx90a", 0x3f), ("gfx942", 0x4c)] {
         let code = clang.compile((*source).into(), &Options::new(), arch).expect("it compiles");
-        // An ELF file for AMD's devices, and which of them.
+        // The ELF header names AMD's machine type and the architecture.
         assert!(code.starts_with(b"\x7fELF") && code[18..20] == [0xe0, 0]);
         assert_eq!(code[48], machine, "{arch}");
         let name = b"iris_barrier.kd";

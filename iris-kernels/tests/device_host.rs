@@ -1,5 +1,5 @@
-//! The device source as a host compiler reads it: that it compiles without warnings, says the same
-//! as Rust where both say it, and computes right.
+//! Tests of the device source compiled by a host compiler: it compiles without warnings, agrees
+//! with the Rust code, and computes correctly.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::mem::offset_of;
@@ -33,12 +33,12 @@ fn main() -> ExitCode {
     )])
 }
 
-/// Build a library from these sources of the device's language.
+/// Builds a shared library from these device sources.
 fn library(sources: &[&str], options: &[&str]) -> (Library, TempDir) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("kernels.so");
     compile(sources, options, &["-shared"], &file);
-    // SAFETY: built just now from our own source, without any initialiser.
+    // SAFETY: built just now from this crate's sources, without initialisers.
     let library = unsafe { Library::open(Some(&file), RTLD_NOW) }.expect("it loads");
     (library, folder)
 }
@@ -50,11 +50,11 @@ fn compile(sources: &[&str], options: &[&str], form: &[&str], to: &Path) {
 }
 
 fn symbol<T: Copy>(library: &Library, name: &str) -> T {
-    // SAFETY: the callers ask for the types that mirror.cpp and hooks.cpp give these names.
+    // SAFETY: the callers use the types that mirror.cpp and hooks.cpp declare for these names.
     *unsafe { library.get::<T>(name.as_bytes()) }.expect("the function")
 }
 
-/// A generator of numbers below a bound: the same ones every time.
+/// Deterministic generator of pseudo-random numbers.
 struct Numbers(u64);
 
 impl Numbers {
@@ -67,7 +67,7 @@ impl Numbers {
 fn every_kernel_compiles_without_warnings() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     for text in KERNELS {
-        // Messages have no type.
+        // Message kernels do not depend on the type.
         let types = if text.kind == SourceKind::TileGemm { 0..3 } else { 0..1 };
         for dtype in types.step_by(2).map(|dtype| format!("-DIRIS_DTYPE={dtype}")) {
             let source = format!("kernels/{}", text.name);
@@ -93,7 +93,7 @@ fn accesses(library: &Library) {
     let row: Row = symbol(library, "mirror_access");
     for (index, access) in Access::ALL.iter().enumerate() {
         let (mut name, mut order, mut scope) = (std::ptr::null(), -1, -1);
-        // SAFETY: three places for what the row holds.
+        // SAFETY: the three pointers receive the row's contents.
         let count = unsafe { row(index as u32, &mut name, &mut order, &mut scope) };
         assert_eq!(count as usize, Access::ALL.len());
         // SAFETY: a string literal of the library.
@@ -110,9 +110,9 @@ fn dtypes(library: &Library) {
     let row: Row = symbol(library, "mirror_dtype");
     for (place, dtype) in DTYPES.into_iter().enumerate() {
         let (mut name, mut code, mut bytes) = (std::ptr::null(), 0, 0);
-        // SAFETY: three places for what the row holds.
+        // SAFETY: the three pointers receive the row's contents.
         let count = unsafe { row(place as u32, &mut name, &mut code, &mut bytes) };
-        // SAFETY: a string literal of the library, since there is such a row.
+        // SAFETY: the row exists, so the name is a string literal of the library.
         let name = unsafe { CStr::from_ptr(name) }.to_str().expect("utf-8");
         assert_eq!((count as usize, name.to_lowercase().as_str()), (DTYPES.len(), dtype.name()));
         assert_eq!((Some(code), bytes as usize), (dtype_code(dtype), dtype.size()), "{dtype}");
@@ -164,7 +164,7 @@ fn offsets(library: &Library) {
         size_of::<TileView>(),
     ];
     for (field, ours) in ours.into_iter().enumerate() {
-        // SAFETY: takes any number.
+        // SAFETY: the function accepts any number.
         assert_eq!(unsafe { offset(field as u32) }, ours as u64, "field {field}");
     }
 }
@@ -176,7 +176,7 @@ fn grids(library: &Library) {
     let theirs_dealt: unsafe extern "C" fn(u32, u32, u32) -> u32 = symbol(library, "mirror_dealt");
     for (count, dies) in [(1, 8), (7, 8), (64, 8), (304, 8), (301, 8), (20, 1)] {
         for workgroup in 0..count {
-            // SAFETY: takes any numbers.
+            // SAFETY: the function accepts any numbers.
             let theirs = unsafe { theirs_dealt(workgroup, count, dies) };
             assert_eq!(
                 theirs,
@@ -195,7 +195,7 @@ fn grids(library: &Library) {
         let split_grid = SplitGrid { grid, size };
         for part in 0..size {
             let (range, mut out) = (split(rows, size, part), [0; 2]);
-            // SAFETY: a place for two numbers.
+            // SAFETY: the array has room for two numbers.
             unsafe { parts(rows, size, part, out.as_mut_ptr()) };
             assert_eq!(out, [range.start, range.end]);
         }
@@ -212,7 +212,7 @@ fn grids(library: &Library) {
         for (theirs, ours) in theirs.iter().zip(&ours) {
             for tile in 0..=ours.len() as u32 {
                 let mut out = [0; 5];
-                // SAFETY: five numbers in, a place for five out.
+                // SAFETY: the arrays have five input numbers, and room for five output numbers.
                 let tiles = unsafe { theirs(shape.as_ptr(), tile, out.as_mut_ptr()) };
                 assert_eq!(tiles as usize, ours.len(), "{shape:?}");
                 if let Some(ours) = ours.get(tile as usize) {
@@ -240,12 +240,12 @@ fn staging(library: &Library) {
         let shape = [shard as u32, size, m, k, tile_m, k_group, u32::from(m_contiguous)];
         for unit in 0..units.units() {
             let (at, mut out) = (units.area(unit), [0; 5]);
-            // SAFETY: seven numbers in, a place for five out.
+            // SAFETY: the arrays have seven input numbers, and room for five output numbers.
             let count = unsafe { unit_at(shape.as_ptr(), unit, out.as_mut_ptr()) };
             assert_eq!(count, units.units());
             assert_eq!(out, [units.source(unit), at.row, at.col, at.rows, at.cols], "{units:?}");
             for rank in 0..size {
-                // SAFETY: seven numbers in.
+                // SAFETY: the array has seven input numbers.
                 let theirs = unsafe { fetched(shape.as_ptr(), unit, rank) };
                 assert_eq!(theirs, units.fetched(unit, rank), "{units:?}");
             }
@@ -257,7 +257,8 @@ fn staging(library: &Library) {
             let needs: Vec<u32> = units.needs(block, rank).collect();
             for i in 0..=needs.len() {
                 let (mut out, mut need) = ([0; 5], 0);
-                // SAFETY: seven numbers in, places for five and for one out.
+                // SAFETY: the arrays have seven input numbers, and room for five output numbers and
+                // one.
                 let blocks = unsafe {
                     block_at(shape.as_ptr(), block, rank, i as u32, out.as_mut_ptr(), &mut need)
                 };
@@ -275,7 +276,7 @@ fn values(library: &Library) {
     let erf: unsafe extern "C" fn(f32) -> f32 = symbol(library, "mirror_erf");
     for bits in 0..=u16::MAX {
         let (half, brain) = (half::f16::from_bits(bits), half::bf16::from_bits(bits));
-        // SAFETY: takes any bits.
+        // SAFETY: the function accepts any bits.
         let theirs = unsafe { [widen(1, bits), widen(2, bits)] };
         for (theirs, ours) in theirs.into_iter().zip([half.to_f32(), brain.to_f32()]) {
             assert!(theirs == ours || theirs.is_nan() && ours.is_nan(), "{bits:x}");
@@ -283,7 +284,7 @@ fn values(library: &Library) {
     }
     let mut numbers = Numbers(3);
     for _ in 0..2_000_000 {
-        // All exponents, and half of the time a tie or its neighbour.
+        // All exponents; half of the values are ties or next to a tie.
         let high = numbers.below(1 << 16) << 16;
         let low = [0, 1 << 15, (1 << 15) + 1, numbers.below(1 << 16)][numbers.below(4) as usize];
         let tie = if numbers.below(2) == 0 { 1 << 12 } else { 0 };
@@ -291,18 +292,18 @@ fn values(library: &Library) {
         if value.is_nan() {
             continue;
         }
-        // SAFETY: takes any value.
+        // SAFETY: the function accepts any value.
         let theirs = unsafe { [narrow(1, value), narrow(2, value)] };
         let ours = [half::f16::from_f32(value).to_bits(), half::bf16::from_f32(value).to_bits()];
         assert_eq!(theirs, ours, "{value:e} ({:x})", value.to_bits());
     }
     for i in -60_000..60_000 {
         let x = i as f32 / 10_007.0;
-        // SAFETY: takes any value.
+        // SAFETY: the functions accept any value.
         let (theirs, ours) = unsafe { (erf(x), libm::erff(x)) };
         assert!((theirs - ours).abs() <= 3e-7 * ours.abs(), "erf({x}) = {ours}, not {theirs}");
     }
-    // SAFETY: takes any value.
+    // SAFETY: the function accepts any value.
     let ends = unsafe { [erf(f32::INFINITY), erf(f32::NEG_INFINITY), erf(f32::NAN)] };
     assert!(ends[0] == 1.0 && ends[1] == -1.0 && ends[2].is_nan(), "{ends:?}");
 }
@@ -313,8 +314,8 @@ fn a_product_is_right_with_four_threads() {
     products(&options, (32, 64), (1, 70), 24, 0, whole);
 }
 
-/// AMD's matrix instructions are emulated, by tests/host/hooks.cpp: this shows that the core is right
-/// if its fragments lie as is written there, and nothing about a device.
+/// AMD's matrix instructions are emulated by tests/host/hooks.cpp. The test shows that the core is
+/// correct if fragments have the layouts written there; it shows nothing about a device.
 fn a_product_is_right_with_emulated_matrix_instructions() {
     let brain = |value: f32| half::bf16::from_f32(value).to_le_bytes().to_vec();
     let half = |value: f32| half::f16::from_f32(value).to_le_bytes().to_vec();
@@ -325,15 +326,15 @@ fn a_product_is_right_with_emulated_matrix_instructions() {
     let whole = |value: f32| value.to_le_bytes().to_vec();
     products(&with("-DIRIS_DTYPE=0"), (32, 64), (19, 70), 4, 0, whole);
     products(&with("-DIRIS_DTYPE=0"), (64, 64), (50, 90), 1, 0, whole);
-    // The instructions of gfx950.
+    // Instructions of gfx950.
     let wide = |dtype| [&with(dtype)[..], &["-DIRIS_HAS_MFMA_16=1"]].concat();
     products(&wide("-DIRIS_DTYPE=1"), (32, 64), (19, 70), 4, 1, half);
     products(&wide("-DIRIS_DTYPE=2"), (64, 64), (50, 90), 1, 2, brain);
 }
 
-/// Products of `rounds` shapes and layouts, by a build for so large a tile and so many bytes of a slab, with tiles
-/// from the smallest on and shapes up to the largest; `bytes` are those of an element of A, B and the
-/// bias. C is f32.
+/// Checks products of `rounds` random shapes and layouts, for a build with the largest tile and
+/// slab of this size, with tile sizes from the smallest on and shapes up to the largest; `bytes`
+/// encodes an element of A, B or the bias. C is f32.
 fn products(
     options: &[&str],
     (tile, slab): (u32, u32),
@@ -385,7 +386,7 @@ fn products(
         (args.m, args.n, args.k) = (m, n, k);
         args.epilogue = if gelu { epilogue::GELU } else { 0 };
         for group in 0..2 {
-            // SAFETY: a kernel of this library; all matrices are live and as large as said.
+            // SAFETY: a kernel of this library; all matrices are live and of the declared size.
             unsafe { run(kernel, &args, group, 2, 0, 0, 0, 0) };
         }
         let at = |data: &[f32], across: bool, rows: u32, cols: u32, row: u32, col: u32| {
@@ -397,7 +398,7 @@ fn products(
             let curved = sum * 0.5 * (1.0 + libm::erff(sum * std::f32::consts::FRAC_1_SQRT_2));
             let expected = if gelu { curved } else { sum };
             let seen = at(&c, across_c, m, n, row, col);
-            // The products are whole numbers: only GELU rounds.
+            // The products are exact integers; only GELU rounds.
             let allowed = if gelu { 1e-6 * expected.abs().max(1.0) } else { 0.0 };
             assert!(
                 (seen - expected).abs() <= allowed,

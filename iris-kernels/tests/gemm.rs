@@ -1,6 +1,7 @@
-//! Our own product of whole matrices: every build compiles without local memory, and on a GPU every
-//! element of small and odd shapes is that of sums in f64, in both types and all layouts; of large shapes
-//! samples are, and all of it is close to the vendor's where its library is there.
+//! Tests of the built-in whole-matrix GEMM. Every build compiles without local memory. On a GPU,
+//! small and odd shapes are compared in every element with sums in f64, in both types and all
+//! layouts; large shapes are compared in samples, and completely, with a tolerance, with the
+//! vendor's library if it is installed.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -40,7 +41,7 @@ fn main() -> ExitCode {
     ])
 }
 
-/// Every shape of a build: widths, clusters, held or not, and flipped.
+/// Builds of every kind: widths, clusters, deferred store or not, and flipped.
 fn builds() -> Vec<Config> {
     let wide = [(256, 2, 4), (224, 2, 4), (192, 2, 4), (160, 2, 5), (128, 2, 6), (64, 1, 7)];
     let wide = wide.map(|(width, cluster, stages)| Config::wide(width, cluster, stages));
@@ -99,7 +100,7 @@ fn every_build_compiles() {
     }
 }
 
-/// Runs a test on one rank with a heap on the GPU, if that has such products.
+/// Runs a test on one rank with a heap on the GPU, if the GPU supports the GEMM.
 fn on_the_gpu(test: impl Fn(&Arc<SymmetricHeap>) -> Result<(), Error> + Send + Sync) {
     let outcome = World::run_threads(1, |world| {
         let options = HeapOptions::new().backend(BackendKind::Cuda).data_bytes(600 << 20);
@@ -136,12 +137,12 @@ fn mixed(seed: usize) -> u32 {
     (mixed ^ mixed >> 15).wrapping_mul(0x85eb_ca6b) >> 8
 }
 
-/// Reals that are exact in both types.
+/// Real numbers that are exact in both types.
 fn real(seed: usize) -> f32 {
     ((mixed(seed) & 0xff) as f32 - 127.0) / 64.0
 }
 
-/// Integers whose sums are exact: a wrong element cannot be taken for one that was rounded.
+/// Integers with exact sums, so that a wrong element cannot be mistaken for a rounding error.
 fn integer(seed: usize) -> f32 {
     (mixed(seed) % 3) as f32 - 1.0
 }
@@ -160,7 +161,7 @@ fn value_of(dtype: DType, bits: u16) -> f32 {
     }
 }
 
-/// A matrix in the heap, with what it holds.
+/// Matrix in the heap, with its contents.
 struct Placed {
     slice: SymSlice<u8>,
     matrix: Matrix,
@@ -201,7 +202,8 @@ impl Placed {
 
 const POISON: f32 = 1000.0;
 
-/// Multiplies by each build and compares all elements, or `samples` of them, and the gaps of C.
+/// Multiplies by each build and compares all elements, or `samples` random ones, and checks the
+/// gaps of C.
 fn compare(
     heap: &SymmetricHeap,
     [m, n, k]: [usize; 3],
@@ -220,7 +222,7 @@ fn compare(
             Some(count) => {
                 let random =
                     (0..count).map(|i| (mixed(i) as usize % m, mixed(i + count) as usize % n));
-                // And along the last row and column, some of each tile.
+                // Samples along the last row and the last column, some in each tile.
                 let bottom = (0..n).step_by(16).chain([n - 1]).map(|col| (m - 1, col));
                 let right = (0..m).step_by(64).map(|row| (row, n - 1));
                 random.chain(bottom).chain(right).collect()
@@ -275,7 +277,7 @@ fn compare(
             let ld = c.matrix.ld as usize;
             for (at, &bits) in result.iter().enumerate() {
                 let poisoned = bits == c.held[at];
-                // No sum is as large as the poison.
+                // No sum equals the poison value.
                 assert_eq!(poisoned, at % ld >= n, "{config:?}: element {at} of lines of {ld}");
             }
         }
@@ -301,7 +303,7 @@ fn odd_shapes_are_right_in_every_element() {
 
 fn integers_are_exact() {
     on_the_gpu(|heap| {
-        // Sums of at most 200 ones: exact in both types.
+        // Sums of at most 200 ones, exact in both types.
         for dtype in [DType::F16, DType::BF16] {
             compare(heap, [200, 264, 200], dtype, (&builds(), &LAYOUTS), (&integer, None))?;
         }
@@ -311,7 +313,7 @@ fn integers_are_exact() {
 
 fn large_shapes_are_right_where_sampled() {
     on_the_gpu(|heap| {
-        // Several tiles for each workgroup, of which the last are cut off in all directions.
+        // Several tiles per workgroup; the last ones are cut off in all directions.
         let shapes = [[4100, 4104, 520], [2048, 1288, 4096], [33, 8200, 3592]];
         for (at, shape) in shapes.into_iter().enumerate() {
             let dtype = if at == 1 { DType::F16 } else { DType::BF16 };
@@ -416,7 +418,7 @@ fn a_whole_product_is_that_of_whichever_library() {
             results.push(heap.read(c.slice)?);
             heap.free(workspace)?;
         }
-        // Sums of integers are the same in any order.
+        // Sums of integers do not depend on the order.
         assert!(results.iter().all(|it| *it == results[0]), "the products differ");
         assert!(results[0] != bytemuck::cast_slice::<u16, u8>(&c.held));
         Ok(())

@@ -1,6 +1,6 @@
-//! Users' kernels: every remote access of `iris/sym.h` and `iris/sync.h`, with the results compared on
-//! the host. They run on a GPU, and as host code by g++, each thread one of the host's; where one of the two is
-//! missing, its tests are ignored. The source is compiled for GPUs wherever NVRTC is.
+//! Tests of users' kernels: every remote access of `iris/sym.h` and `iris/sync.h`, with results
+//! compared on the host. The kernels run on a GPU, and as host code compiled by g++; tests whose
+//! requirement is missing are ignored. The source is also compiled for GPUs if NVRTC is installed.
 
 use std::ffi::{CString, c_char};
 use std::process::ExitCode;
@@ -21,7 +21,7 @@ use libloading::os::unix::{Library, RTLD_NOW};
 const SOURCE: KernelSource<'_> =
     KernelSource { name: "user_kernels.cu", text: include_str!("user_kernels.cu") };
 
-/// What runs the kernels.
+/// Place where the kernels run.
 #[derive(Clone, Copy)]
 enum On {
     Gpu,
@@ -64,12 +64,12 @@ fn the_source_compiles() {
     }
 }
 
-/// Threads of a workgroup on the host.
+/// Number of threads per workgroup on the host.
 const HOST_THREADS: u32 = 4;
 
 type HostLaunch = unsafe extern "C" fn(*const c_char, *const *const u8, u32) -> bool;
 
-/// The kernels as host code, compiled once.
+/// Kernels as host code, compiled once.
 fn host() -> HostLaunch {
     static LIBRARY: OnceLock<(Library, HostLaunch)> = OnceLock::new();
     let (_, launch) = LIBRARY.get_or_init(|| {
@@ -78,9 +78,9 @@ fn host() -> HostLaunch {
         let file = folder.path().join("user.so");
         let threads = format!("-DIRIS_THREADS={HOST_THREADS}");
         harness::compile_for_host(["-shared", "-std=c++20", &threads, source], &file);
-        // SAFETY: built just now from our own source, without any initialiser.
+        // SAFETY: built just now from this crate's sources, without initialisers.
         let library = unsafe { Library::open(Some(&file), RTLD_NOW) }.unwrap();
-        // SAFETY: user.cpp gives this type to this name.
+        // SAFETY: user.cpp declares this type for this name.
         let launch = *unsafe { library.get::<HostLaunch>(b"user_launch") }.unwrap();
         (library, launch)
     });
@@ -95,7 +95,7 @@ impl On {
         }
     }
 
-    /// Worlds of two and three ranks, and of one a device if there are more.
+    /// Runs worlds of two and three ranks, and of one rank per device if there are more devices.
     fn worlds(self, rank: impl Fn(World) -> Result<(), Error> + Send + Sync + Copy) {
         let devices = match self {
             On::Gpu => BackendKind::Cuda.device_count().unwrap(),
@@ -131,32 +131,32 @@ enum Kernel {
     Host(CString),
 }
 
-/// Launch behind the heap's view, and wait.
+/// Launches a kernel with the heap's view as first argument, and waits.
 fn call(heap: &SymmetricHeap, kernel: &Kernel, groups: u32, args: &[&[u8]]) -> Result<(), Error> {
     let view = heap.view();
     let args = [&[bytes_of(&view)], args].concat();
     match kernel {
         Kernel::Gpu(kernel) => {
             let stream = heap.stream()?;
-            // SAFETY: the tests give each kernel its parameters, and the heap lives until the end.
+            // SAFETY: the tests pass each kernel its parameters, and the heap outlives the launch.
             unsafe { kernel.launch(&stream, groups, &args)? };
             stream.sync()
         }
         Kernel::Host(name) => {
             let args: Vec<_> = args.iter().map(|bytes| bytes.as_ptr()).collect();
-            // SAFETY: as above; each parameter is as aligned as its type.
+            // SAFETY: the tests pass each kernel its parameters, aligned for their types.
             assert!(unsafe { host()(name.as_ptr(), args.as_ptr(), groups) }, "no kernel {name:?}");
             heap.check()
         }
     }
 }
 
-/// The words before the kernel `operate`, at the rank behind `rank`.
+/// Words before the kernel `operate`, at the rank after `rank`.
 fn before(rank: usize, wide: i64) -> Vec<i64> {
     (0..16).map(|i| (i * 321 + rank as i64 * 50 - 2000) ^ ((i % 3) * wide)).collect()
 }
 
-/// The words after it, and what it saw.
+/// Words after the kernel `operate`, and the old values that it returned.
 fn after(before: &[i64], wide: i64) -> (Vec<i64>, Vec<i64>) {
     let mut words = before.to_vec();
     let mask = 0x0ff0 | wide;
@@ -178,7 +178,7 @@ fn after(before: &[i64], wide: i64) -> (Vec<i64>, Vec<i64>) {
     ];
     words[2..].copy_from_slice(&new);
     let mut old = before.to_vec();
-    // Stores give no old value.
+    // Stores return no old value.
     (old[2], old[3]) = (0, 0);
     (words, old)
 }
@@ -206,7 +206,7 @@ fn words<T: Word>(on: On, world: &World, heap: &SymmetricHeap, name: &str) -> Re
     let (rank, size) = (world.rank(), world.size());
     let all = |values: Vec<i64>| values.into_iter().map(T::of).collect::<Vec<_>>();
     let (words, old) = (heap.alloc::<T>(16)?, heap.zeros::<T>(16)?);
-    // The rank before this one operates here.
+    // The previous rank operates on the words of this rank.
     let mine = before((rank + size - 1) % size, T::WIDE);
     heap.write(words, &all(mine.clone()))?;
     let operate = on.kernel(heap, name)?;
@@ -281,9 +281,9 @@ fn nothing_is_lost_among_all_threads_on_the_host() {
     all_contended(On::Host);
 }
 
-/// Where to, where from and how many elements of `width` bytes; and the bytes that this takes.
+/// Cases of target, source and number of elements of `width` bytes, and the number of bytes needed.
 fn cases(width: usize) -> (Vec<[u32; 3]>, usize) {
-    // The last is long enough for four vectors of a thread at a time, and odd.
+    // The last length exceeds four vectors per thread, and is odd.
     let lengths = [0, 1, 2, 3, 7, 8, 15, 17, 63, 255, 1023, 17_700 / width + 1];
     let (mut cases, mut end) = (Vec::new(), 0);
     for count in lengths {
@@ -298,7 +298,7 @@ fn cases(width: usize) -> (Vec<[u32; 3]>, usize) {
     (cases, end)
 }
 
-/// A byte of what a rank has.
+/// Byte number `at` of the data of `rank`.
 fn byte(rank: usize, at: usize) -> u8 {
     (at.wrapping_mul(167) ^ at >> 8 ^ rank.wrapping_mul(91)) as u8
 }
@@ -402,14 +402,14 @@ fn launches_that_do_not_fit_are_refused() {
         let kernel = gpu(&heap, "operate_i32")?;
         let stream = heap.stream()?;
         for groups in [0, kernel.resident() + 1] {
-            // SAFETY: nothing is launched.
+            // SAFETY: the launch is refused.
             let launched = unsafe { kernel.launch(&stream, groups, &[]) };
             let error = launched.unwrap_err().to_string();
             assert!(error.contains("operate_i32"), "{error}");
         }
-        // A stream of another heap, though on the same device.
+        // A stream of another heap on the same device.
         let other = On::Gpu.open(&world)?;
-        // SAFETY: nothing is launched.
+        // SAFETY: the launch is refused.
         let launched = unsafe { kernel.launch(&other.stream()?, 1, &[]) };
         let error = launched.unwrap_err().to_string();
         assert!(error.contains("another heap"), "{error}");

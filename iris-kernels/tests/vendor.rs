@@ -1,7 +1,8 @@
-//! Products of the vendor's library on a GPU: compared with sums in f64, in every type and layout, with
-//! and without a bias and an addend, aligned and not, and captured in a graph before anything else was enqueued.
-//! Without a GPU or the library the tests are ignored. On any host they run over a library of our own with
-//! hipBLASLt's interface, and a runtime with HIP's; that says nothing about AMD's.
+//! Tests of the vendor's GEMM library on a GPU: compared with sums in f64, in every type and
+//! layout, with and without a bias and an addend, aligned and not, and captured in a graph before
+//! anything else was enqueued. They are ignored without a GPU or the library. On any host they also
+//! run over a fake library with hipBLASLt's interface and a fake HIP runtime, which shows nothing
+//! about AMD's libraries.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -66,7 +67,7 @@ fn products_over_a_library_of_our_own() {
     let (output, calls) = fake::Fake::with_libraries().run(&own, &[], &[(CHILD, "1")]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
-    // What a test asks for that there is not.
+    // Expected failure: a call without a result address.
     let refused = ["blaslt Matmul on 0 = 3"];
     assert_eq!(fake::failed(&calls), refused);
     for product in ["256 x 128 x 64", "256 x 128 x 64 and C"] {
@@ -74,7 +75,7 @@ fn products_over_a_library_of_our_own() {
     }
 }
 
-/// The library on the GPU of a heap, for products of these shapes, with its workspace.
+/// Prepares the library on the GPU of a heap for products of this shape, with a workspace.
 fn prepared(
     heap: &SymmetricHeap,
     shape: [usize; 3],
@@ -90,7 +91,7 @@ fn prepared(
     Ok((prepared, heap.alloc::<u8>(Prepared::WORKSPACE as usize)?))
 }
 
-/// Whether the library took the call.
+/// Enqueues a call; returns whether the library took it.
 fn enqueue(
     heap: &SymmetricHeap,
     stream: &Stream,
@@ -100,7 +101,8 @@ fn enqueue(
     let mut taken = false;
     let workspace = heap.view().data[0] + workspace.offset();
     heap.gpu()?.enqueue(stream, |raw| {
-        // SAFETY: the matrices and the workspace are in the heap, which is closed after its streams.
+        // SAFETY: the matrices and the workspace are in the heap, which is closed after its
+        // streams.
         taken = unsafe { prepared.enqueue(args, addend, workspace, raw) }.map_err(Error::other)?;
         Ok(())
     })?;
@@ -131,9 +133,9 @@ fn products_are_those_of_the_reference() {
                     sample.poison(heap)?;
                     let call = (&sample.args(), sample.addend());
                     let taken = enqueue(heap, &stream, &library, call)?;
-                    // Left to others: what is added where something is not aligned, or to sums of 16 bits
-                    // in lines that are not whole vectors. Of one row that lies by columns the
-                    // library need not have everything.
+                    // The library declines a bias or addend for unaligned matrices, or for 16-bit
+                    // results whose rows are not whole vectors. For a single row stored
+                    // column-major it may decline more.
                     let whole = shape[1..].iter().all(|it| it.is_multiple_of(8));
                     let adds = case.bias || case.addend;
                     let refused = adds && !(sample.is_aligned() && (whole || types.1 == F32));
@@ -237,7 +239,8 @@ fn a_whole_product_adds_what_is_like_its_result() {
         let workspace = heap.alloc::<u8>(whole.library_bytes() as usize)?;
         let at = heap.view().data[0] + workspace.offset();
         let adding = |args: &OpArgs, addend: &Matrix| {
-            // SAFETY: the matrices and the workspace are in the heap, which is closed after its streams.
+            // SAFETY: the matrices and the workspace are in the heap, which is closed after its
+            // streams.
             unsafe { product.enqueue_adding(heap, &stream, args, addend, at) }
         };
         type Change = fn(&mut Matrix);
@@ -267,7 +270,7 @@ fn a_whole_product_adds_what_is_like_its_result() {
         assert!(product.fits_adding(&args, &addend) && adding(&args, &addend)?);
         stream.sync()?;
         sample.check(heap, &case)?;
-        // Our own core, where there is one, multiplies and does not add.
+        // The built-in GEMM, if available, multiplies but does not add.
         let ours = Whole { library: Library::Ours, ..whole };
         if let Some(ours) = WholeProduct::new(heap, &ours)? {
             assert!(ours.fits(&args) && !ours.fits_adding(&args, &addend));
@@ -311,11 +314,13 @@ fn what_the_library_refuses_is_an_error_with_its_name() {
             addend: sample.c.matrix.address,
             workspace: data + workspace.offset(),
         };
-        // Twice: the second adds to the first. A result without an address is refused by name.
+        // Run twice, so that the second run adds to the result of the first. A missing result
+        // address is refused with the status' name.
         sample.c.fill(heap, |_| 0.0)?;
         let run = |at: Addresses| {
             heap.gpu()?.enqueue(&stream, |raw| {
-                // SAFETY: the matrices and the workspace are in the heap, or null, which is refused.
+                // SAFETY: the matrices and the workspace are in the heap, or null, which is
+                // refused.
                 unsafe { product.enqueue(at, raw) }.map_err(Error::other)
             })
         };

@@ -225,7 +225,7 @@ impl Request {
                 && !op.options().contains(&what)
             {
                 let expected = "the default, because this operator does not read the option".into();
-                return Err(Error::Invalid { op, what: what.into(), value, expected });
+                return Err(Error::Invalid { op: op.into(), what: what.into(), value, expected });
             }
         }
         Plan::new(ranks.into(), self)

@@ -40,7 +40,7 @@ pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Call> {
     matrices.c = matrices.c.filter(|_| has(row.c));
     let needed = |matrix: Option<MatRef>, what: &str| {
         matrix.ok_or_else(|| Error::Invalid {
-            op,
+            op: op.into(),
             what: what.into(),
             value: "missing".into(),
             expected: "a matrix: this rank takes part with one".into(),
@@ -64,8 +64,8 @@ pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Call> {
     let (size, planned) = (call.size(plan), plan.largest());
     if size > planned {
         return Err(match request.elements {
-            true => Error::TooManyElements { op, elements: size, planned },
-            false => Error::TooManyRows { op, rows: size, planned },
+            true => Error::TooManyElements { op: op.into(), elements: size, planned },
+            false => Error::TooManyRows { op: op.into(), rows: size, planned },
         });
     }
     let Matrices { a, b, c, bias, norm } = matrices;
@@ -107,7 +107,7 @@ fn normed(plan: &Plan, norm: Option<NormArgs>, shape: (usize, usize)) -> Result<
     let op = plan.op();
     let invalid = |value: &str, expected: &str| {
         let (value, expected) = (value.into(), expected.into());
-        Err(Error::Invalid { op, what: "norm of the call".into(), value, expected })
+        Err(Error::Invalid { op: op.into(), what: "norm of the call".into(), value, expected })
     };
     let NormArgs { residual, weight, normed } = match (norm, plan.request().rms_norm) {
         (Some(norm), Some(_)) => norm,
@@ -141,7 +141,7 @@ fn elements(
         _ => plan.request().m,
     };
     let refused = |name: &'static str, matrix: &MatRef, expected: String| Error::Shape {
-        op,
+        op: op.into(),
         matrix: name,
         rows: matrix.rows(),
         cols: matrix.cols(),
@@ -179,7 +179,7 @@ fn member(plan: &Plan) -> Result<()> {
         return Ok(());
     }
     Err(Error::Invalid {
-        op: plan.op(),
+        op: plan.op().into(),
         what: "rank".into(),
         value: rank.to_string(),
         expected: format!(
@@ -201,7 +201,7 @@ fn shaped(
         return Ok(());
     }
     Err(Error::Shape {
-        op,
+        op: op.into(),
         matrix: name,
         rows: matrix.rows(),
         cols: matrix.cols(),
@@ -215,7 +215,7 @@ fn written(op: Op, name: &'static str, matrix: &MatRef) -> Result<()> {
         return Ok(());
     }
     Err(Error::Invalid {
-        op,
+        op: op.into(),
         what: format!("memory of {name}"),
         value: "MatRef::external, which is only read".into(),
         expected: "MatRef::external_mut or MatRef::sym".into(),
@@ -227,7 +227,7 @@ fn typed(op: Op, name: &'static str, matrix: &MatRef, expected: DType) -> Result
     if matrix.dtype() == expected {
         return Ok(());
     }
-    Err(Error::Dtype { op, matrix: name, dtype: matrix.dtype(), expected })
+    Err(Error::Dtype { op: op.into(), matrix: name, dtype: matrix.dtype(), expected })
 }
 
 #[cfg(test)]

@@ -1,7 +1,15 @@
+//! The one error type of the crate.
+
+#[cfg(test)]
+mod texts;
+
+use std::sync::Arc;
+
 use iris_heap::{DType, ErrorKind};
 use iris_kernels::Then;
 
 use crate::kind::{Op, UnknownName};
+use crate::label::OpLabel;
 
 /// Result with this crate's [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -23,13 +31,15 @@ pub enum Error {
         why: String,
     },
     /// Call of a function that needs at least one plan, such as `Workspace::for_plans`, with none.
-    #[error("no plan was given: expected at least one")]
+    #[error(
+        "0 plans, expected at least one: pass the plans of all operators that the heap or workspace is for"
+    )]
     NoPlan,
     /// Argument or option with a value that the operator cannot take.
     #[error("{op}: {what} is {value}, expected {expected}")]
     Invalid {
         /// Operator that refused it.
-        op: Op,
+        op: OpLabel,
         /// Name of the argument or option.
         what: String,
         /// Value that was refused.
@@ -38,10 +48,12 @@ pub enum Error {
         expected: String,
     },
     /// Matrix whose shape differs from what the plan and the call's other matrices imply.
-    #[error("{op}: {matrix} is {rows} x {cols}, expected {expected}")]
+    #[error(
+        "{op}: {matrix} is {rows} x {cols}, expected {expected}; pass such a matrix, or plan for this one"
+    )]
     Shape {
         /// Operator of the call.
-        op: Op,
+        op: OpLabel,
         /// Name of the matrix: A, B, C, input, output, bias, residual, weight or normed.
         matrix: &'static str,
         /// Number of rows of the matrix.
@@ -52,10 +64,13 @@ pub enum Error {
         expected: String,
     },
     /// Matrix whose element type differs from the plan's.
-    #[error("{op}: {matrix} is of {dtype}, the plan says {expected}")]
+    #[error(
+        "{op}: {matrix} has element type {dtype}, expected {expected}, as in the plan: pass {expected}, or plan with \
+         Options::dtype (of C: Options::output)"
+    )]
     Dtype {
         /// Operator of the call.
-        op: Op,
+        op: OpLabel,
         /// Name of the matrix: A, B, C, input, output, residual or normed.
         matrix: &'static str,
         /// Element type of the matrix.
@@ -65,21 +80,23 @@ pub enum Error {
     },
     /// Two matrices of a call overlap, and the operator writes one of them.
     #[error(
-        "{op}: {first} and {second} overlap, but {first} is written: expected memory of its own"
+        "{op}: {first} and {second} overlap, expected memory of its own for {first}, which is written: allocate it apart"
     )]
     Overlap {
         /// Operator of the call.
-        op: Op,
+        op: OpLabel,
         /// Name of the matrix that is written.
         first: &'static str,
         /// Name of the matrix that overlaps it.
         second: &'static str,
     },
     /// Call with more rows than the plan allows.
-    #[error("{op}: {rows} rows, but the plan was made for at most {planned}: make a larger plan")]
+    #[error(
+        "{op}: {rows} rows, expected at most {planned}, which the plan was made for: pass fewer, or plan for {rows}"
+    )]
     TooManyRows {
         /// Operator of the call.
-        op: Op,
+        op: OpLabel,
         /// Number of rows of the call.
         rows: usize,
         /// Maximum number of rows, from the plan.
@@ -87,11 +104,12 @@ pub enum Error {
     },
     /// Call with more elements than the plan allows.
     #[error(
-        "{op}: {elements} elements, but the plan was made for at most {planned}: make a larger plan"
+        "{op}: {elements} elements, expected at most {planned}, which the plan was made for: pass fewer, or plan for \
+         {elements}"
     )]
     TooManyElements {
         /// Operator of the call.
-        op: Op,
+        op: OpLabel,
         /// Number of elements of the call, in each part of the message.
         elements: usize,
         /// Maximum number of elements of a part, from the plan.
@@ -99,11 +117,12 @@ pub enum Error {
     },
     /// Plan made for a rank or world that is not the heap's.
     #[error(
-        "{op}: the plan is for rank {planned_rank} of {planned_size}, the heap has rank {rank} of {size}: plan with this heap"
+        "{op}: planned for rank {planned_rank} of {planned_size}, expected rank {rank} of {size}, that of the heap: plan \
+         on each rank, from its world or heap"
     )]
     OtherWorld {
         /// Operator of the plan.
-        op: Op,
+        op: OpLabel,
         /// Rank in the plan.
         planned_rank: usize,
         /// Number of ranks in the plan.
@@ -114,10 +133,13 @@ pub enum Error {
         size: usize,
     },
     /// An earlier call on the heap failed; close the heap and open a new one.
-    #[error("{op}: the heap is poisoned by an earlier fault, close it and open a new one: {cause}")]
+    #[error(
+        "{op}: the heap takes no calls after a fault, expected one without: {cause}; close it and its world, and open \
+         them anew"
+    )]
     Poisoned {
         /// Operator whose call was refused.
-        op: Op,
+        op: OpLabel,
         /// Fault of the earlier call.
         cause: Box<iris_heap::Error>,
     },
@@ -126,7 +148,7 @@ pub enum Error {
     #[error("{op}: step {step}: {cause}; {then}")]
     Step {
         /// Operator of the call.
-        op: Op,
+        op: OpLabel,
         /// Step that failed, as [`Plan::program`](crate::Plan::program) prints it.
         step: String,
         /// Error of the heap or the driver.
@@ -135,23 +157,42 @@ pub enum Error {
         then: Then,
     },
     /// Error of the heap or its world.
-    #[error("{}", named(op.name(), cause))]
+    #[error("{}", named(op, cause))]
     Heap {
         /// Operator that called the heap.
-        op: Op,
+        op: OpLabel,
         /// Error of the heap.
         cause: Box<iris_heap::Error>,
     },
 }
 
 /// Text of `cause`, prefixed by the operator's name unless it starts with it.
-fn named(op: &str, cause: &iris_heap::Error) -> String {
-    let cause = cause.to_string();
-    let says = cause.strip_prefix(op).is_some_and(|rest| rest.starts_with(": "));
-    if says { cause } else { format!("{op}: {cause}") }
+fn named(op: &OpLabel, cause: &iris_heap::Error) -> String {
+    let (label, cause) = (op.to_string(), cause.to_string());
+    let says = |name: &str| cause.strip_prefix(name).and_then(|rest| rest.strip_prefix(": "));
+    let rest = says(&label).or_else(|| says(op.op().name())).unwrap_or(&cause);
+    format!("{label}: {rest}")
 }
 
 impl Error {
+    /// Gives the operator of the error its label, unless it has one.
+    pub(crate) fn labelled(mut self, label: &Arc<str>) -> Self {
+        match &mut self {
+            Error::Invalid { op, .. }
+            | Error::Shape { op, .. }
+            | Error::Dtype { op, .. }
+            | Error::Overlap { op, .. }
+            | Error::TooManyRows { op, .. }
+            | Error::TooManyElements { op, .. }
+            | Error::OtherWorld { op, .. }
+            | Error::Poisoned { op, .. }
+            | Error::Step { op, .. }
+            | Error::Heap { op, .. } => op.set(label),
+            Error::Unknown(_) | Error::Tuning { .. } | Error::NoPlan => {}
+        }
+        self
+    }
+
     /// Kind of the error, by which a caller decides what to do; the same kinds as for errors of the heap.
     /// Errors that this crate finds itself are [`ErrorKind::Usage`].
     pub fn kind(&self) -> ErrorKind {
@@ -171,6 +212,6 @@ pub(crate) trait InOp<T> {
 
 impl<T> InOp<T> for iris_heap::Result<T> {
     fn in_op(self, op: Op) -> Result<T> {
-        self.map_err(|cause| Error::Heap { op, cause: Box::new(cause) })
+        self.map_err(|cause| Error::Heap { op: op.into(), cause: Box::new(cause) })
     }
 }

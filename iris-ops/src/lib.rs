@@ -14,14 +14,15 @@
 //! **Running.**
 //!
 //! ```
-//! use iris_heap::{HeapOptions, SymmetricHeap, World};
-//! use iris_ops::{MatRef, MatmulAllReduce, MatmulArgs, matmul_all_reduce::Options};
+//! use iris_heap::World;
+//! use iris_ops::{MatRef, MatmulAllReduce, MatmulArgs, Plan, Room, matmul_all_reduce::Options};
 //!
 //! // Two ranks as threads; C = A B, where each rank has half of K.
 //! let sums = World::run_threads(2, |world| -> anyhow::Result<Vec<f32>> {
-//!     let heap = SymmetricHeap::open(&world, HeapOptions::new())?;
 //!     let (m, n, k) = (4, 3, 8);
-//!     let op = MatmulAllReduce::new(&heap, &Options::new(m, n, k).plan(&heap)?)?;
+//!     let plan = Options::new(m, n, k).plan(&world)?;
+//!     let heap = Plan::open_heap(&world, &[&plan], Room::matrices())?;
+//!     let op = MatmulAllReduce::new(&heap, &plan)?;
 //!     let a = heap.full::<f32>(m * k, 0.5)?;
 //!     let b = heap.full::<f32>(k * n, 2.0)?;
 //!     let c = heap.zeros::<f32>(m * n)?;
@@ -42,7 +43,7 @@
 //!
 //! On a GPU, a kernel of the caller can run beside a call and consume tiles of C as they arrive:
 //! see [`AllGather::beside`] (also on the other ops whose peers write C directly) and
-//! `examples/wait_on_tile.rs`. Calls can be captured in CUDA graphs. Matrices may lie in memory
+//! `examples/wait_on_tile.rs`. Calls can be captured in graphs. Matrices may lie in memory
 //! allocated by cudarc, and streams may be cudarc's.
 //!
 //! **Options.** The module of each operator has an `Options` struct with exactly the options that
@@ -73,6 +74,9 @@
 //! expected. After a fault every further call fails at once; close the heap and its world and open
 //! new ones.
 //!
+//! **Guide.** [`guide`] leads from two ranks on a laptop to GPUs, launchers, graphs and kernels of one's own, and has a
+//! section for each error that a user can meet.
+//!
 //! **Limits.** Element types are f32, f16 and bf16. Sums are accumulated in f32.
 
 #![deny(unsafe_code)]
@@ -91,6 +95,7 @@ mod error;
 mod facade;
 mod items;
 mod kind;
+mod label;
 mod matrix;
 mod needs;
 mod nodes;
@@ -99,10 +104,14 @@ mod options;
 mod plan;
 mod programs;
 mod ranks;
+mod room;
 mod spec;
 mod split;
 mod tune;
 mod workspace;
+
+#[doc = include_str!("../GUIDE.md")]
+pub mod guide {}
 
 pub use any::{AnyOp, Operands};
 pub use args::{CollectiveArgs, MatmulArgs, NormArgs};
@@ -117,11 +126,13 @@ pub use iris_kernels::Library;
 pub use iris_kernels::build::Injected;
 pub use iris_kernels::trace::TraceSpan;
 pub use kind::{Op, UnknownName, Variant, Why};
+pub use label::OpLabel;
 pub use matrix::MatRef;
 pub use ops::*;
 pub use options::{Epilogue, Request as OpRequest, Shard, Staged, StagingLayout, TileShape};
 pub use plan::{Choice, Plan, Shapes};
 pub use ranks::Ranks;
+pub use room::Room;
 pub use split::split;
 pub use tune::user::TuningFile;
 pub use workspace::{Workspace, WorkspaceNotFreed};

@@ -225,7 +225,7 @@ impl MatRef {
         heap: &SymmetricHeap,
     ) -> Result<Matrix> {
         let invalid = |what: &str, value: String, expected: String| Error::Invalid {
-            op,
+            op: op.into(),
             what: format!("{what} of {name}"),
             value,
             expected,

@@ -31,6 +31,8 @@ use crate::workspace::Workspace;
 pub(crate) struct Operator {
     heap: Arc<SymmetricHeap>,
     plan: Plan,
+    /// Name in errors.
+    label: Arc<str>,
     workspace: Arc<Workspace>,
     /// Whether `free` also frees the workspace, because no other op uses it.
     owns: bool,
@@ -60,6 +62,15 @@ impl Operator {
     /// Checks the matrices of a call and enqueues its steps under the issue lock, so that steps of
     /// other calls of the heap cannot come between them.
     pub(crate) fn run(&self, stream: &Stream, matrices: &Matrices) -> Result<()> {
+        self.labelled(self.enqueue(stream, matrices))
+    }
+
+    /// An outcome whose error names this operator.
+    pub(crate) fn labelled<T>(&self, outcome: Result<T>) -> Result<T> {
+        outcome.map_err(|error| error.labelled(&self.label))
+    }
+
+    fn enqueue(&self, stream: &Stream, matrices: &Matrices) -> Result<()> {
         let op = self.plan.op();
         let call = check::call(&self.plan, matrices)?;
         self.heap.check_stream(op.name(), stream).in_op(op)?;
@@ -89,7 +100,7 @@ impl Operator {
                 let rank = self.heap.rank();
                 tracing::warn!(%op, rank, %error, "a failed call could not be removed from the count of issued calls");
             }
-            Error::Step { op, step: step.to_string(), cause: Box::new(cause), then }
+            Error::Step { op: op.into(), step: step.to_string(), cause: Box::new(cause), then }
         })
     }
 
@@ -112,7 +123,7 @@ impl Operator {
     /// Kernel arguments of a call; an error if the heap has a fault.
     fn checked(&self, call: &Call) -> Result<OpArgs> {
         let op = self.plan.op();
-        let poisoned = |cause| Error::Poisoned { op, cause: Box::new(cause) };
+        let poisoned = |cause| Error::Poisoned { op: op.into(), cause: Box::new(cause) };
         self.heap.control().check().map_err(poisoned)?;
         self.fill(call)
     }
@@ -153,7 +164,7 @@ impl Operator {
                 let may = second == "residual" || second == input && row.in_place;
                 let same = first == output && may && own == theirs;
                 if !same && written.overlaps(&own, &other, &theirs) {
-                    return Err(Error::Overlap { op, first, second });
+                    return Err(Error::Overlap { op: op.into(), first, second });
                 }
             }
         }
@@ -169,7 +180,7 @@ impl Operator {
                 let others = row.forms.iter().filter(|form| !form.pulls);
                 let names: Vec<_> = others.map(|form| form.variant.name()).collect();
                 Error::Invalid {
-                    op,
+                    op: op.into(),
                     what: format!("A of variant {}", form.variant),
                     value: "external or transposed".into(),
                     expected: format!(
@@ -201,7 +212,7 @@ impl Operator {
             return Ok(a.ld);
         }
         Err(Error::Invalid {
-            op: self.plan.op(),
+            op: self.plan.op().into(),
             what: "leading dimension of A".into(),
             value: a.ld.to_string(),
             expected: format!(
@@ -212,7 +223,7 @@ impl Operator {
 
     /// Returns the fault that enqueued calls of this heap left, if any.
     pub(crate) fn check(&self) -> Result<()> {
-        self.heap.check().in_op(self.plan.op())
+        self.labelled(self.heap.check().in_op(self.plan.op()))
     }
 
     pub(crate) fn plan(&self) -> &Plan {

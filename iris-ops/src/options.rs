@@ -4,6 +4,8 @@
 //! Long because each option and its documentation are defined here once, for all
 //! operators that read it.
 
+use std::sync::Arc;
+
 use iris_heap::{BackendKind, DType};
 use iris_kernels::Library;
 use iris_kernels::build::Injected;
@@ -113,6 +115,8 @@ impl Staged {
 #[non_exhaustive]
 pub struct Request {
     pub(crate) row: &'static Row,
+    /// Name of the operator in errors, the same on all ranks; none for its place in the program.
+    pub name: Option<Arc<str>>,
     /// Variant; `None` if the plan chooses.
     pub variant: Option<Variant>,
     /// Maximum number of rows of a call. For a message planned by elements: number of its parts.
@@ -179,6 +183,7 @@ impl Request {
     pub(crate) fn new(row: &'static Row, (m, n, k): (usize, usize, usize)) -> Self {
         Self {
             row,
+            name: None,
             variant: None,
             m,
             n,
@@ -244,7 +249,7 @@ impl Request {
         let op = self.op();
         let invalid = |what: &str, value: &dyn ToString, expected: &str| {
             Err(Error::Invalid {
-                op,
+                op: op.into(),
                 what: what.into(),
                 value: value.to_string(),
                 expected: expected.into(),
@@ -330,7 +335,7 @@ impl Request {
             let able = self.row.forms.iter().filter(|form| form.arrival.is_some());
             let names: Vec<_> = able.map(|form| form.variant.name()).collect();
             return Err(Error::Invalid {
-                op: self.op(),
+                op: self.op().into(),
                 what: "variant with a kernel beside it".into(),
                 value: form.variant.to_string(),
                 expected: format!("one whose tiles of C have signals: {}", names.join(", ")),
@@ -342,7 +347,7 @@ impl Request {
         let able = self.row.forms.iter().filter(|form| form.norm != Norm::None);
         let names: Vec<_> = able.map(|form| form.variant.name()).collect();
         Err(Error::Invalid {
-            op: self.op(),
+            op: self.op().into(),
             what: "variant with rms_norm".into(),
             value: form.variant.to_string(),
             expected: format!("auto, {}", names.join(", ")),
@@ -353,7 +358,7 @@ impl Request {
     fn check_norm(&self) -> Result<()> {
         let Some(epsilon) = self.rms_norm else { return Ok(()) };
         let invalid = |what: &str, value: String, expected: String| {
-            Err(Error::Invalid { op: self.op(), what: what.into(), value, expected })
+            Err(Error::Invalid { op: self.op().into(), what: what.into(), value, expected })
         };
         if !(epsilon.is_finite() && epsilon > 0.0) {
             let expected = "a finite number above 0".into();
@@ -388,6 +393,7 @@ macro_rules! options {
             $crate::options::constructor!($row, $(#[$new])* $by($($dimension),*));
             $($crate::options::setter!($setter);)*
             // Setters that every operator has.
+            $crate::options::setter!(name);
             $crate::options::setter!(trace_spans);
             $crate::options::setter!(counted);
             $crate::options::setter!(first_call);
@@ -547,8 +553,9 @@ macro_rules! setter {
         }
     };
     (library) => {
-        /// Sets the implementation of whole-matrix GEMMs on GPUs. It applies to unfused variants.
-        /// Default: the vendor's library or our own GEMM, whichever was measured to be faster.
+        /// Sets the implementation of whole-matrix GEMMs on GPUs, for variants that contain such a
+        /// GEMM: the product of one rank, `unfused*`, `copy_engine` and `epilogue`. Default: the
+        /// vendor's library or our own GEMM, whichever was measured to be faster.
         #[must_use]
         pub fn library(mut self, library: iris_kernels::Library) -> Self {
             self.request.library = library;
@@ -563,6 +570,15 @@ macro_rules! setter {
         #[must_use]
         pub fn even(mut self, even: bool) -> Self {
             self.request.even = even;
+            self
+        }
+    };
+    (name) => {
+        /// Name of the operator in errors and faults, such as `layer3.down`: the same on all ranks. By default they name
+        /// the place where the program makes the operator.
+        #[must_use]
+        pub fn name(mut self, name: impl Into<std::sync::Arc<str>>) -> Self {
+            self.request.name = Some(name.into());
             self
         }
     };

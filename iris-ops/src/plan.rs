@@ -28,6 +28,7 @@ use crate::kind::{Op, Variant, Why};
 use crate::needs::{Extent, Needs, OWN_WORDS, SLOT_ALIGNMENT};
 use crate::options::{Request, Shard, StagingLayout, TileShape};
 use crate::ranks::Ranks;
+use crate::room::Room;
 use crate::spec::{self, Form, Memory, Part, Row, Tiles};
 use crate::split::split;
 use crate::tune::{self, GemmKind};
@@ -69,6 +70,10 @@ pub struct Choice {
 impl Plan {
     /// Checks the request and makes a choice for each size class.
     pub(crate) fn new(ranks: Ranks, request: &Request) -> Result<Self> {
+        Self::chosen(ranks, request).map_err(|error| error.labelled(&request.label(None)))
+    }
+
+    fn chosen(ranks: Ranks, request: &Request) -> Result<Self> {
         let mut request = request.clone();
         if request.elements {
             request.m = if request.row.tiles == Tiles::All { 1 } else { ranks.size };
@@ -128,7 +133,7 @@ impl Plan {
             None => tune::variant(self.ranks, &sized),
         };
         let form = sized.row.form(variant).ok_or_else(|| Error::Invalid {
-            op: self.op(),
+            op: self.op().into(),
             what: "variant".into(),
             value: variant.to_string(),
             expected: sized
@@ -367,19 +372,18 @@ impl Plan {
         words.next_multiple_of(line) + (OWN_WORDS as u64).next_multiple_of(line)
     }
 
-    /// Options for a heap with room for the ops of all these plans (a shared workspace would take
-    /// less) and for `more` bytes of other data per rank. All ranks must pass the same plans and
-    /// the same `more`: opening the heap compares the plans.
+    /// Options of a heap on the device that these plans are for, with room for the operators of all plans (a shared
+    /// workspace takes less) and for what `room` says, as this rank has it. [`Plan::open_heap`] opens the heap in one
+    /// step; these options are for programs that change others, too. Opening the heap compares the plans of all ranks.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the plans are for different backends; [`Error::NoPlan`] if there are
-    /// none.
-    pub fn heap_options(plans: &[&Plan], more: u64) -> Result<HeapOptions> {
+    /// [`Error::Invalid`] if the plans are for different devices; [`Error::NoPlan`].
+    pub fn heap_options(plans: &[&Plan], room: impl Into<Room>) -> Result<HeapOptions> {
         let first = plans.first().ok_or(Error::NoPlan)?;
         let backend = first.ranks.device.backend;
         if let Some(other) = plans.iter().find(|plan| plan.ranks.device.backend != backend) {
             return Err(Error::Invalid {
-                op: other.op(),
+                op: other.op().into(),
                 what: "backend".into(),
                 value: other.ranks.device.backend.to_string(),
                 expected: format!("{backend}, that of {}", first.op()),
@@ -400,7 +404,7 @@ impl Plan {
         // The word that counts calls occupies a line of its own.
         let line = u64::from(LINE_WORDS);
         Ok(options
-            .data_bytes(sum(Plan::data_bytes).saturating_add(more))
+            .data_bytes(sum(Plan::data_bytes).saturating_add(room.into().of(plans).get()))
             .signal_bytes(sum(Plan::signal_bytes).saturating_add(reserved).max(signal))
             .device_words(sum(Plan::device_words).saturating_add(line).max(words)))
     }
@@ -475,20 +479,12 @@ impl fmt::Display for Plan {
     /// (predicted); 8192 bytes of data, 20480 of signals`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Ranks { rank, size, device, .. } = self.ranks;
-        let Request { m, n, k, dtype, elements, .. } = self.request;
-        write!(f, "{}", self.op())?;
-        match (self.op(), elements) {
-            (Op::Barrier, _) => {}
-            (op, _) if op.multiplies() => write!(f, " of {m} x {n} x {k} {dtype}")?,
-            (_, true) => write!(f, " of {n} {dtype}")?,
-            (_, false) => write!(f, " of {m} x {n} {dtype}")?,
-        }
-        write!(f, ", rank {rank} of {size} on {device}")?;
+        write!(f, "{}, rank {rank} of {size} on {device}", self.request.label(None))?;
         if self.ranks.nodes() > 1 {
             write!(f, " of {} nodes, in each", self.ranks.nodes())?;
         }
         if let Some(gpu) = self.figures() {
-            write!(f, ", figures of an {gpu}")?;
+            write!(f, ", tuning data of an {gpu}")?;
         }
         f.write_str(": ")?;
         for (index, Choice { upto, variant, tile, why, .. }) in self.choices.iter().enumerate() {

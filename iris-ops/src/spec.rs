@@ -9,6 +9,7 @@ use iris_kernels::schedule::Collective;
 
 use crate::error::{Error, Result};
 use crate::kind::{Op, Variant};
+use crate::programs::MATMUL;
 
 /// Description of one operator.
 #[derive(Debug)]
@@ -187,6 +188,10 @@ pub(crate) enum Memory {
 }
 
 impl Form {
+    /// Product of one rank alone.
+    pub(crate) const PRODUCT: Form =
+        Form::push(Variant::Local, MATMUL, Memory::None).gemm(GemmStage::All);
+
     /// Makes a form with this program, whose peers neither read A nor write C directly.
     pub(crate) const fn push(
         variant: Variant,
@@ -264,7 +269,7 @@ impl Row {
         let found = name.parse().ok().filter(|&variant| self.form(variant).is_some());
         let names: Vec<_> = self.forms.iter().map(|form| form.variant.name()).collect();
         found.map(Some).ok_or_else(|| Error::Invalid {
-            op: self.op,
+            op: self.op.into(),
             what: "variant".into(),
             value: name.into(),
             expected: format!("auto, {}", names.join(", ")),

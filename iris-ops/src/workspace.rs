@@ -20,12 +20,12 @@ use crate::plan::Plan;
 /// the rules that protect a call from the previous one hold between operators, too.
 ///
 /// ```
-/// # use iris_heap::{SymmetricHeap, World};
-/// use iris_ops::{AllReduce, MatmulAllReduce, Plan, Workspace, all_reduce, matmul_all_reduce};
+/// # use iris_heap::World;
+/// use iris_ops::{AllReduce, MatmulAllReduce, Plan, Room, Workspace, all_reduce, matmul_all_reduce};
 /// # World::run_threads(2, |world| -> anyhow::Result<()> {
 /// let layer = matmul_all_reduce::Options::new(64, 32, 16).plan(&world)?;
 /// let norm = all_reduce::Options::new(64).plan(&world)?;
-/// let heap = SymmetricHeap::open(&world, Plan::heap_options(&[&layer, &norm], 0)?)?;
+/// let heap = Plan::open_heap(&world, &[&layer, &norm], Room::none())?;
 /// let workspace = Workspace::for_plans(&heap, &[&layer, &norm])?; // collective
 /// let layer = MatmulAllReduce::in_workspace(&workspace, &layer)?; // collective
 /// let norm = AllReduce::in_workspace(&workspace, &norm)?;
@@ -162,7 +162,7 @@ impl Workspace {
             let first = u32::try_from(offset / 4).ok();
             let first = first.filter(|first| first.checked_add(words).is_some());
             first.ok_or_else(|| Error::Invalid {
-                op: self.op,
+                op: self.op.into(),
                 what: format!("offset of the {what} of its workspace"),
                 value: format!("{offset}, with {words} words there"),
                 expected: "word indices below 2^32: use a segment of at most 16 GiB".into(),
@@ -219,7 +219,7 @@ impl Workspace {
     pub(crate) fn check(&self, plan: &Plan) -> Result<()> {
         if !self.extent.holds(plan.extent()) {
             return Err(Error::Invalid {
-                op: plan.op(),
+                op: plan.op().into(),
                 what: "workspace".into(),
                 value: "too small".into(),
                 expected: "a workspace made for this plan: pass the plan to Workspace::for_plans"
@@ -241,7 +241,7 @@ impl Workspace {
         let unused = match used {
             0 => Ok(()),
             _ => Err(Error::Invalid {
-                op: self.op,
+                op: self.op.into(),
                 what: "workspace to free".into(),
                 value: format!("held by {used} others"),
                 expected: "a workspace that no operator uses: free or drop its operators first"
@@ -273,7 +273,7 @@ impl Workspace {
 /// `first_call`.
 fn can_share(plan: &Plan, first_call: i32) -> Result<()> {
     let invalid = |what: &str, value: String, expected: String| {
-        Err(Error::Invalid { op: plan.op(), what: what.into(), value, expected })
+        Err(Error::Invalid { op: plan.op().into(), what: what.into(), value, expected })
     };
     let own = plan.request().first_call;
     if plan.op() == Op::Barrier {
@@ -296,7 +296,7 @@ pub(crate) fn check_plan(heap: &SymmetricHeap, plan: &Plan) -> Result<()> {
     let (op, ranks) = (plan.op(), plan.ranks());
     if (ranks.rank, ranks.size) != (heap.rank(), heap.size()) {
         return Err(Error::OtherWorld {
-            op,
+            op: op.into(),
             planned_rank: ranks.rank,
             planned_size: ranks.size,
             rank: heap.rank(),
@@ -306,7 +306,7 @@ pub(crate) fn check_plan(heap: &SymmetricHeap, plan: &Plan) -> Result<()> {
     let (planned, backend) = (ranks.device.backend, heap.options().backend);
     if planned != backend {
         return Err(Error::Invalid {
-            op,
+            op: op.into(),
             what: "backend of the plan".into(),
             value: planned.to_string(),
             expected: format!("{backend}, the device of the heap"),

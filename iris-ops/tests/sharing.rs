@@ -3,14 +3,15 @@
 
 use std::sync::Arc;
 
-use iris_heap::{Segment, SymSlice, SymmetricHeap, World};
+use iris_heap::{Bytes, Segment, SymSlice, SymmetricHeap, World};
 use iris_ops::{
     AllGatherMatmul, AllReduce, AnyOp, CollectiveArgs, MatRef, MatmulAllReduce, MatmulArgs, Op,
-    OpError as Error, Operands, Plan, Variant, Workspace, all_gather_matmul, all_reduce, barrier,
-    matmul_all_reduce,
+    OpError as Error, Operands, Plan, Room, Variant, Workspace, all_gather_matmul, all_reduce,
+    barrier, matmul_all_reduce,
 };
 use iris_testkit::oracle::{Meaning, Rows, Task};
-use iris_testkit::suite::{Case, Options, heap_bytes, plan, run_case};
+use iris_testkit::rig::Rig;
+use iris_testkit::suite::{Case, Options, plan, room_for, run_case};
 
 type Result<T> = anyhow::Result<T>;
 
@@ -33,10 +34,10 @@ fn one_op_serves_small_and_large_calls() {
         let mut case = Case::new(op, "auto", Options::new(m, n, k));
         case.rows = vec![m, 1, 256, 3, m, 257, 12, m, m, 8, 0, 64, 65, m];
         World::run_threads(size, |world| -> Result<()> {
-            let (data, signal) = heap_bytes(&Case { burst: true, ..case.clone() }, size)?;
+            let room = room_for(&Case { burst: true, ..case.clone() }, size)?;
             let made = plan(op, "auto", &world, &case.options)?;
-            let options = Plan::heap_options(&[&made], 0)?.threads(2);
-            let heap = SymmetricHeap::open(&world, options.data_bytes(data).signal_bytes(signal))?;
+            let options = Plan::heap_options(&[&made], Room::none())?.threads(2);
+            let heap = Rig::open(&world, options, room)?.heap;
             let choices: Vec<_> = made.choices().iter().map(|choice| choice.variant).collect();
             anyhow::ensure!(choices.len() > 1, "{made}");
             anyhow::ensure!(size == 2 || choices.contains(&Variant::TwoShot), "{made}");
@@ -56,7 +57,10 @@ fn messages(
     count: usize,
 ) -> Result<(Arc<SymmetricHeap>, SymSlice<f32>, SymSlice<f32>)> {
     let most = count * world.size();
-    let heap = SymmetricHeap::open(world, Plan::heap_options(&[plan], (8 * most + 4096) as u64)?)?;
+    let heap = SymmetricHeap::open(
+        world,
+        Plan::heap_options(&[plan], Bytes::new((8 * most + 4096) as u64))?,
+    )?;
     let (input, output) = (heap.zeros::<f32>(most)?, heap.full::<f32>(most, f32::NAN)?);
     Ok((heap, input, output))
 }
@@ -154,7 +158,7 @@ fn ops_share_a_workspace() {
             let gather = all_gather_matmul::Options::new(m * size, n, k).variant(staged);
             let gather = gather.plan(&world)?;
             let plans = [&sum, &small, &gather];
-            let options = Plan::heap_options(&plans, 1 << 20)?.threads(2);
+            let options = Plan::heap_options(&plans, Bytes::mib(1))?.threads(2);
             let heap = SymmetricHeap::open(&world, options)?;
             let free = || [Segment::Data, Segment::Signal].map(|s| heap.free_bytes(s).0);
             let before = free();
@@ -241,7 +245,8 @@ fn threads_share_an_op() {
     World::run_threads(2, |world| -> Result<()> {
         let plan = all_reduce::Options::new(100).variant(all_reduce::Variant::Spinlock);
         let plan = plan.plan(&world)?;
-        let heap = SymmetricHeap::open(&world, Plan::heap_options(&[&plan], 1 << 20)?.threads(1))?;
+        let heap =
+            SymmetricHeap::open(&world, Plan::heap_options(&[&plan], Bytes::mib(1))?.threads(1))?;
         let op = AllReduce::new(&heap, &plan)?;
         let input = heap.ones::<f32>(100)?;
         let outputs: Vec<_> = (0..THREADS)

@@ -139,7 +139,7 @@ fn a_rank_that_skips_a_call_and_frees_the_op_blames_nobody() {
     });
     let closed: Vec<_> = closed.unwrap().into_iter().map(Result::unwrap).collect();
     match closed[0].as_ref().unwrap_err() {
-        iris_heap::Error::Fault { op: "all_reduce", fault } => {
+        iris_heap::Error::Fault { op, fault, .. } if op.starts_with("all_reduce") => {
             assert_eq!((fault.kind, fault.rank, fault.call), (FaultKind::NotEntered, 1, 2));
         }
         other => panic!("{other}"),

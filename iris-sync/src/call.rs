@@ -48,7 +48,7 @@ impl Call {
         seen.wrapping_sub(self.0) >= 0
     }
 
-    /// Which of two alternating slots this call uses: 0 or 1.
+    /// Number of the slot that this call uses, 0 or 1: consecutive calls alternate.
     pub const fn parity(self) -> u32 {
         (self.0 & 1) as u32
     }

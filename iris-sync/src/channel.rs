@@ -1,7 +1,11 @@
-use crate::{DevWord, SymPair, SymWord};
+use crate::{DevWord, Field, SymPair, SymWord};
 
 /// Size of a [`SymPair`], in 4-byte words.
 const PAIR_WORDS: u32 = 4;
+
+/// Number of pairs in the header of an LL message: the fields of an entry record that ranks must agree
+/// on, two per pair.
+pub const HEAD: u32 = Field::ALL.len() as u32 / 2;
 
 /// Number of 4-byte words in a 128-byte line.
 pub const LINE_WORDS: u32 = 32;
@@ -28,7 +32,8 @@ pub struct Channel {
     /// Number of tiles of the largest plan, rounded up to a multiple of [`LINE_WORDS`]: the stride
     /// of signals and results.
     pub tiles: u32,
-    /// First word of the entry records, `[source][parity][LINE_WORDS]`.
+    /// First word of the entry records (each source rank's description of the call that it has
+    /// entered), `[source][parity][LINE_WORDS]`.
     pub entries: u32,
     /// First of the signal words, `[source][tiles]`, each set by the source of a tile.
     pub signals: u32,
@@ -47,7 +52,8 @@ pub struct Channel {
     pub finished: u32,
     /// Index of the heap's device word that counts finished calls of all its ops.
     pub sequence: u32,
-    /// First of the device words that are flags of a staged gather, `[unit]`.
+    /// First device word of the flags of a staged gather, `[unit]`: one for each unit of the
+    /// staging buffer, set when the unit is filled.
     pub flags: u32,
     /// Number of staging flags.
     pub flag_count: u32,
@@ -76,7 +82,7 @@ impl Channel {
         let tiles = tiles.next_multiple_of(LINE_WORDS);
         let pair_count = match pairs {
             0 => 0,
-            pairs => (crate::ll::HEAD + pairs).next_multiple_of(LINE_WORDS / PAIR_WORDS),
+            pairs => (HEAD + pairs).next_multiple_of(LINE_WORDS / PAIR_WORDS),
         };
         let mut next = signal;
         let mut take = |words: u32| {
@@ -113,12 +119,13 @@ impl Channel {
         (channel, Words { signal: next - signal, device })
     }
 
-    /// First word of the entry record at rank `at` that `source` writes in calls of this parity.
+    /// First word of the record at rank `at` in which rank `source` describes the call that it
+    /// enters, for calls of this parity.
     pub fn entry(&self, at: u32, source: u32, parity: u32) -> SymWord {
         SymWord { rank: at, index: self.entries + (source * 2 + parity) * LINE_WORDS }
     }
 
-    /// Signal word at rank `at` that `source` sets when `tile` has arrived.
+    /// Word at rank `at` that rank `source` sets after its data of `tile` has arrived there.
     pub fn signal(&self, at: u32, source: u32, tile: u32) -> SymWord {
         debug_assert!(tile < self.tiles, "tile {tile} of {}", self.tiles);
         SymWord { rank: at, index: self.signals + source * self.tiles + tile }
@@ -140,7 +147,8 @@ impl Channel {
         SymWord { rank: at, index: self.barriers + (phase * self.size + source) * LINE_WORDS }
     }
 
-    /// Pair number `pair` of LL words at rank `at` that `source` writes in calls of this parity.
+    /// Address of pair number `pair` of LL words (data with a flag in each word) that rank `source`
+    /// writes at rank `at` in calls of this parity.
     pub fn pair(&self, at: u32, source: u32, parity: u32, pair: u32) -> SymPair {
         debug_assert!(pair < self.pair_count, "pair {pair} of {}", self.pair_count);
         let first = self.barriers + 2 * self.size * LINE_WORDS;
@@ -154,7 +162,7 @@ impl Channel {
         SymWord { rank: owner, index: self.locks + tile }
     }
 
-    /// Flag word of a unit of the staging buffer.
+    /// Word of this device that is set when the `unit` of the staging buffer is filled.
     pub fn flag(&self, unit: u32) -> DevWord {
         debug_assert!(unit < self.flag_count, "unit {unit} of {}", self.flag_count);
         DevWord { index: self.flags + unit }

@@ -37,7 +37,7 @@ fn number(record: SymWord) -> SymWord {
     word(record, LINE_WORDS as usize - 1)
 }
 
-/// Load once the number of the call of this parity that `peer` has entered last.
+/// Load, without waiting, the number of the last call of this parity that `peer` has entered.
 pub fn look_at_credit<M: Memory + ?Sized>(m: &M, channel: &Channel, peer: u32, parity: u32) -> i32 {
     m.load(number(channel.entry(channel.rank, peer, parity)), Access::CreditLoad)
 }
@@ -55,15 +55,17 @@ pub fn wait_credit<M: Memory + ?Sized>(
     wait_for(m, channel, Access::CreditLoad, awaited, look).map(drop)
 }
 
-/// Store at `peer` the number of the call that this rank has entered. Requires the credit of
-/// `peer`.
+/// Store at `peer` the number of the call that this rank has entered. Only after the credit of
+/// `peer`: it has then entered the previous call, and no longer reads the number of two calls ago
+/// that this replaces.
 pub fn announce<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call, peer: u32) {
     let place = channel.entry(peer, channel.rank, call.parity());
     m.store(number(place), call.number(), Access::EntryStore);
 }
 
-/// Write this rank's record of `call` at `peer`, then publish its number (release store). Requires
-/// the credit of `peer`.
+/// Write this rank's record of `call` at `peer`, then publish its number (release store). Only
+/// after the credit of `peer`: it has then entered the previous call, and no longer reads the
+/// record of two calls ago that this replaces.
 pub fn publish<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,

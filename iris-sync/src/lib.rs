@@ -31,6 +31,7 @@ pub mod flow;
 pub mod ll;
 pub mod lock;
 mod memory;
+pub mod sym;
 pub mod tile_flags;
 mod wait;
 mod workgroup;

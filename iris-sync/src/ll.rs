@@ -17,9 +17,7 @@ use crate::entry::mismatch;
 use crate::wait::{Awaited, Missing, poll};
 use crate::{Access, Call, Channel, Field, Limit, LlWord, Memory, Record, Stop};
 
-/// Number of pairs in the header: the fields of an entry record that ranks must agree on, two per
-/// pair.
-pub const HEAD: u32 = Field::ALL.len() as u32 / 2;
+pub use crate::channel::HEAD;
 
 /// Largest number of sources that one wait polls; bounded because the data of all of them is held
 /// in registers.
@@ -107,7 +105,9 @@ impl Batch {
     }
 }
 
-/// Push `data` to `peer` as pair number `pair`. Requires the credit of `peer`.
+/// Push `data` to `peer` as pair number `pair` of its receive region. Only after the credit of
+/// `peer`: it has then entered the previous call, and no longer reads the pair of two calls ago
+/// that this replaces.
 pub fn push<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -121,7 +121,7 @@ pub fn push<M: Memory + ?Sized>(
     m.store_pair(place, words, Access::LlStore);
 }
 
-/// Data of one wait, `[source][pair][2]`: four bytes per LL word.
+/// Data received by one wait, `[source][pair][2]`: the four data bytes of each LL word.
 pub type Data = [[[u32; 2]; AT_ONCE]; SOURCES];
 
 /// Wait for these pairs (at most [`AT_ONCE`]) of each of these sources (at most [`SOURCES`]) and
@@ -232,7 +232,7 @@ pub fn each_of<M: Memory + ?Sized>(
     in_groups(m, channel, call, 1, pairs, sources, take)
 }
 
-/// Wait for these pairs from all `sources`, `together` sources at a time.
+/// Wait for the given pairs of LL words from all `sources`, polling `together` sources at a time.
 fn in_groups<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,

@@ -107,7 +107,8 @@ macro_rules! accesses {
 }
 
 accesses! {
-    /// The owner of an entry record publishes its call number, after the record's fields.
+    /// A rank that enters a call stores the call number at a peer, after the other fields of its
+    /// entry record.
     EntryStore: Release, System;
     /// A writer polls whether a peer has entered the previous call, so that the peer's slot for
     /// this call is free.
@@ -152,9 +153,11 @@ accesses! {
     FinishAdd: AcqRel, Device;
     /// The last workgroup resets the count of finished workgroups for the next launch.
     FinishStore: Relaxed, Device;
-    /// A fetching workgroup signals that a unit of the staging buffer is filled.
+    /// A workgroup that fetches remote data signals that it has filled a unit of the staging
+    /// buffer.
     FlagStore: Release, Device;
-    /// A multiplying workgroup polls whether a unit of the staging buffer is filled.
+    /// A workgroup that multiplies polls whether another workgroup of this device has filled a unit
+    /// of the staging buffer.
     FlagLoad: Acquire, Device;
     /// The last workgroup refreshes the staging flags for later launches.
     FlagStamp: Relaxed, Device;

@@ -5,13 +5,14 @@
 use crate::wait::{Awaited, wait_for};
 use crate::{Access, Call, Channel, Limit, Memory, Stop};
 
-/// Raise the flag of `unit`: it is filled. Called by one thread, after the barrier of the workgroup
-/// that filled the unit.
+/// Raise the flag of staging unit `unit`: it is filled with data of its source rank. Called by one
+/// thread, after the barrier of the workgroup that filled it.
 pub fn raise<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call, unit: u32) {
     m.dev_store(channel.flag(unit), call.number(), Access::FlagStore);
 }
 
-/// Wait until `unit`, whose data comes from rank `source`, is filled. Called by one thread.
+/// Wait until a workgroup of this device has filled staging unit `unit` with data of rank `source`.
+/// Called by one thread.
 pub fn wait<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -25,8 +26,8 @@ pub fn wait<M: Memory + ?Sized>(
     wait_for(m, channel, Access::FlagLoad, awaited, look).map(drop)
 }
 
-/// Refresh all flags with the number of this call. Called by one thread of the last workgroup, in
-/// calls that refresh.
+/// Store the number of this call into all flags, so that no flag becomes 2^31 calls old. Called by
+/// one thread of the last workgroup, in every [`crate::RESTAMP_PERIOD`]-th call.
 pub(crate) fn stamp<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call) {
     for unit in 0..channel.flag_count {
         m.dev_store(channel.flag(unit), call.number(), Access::FlagStamp);

@@ -41,7 +41,7 @@ pub fn stopped<M: Memory + ?Sized>(m: &M, channel: &Channel, awaited: &Awaited) 
     let peer = m.load(abort_word(channel.rank), Access::AbortLoad);
     let (kind, rank, seen) = match (host, peer) {
         (0, 0) => return false,
-        // The abort word may hold any value; the record shows it.
+        // The abort word may hold any value; the fault record shows it.
         (0, _) => (FaultKind::PeerGaveUp, peer.wrapping_sub(1), peer),
         (PEER_LOST.., _) => (FaultKind::PeerLost, host - PEER_LOST, host),
         _ => (FaultKind::HostAbort, channel.rank as i32, host),
@@ -54,7 +54,8 @@ pub fn stopped<M: Memory + ?Sized>(m: &M, channel: &Channel, awaited: &Awaited) 
     true
 }
 
-/// Record a fault and set the abort word of every rank, this one included.
+/// Store `fault` in this rank's fault record, and set the abort word of every rank, this one
+/// included.
 pub(crate) fn give_up<M: Memory + ?Sized>(m: &M, channel: &Channel, fault: &Fault) {
     m.record(fault);
     for rank in 0..channel.size {

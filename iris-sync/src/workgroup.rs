@@ -38,8 +38,8 @@ pub struct Workgroup<'a, M: Memory + ?Sized> {
     pub count: u32,
     call: Call,
     record: Record,
-    /// Bit sets of peers: those whose credit was seen, whose entry was seen, whose permission to
-    /// write C was asked for, and who gave it.
+    /// Bit sets of peers: whose credit was seen (their slots are free), who were seen to have
+    /// entered the call, whose permission to write their matrix C was read, and who gave it.
     credited: u64,
     entered: u64,
     asked: u64,
@@ -125,8 +125,9 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Ok(())
     }
 
-    /// Wait for [`Workgroup::credit`] of these peers before LL words are pushed. Workgroup 0 waits
-    /// for the credit of all peers, since it announces this rank's entry to all of them.
+    /// Wait, before LL words are pushed to these peers, for their credit ([`Workgroup::credit`]):
+    /// they no longer read the words of two calls ago. Workgroup 0 waits for the credit of all
+    /// peers, since it announces this rank's entry to all of them.
     pub fn begin_push(&mut self, peers: barrier::Members) -> Result<(), Stop> {
         let peers = if self.index == 0 { self.others() } else { peers.bits() & self.others() };
         // If there are two threads per peer, each loads the credit word of one parity of one peer,
@@ -142,13 +143,13 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Ok(())
     }
 
-    /// Count this workgroup as finished before its end, after all of its threads have read the call
-    /// number and passed a barrier.
+    /// Count this workgroup as finished already before it pushes its items, when all of its threads
+    /// have read the call number and passed a barrier.
     ///
-    /// The release at a normal end would wait until the thread's pushes have arrived. So the last
-    /// thread counts now; in workgroup 0 the last thread has other work and the thread before it
-    /// counts, which gets the last items. Does nothing in calls that refresh words, because their
-    /// last workgroup must act after all others are done.
+    /// If the workgroup counted at its end, the release of the counting thread would wait until the
+    /// thread's pushes have arrived at the peers. The last thread counts, which pushes no items; in
+    /// workgroup 0, whose last thread pushes the header, the thread before it. Does nothing in
+    /// calls that refresh words: there the last workgroup refreshes, after all others are done.
     pub fn count_out(&mut self) {
         if self.call.restamps_slot() {
             return;
@@ -234,8 +235,9 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Batch::below(end, (number * at_once..(number + 1) * at_once).map(item))
     }
 
-    /// Wait for the credit of these peers before writing their slots. If this rank allows peers to
-    /// write C directly, wait for their entries too.
+    /// Wait, before this rank writes the slots of these peers, for their credit: they no longer
+    /// read the data of two calls ago. If this rank allows peers to write its matrix C directly,
+    /// wait also until they have entered this call.
     pub fn meet(&mut self, peers: barrier::Members) -> Result<(), Stop> {
         let peers = peers.bits() & self.others();
         let credits = peers & !self.credited;
@@ -284,8 +286,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Ok(())
     }
 
-    /// Whether this rank and `peer` write results directly into each other's C. Waits for the
-    /// peer's entry if this rank allows it.
+    /// Whether this rank and `peer` write results directly into each other's result matrix C. If
+    /// this rank allows that, waits until the peer has entered the call.
     pub fn direct(&mut self, peer: u32) -> Result<bool, Stop> {
         if self.record.direct == 0 {
             return Ok(false);
@@ -339,15 +341,16 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         });
     }
 
-    /// Wait until `source` has entered with equal arguments and its `tile` has arrived.
+    /// Wait until `source` has entered this call with equal arguments, and its data of `tile` has
+    /// arrived.
     pub fn wait_tile(&mut self, source: u32, tile: u32) -> Result<(), Stop> {
         self.wait_entry(source)?;
         let word = self.channel.signal(self.channel.rank, source, tile);
         self.waiting(|wg| wg.signal_of(word, source, tile))
     }
 
-    /// Wait until `source` has entered with equal arguments and its parts `first..first + parts`
-    /// have arrived. The threads share the parts.
+    /// Wait until `source` has entered this call with equal arguments, and parts `first..first +
+    /// parts` of its data have arrived. Each thread waits for some of the parts.
     pub fn wait_parts(&mut self, source: u32, first: u32, parts: u32) -> Result<(), Stop> {
         self.wait_entry(source)?;
         let passed = divergent(self.m, || {
@@ -360,7 +363,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         if self.m.vote(passed) { Ok(()) } else { Err(Stop) }
     }
 
-    /// Wait until all these peers have entered with equal arguments and `tile` of each has arrived.
+    /// Wait until all these peers have entered this call with equal arguments, and the data of
+    /// `tile` from each has arrived.
     pub fn wait_tiles(&mut self, sources: barrier::Members, tile: u32) -> Result<(), Stop> {
         let sources = sources.bits() & self.others();
         self.for_peers(sources, |wg, source| {
@@ -374,14 +378,16 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Ok(())
     }
 
-    /// Wait until `owner` has entered with equal arguments and its result of `tile` has arrived.
+    /// Wait until `owner` has entered this call with equal arguments, and the finished `tile` that
+    /// it sends has arrived.
     pub fn wait_result(&mut self, owner: u32, tile: u32) -> Result<(), Stop> {
         self.wait_entry(owner)?;
         let word = self.channel.result(self.channel.rank, owner, tile);
         self.waiting(|wg| wg.signal_of(word, owner, tile))
     }
 
-    /// Raise the flag of staging unit `unit`, after the stores of all threads that filled it.
+    /// Signal to the workgroups of this device that staging unit `unit` is filled, after the stores
+    /// of all threads that filled it.
     pub fn raise_flag(&self, unit: u32) {
         self.m.vote(true);
         if self.m.thread() == 0 {
@@ -476,8 +482,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         true
     }
 
-    /// Advance the heap's sequence and the call number. No other workgroup has written them since
-    /// this one read them.
+    /// Advance by one the number of ops that the heap has run (its sequence) and this op's call
+    /// number. No other workgroup has written them since this one read them.
     fn advance(&self) {
         let word = |index| crate::DevWord { index };
         let sequence = self.record.fields[crate::Field::Sequence as usize];
@@ -486,8 +492,9 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         self.m.dev_store(word(self.channel.call), self.call.next().number(), Access::CallStore);
     }
 
-    /// Load a peer's credit word of one parity, chosen by the thread's index. If that parity is the
-    /// one that counts in this call, wait for the credit. Returns false on failure.
+    /// Load a credit word: threads 2i and 2i + 1 load those of the i-th peer, one per parity of
+    /// call numbers, since the call number may not be known yet. The thread whose parity is that of
+    /// the previous call then waits for the credit. Returns false on failure.
     fn look_ahead(&self, peers: u64) -> bool {
         divergent(self.m, || {
             let (step, half) = (self.m.thread() / 2, self.m.thread() % 2);
@@ -507,7 +514,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         (self.m.threads() - 1).max(1)
     }
 
-    /// Whether this thread does the work besides the items (header, entry).
+    /// Whether this thread does the work other than items: pushing the header and announcing the
+    /// rank's entry.
     fn is_beside(&self) -> bool {
         self.index == 0 && self.m.thread() == self.m.threads() - 1
     }

@@ -1,4 +1,4 @@
-//! A counting allocator, for tests of calls that must allocate nothing.
+//! Allocator that counts allocations, for tests of calls that must not allocate.
 
 #![allow(unsafe_code, reason = "an allocator")]
 
@@ -9,12 +9,14 @@ thread_local! {
     static COUNT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The system's allocator, counting: a test program declares it as its `#[global_allocator]`.
+/// System allocator that counts allocations per thread. A test program declares it as its
+/// `#[global_allocator]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Counting;
 
 impl Counting {
-    /// Number of allocations and reallocations that this thread makes during `call`, and what `call` returns.
+    /// Runs `call`; returns the number of allocations and reallocations that this thread made in
+    /// it, and its result.
     pub fn during<T>(call: impl FnOnce() -> T) -> (u64, T) {
         let before = COUNT.get();
         let result = call();
@@ -30,24 +32,24 @@ fn count() {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: as the caller says.
+        // SAFETY: the caller keeps the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: as the caller says.
+        // SAFETY: the caller keeps the contract of `alloc_zeroed`.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, old: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
         count();
-        // SAFETY: as the caller says.
+        // SAFETY: the caller keeps the contract of `realloc`.
         unsafe { System.realloc(old, layout, bytes) }
     }
 
     unsafe fn dealloc(&self, old: *mut u8, layout: Layout) {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller keeps the contract of `dealloc`.
         unsafe { System.dealloc(old, layout) }
     }
 }

@@ -1,4 +1,5 @@
-//! The runtime of our own, and libraries of our own beside it, built and given to programs.
+//! Fake HIP runtime, which computes on the host, and fakes of hipBLASLt and RCCL; compiled here and
+//! passed to programs under test.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -7,23 +8,23 @@ use std::sync::OnceLock;
 use crate::harness;
 use tempfile::{NamedTempFile, TempDir};
 
-/// Where the sources are.
+/// Folder of the fakes' C++ sources.
 pub const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hip");
 
-/// A runtime with HIP's interface, of a release.
+/// Compiled fake of the HIP runtime of one release, in a temporary folder.
 pub struct Fake {
     folder: TempDir,
     library: PathBuf,
 }
 
 impl Fake {
-    /// Returns the fake of release 5 or 7, built at the first use.
+    /// Fake of HIP release 5 or 7, compiled at the first use.
     pub fn of(release: u32) -> &'static Fake {
         static BUILT: [OnceLock<Fake>; 2] = [const { OnceLock::new() }; 2];
         BUILT[usize::from(release == 7)].get_or_init(|| Fake::build(release))
     }
 
-    /// That of release 7, with libraries beside it.
+    /// Fake of HIP release 7 with hipBLASLt and RCCL in the same folder.
     pub fn with_libraries() -> &'static Fake {
         static BUILT: OnceLock<Fake> = OnceLock::new();
         BUILT.get_or_init(|| {
@@ -41,7 +42,8 @@ impl Fake {
         Fake { folder, library }
     }
 
-    /// A program that finds this runtime, and the calls that it made.
+    /// Runs a program that loads this runtime, with the variables `set`; returns its output and a
+    /// log of the runtime calls that it made.
     pub fn run(
         &self,
         program: &Path,
@@ -63,14 +65,14 @@ impl Fake {
     }
 }
 
-/// Builds a library of one of the sources.
+/// Compiles one of the sources to a shared library.
 pub fn compile(source: &str, options: &[&str], to: &Path) {
     let options = options.iter().map(ToString::to_string);
     let all = ["-std=c++20".into(), "-shared".into(), format!("{SOURCES}/{source}")];
     harness::compile_for_host(options.chain(all), to);
 }
 
-/// Calls that failed, but for access that was there already.
+/// Calls in a log that failed, except those that fail because peer access is already enabled (704).
 pub fn failed(calls: &str) -> Vec<&str> {
     let good = |line: &&str| !line.ends_with("= 0") && !line.ends_with("= 704");
     calls.lines().filter(good).collect()

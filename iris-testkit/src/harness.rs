@@ -1,7 +1,8 @@
-//! Tests that need what a host may not have: a GPU, a vendor's compiler. Where it is missing they
-//! are reported as ignored, with the reason, and not as passed.
+//! Test harness for tests that need hardware or programs that a host may lack, such as a GPU or a
+//! compiler. Tests whose requirement is missing are reported as ignored, with the reason, not as
+//! passed.
 //!
-//! A test program of this kind has `harness = false` in its manifest and a `main`:
+//! Such a test program has `harness = false` in its manifest and a `main`:
 //!
 //! ```no_run
 //! use iris_testkit::harness::{self, Group, named};
@@ -19,10 +20,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use iris_heap::{BackendKind, Error, ErrorKind};
 use libtest_mimic::{Arguments, Completion, Trial};
 
-/// Tests by name: a test fails by a panic.
+/// Tests with their names; a test fails by a panic.
 pub type Named = Vec<(&'static str, fn())>;
 
-/// Functions without arguments as tests that have their names.
+/// Makes a [`Named`] list of functions without arguments; each test has its function's name.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! __named {
@@ -30,7 +31,7 @@ macro_rules! __named {
 }
 pub use __named as named;
 
-/// Tests that need the same.
+/// Tests with a common requirement.
 pub struct Group {
     missing: Option<String>,
     slow: bool,
@@ -38,12 +39,12 @@ pub struct Group {
 }
 
 impl Group {
-    /// These tests; `missing` says what they need and do not have.
+    /// Group of tests; `missing` is the reason why they cannot run, or `None` if they can.
     pub fn new(missing: Option<String>, tests: Named) -> Group {
         Group { missing, slow: false, tests }
     }
 
-    /// The same, but run only where ignored tests are asked for.
+    /// Marks the tests as ignored unless ignored tests are asked for, because they are slow.
     #[must_use]
     pub fn slow(mut self) -> Group {
         self.slow = true;
@@ -51,27 +52,27 @@ impl Group {
     }
 }
 
-/// Why there is no NVIDIA GPU to use, if there is none.
+/// Reason why no NVIDIA GPU is available; `None` if there is one.
 ///
 /// # Panics
-/// As [`fewer_gpus_than`].
+/// If a driver exists but does not work.
 pub fn no_gpu() -> Option<String> {
     fewer_gpus_than(1)
 }
 
-/// Why there are not so many NVIDIA GPUs, if there are fewer.
+/// Reason why there are fewer than `count` NVIDIA GPUs; `None` if there are enough.
 ///
 /// # Panics
-/// If there is a driver that does not work: that is no reason to skip a test.
+/// If a driver exists but does not work: a broken driver must not skip tests.
 pub fn fewer_gpus_than(count: usize) -> Option<String> {
     let missing = missing_gpus(BackendKind::Cuda, count);
-    missing.unwrap_or_else(|error| panic!("whether there are GPUs: {error}"))
+    missing.unwrap_or_else(|error| panic!("the GPU driver does not work: {error}"))
 }
 
-/// Why there are not so many GPUs of this kind, if there are fewer.
+/// Reason why there are fewer than `count` GPUs of this backend; `None` if there are enough.
 ///
 /// # Errors
-/// Those of a driver that is there and does not work.
+/// Errors of a driver that exists but does not work.
 pub fn missing_gpus(backend: BackendKind, count: usize) -> Result<Option<String>, Error> {
     match backend.device_count() {
         Ok(visible) if visible >= count => Ok(None),
@@ -81,29 +82,30 @@ pub fn missing_gpus(backend: BackendKind, count: usize) -> Result<Option<String>
     }
 }
 
-/// Why there are no heaps of this backend, if there are none.
+/// Reason why no heap of this backend can be opened; `None` for the CPU or if there is a GPU.
 ///
 /// # Panics
-/// As [`fewer_gpus_than`].
+/// If a driver exists but does not work.
 pub fn no_backend(backend: BackendKind) -> Option<String> {
     if backend.traits().host_threads {
         return None;
     }
     let missing = missing_gpus(backend, 1);
-    missing.unwrap_or_else(|error| panic!("whether there are GPUs: {error}"))
+    missing.unwrap_or_else(|error| panic!("the GPU driver does not work: {error}"))
 }
 
-/// Why this program does not start, if it does not.
+/// Reason why a program does not start (with `--version`); `None` if it starts.
 pub fn no_program(name: &str) -> Option<String> {
     let started = Command::new(name).arg("--version").output();
     started.err().map(|error| format!("{name} does not start: {error}"))
 }
 
-/// Compiles sources of the device's language as host code, by g++ and without a warning. `arguments`
-/// are the sources and further options; headers are those of iris-kernels and of its tests.
+/// Compiles device sources as host code with g++; warnings are errors. `arguments` are the sources
+/// and further options. Include paths are the kernel headers of iris-kernels and its test headers
+/// for the host.
 ///
 /// # Panics
-/// With what the compiler said, if it does not compile.
+/// If compilation fails; the message is the compiler's output.
 pub fn compile_for_host<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>, to: &Path) {
     let kernels = concat!(env!("CARGO_MANIFEST_DIR"), "/../iris-kernels");
     let output = Command::new("g++")
@@ -118,11 +120,11 @@ pub fn compile_for_host<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>,
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Runs what the command line asks for, one test at a time: tests of devices share them, and ranks
+/// Runs the tests that the command line selects, one at a time: tests share the devices, and ranks
 /// as threads need a hardware queue for each stream.
 ///
-/// The command line is that of Rust's own harness, except that `--include-ignored` does not run a
-/// test that has not what it needs.
+/// The command line is that of Rust's built-in harness, except that `--include-ignored` does not
+/// run tests whose requirement is missing.
 pub fn run(groups: Vec<Group>) -> ExitCode {
     crate::launch::with_environment(&[crate::launch::QUEUES]);
     let mut arguments = Arguments::from_args();
@@ -130,14 +132,15 @@ pub fn run(groups: Vec<Group>) -> ExitCode {
     run_with(&arguments, groups)
 }
 
-/// As [`run`], with tests that share nothing, several at a time.
+/// Runs tests like [`run`], but several at a time, because they share nothing.
 pub fn run_together(groups: Vec<Group>) -> ExitCode {
     run_with(&Arguments::from_args(), groups)
 }
 
 fn run_with(arguments: &Arguments, groups: Vec<Group>) -> ExitCode {
     let trials = groups.into_iter().flat_map(|Group { missing, slow, tests }| {
-        // Told once: it may name every place that was looked at.
+        // The reason may list every path that was searched, so it is printed with the first test
+        // only.
         let reason = missing.map(|reason| Arc::new(Mutex::new(reason)));
         tests.into_iter().map(move |(name, test)| {
             let reason = reason.clone();

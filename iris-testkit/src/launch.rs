@@ -1,17 +1,17 @@
-//! Starts the ranks of one job as processes of this host, and ends them whatever happens.
+//! Launcher: starts the ranks of a job as processes of this host, and makes sure that they end.
 //!
-//! [`launch`] starts the same program once a rank, with the variables that `World::from_env` reads:
-//! `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, and in `IRIS_RENDEZVOUS` a private folder
-//! of this job. What rank 0 prints is passed on as it comes; what the others print, and every rank's
-//! stderr, is kept for the report of a failure.
+//! [`launch`] starts the same program once per rank, with the variables that `World::from_env`
+//! reads: `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, and `IRIS_RENDEZVOUS` with a
+//! private folder of the job. Rank 0's stdout is forwarded as it comes. Stdout of the other ranks
+//! and stderr of all ranks are kept for the report of a failure.
 //!
-//! When a rank has ended, a file `lost-RANK` in the job's folder tells those that still are to meet it,
-//! and when it failed, the others have a while to notice and to report it themselves; then they are
-//! ended. When the launcher itself ends, by Ctrl-C or SIGKILL, its ranks end and the folder goes:
-//! all ranks are in the process group of a small shell, the keeper, that reads from a pipe which
-//! only the launcher holds open. The kernel closes the pipe with the launcher, however it ends. If the
-//! keeper is killed, too, ranks that called [`end_with_launcher`] end all the same, and the next
-//! launcher removes the folder.
+//! When a rank ends, a file `lost-RANK` in the job's folder tells ranks that still wait to meet it.
+//! When a rank fails, the others have a grace period to notice and report it; then they are killed.
+//! When the launcher itself ends, even by SIGKILL, its ranks end and the folder is removed: all
+//! ranks are in the process group of a small shell, the keeper, which reads from a pipe that only
+//! the launcher holds open, and the kernel closes that pipe with the launcher. If the keeper is
+//! killed, too, ranks that called [`end_with_launcher`] still end, and the next launcher removes
+//! the folder.
 //!
 //! Long because the start of a job and its end, whatever happens, are one concern.
 //!
@@ -52,37 +52,37 @@ use rustix::process::{
 };
 use tempfile::TempDir;
 
-/// How long after a rank's end that of another, for which it may have ended, can still come to light.
+/// Delay of a rank's end in which another rank's, its cause, can still become visible.
 const SETTLE: Duration = Duration::from_millis(50);
-/// How much of each stream of a rank is kept, in bytes: its end.
+/// Maximum bytes of a rank's stdout or stderr that are kept: its end.
 const KEPT: usize = 64 << 10;
 
-/// The CUDA driver has a hardware queue for each stream of ranks that share a GPU: as many as there
-/// are. It reads the variable when it starts.
+/// Environment variable that gives each stream a hardware queue of the CUDA driver if ranks share a
+/// GPU (32 is the maximum). The driver reads it when it starts.
 pub const QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
 
-/// The same of AMD's runtime, for streams that get no queue of their own; and that no copy by the host is a
-/// kernel, which would need room beside those that wait.
+/// Environment variables for AMD's runtime: hardware queues for streams, and no kernels for copies
+/// by the host, because a kernel would need compute units beside kernels that wait.
 pub const HIP: &[(&str, &str)] = &[("GPU_MAX_HW_QUEUES", "32"), ("GPU_FORCE_BLIT_COPY_SIZE", "0")];
 
-/// The launcher's process, in each rank's environment.
+/// Environment variable of ranks with the launcher's process id.
 const LAUNCHER: &str = "LAUNCHER_PID";
 
-/// Has the system end this rank when the launcher that started it ends, whatever becomes of the
-/// launcher's keeper. Does nothing in a process that [`launch`] did not start.
+/// Makes the system kill this rank when the launcher that started it ends, even if the launcher's
+/// keeper is gone. Does nothing in a process that [`launch`] did not start.
 pub fn end_with_launcher() {
     let launcher = std::env::var(LAUNCHER).ok().and_then(|pid| Pid::from_raw(pid.parse().ok()?));
     if let Some(launcher) = launcher {
         let asked = set_parent_process_death_signal(Some(Signal::KILL));
-        // It may have ended before it was asked for.
+        // The launcher may have ended before the signal was requested.
         if asked.is_ok() && getppid() != Some(launcher) {
             std::process::exit(1);
         }
     }
 }
 
-/// Sees to it that these variables have these values: where one has another, this program starts
-/// itself again, since the libraries that read them may do so at their start only.
+/// Ensures that these environment variables have these values. If one differs, this program
+/// executes itself again, because libraries may read the variables only at their start.
 pub fn with_environment(variables: &[(&str, &str)]) {
     if variables.iter().all(|(name, value)| std::env::var_os(name).is_some_and(|v| v == **value)) {
         return;
@@ -95,7 +95,7 @@ pub fn with_environment(variables: &[(&str, &str)]) {
     }
 }
 
-/// How a job is launched.
+/// Options of a job.
 #[non_exhaustive]
 pub struct Options {
     deadline: Duration,
@@ -107,7 +107,7 @@ pub struct Options {
 }
 
 impl Default for Options {
-    /// An hour for the job, 10 s to report another rank's failure, rank 0's output to stdout.
+    /// Defaults: an hour for the job, 10 s of grace after a failure, rank 0's stdout to stdout.
     fn default() -> Self {
         Options {
             deadline: Duration::from_secs(3600),
@@ -121,13 +121,13 @@ impl Default for Options {
 }
 
 impl Options {
-    /// How long the whole job may take.
+    /// Sets the maximum duration of the job.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// How long the other ranks have, after the first failure, to end by themselves.
+    /// Sets the time that other ranks have to end by themselves after the first failure.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.grace = grace;
         self
@@ -139,42 +139,41 @@ impl Options {
         self
     }
 
-    /// Sets a variable for every rank.
+    /// Sets an environment variable for every rank.
     pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.environment.push((name.into(), value.into()));
         self
     }
 
-    /// Where rank 0's stdout is passed on to.
+    /// Sets the writer to which rank 0's stdout is forwarded.
     pub fn stdout(mut self, stdout: impl Write + Send + 'static) -> Self {
         self.stdout = Box::new(stdout);
         self
     }
 
-    /// Whether rank 0 has the launcher's own stderr, so that it can draw a progress bar there.
+    /// Sets whether rank 0 inherits the launcher's stderr, so that it can draw a progress bar.
     pub fn progress(mut self, progress: bool) -> Self {
         self.progress = progress;
         self
     }
 }
 
-/// How a rank's process ended.
+/// End of a rank's process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum End {
-    /// By itself, with this exit code.
+    /// Exited by itself, with this code.
     Exited(i32),
-    /// By this signal, which the launcher did not send.
+    /// Ended by this signal, which the launcher did not send.
     Signalled(i32),
-    /// By the launcher: another rank had failed, and this one did not end within the grace period.
+    /// Killed by the launcher at the end of the grace period, after another rank had failed.
     Stopped,
-    /// By the launcher: the job's deadline was over.
+    /// Killed by the launcher at the job's deadline.
     Late,
 }
 
 impl End {
-    /// How likely it is that this end was for another's: of a signal least. One that aborts may well
-    /// have done so for another's end.
+    /// Likelihood (0 to 2) that another rank's end caused this one: 0 for signals except SIGABRT.
     fn follows(self) -> u8 {
         match self {
             End::Signalled(signal) => u8::from(signal == Signal::ABORT.as_raw()),
@@ -195,26 +194,26 @@ impl fmt::Display for End {
     }
 }
 
-/// What became of one rank.
+/// Outcome of one rank.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RankOutcome {
-    /// How its process ended.
+    /// End of its process.
     pub end: End,
-    /// When, from the start of the job.
+    /// Time of the end, from the start of the job.
     pub after: Duration,
-    /// The last 64 KiB of what it printed.
+    /// Last 64 KiB of its stdout.
     pub stdout: String,
-    /// The last 64 KiB of what it printed to stderr; empty for rank 0 with [`Options::progress`].
+    /// Last 64 KiB of its stderr; empty for rank 0 with [`Options::progress`].
     pub stderr: String,
 }
 
-/// What became of a job: one entry a rank.
+/// Outcome of a job, one entry per rank.
 #[derive(Clone, Debug)]
 #[must_use]
 #[non_exhaustive]
 pub struct Outcome {
-    /// The ranks in their order.
+    /// Outcomes in the order of ranks.
     pub ranks: Vec<RankOutcome>,
 }
 
@@ -224,9 +223,9 @@ impl Outcome {
         self.first_failure().is_none()
     }
 
-    /// The rank that failed first. Of those that failed within half a second it is one that a signal
-    /// ended, if there is any: the system tells the others of a process's end, by its sockets, before
-    /// it tells the launcher, and they may have failed for it by then.
+    /// Rank that failed first; `None` if none failed. Within half a second a rank that a signal
+    /// ended is preferred: the system closes a dead process's sockets before it reports the death,
+    /// so other ranks may have failed because of it already.
     pub fn first_failure(&self) -> Option<usize> {
         const TOGETHER: Duration = Duration::from_millis(500);
         let failed = || self.ranks.iter().enumerate().filter(|(_, it)| it.end != End::Exited(0));
@@ -235,8 +234,8 @@ impl Outcome {
         together.min_by_key(|(_, it)| (it.end.follows(), it.after)).map(|(rank, _)| rank)
     }
 
-    /// An exit code for the whole job, as a shell would have it: that of the rank that failed first,
-    /// 128 + the signal that ended it, 124 for the deadline; 0 where all went well.
+    /// Exit code for the whole job, as a shell would report it: the code of the rank that failed
+    /// first, 128 + the signal that ended it, or 124 for the deadline; 0 if all ranks succeeded.
     pub fn exit_code(&self) -> i32 {
         match self.first_failure().map(|rank| self.ranks[rank].end) {
             None => 0,
@@ -246,14 +245,14 @@ impl Outcome {
         }
     }
 
-    /// What a person needs after a failure: each rank's output that was not passed on, every line
-    /// with its rank before it, then a line a rank that says how it ended.
+    /// Report for a person after a failure: the output that was not forwarded, each line with its
+    /// rank in front, then one line per rank with its end.
     pub fn report(&self) -> String {
         let mut text = String::new();
         for (rank, it) in self.ranks.iter().enumerate() {
             let printed = if rank == 0 { "" } else { &it.stdout };
             for line in printed.lines().chain(it.stderr.lines()) {
-                // Writing to a String can not fail.
+                // Writing to a String cannot fail.
                 let _ = writeln!(text, "[rank {rank}] {line}");
             }
         }
@@ -268,17 +267,17 @@ impl Outcome {
 
 /// Runs `program` with `arguments` as `ranks` processes, and waits until all have ended.
 ///
-/// The ranks have no standard input. A failing rank is no error here: see [`Outcome`].
+/// The ranks have no standard input. A failed rank is not an error here, but in the [`Outcome`].
 ///
 /// # Errors
-/// No rank asked for; the private folder or a process can not be made. What was started is ended.
+/// `ranks` is 0, or a folder or process cannot be created; processes already started are killed.
 pub fn launch(
     program: &Path,
     arguments: &[impl AsRef<OsStr>],
     ranks: usize,
     options: Options,
 ) -> Result<Outcome> {
-    ensure!(ranks > 0, "a job of 0 ranks was asked for, expected at least 1");
+    ensure!(ranks > 0, "number of ranks is 0: expected at least 1");
     let start = Instant::now();
     let mut job = Job::open()?;
     let mut passed = Some(options.stdout);
@@ -311,7 +310,7 @@ pub fn launch(
         streams.push((stdout, collect(child.stderr.take(), None)?));
     }
     let ends = job.wait(start, &options.deadline, &options.grace)?;
-    // Ends what the ranks left behind, so that nobody holds their pipes open.
+    // Kills processes that the ranks left behind, which would hold their pipes open.
     drop(job);
     let kept = |stream: JoinHandle<String>| stream.join().unwrap_or_default();
     let ranks = ends.into_iter().zip(streams).map(|((end, after), (stdout, stderr))| RankOutcome {
@@ -336,28 +335,28 @@ fn network(folder: &Path) -> Result<Vec<(&'static str, OsString)>> {
     ])
 }
 
-/// A private folder, the ranks' processes, and the keeper that ends both with the launcher.
+/// Job: its private folder, the ranks' processes, and the keeper that ends both with the launcher.
 struct Job {
     folder: TempDir,
-    /// Locked while the launcher lives.
+    /// Lock file, locked while the launcher lives.
     _lock: File,
-    /// Leads the process group. It is reaped last, so that the group's number stays ours.
+    /// Keeper process, leader of the process group; reaped last, so that its id is not reused.
     keeper: Child,
     ranks: Vec<Child>,
 }
 
 impl Job {
-    /// Waits for the launcher's end, which closes its stdin, then ends the group, itself included.
-    /// On a terminal the signals of a key go to the launcher's group, not to this one.
+    /// Shell program of the keeper: waits for the launcher's end, which closes its stdin, then
+    /// kills the group including itself. Signals of terminal keys go to the launcher's group only.
     const KEEPER: &str = "trap '' HUP INT TERM; read -r _; \
         kill -TERM 0; sleep 0.2; rm -rf -- \"$1\"; kill -KILL 0";
 
     fn open() -> Result<Job> {
         let private = PermissionsExt::from_mode(0o700);
         let folder = tempfile::Builder::new().prefix("iris-").permissions(private).tempdir();
-        let folder = folder.context("the job's private folder can not be made")?;
+        let folder = folder.context("the job's private folder cannot be created")?;
         folder::sweep(folder.path());
-        let lock = folder::hold(folder.path()).context("the job's folder can not be locked")?;
+        let lock = folder::hold(folder.path()).context("the job's folder cannot be locked")?;
         let keeper = Command::new("/bin/sh")
             .args(["-c", Job::KEEPER, "iris-keeper"])
             .arg(folder.path())
@@ -371,7 +370,7 @@ impl Job {
         Ok(Job { folder, _lock: lock, keeper, ranks: Vec::new() })
     }
 
-    /// The number of the keeper's process, which is the group's.
+    /// Process group id, which is the keeper's process id.
     fn group(&self) -> Pid {
         Pid::from_child(&self.keeper)
     }
@@ -383,14 +382,14 @@ impl Job {
         self.ranks.last_mut().context("no rank was started")
     }
 
-    /// Waits for every rank; ends those that outlast the deadline, or the first failure by `grace`.
+    /// Waits for every rank; kills those that run at the deadline, or `grace` after a failure.
     fn wait(
         &mut self,
         start: Instant,
         deadline: &Duration,
         grace: &Duration,
     ) -> Result<Vec<(End, Duration)>> {
-        let lost = "a rank can not be waited for";
+        let lost = "a rank cannot be waited for";
         let mut ends = vec![None; self.ranks.len()];
         let mut first_failure = None;
         let (mut together, mut settled, mut order) = (Vec::new(), None, 0);
@@ -406,7 +405,7 @@ impl Job {
                 let status = match given_up {
                     None => child.try_wait().context(lost)?,
                     Some(_) => {
-                        child.kill().context("a rank can not be ended")?;
+                        child.kill().context("a rank cannot be killed")?;
                         Some(child.wait().context(lost)?)
                     }
                 };
@@ -418,8 +417,9 @@ impl Job {
                 *end = Some((how, now));
                 together.push((how.follows(), rank));
             }
-            // Ranks that are to meet these need not wait for them any longer. They blame the first, and
-            // one that failed may have done so for another's end, of which the system tells later.
+            // Announces ended ranks to those that wait for them. Ranks blame the one announced
+            // first, so the announcement is delayed: a rank may have failed because of another's
+            // end, which the system reports later.
             if !together.is_empty() {
                 let until = *settled.get_or_insert(now + SETTLE);
                 if now >= until || together.iter().any(|(follows, _)| *follows == 0) {
@@ -441,42 +441,42 @@ impl Job {
         }
     }
 
-    /// Says in the job's folder that a rank has ended, and how many had before. If it can not be
-    /// written, the others wait until their deadline.
+    /// Writes a file that announces the end of a rank and how many ended before it. If it cannot be
+    /// written, the other ranks wait until their deadline.
     fn leave_word(&self, rank: usize, order: usize) {
         let word = self.folder.path().join(format!("lost-{rank}"));
-        // Under another name first: whoever reads it reads all.
+        // Written under another name and renamed, so that readers see complete content.
         let part = word.with_extension("part");
         if check_file_size("the word of a rank's end", 20).is_ok() {
             let _ = fs::write(&part, order.to_string()).and_then(|()| fs::rename(part, word));
         }
     }
 
-    /// Sleeps until one of the ranks ends that have not yet, or for `most`.
+    /// Sleeps until one of the running ranks ends, or for `most`.
     fn sleep(&self, ends: &[Option<(End, Duration)>], most: Duration) -> Result<()> {
         let running = self.ranks.iter().zip(ends).filter(|(_, end)| end.is_none());
         let open =
             |(child, _): (&Child, _)| pidfd_open(Pid::from_child(child), PidfdFlags::empty());
         let Ok(running) = running.map(open).collect::<Result<Vec<_>, _>>() else {
-            // An old system, or too few descriptors: polling.
+            // Polls if pidfds are not available: an old kernel, or too few file descriptors.
             thread::sleep(most.min(Duration::from_millis(20)));
             return Ok(());
         };
         let mut fds: Vec<_> = running.iter().map(|it| PollFd::new(it, PollFlags::IN)).collect();
         let most = Timespec {
             tv_sec: i64::try_from(most.as_secs()).unwrap_or(i64::MAX),
-            // Not zero: the clock shall have passed its time.
+            // Not zero, so that the clock has passed the deadline after the sleep.
             tv_nsec: i64::from(most.subsec_nanos().max(1)),
         };
         match poll(&mut fds, Some(&most)) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(error) => Err(error).context("the ranks can not be waited for"),
+            Err(error) => Err(error).context("the ranks cannot be waited for"),
         }
     }
 }
 
 impl Drop for Job {
-    /// Ends what is left, at once; what can not be ended or removed is not this program's any more.
+    /// Kills the remaining processes at once. Errors are ignored, because nothing more can be done.
     fn drop(&mut self) {
         let _ = kill_process_group(self.group(), Signal::KILL);
         for child in self.ranks.iter_mut().chain([&mut self.keeper]) {
@@ -493,7 +493,7 @@ fn ended(status: ExitStatus, given_up: Option<End>) -> End {
     }
 }
 
-/// Reads a stream to its end in a thread, keeps its last bytes, and passes all on as they come.
+/// Reads a stream to its end in a thread; keeps its last bytes and forwards all as they come.
 fn collect(
     stream: Option<impl Read + Send + 'static>,
     mut passed: Option<Box<dyn Write + Send>>,
@@ -509,7 +509,7 @@ fn collect(
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(_) => break,
             };
-            // Nobody may be listening any more (`| head`); the rank is not held up for that.
+            // The rank must not block if the reader of the forwarded output is gone (`| head`).
             let gone = |to: &mut Box<dyn Write + Send>| {
                 to.write_all(read).and_then(|()| to.flush()).is_err()
             };
@@ -525,7 +525,7 @@ fn collect(
         String::from_utf8_lossy(&kept).into_owned()
     };
     let reader = thread::Builder::new().name("iris-output".into()).spawn(collect);
-    reader.context("a thread that reads what a rank prints did not start")
+    reader.context("the thread that reads the output of a rank did not start")
 }
 
 #[cfg(test)]

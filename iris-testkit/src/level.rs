@@ -1,35 +1,34 @@
-//! How much is tested: the one list of names, for command lines, for `IRIS_TEST_LEVEL` and for the
-//! code that reads it.
+//! Test levels by name, for command lines, for `IRIS_TEST_LEVEL` and for tests.
 //!
-//! xtask depends on no member, so it takes this file in as a module of its own. Nothing beside the
-//! standard library is used here.
+//! xtask includes this file as a module, because it depends on no workspace member. So it may use
+//! nothing but the standard library.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// How much is tested. Each level does at least what the one before it does, for the same test.
+/// Test level. Each level runs at least what the previous one runs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum Level {
-    /// Each operator and variant once or twice, on small matrices: for a device that is slow, as a
-    /// functional simulator is, or that was never tried.
+    /// Each operator and variant once or twice, on small matrices: for slow devices, such as a
+    /// functional simulator, or ones that have never been tried.
     Smoke,
-    /// A sample: before every push.
+    /// A sample, for use before every push.
     Quick,
-    /// What CI runs.
+    /// Everything that CI runs.
     #[default]
     Normal,
-    /// The long searches and the ignored tests, too.
+    /// Everything, including long searches and ignored tests.
     Full,
 }
 
 impl Level {
-    /// All of them, from the least on.
+    /// All levels, in ascending order.
     pub const ALL: [Level; 4] = [Level::Smoke, Level::Quick, Level::Normal, Level::Full];
 
-    /// The variable that tests read.
+    /// Name of the environment variable with the level.
     pub const VARIABLE: &'static str = "IRIS_TEST_LEVEL";
 
-    /// The name that [`FromStr`] reads.
+    /// Name of the level, which [`FromStr`] reads.
     pub const fn name(self) -> &'static str {
         match self {
             Level::Smoke => "smoke",
@@ -39,10 +38,10 @@ impl Level {
         }
     }
 
-    /// The level that the environment asks for; not set, or empty, is [`Level::Normal`].
+    /// Level from the environment; [`Level::Normal`] if the variable is not set or empty.
     ///
     /// # Panics
-    /// On a name that is none, so that a misspelt one is not a shorter test.
+    /// If the variable is not a level's name, so that a typing error does not shorten a test.
     pub fn from_env() -> Level {
         match std::env::var(Self::VARIABLE) {
             Ok(name) if !name.is_empty() => {
@@ -52,7 +51,8 @@ impl Level {
         }
     }
 
-    /// One of three values: the first for the levels up to [`Level::Quick`].
+    /// Picks one of three values: `quick` for [`Level::Smoke`] and [`Level::Quick`], `normal` or
+    /// `full` for the others.
     pub fn pick<T>(self, quick: T, normal: T, full: T) -> T {
         match self {
             Level::Smoke | Level::Quick => quick,

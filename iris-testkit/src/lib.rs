@@ -3,20 +3,26 @@
 //!
 //! Models of the protocols are in iris-models, the program `iris` is in iris-cli.
 
+#![deny(unsafe_code)]
+
 pub mod allocations;
 pub mod fake_hip;
+pub mod guide;
 pub mod harness;
 pub mod launch;
 pub mod level;
+pub mod matrix;
 pub mod numeric;
+pub mod options;
 pub mod oracle;
 pub mod output;
+pub mod rig;
 pub mod stress;
 pub mod suite;
 
 pub use level::Level;
 
-/// The examples of the README.
+/// Compiles the README's examples as doc tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 pub struct Readme;

@@ -1,92 +1,94 @@
-//! The one error measure: every element against its own bound, and the whole in the Frobenius norm.
+//! Measure of error: every element against its own bound, and the whole matrix in the Frobenius
+//! norm.
 //!
-//! A NaN never passes, whatever the bound: outputs are poisoned with NaN before each call, so that
-//! an element that nobody wrote shows.
+//! A NaN never passes, whatever the bound. Outputs are filled with NaN before each call, so an
+//! element that was not written is found.
 
 use half::{bf16, f16};
 use iris_heap::{DType, Element};
 
-/// How far a result may be from what was expected.
+/// Allowed deviation of a result from the expected one.
 #[derive(Clone, Copy, Debug)]
 pub enum Allowed<'a> {
-    /// Equal in value (the two zeros are).
+    /// Equal values; +0 and -0 are equal.
     Exact,
-    /// Each element by its own bound, which no run may exceed, and the Frobenius norm of the errors
-    /// by that of `typical`, since rounding errors do not all point the same way.
+    /// Bounds of rounding errors: no element may exceed its own bound, and the Frobenius norm of
+    /// the errors may not exceed that of `typical`, because rounding errors do not all have the
+    /// same sign.
     Within {
-        /// Largest error of each element.
+        /// Largest possible error of each element.
         bound: &'a [f64],
-        /// Error of each element as rounding at random gives it.
+        /// Expected error of each element if roundings are random.
         typical: &'a [f64],
     },
 }
 
-/// How far a result was from what was expected.
+/// Measured deviation of a result from the expected one.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Measured {
-    /// Frobenius norm of the errors over that of the expected matrix: [`relative`].
+    /// Frobenius norm of the errors divided by that of the expected matrix; see [`relative`].
     pub relative: f64,
-    /// Largest error over its bound; 0 where equality was asked and found.
+    /// Largest ratio of an error to its bound; 0 if results had to be equal and were.
     pub worst: f64,
 }
 
-/// Why a result is refused.
+/// Reason why a result is refused.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refused {
-    /// Some elements are too far off: the first of them.
+    /// Elements exceed their bounds; describes the first of them.
     #[error(
         "{what}: element ({row}, {col}) of {rows} x {cols} is {seen}, expected {wanted} within \
          {allowed:e}; {count} elements are wrong"
     )]
     Element {
-        /// What was compared.
+        /// Name of the matrix that was compared.
         what: String,
-        /// Row of the first bad element.
+        /// Row of the first wrong element.
         row: usize,
-        /// Its column.
+        /// Column of the first wrong element.
         col: usize,
-        /// Rows of the matrix.
+        /// Number of rows of the matrix.
         rows: usize,
-        /// Columns of the matrix.
+        /// Number of columns of the matrix.
         cols: usize,
-        /// The element.
+        /// Value of the element.
         seen: f64,
-        /// What it should be.
+        /// Expected value.
         wanted: f64,
-        /// How far it may be off.
+        /// Allowed absolute error of the element.
         allowed: f64,
-        /// How many elements are bad.
+        /// Number of wrong elements.
         count: usize,
     },
-    /// Every element is within its bound, but too many are far off.
+    /// No element exceeds its bound, but the errors together are too large.
     #[error("{what}: Frobenius norm of the errors is {norm:e}, allowed {allowed:e}")]
     Norm {
-        /// What was compared.
+        /// Name of the matrix that was compared.
         what: String,
-        /// Norm of the errors.
+        /// Frobenius norm of the errors.
         norm: f64,
-        /// Norm of what is typical.
+        /// Frobenius norm of the typical errors.
         allowed: f64,
     },
-    /// The numbers of elements differ.
+    /// The result has the wrong number of elements.
     #[error("{what}: {seen} elements, expected {rows} x {cols}")]
     Length {
-        /// What was compared.
+        /// Name of the matrix that was compared.
         what: String,
-        /// Elements there are.
+        /// Number of elements of the result.
         seen: usize,
-        /// Rows expected.
+        /// Expected number of rows.
         rows: usize,
-        /// Columns expected.
+        /// Expected number of columns.
         cols: usize,
     },
 }
 
-/// Compare `seen` with `wanted`, both `rows` x `cols`, row by row.
+/// Compares `seen` with `wanted`, both `rows` x `cols`, row-major; returns the measured errors.
 ///
 /// # Errors
-/// What is too far off; the first bad element by its coordinates.
+/// [`Refused`], with the coordinates of the first wrong element.
 pub fn compare(
     what: &str,
     (rows, cols): (usize, usize),
@@ -102,7 +104,7 @@ pub fn compare(
         Allowed::Exact => 0.0,
         Allowed::Within { bound, .. } => bound[at],
     };
-    // Infinities are equal to themselves, but their difference is no number.
+    // Equal infinities have no error, but their difference is NaN.
     let error =
         |at: usize| if seen[at] == wanted[at] { 0.0 } else { (seen[at] - wanted[at]).abs() };
     let right = |at: usize| error(at) <= limit(at);
@@ -131,18 +133,19 @@ pub fn compare(
     Ok(Measured { relative, worst: (0..seen.len()).map(ratio).fold(0.0, f64::max) })
 }
 
-/// One norm, of errors, over another, of what was expected. Where nothing but zeros was expected it
-/// is the first one: an error relative to nothing would be infinite, or no number.
+/// Relative error: the norm of the errors divided by that of the expected values. If all expected
+/// values are 0 it is the norm of the errors, because the quotient would be infinite or NaN.
 pub fn relative(errors: f64, wanted: f64) -> f64 {
     if wanted == 0.0 { errors } else { errors / wanted }
 }
 
-/// The root of the sum of squares.
+/// Frobenius norm: the root of the sum of squares.
 pub fn frobenius(values: impl Iterator<Item = f64>) -> f64 {
     values.map(|value| value * value).sum::<f64>().sqrt()
 }
 
-/// The largest relative error of one rounding to this type: half of what 1 and the next value differ.
+/// Unit roundoff of the type: the largest relative error of one rounding, half the distance from 1
+/// to the next value.
 ///
 /// # Panics
 /// If `dtype` is no floating-point type.
@@ -156,7 +159,7 @@ pub fn unit_roundoff(dtype: DType) -> f64 {
     }
 }
 
-/// The largest absolute error of one rounding of a value next to zero: half of the smallest value.
+/// Largest absolute error of one rounding near zero: half the smallest positive value of the type.
 pub fn underflow(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => f16::MIN_POSITIVE_SUBNORMAL.to_f64() / 2.0,
@@ -165,7 +168,7 @@ pub fn underflow(dtype: DType) -> f64 {
     }
 }
 
-/// The nearest value of this type, ties to even.
+/// Rounds to the nearest value of the type, ties to even.
 ///
 /// # Panics
 /// If `dtype` is no floating-point type.
@@ -175,7 +178,7 @@ pub fn rounded(dtype: DType, value: f64) -> f64 {
         DType::F32 => f32::from_f64(value).to_f64(),
         DType::F16 => f16::from_f64(value).to_f64(),
         DType::BF16 => bf16::from_f64(value).to_f64(),
-        other => panic!("{other} is no floating-point type"),
+        other => panic!("{other} is not a floating-point type"),
     }
 }
 

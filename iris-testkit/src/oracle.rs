@@ -1,51 +1,52 @@
-//! What every op should give: one naive reference in f64, and how far from it rounding may lead.
+//! Oracle: the expected result of every op, from a naive reference in f64, with bounds for rounding
+//! errors.
 //!
-//! It shares nothing with the ops but the names: what an op means ([`Meaning`]), splits, products and
-//! sums are written down anew, as simply as possible. All else that tests and programs know of an op by
-//! its name follows from its meaning.
+//! It shares only names with the ops. The meaning of an op ([`Meaning`]), splits, products and sums
+//! are implemented again, as simply as possible. Everything else that tests and programs know about
+//! an op follows from its meaning.
 
 mod meaning;
 
 use std::ops::Range;
 
 use iris_heap::DType;
-use iris_ops::{Epilogue, Shard};
+use iris_ops::{Epilogue, Op, Shard};
 
 use crate::numeric::{Allowed, rounded, underflow, unit_roundoff};
-use crate::suite::{Op, Options};
+use crate::options::Options;
 
 pub use meaning::{Meaning, Product, Rows};
 
-/// A matrix of doubles, row by row.
+/// Row-major, contiguous matrix of f64.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Dense {
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
-    /// Columns.
+    /// Number of columns.
     pub cols: usize,
-    /// `rows * cols` elements.
+    /// Elements, row-major: `rows * cols` of them.
     pub data: Vec<f64>,
 }
 
 impl Dense {
-    /// The matrix whose element (r, c) is `f(r, c)`.
+    /// Matrix whose element (r, c) is `f(r, c)`.
     pub fn from_fn(rows: usize, cols: usize, f: impl Fn(usize, usize) -> f64) -> Self {
         let data = (0..rows * cols).map(|at| f(at / cols, at % cols)).collect();
         Self { rows, cols, data }
     }
 
-    /// Element (r, c).
+    /// Element (row, col).
     pub fn at(&self, row: usize, col: usize) -> f64 {
         self.data[row * self.cols + col]
     }
 
-    /// Some of the rows.
+    /// Copy of some of the rows.
     pub fn some_rows(&self, rows: Range<usize>) -> Self {
         let data = self.data[rows.start * self.cols..rows.end * self.cols].to_vec();
         Self { rows: rows.len(), cols: self.cols, data }
     }
 
-    /// The matrices on top of each other.
+    /// Matrices stacked vertically.
     pub fn stacked<'a>(parts: impl Iterator<Item = &'a Dense>) -> Self {
         let mut all = Self::default();
         for part in parts {
@@ -56,7 +57,7 @@ impl Dense {
         all
     }
 
-    /// The matrices side by side.
+    /// Matrices side by side.
     pub fn side_by_side(parts: &[&Dense]) -> Self {
         let rows = parts.first().map_or(0, |part| part.rows);
         let cols = parts.iter().map(|part| part.cols).sum();
@@ -74,54 +75,54 @@ impl Dense {
     }
 }
 
-/// The part of `total` items that falls to `rank` of `size`: the first ones get one more.
+/// Range of `total` items that `rank` of `size` owns; the first `total % size` ranks own one more.
 pub fn split(total: usize, size: usize, rank: usize) -> Range<usize> {
     let len = |rank: usize| total / size + usize::from(rank < total % size);
     let start = (0..rank).map(len).sum();
     start..start + len(rank)
 }
 
-/// What a rank contributes to an op: its product, or what it sends.
+/// Contribution of a rank to an op: its product, or the data that it sends.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Part {
-    /// The values.
+    /// Values of the contribution.
     pub value: Dense,
-    /// The same computed with absolute values throughout: |A| |B|.
+    /// Contribution computed from absolute values, |A| |B|, for error bounds.
     pub magnitude: Dense,
 }
 
-/// One op, as far as its result depends on it.
+/// Parameters of a call on which its result depends.
 #[derive(Clone, Debug)]
 pub struct Task {
-    /// Which op.
+    /// Operator of the call.
     pub op: Op,
-    /// How many ranks.
+    /// Number of ranks.
     pub size: usize,
-    /// Rows of this call.
+    /// Number of rows of the call.
     pub m: usize,
-    /// The plan's options; `k` of the rank with the largest.
+    /// Options of the plan, with the largest `k` of all ranks.
     pub options: Options,
 }
 
-/// What a rank should have after a call.
+/// Expected output of a rank, with error bounds.
 #[derive(Clone, Debug)]
 pub struct Expected {
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
-    /// Columns.
+    /// Number of columns.
     pub cols: usize,
-    /// The result without any rounding.
+    /// Result without any rounding.
     pub value: Vec<f64>,
-    /// The result with partials rounded to the wire's type and the sum to the output's: what must
-    /// come out where all sums of f32 are exact.
+    /// Result with partials rounded to the wire type and the sum rounded to the output type: the
+    /// only right one if all f32 sums are exact. `None` with an epilogue.
     pub exact: Option<Vec<f64>>,
-    /// Largest error of each element, by any order of its sums.
+    /// Largest error of each element, for any order of additions.
     pub bound: Vec<f64>,
-    /// Error of each element as rounding at random gives it.
+    /// Expected error of each element if roundings are random.
     pub typical: Vec<f64>,
 }
 
-/// A B, and |A| |B|.
+/// Product A B, and |A| |B| for error bounds.
 pub fn product(a: &Dense, b: &Dense) -> Part {
     let multiply = |a: &Dense, b: &Dense| {
         let mut c = Dense { rows: a.rows, cols: b.cols, data: vec![0.0; a.rows * b.cols] };
@@ -138,16 +139,16 @@ pub fn product(a: &Dense, b: &Dense) -> Part {
     Part { value: multiply(a, b), magnitude: multiply(&a.map(f64::abs), &b.map(f64::abs)) }
 }
 
-/// x / 2 * (1 + erf(x / sqrt 2)).
+/// GELU: x / 2 * (1 + erf(x / sqrt 2)).
 pub fn gelu(x: f64) -> f64 {
     x * 0.5 * (1.0 + libm::erf(x * std::f64::consts::FRAC_1_SQRT_2))
 }
 
-/// The RMSNorm of rows as they were rounded to the type `output`, in which it is, too.
+/// RMSNorm of rows that are already rounded to type `output`, with the result in that type, too.
 pub fn rms_norm(rows: &Dense, weight: &Dense, epsilon: f32, output: DType) -> Expected {
     let (cols, single) = (rows.cols, unit_roundoff(DType::F32));
-    // Roundings of f32: of each square and each sum, of which the root takes half; of mean, root, quotient
-    // and two products.
+    // Number of f32 roundings: those of each square and each sum count half because of the root;
+    // then mean, root, quotient and two products.
     let (most, few) = (cols as f64 / 2.0 + 7.0, (cols as f64).sqrt() + 7.0);
     let mut all = Expected {
         rows: rows.rows,
@@ -178,7 +179,7 @@ impl Task {
         Meaning::of(self.op)
     }
 
-    /// How many rows `rank` has of a matrix of which it has these.
+    /// Number of rows that `rank` has of a matrix with this distribution.
     fn rows(&self, rows: Rows, rank: usize) -> usize {
         let own = split(self.m, self.size, rank).len();
         match rows {
@@ -192,8 +193,8 @@ impl Task {
         }
     }
 
-    /// The shapes of A (or the message), B and C at `rank`, whose options these are; 0 x 0 where there is
-    /// none.
+    /// Shapes of A (or the message), B and C on `rank`, whose options `self` has; 0 x 0 if the rank
+    /// has no such matrix.
     pub fn shapes(&self, rank: usize) -> [(usize, usize); 3] {
         let Meaning { product, gives, gets, .. } = self.meaning();
         let Options { n, k, shard, .. } = self.options;
@@ -208,8 +209,8 @@ impl Task {
         }
     }
 
-    /// Whose row a row of C of `rank` is, if it is one rank's alone; and which of those that a rank
-    /// contributes.
+    /// Origin of row `row` of C on `rank`: the rank that contributes it (`None` if it is a sum over
+    /// all ranks), and the index of the row in that contribution.
     pub fn source(&self, rank: usize, row: usize) -> (Option<usize>, usize) {
         let Self { m, size, .. } = *self;
         let own = split(m, size, rank);
@@ -229,17 +230,17 @@ impl Task {
         }
     }
 
-    /// How many rows of what `from` contributes `to` needs.
+    /// Number of rows of `from`'s contribution that `to` needs.
     pub fn sent(&self, from: usize, to: usize) -> usize {
         let needed = |row: &usize| self.source(to, *row).0.is_none_or(|source| source == from);
         (0..self.rows(self.meaning().gets, to)).filter(needed).count()
     }
 
-    /// What all ranks contribute, by rank, where this one has these factors; `exchange` tells all ranks a matrix of
-    /// each.
+    /// Contributions of all ranks, in the order of ranks, if this rank has the factors `a` and `b`.
+    /// `exchange` is an all-gather of one contribution per rank.
     ///
     /// # Errors
-    /// Those of `exchange`.
+    /// Errors of `exchange`.
     pub fn contributions<E>(
         &self,
         (a, b): (&Dense, &Dense),
@@ -248,7 +249,8 @@ impl Task {
         exchange(&self.contribution(a, Some(b)))
     }
 
-    /// What a rank with these factors contributes. `b` is used where the product comes first.
+    /// Contribution of a rank with these factors. `b` is used only if the product comes before the
+    /// message.
     pub fn contribution(&self, a: &Dense, b: Option<&Dense>) -> Part {
         match (self.meaning().product, b) {
             (Product::First, Some(b)) => product(a, b),
@@ -256,8 +258,9 @@ impl Task {
         }
     }
 
-    /// What `rank` should have, from everybody's contributions, its own right factor (where the
-    /// product comes last), the bias, and the residual that is added behind the epilogue.
+    /// Expected output of `rank`, from the contributions of all ranks, its own B (used if the
+    /// product comes after the message), the bias, and the residual, which is added after the
+    /// epilogue.
     pub fn expected(
         &self,
         rank: usize,
@@ -304,7 +307,7 @@ impl Task {
         }
     }
 
-    /// The sum of `rows` of all parts, plus bias, through the epilogue, plus residual.
+    /// Sum of `rows` of all contributions, plus bias, then the epilogue, plus residual.
     fn summed(
         &self,
         parts: &[Part],
@@ -317,7 +320,8 @@ impl Task {
         let cols = parts.iter().map(|part| part.value.cols).max().unwrap_or(0);
         let len = rows.len() * cols;
         let depth = if self.meaning().product == Product::None { 0 } else { self.options.k };
-        // Roundings of f32 on the way to an element: products and sums, the bias, the last one.
+        // Number of f32 roundings on the way to an element: products and sums, the bias, and the
+        // last rounding.
         let steps = (depth + parts.len() + 3) as f64;
         let travels = parts.len() > 1;
         let single = unit_roundoff(DType::F32);
@@ -347,10 +351,10 @@ impl Task {
             let finished = if epilogue == Epilogue::Gelu { gelu(sum) } else { sum };
             let value = finished + residual;
             let error = |steps: f64| {
-                // 1.01 covers the products of roundings.
+                // The factor 1.01 covers products of several rounding errors.
                 let mut error = 1.01 * (steps * single * magnitude + onto_wire);
                 if epilogue == Epilogue::Gelu {
-                    // The slope is below 1.13; 1 + erf cancels for negative arguments.
+                    // GELU's slope is below 1.13; 1 + erf cancels for negative arguments.
                     error = 1.13 * error + 4.0 * single * sum.abs();
                 }
                 if residual != 0.0 {
@@ -372,8 +376,8 @@ impl Task {
 }
 
 impl Expected {
-    /// What to compare with, and how: exactly, where the sums of f32 are exact and nothing but
-    /// rounding follows them; else by the bounds.
+    /// Values to compare with, and the allowed deviation: exact if f32 sums are exact and only
+    /// rounding follows them, otherwise the bounds.
     pub fn allowed(&self, exact_sums: bool) -> (&[f64], Allowed<'_>) {
         match &self.exact {
             Some(exact) if exact_sums => (exact, Allowed::Exact),
@@ -404,7 +408,8 @@ mod tests {
         assert!((gelu(1.0) - 0.841_344_746_068_542_9).abs() < 1e-15);
     }
 
-    /// What must not pass: another epsilon, squares of rows that were not rounded.
+    /// Tests that the bounds refuse results with another epsilon, and with squares of rows that
+    /// were not rounded.
     #[test]
     fn a_norm_by_hand_and_the_bounds_of_one() {
         let rows = Dense { rows: 1, cols: 2, data: vec![3.0, -4.0] };
@@ -447,7 +452,8 @@ mod tests {
         assert_eq!(at(Op::Broadcast, 0), [10.0, 11.0, 12.0]);
     }
 
-    /// Sums kept in the output's type are refused, those kept in f32 are not.
+    /// Tests that the bounds refuse sums accumulated in the output type, and accept those
+    /// accumulated in f32.
     #[test]
     fn the_bounds_tell_accumulating_in_bf16_from_accumulating_in_f32() {
         let (m, n, k) = (16, 16, 256);

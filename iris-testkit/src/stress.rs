@@ -1,36 +1,36 @@
-//! Thousands of calls on a GPU without a host between them, late on purpose, every bit compared.
+//! Stress test: thousands of calls on a GPU without a host synchronisation between them, with
+//! random delays, and every bit of the results compared.
 //!
-//! **Problem.** The models show that the protocols are right for C11's memory, with few ranks and
-//! calls. What a device adds (caches, links, clocks, hundreds of workgroups) only running shows.
+//! **Problem.** The models show that the protocols are right for the C11 memory model, with few
+//! ranks and calls. Effects of a device (caches, links, clocks, hundreds of workgroups) show only
+//! when it runs.
 //!
-//! **Solution.** Around each call of an op stand two kernels: one fills the inputs with integers that
-//! follow from call, rank and place, and C with NaN; the other works out what C must be and compares
-//! all of it. Ranks run as far ahead of each other as the protocol lets them. The kernels of the op
-//! are built with random delays before each access of the protocols, counters begin near the ends of
-//! their range, and rows change from call to call.
+//! **Solution.** Two kernels surround each call of an op. One fills the inputs with integers that
+//! are computed from call, rank and position, and C with NaN. The other computes the expected C and
+//! compares all of it. Ranks run as far ahead of each other as the protocol allows. The op's
+//! kernels are built with random delays before each access of the protocols; counters start near
+//! the ends of their range; the number of rows changes from call to call.
 //!
 //! **Running.** `iris stress`, or [`run`] for one [`Subject`].
 //!
-//! **Showing that it can fail.** Kernels built without one of the waits
-//! ([`Injected::without`]) must be found wrong, within [`HELD_CALLS`]: [`WAITS`] has a subject for
-//! each wait there is, and a place where workgroups are held up, so that it does not take luck. With
-//! the wait, and held up at the same place, they must be right. [`MORE_WAITS`] does the same for the waits
-//! of gates and of products of whole matrices.
+//! **Checks of the test itself.** Kernels built without one of the waits ([`Injected::without`])
+//! must be found wrong within [`HELD_CALLS`] calls. [`WAITS`] has a subject for each wait, and a
+//! place where workgroups are stalled so that the failure is certain. With the wait and the same
+//! stall, results must be right. [`MORE_WAITS`] does the same for the waits of gates and of
+//! whole-matrix GEMMs.
 //!
-//! **Limits.** GPUs only: on the CPU `IRIS_DELAY` and the tests of counters do the same.
+//! **Limits.** GPUs only; on the CPU, `IRIS_DELAY` and the tests of counters do the same.
 
 mod subject;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use bytemuck::{Pod, Zeroable};
 use iris_heap::abi::HeapView;
-use iris_heap::{
-    BackendKind, DType, Element, HeapOptions, MAX_RANKS, Stream, SymSlice, SymmetricHeap, World,
-};
+use iris_heap::{BackendKind, DType, Element, HeapOptions, MAX_RANKS, Stream, SymSlice, World};
 use iris_kernels::UserKernel;
 use iris_kernels::build::Without;
 use iris_kernels::gemm_config::THREADS;
@@ -39,40 +39,42 @@ use iris_ops::{Injected, MatRef, Ranks, TileShape};
 use iris_sync::LINE_WORDS;
 
 use crate::oracle::{Meaning, split};
+use crate::rig::{Rig, Room};
 use crate::suite::{AnyOp, Case, Op, Operands};
 
 pub use subject::{MORE_WAITS, Place, Subject, WAITS};
 
-/// How a subject is run.
+/// Parameters of a run of one subject.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Setting {
-    /// Most rows, columns and depth: M, N, K as an op's options have them. Rows change from call to
-    /// call, the first has them all.
+    /// Maximum M, N and K, as in an op's options. The first call has M rows; later calls have
+    /// fewer.
     pub shape: (usize, usize, usize),
-    /// By how many rows, or a multiple, calls differ.
+    /// Granularity of the number of rows: calls differ by multiples of it.
     pub step: usize,
-    /// Shape of a tile; by default chosen by the plan.
+    /// Shape of a tile; `None` if the plan chooses.
     pub tile: Option<TileShape>,
-    /// Whose GPUs.
+    /// Backend of the GPUs.
     pub backend: BackendKind,
     /// Element type of the matrices: f32, f16 or bf16.
     pub dtype: DType,
-    /// Calls.
+    /// Number of calls.
     pub calls: usize,
-    /// The number of the first.
+    /// Number of the first call.
     pub first_call: i32,
-    /// What the kernels do worse than they should. With a wait left out the ranks meet now and then
-    /// and stop when something was found.
+    /// Delays and faults injected into the kernels. If a wait is left out, the ranks synchronise
+    /// now and then, and stop when one of them has found an error.
     pub injected: Injected,
 }
 
-/// Calls within which a wait that is left out must be found.
+/// Number of calls within which a missing wait must be found.
 pub const HELD_CALLS: usize = 32;
 
-/// How long workgroups are held up for that, in nanoseconds: many times what a call takes.
+/// Duration of the stall that exposes a missing wait, in nanoseconds: many times the duration of a
+/// call.
 pub const HOLD_NS: u32 = 5_000_000;
 
-/// The first element that was wrong.
+/// First wrong element.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[allow(missing_docs, reason = "as the names say")]
 pub struct Wrong {
@@ -83,25 +85,25 @@ pub struct Wrong {
     pub wanted: f32,
 }
 
-/// What one rank saw.
+/// Outcome of one rank.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Outcome {
-    /// Calls that were made.
+    /// Number of calls that were made.
     pub calls: usize,
-    /// Elements that were compared; modulo 2^32.
+    /// Number of elements that were compared, modulo 2^32.
     pub compared: u32,
-    /// Those that were wrong.
+    /// Number of wrong elements.
     pub wrong: u32,
-    /// The first of them.
+    /// First wrong element; `None` if there is none.
     pub first: Option<Wrong>,
-    /// The fault that ended it, if one did.
+    /// Text of the fault that ended the run; `None` if there was none.
     pub fault: Option<String>,
-    /// How long it took.
+    /// Duration of the run.
     pub time: Duration,
 }
 
 impl Outcome {
-    /// Whether nothing was wrong, and something was compared.
+    /// Whether elements were compared and all were right, without a fault.
     pub fn ok(&self) -> bool {
         self.wrong == 0 && self.fault.is_none() && self.compared > 0
     }
@@ -110,15 +112,16 @@ impl Outcome {
 impl Setting {
     const SMALL: (usize, usize, usize) = (61, 92, 21);
 
-    /// Small matrices of some tiles, of which no side is a multiple of a tile's or of eight.
+    /// Setting with small matrices of several tiles; no dimension is a multiple of a tile's or of
+    /// eight.
     pub fn new(dtype: DType, calls: usize, injected: Injected) -> Self {
         let tile = Some(TileShape { m: 16, n: 32 });
         let backend = BackendKind::Cuda;
         Self { shape: Self::SMALL, step: 1, tile, backend, dtype, calls, first_call: 1, injected }
     }
 
-    /// The same, or, where products of whole matrices take part in the subject, matrices that these multiply,
-    /// on the tiles of the plan. `sharing` ranks have a device in common.
+    /// Setting for a subject: small matrices or, if whole-matrix GEMMs take part, matrices that
+    /// these GEMMs accept, with the plan's tiles. `sharing` ranks share a device.
     pub fn of(
         subject: Subject,
         ranks: usize,
@@ -129,26 +132,27 @@ impl Setting {
     ) -> Self {
         let setting = Self::new(dtype, calls, injected);
         let Some((shape, step)) = subject.whole_shape(ranks, sharing) else { return setting };
-        // Where nothing is left out it does not matter in which kernels.
+        // If no wait is left out, the kernels without it do not matter.
         let whole = injected.whole.or(Some(Without::Others));
         let (tile, injected) = (subject.exchanged_tile(), Injected { whole, ..injected });
         Self { shape, step, tile, injected, ..setting }
     }
 
-    /// Two calls with matrices of more than 2 GiB of a 16-bit type, on the tiles of the plan.
+    /// Setting with two calls on matrices of more than 2 GiB of a 16-bit type, with the plan's
+    /// tiles.
     pub fn large(dtype: DType) -> Self {
         let shape = (2_200_003, 520, 512);
         Self { shape, tile: None, ..Self::new(dtype, 2, Injected::default()) }
     }
 
-    /// On GPUs of this kind instead of NVIDIA's.
+    /// Sets the backend of the GPUs; the default is CUDA.
     #[must_use]
     pub fn on(mut self, backend: BackendKind) -> Self {
         self.backend = backend;
         self
     }
 
-    /// The number of the first call.
+    /// Sets the number of the first call.
     #[must_use]
     pub fn first_call(mut self, first_call: i32) -> Self {
         self.first_call = first_call;
@@ -156,11 +160,12 @@ impl Setting {
     }
 }
 
-/// Calls between two looks at the result: few enough that their launches fit the driver's queue.
+/// Number of calls between two checks of the result; small enough that their launches fit the
+/// driver's queue.
 const BATCH: usize = 64;
 const CARGO: usize = 5000;
 
-/// What the kernels are given; as in stress.cu.
+/// Kernel argument; same layout as in stress.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct Given {
@@ -190,16 +195,16 @@ struct Given {
 const SOURCE: KernelSource<'static> =
     KernelSource { name: "stress.cu", text: include_str!("stress/stress.cu") };
 
-/// Run a subject on this rank: collective. All ranks have devices of the setting's kind.
+/// Runs a subject on this rank. Collective; all ranks must have GPUs of the setting's backend.
 ///
 /// # Errors
-/// What goes wrong before the first call; a fault of a call is part of the outcome.
+/// Errors before the first call. A fault of a call is part of the outcome, not an error.
 pub fn run(world: &World, subject: Subject, setting: &Setting) -> anyhow::Result<Outcome> {
     match setting.dtype {
         DType::F32 => run_as::<f32>(world, subject, setting),
         DType::F16 => run_as::<half::f16>(world, subject, setting),
         DType::BF16 => run_as::<half::bf16>(world, subject, setting),
-        other => anyhow::bail!("stress in {other}: expected f32, f16 or bf16"),
+        other => anyhow::bail!("element type is {other}: expected f32, f16 or bf16"),
     }
 }
 
@@ -209,23 +214,23 @@ fn run_as<T: Element>(
     setting: &Setting,
 ) -> anyhow::Result<Outcome> {
     let room = room::<T>(subject, setting, world.size());
-    let (mut data, mut signal) = (0, 1 << 20);
-    for rank in 0..world.size() {
-        if let Some((plan, _)) = subject.plan::<T>(Ranks::new(rank, world.size()), setting)? {
-            data = plan.data_bytes().max(data);
-            signal = (plan.signal_bytes() + (1 << 20)).max(signal);
-        }
+    let mut needs = Room { data: 1 << 20, signal: 1 << 20 }.matrices(T::DTYPE, [room; 4]);
+    if subject.plan::<T>(Ranks::new(0, world.size()), setting)?.is_some() {
+        needs = needs.and(Room::of(world.size(), |ranks| {
+            Ok(subject
+                .plan::<T>(ranks, setting)?
+                .context("a subject that is no op on some rank")?
+                .0)
+        })?);
     }
-    let options = HeapOptions::new().backend(setting.backend).signal_bytes(signal);
-    let matrices = 4 * room as u64 * T::DTYPE.size() as u64;
-    let heap = SymmetricHeap::open(world, options.data_bytes(data + matrices + (1 << 20)))?;
-    let mut bench = Bench::<T>::new(&heap, subject, setting, room)?;
+    let rig = Rig::open(world, HeapOptions::new().backend(setting.backend), needs)?;
+    let mut bench = Bench::<T>::new(rig, subject, setting, room)?;
     let begun = Instant::now();
     let mut outcome = Outcome::default();
     while outcome.calls < setting.calls {
         let calls = BATCH.min(setting.calls - outcome.calls);
         let issued = (outcome.calls..outcome.calls + calls).try_for_each(|call| bench.call(call));
-        let synced = bench.stream.sync().map_err(anyhow::Error::from);
+        let synced = bench.rig.stream.sync().map_err(anyhow::Error::from);
         // What stopped the kernels says more than what then could not be issued.
         let done = synced.and(issued);
         outcome.calls += calls;
@@ -233,7 +238,7 @@ fn run_as<T: Element>(
         bench.read(&mut outcome)?;
         let mut over = !outcome.ok();
         if setting.injected.without.is_some() {
-            // Who stops takes the others along.
+            // If one rank stops, all stop.
             over = world.allgather(&[u8::from(over)])?.concat().contains(&1);
         }
         if over {
@@ -242,25 +247,25 @@ fn run_as<T: Element>(
     }
     outcome.time = begun.elapsed();
     // After a fault the heap goes with its owner. Closing is collective: all ranks do it, or none.
-    let faulty = outcome.fault.is_some() || heap.check().is_err();
+    let faulty = outcome.fault.is_some() || bench.rig.heap.check().is_err();
     if !world.allgather(&[u8::from(faulty)])?.concat().contains(&1) {
         if let Some((op, _)) = bench.op {
             op.free()?;
         }
-        heap.close()?;
+        bench.rig.heap.close()?;
     } else if setting.injected.without.is_some() {
         // What is built wrong is expected to end like this.
-        quietly(|| drop((bench, heap)));
+        quietly(|| drop(bench));
     }
     Ok(outcome)
 }
 
-/// Do something without a word in the log of this thread.
+/// Runs `work` with logging of this thread turned off.
 fn quietly<T>(work: impl FnOnce() -> T) -> T {
     tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::default(), work)
 }
 
-/// Elements of the largest matrix of any rank.
+/// Number of elements of the largest matrix of any rank.
 fn room<T: Element>(subject: Subject, setting: &Setting, size: usize) -> usize {
     let Ok(Some((_, case))) = subject.plan::<T>(Ranks::new(0, size), setting) else { return 1 };
     let shapes = case.shapes(Ranks::new(case.options.root, size), case.options.m);
@@ -268,15 +273,14 @@ fn room<T: Element>(subject: Subject, setting: &Setting, size: usize) -> usize {
     shapes.iter().chain(&first).map(|(rows, cols)| rows * cols).max().unwrap_or(1).max(1)
 }
 
-/// One rank at its work.
+/// State of one rank during a run.
 struct Bench<T> {
-    heap: Arc<SymmetricHeap>,
-    stream: Stream,
+    rig: Rig,
     /// The kernels that stand around an op, or the ring.
     kernels: Vec<UserKernel>,
     op: Option<(AnyOp, Case)>,
     matrices: (SymSlice<T>, SymSlice<T>, SymSlice<T>),
-    /// Whether C is given as memory of the caller's own.
+    /// Whether C is passed as external memory.
     own: bool,
     report: SymSlice<i32>,
     given: Given,
@@ -286,12 +290,8 @@ struct Bench<T> {
 
 impl<T: Element> Bench<T> {
     /// With matrices of `room` elements.
-    fn new(
-        heap: &Arc<SymmetricHeap>,
-        subject: Subject,
-        setting: &Setting,
-        room: usize,
-    ) -> anyhow::Result<Self> {
+    fn new(rig: Rig, subject: Subject, setting: &Setting, room: usize) -> anyhow::Result<Self> {
+        let heap = &rig.heap;
         let ranks = Ranks::from(heap);
         let report = heap.zeros::<i32>(8)?;
         let lines = ranks.size.max(2) * LINE_WORDS as usize;
@@ -306,7 +306,7 @@ impl<T: Element> Bench<T> {
             dtype: iris_kernels::args::dtype_code(T::DTYPE).unwrap_or_default(),
             ..Given::zeroed()
         };
-        // Two places for C: where it lies apart, every other rank takes the second.
+        // Two blocks for C: with [`Place::Apart`] every other rank uses the second.
         let (a, b) = (heap.alloc::<T>(room)?, heap.alloc::<T>(room)?);
         let places = [heap.alloc::<T>(room)?, heap.alloc::<T>(room)?];
         let (mut c, mut own, mut op) = (places[0], false, None);
@@ -315,7 +315,7 @@ impl<T: Element> Bench<T> {
             (given.gives, given.gets) = (meaning.gives as u32, meaning.gets as u32);
             (given.product, given.sums) = (meaning.product as u32, meaning.sums.into());
             given.root = case.options.root as u32;
-            // Where a rank has fewer rows of C than others, or none, nobody may write more.
+            // If a rank has fewer rows of C than others, or none, peers must not write more.
             let rows = |rank| case.shapes(Ranks::new(rank, ranks.size), case.options.m)[2].0;
             given.room = (0..ranks.size).map(rows).max().unwrap_or(0) as u32;
             if let Subject::Op { place, .. } = subject {
@@ -333,22 +333,20 @@ impl<T: Element> Bench<T> {
         let kernels = names.iter().map(kernel).collect::<Result<_, _>>()?;
         let address = |slice| heap.resolve(slice, ranks.rank).map(|pointer| pointer as u64);
         (given.a, given.b, given.c) = (address(a)?, address(b)?, address(c)?);
-        let stream = heap.stream()?;
         let Setting { first_call, step, .. } = *setting;
-        // No rank begins before all have made their words.
+        // No rank may begin before all have prepared their words.
         heap.world().barrier()?;
-        let heap = Arc::clone(heap);
         let matrices = (a, b, c);
-        Ok(Self { heap, stream, kernels, op, matrices, own, report, given, first_call, step })
+        Ok(Self { rig, kernels, op, matrices, own, report, given, first_call, step })
     }
 
-    /// Enqueue one call, with other rows than the one before.
+    /// Enqueues one call, with another number of rows than the previous one.
     fn call(&mut self, index: usize) -> anyhow::Result<()> {
         let Some((op, case)) = &mut self.op else {
             self.given.call = self.first_call.wrapping_add(index as i32) as u32;
-            return launch(&self.kernels[0], &self.stream, 1, &self.given);
+            return launch(&self.kernels[0], &self.rig.stream, 1, &self.given);
         };
-        let ranks = Ranks::from(&self.heap);
+        let ranks = Ranks::from(&self.rig.heap);
         let most = case.options.m / self.step;
         let m = case.options.m - (index * 5 + index / 7) % (most + 1) * self.step;
         let shapes = case.shapes(ranks, m);
@@ -368,25 +366,25 @@ impl<T: Element> Bench<T> {
             place(b, shapes[1]),
             match self.own {
                 false => place(c, shapes[2]),
-                true => external(self.heap.resolve(c, ranks.rank)?, c.len(), shapes[2]),
+                true => external(self.rig.heap.resolve(c, ranks.rank)?, c.len(), shapes[2]),
             },
         ];
         let resident = self.kernels.iter().map(UserKernel::resident).min().unwrap_or(1);
         let groups = shapes.map(|(rows, cols)| (rows * cols).div_ceil(THREADS as usize));
         let groups = groups.into_iter().max().unwrap_or(1).clamp(1, resident as usize) as u32;
-        launch(&self.kernels[0], &self.stream, groups, given)?;
-        op.run(&Operands::new(a, b, c), &self.stream)?;
-        launch(&self.kernels[1], &self.stream, groups, given)?;
+        launch(&self.kernels[0], &self.rig.stream, groups, given)?;
+        op.run(&Operands::new(a, b, c), &self.rig.stream)?;
+        launch(&self.kernels[1], &self.rig.stream, groups, given)?;
         if case.op == Op::Barrier {
             // Nobody writes the next call's words before all have compared this one's.
-            op.run(&Operands::new(a, b, c), &self.stream)?;
+            op.run(&Operands::new(a, b, c), &self.rig.stream)?;
         }
         Ok(())
     }
 
-    /// What the kernels reported so far.
+    /// Reads the kernels' report into the outcome.
     fn read(&self, outcome: &mut Outcome) -> anyhow::Result<()> {
-        let words = self.heap.read(self.report)?;
+        let words = self.rig.heap.read(self.report)?;
         outcome.wrong = words[0] as u32;
         outcome.compared = words[7] as u32;
         let value = |word: i32| f32::from_bits(word as u32);
@@ -401,17 +399,18 @@ impl<T: Element> Bench<T> {
     }
 }
 
-/// A matrix in a block of the heap, as if it were not.
+/// Matrix in a block of the heap, passed as if it were external memory.
 #[allow(unsafe_code, reason = "the caller's own memory is given by its address")]
 fn external<T: Element>(pointer: *mut T, len: usize, (rows, cols): (usize, usize)) -> MatRef {
     // SAFETY: the block has `len` elements, and the bench holds its heap until all calls are done.
     unsafe { MatRef::external_mut(pointer, len, rows, cols) }
 }
 
-/// Enqueue a kernel of stress.cu.
+/// Enqueues a kernel of stress.cu.
 #[allow(unsafe_code, reason = "kernels are given the addresses of memory in the heap")]
 fn launch(kernel: &UserKernel, stream: &Stream, groups: u32, given: &Given) -> anyhow::Result<()> {
-    // SAFETY: the one parameter of these kernels is what `Given` mirrors; all addresses in it are of
-    // blocks of the heap, which the bench holds, and large enough for the shapes beside them.
+    // SAFETY: `Given` has the layout of the kernels' only parameter; all addresses in it are of
+    // blocks of the heap, which the bench holds, and the blocks are large enough for the shapes in
+    // `Given`.
     Ok(unsafe { kernel.launch(stream, groups, &[bytemuck::bytes_of(given)]) }?)
 }

@@ -1,13 +1,12 @@
-//! One runner for every op, whatever the backend: a [`Case`] says what to run, [`run_case`] runs it
-//! on a heap and checks everything that is promised.
+//! Test suite for every op and backend: a [`Case`] describes calls, and [`run_case`] runs them on a
+//! heap and checks everything that the op promises.
 //!
-//! All ranks of the heap's world run the same case. Each rank makes its own inputs, poisons its
-//! outputs with NaN, and runs some calls with changing inputs and changing numbers of rows, without
-//! meeting the others in between. Afterwards the ranks exchange what they contributed, and each
-//! compares every element that it has, the gaps between lines too, with [`crate::oracle`].
+//! All ranks of the heap's world run the same case. Each rank makes its own inputs, fills its
+//! outputs with NaN, and runs several calls with changing inputs and numbers of rows, without
+//! synchronising with the others in between. Afterwards the ranks exchange their contributions, and
+//! each compares every element that it has, and the gaps between rows, with [`crate::oracle`].
 
 mod buffer;
-mod options;
 mod run;
 mod traffic;
 
@@ -15,70 +14,71 @@ use iris_ops::{Ranks, Variant};
 
 use crate::oracle::{Meaning, Product, Rows, Task};
 
+pub use crate::options::{Options, plan};
 pub use buffer::Layout;
 pub use iris_ops::{AnyOp, Op, Operands};
-pub use options::{Options, plan};
-pub use run::{Report, heap_bytes, heap_bytes_on, run_case};
+pub use run::{Report, open, room_for, room_for_nodes, run_case};
 pub use traffic::{Traffic, expected as expected_traffic};
 
-/// What the inputs are.
+/// Kind of input values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Input {
-    /// Integers in [-8, 8]: sums of f32 are exact, so results are compared for equality.
+    /// Integers in [-8, 8], for which f32 sums are exact, so results are compared for equality.
     Integers,
     /// Reals in [-1, 1).
     Reals,
 }
 
-/// Where the residual lies that is added to a result whose rows are normalised.
+/// Location of the residual that is added to a result before an RMSNorm.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Residual {
-    /// There is none.
+    /// No residual.
     None,
-    /// In memory of its own, laid out as C is.
+    /// Memory of its own, with the layout of C.
     Apart,
-    /// In C, where the new one takes its place.
+    /// C itself: the call replaces the old residual by the new one.
     InC,
 }
 
-/// What to run and how.
+/// Description of a test case: an op, its options, and the calls to run.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// Which op.
+    /// Operator.
     pub op: Op,
-    /// Which variant; `auto` leaves it to the plan.
+    /// Name of the variant; `auto` leaves it to the plan.
     pub variant: String,
-    /// Shape, types and choices.
+    /// Options of the plan.
     pub options: Options,
-    /// Rows of each call, none above `options.m`.
+    /// Number of rows of each call, at most `options.m`.
     pub rows: Vec<usize>,
-    /// What the inputs are.
+    /// Kind of input values.
     pub input: Input,
     /// Whether a bias is added.
     pub bias: bool,
-    /// What is added to a result whose rows are normalised.
+    /// Location of the residual, for cases with an RMSNorm.
     pub residual: Residual,
-    /// How A lies, or the message.
+    /// Memory layout of A, or of the message.
     pub a: Layout,
-    /// How B lies.
+    /// Memory layout of B.
     pub b: Layout,
-    /// How C lies, and so do the residual and what is normalised.
+    /// Memory layout of C, of the residual and of the normalised rows.
     pub c: Layout,
-    /// Whether rank r has r more of K than rank 0, or of N where A is gathered. Only ops that allow
-    /// it take notice.
+    /// Whether rank r has K (or N, if A is gathered) larger by r than rank 0. Ignored by ops that
+    /// do not allow it.
     pub uneven: bool,
-    /// Whether the output is the input itself, at ranks that have all of both.
+    /// Whether calls run in place (the output is the input) on ranks that have all of both.
     pub in_place: bool,
-    /// Whether all calls are enqueued before any is waited for, with buffers of their own.
+    /// Whether all calls are enqueued before any is waited for, each with buffers of its own.
     pub burst: bool,
-    /// Whether the ranks meet before each call, so that its time is that of the call alone.
+    /// Whether the ranks synchronise before each call, so that its time includes no waiting for
+    /// late ranks.
     pub paced: bool,
-    /// Begins the inputs.
+    /// Seed of the inputs.
     pub seed: u64,
 }
 
 impl Case {
-    /// The op with these options: integers, three calls, the second with about half of the rows.
+    /// Case for an op with these options: integers, three calls, the second with half of the rows.
     pub fn new(op: Op, variant: impl AsRef<str>, options: Options) -> Self {
         let m = options.m;
         Self {
@@ -100,8 +100,8 @@ impl Case {
         }
     }
 
-    /// Each op, variant and shard with these options, as [`Case::new`] has them, except variants that the device of
-    /// this machine has no kernels for.
+    /// Cases as by [`Case::new`] for each op, variant and shard, except variants that this
+    /// machine's device has no kernels for.
     pub fn each(options: &Options) -> Vec<Self> {
         let device = Ranks::new(0, 2).on(options.backend).device;
         let mut cases = Vec::new();
@@ -118,7 +118,7 @@ impl Case {
         cases
     }
 
-    /// Each op and variant that normalises rows, with these options.
+    /// Cases for each op and variant that supports an RMSNorm.
     pub fn each_normed(options: &Options) -> Vec<Self> {
         let options = options.clone().rms_norm(1e-3);
         let is_able = |case: &Self| {
@@ -129,7 +129,7 @@ impl Case {
         Self::each(&options).into_iter().filter(is_able).collect()
     }
 
-    /// The options of `rank`: they differ between ranks only if the case is uneven.
+    /// Options of `rank`; they differ between ranks only if the case is uneven.
     pub fn options_of(&self, rank: usize) -> Options {
         let mut options = self.options.clone();
         if self.uneven {
@@ -142,22 +142,22 @@ impl Case {
         options
     }
 
-    /// The shapes of A (or the message), B and C of a rank in a call of `m` rows.
+    /// Shapes of A (or the message), B and C of a rank in a call of `m` rows.
     pub fn shapes(&self, ranks: Ranks, m: usize) -> [(usize, usize); 3] {
         self.task(ranks, m).shapes(ranks.rank)
     }
 
-    /// A call of `m` rows, as the oracle has it, with the options of a rank.
+    /// Task for the oracle: a call of `m` rows, with the options of a rank.
     pub fn task(&self, ranks: Ranks, m: usize) -> Task {
         Task { op: self.op, size: ranks.size, m, options: self.options_of(ranks.rank) }
     }
 
-    /// Whether all ranks get the same bits.
+    /// Whether all ranks must get the same bits.
     pub fn same_on_all_ranks(&self, variant: Variant) -> bool {
         Meaning::of(self.op).replicates() && !variant.order_varies()
     }
 
-    /// Whether the same input gives the same bits in every call.
+    /// Whether every call with the same input must give the same bits.
     pub fn same_in_all_runs(&self, variant: Variant) -> bool {
         !variant.order_varies()
     }

@@ -1,4 +1,5 @@
-//! Call counters at the ends of their range, and what variants move, by their counters and traces.
+//! Call numbers at the ends of their range, and the traffic of variants, by their counters and
+//! traces.
 
 mod common;
 
@@ -13,8 +14,8 @@ use iris_sync::Span;
 use iris_testkit::Level;
 use iris_testkit::suite::{Case, Op, Options, Report, plan, run_case};
 
-/// Calls around the numbers at which the counter changes sign or all words are refreshed; most
-/// calls use some of the tiles only.
+/// Tests calls around the numbers at which the call number changes sign or at which all words are
+/// refreshed; most calls use only some of the tiles.
 #[test]
 fn counters_at_the_ends_of_their_range() {
     let mut firsts = vec![i32::MAX - 3, i32::MIN, -2];
@@ -40,7 +41,7 @@ fn counters_at_the_ends_of_their_range() {
     }
 }
 
-/// The reports of all ranks of one case.
+/// Reports of all ranks for one case.
 fn reports(size: usize, case: &Case) -> Vec<Report> {
     World::run_threads(size, |world| -> anyhow::Result<Report> {
         let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
@@ -51,8 +52,8 @@ fn reports(size: usize, case: &Case) -> Vec<Report> {
     .unwrap()
 }
 
-/// The bytes are in the ratio that the names of the variants stand for. (That each rank moves what
-/// is expected of it is checked with every case.)
+/// Tests that the bytes of different variants have the ratios that the variants' definitions imply.
+/// (Every case checks the bytes of each rank against the expected ones.)
 #[test]
 fn variants_move_what_their_names_say() {
     const SIZE: usize = 4;
@@ -85,7 +86,7 @@ fn variants_move_what_their_names_say() {
         ];
         let remote = a * peers / SIZE as f64;
         match variant {
-            // A tile of 256 columns: each remote row is read once.
+            // A tile has 256 columns, so each remote row is read once per column of tiles.
             "pull" => assert_eq!((pushed, pulled, flags), (0.0, 4.0 * remote, 0.0)),
             "staged" => assert_eq!((pushed, pulled, flags), (0.0, remote, peers)),
             _ => assert_eq!((pushed, pulled, flags), (remote, 0.0, 0.0)),
@@ -93,17 +94,18 @@ fn variants_move_what_their_names_say() {
     }
 }
 
-/// Spans of all workgroups of one kind, of one call.
+/// Trace spans of one kind, of all workgroups.
 fn of_kind(trace: &[Vec<TraceSpan>], kind: Span) -> Vec<TraceSpan> {
     trace.iter().flatten().filter(|span| span.kind == kind as u32).copied().collect()
 }
 
-/// The traces of `calls` ops of one call each.
+/// Traces of `calls` ops with one call each.
 fn traces(variant: &str, calls: usize) -> Vec<Vec<Vec<TraceSpan>>> {
     let results = World::run_threads(2, |world| -> anyhow::Result<_> {
         let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(2))?;
         let (m, n, k) = (256, 64, 256);
-        // A block that was used before: what it holds is no trace.
+        // A block that has been used before holds arbitrary data, which must not be taken for a
+        // trace.
         let used = heap.full::<f32>(1 << 20, f32::NAN)?;
         heap.free(used)?;
         let options = Options::new(m, n, k).tile(TileShape { m: 16, n: 64 }).trace_spans(4096);
@@ -129,8 +131,8 @@ fn traces(variant: &str, calls: usize) -> Vec<Vec<Vec<TraceSpan>>> {
     results.unwrap().concat()
 }
 
-/// The staged variant multiplies while it fetches. Which workgroup the system lets run is not in
-/// its hands, so one of ten calls must show it; in the baseline none may.
+/// Tests that the staged variant multiplies while it fetches. The system's scheduler decides which
+/// workgroup runs, so one of ten calls must show the overlap; in the baseline none may.
 #[test]
 fn staged_multiplies_before_the_last_fetch_ends_and_baseline_does_not() {
     let overlaps = |trace: &Vec<Vec<TraceSpan>>| {
@@ -152,7 +154,7 @@ fn staged_multiplies_before_the_last_fetch_ends_and_baseline_does_not() {
     assert!(!traces("baseline", 10).iter().any(overlaps));
 }
 
-/// Without room for spans there is no trace, and with too little room it is cut short.
+/// Tests that there is no trace without room for spans, and a truncated one with too little room.
 #[test]
 fn traces_take_the_room_they_are_given() {
     let trace_of = |spans: u32| {

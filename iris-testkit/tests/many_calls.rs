@@ -1,6 +1,6 @@
-//! Thousands of calls in which each rank runs as far ahead as the protocol lets it.
+//! Thousands of calls in which each rank runs as far ahead as the protocol allows.
 //!
-//! `IRIS_TEST_BACKEND=cuda` takes them to a GPU; without one they are ignored then.
+//! `IRIS_TEST_BACKEND=cuda` runs them on a GPU; without a GPU they are then ignored.
 
 mod common;
 
@@ -25,8 +25,8 @@ fn main() -> ExitCode {
     )])
 }
 
-/// 10,000 calls with changing shapes and inputs, without the ranks meeting in between: each rank
-/// runs as far ahead as the protocol lets it.
+/// Runs `calls` calls with changing shapes and inputs, without synchronising the ranks in between,
+/// so that each rank runs as far ahead as the protocol allows.
 fn many_calls(op: Op, variant: &str, calls: usize) {
     const BATCH: usize = 100;
     const MOST: usize = 12;
@@ -88,7 +88,7 @@ fn ten_thousand_calls_two_shot() {
     many_calls(Op::AllReduce, "two_shot", calls());
 }
 
-/// The root receives nothing, so it is the rank that runs ahead.
+/// The root of a broadcast receives nothing, so it is the rank that runs ahead.
 fn ten_thousand_calls_broadcast() {
     many_calls(Op::Broadcast, "push", calls());
     many_calls(Op::Broadcast, "two_shot", calls());

@@ -1,5 +1,5 @@
-//! What is refused before anything is launched, that the next call is right after it, and what ops
-//! leave alone: memory, the host, and each other.
+//! Misuse that is refused before anything is launched, after which the next call is right; and what
+//! ops must not touch: memory, the host, and each other.
 
 mod common;
 
@@ -15,8 +15,8 @@ use iris_ops::{
 };
 use iris_testkit::suite::{AnyOp, Case, Op, Options, plan, run_case};
 
-/// Each mistake is an error that names the matrix and what is wrong with it, on the rank that makes
-/// it; the others wait for its next call, which is right.
+/// Tests that each mistake is an error on the rank that makes it, with the matrix and the reason;
+/// the other ranks wait for its next call, which is right.
 #[test]
 fn wrong_matrices_are_refused_and_the_next_call_is_right() {
     World::run_threads(2, |world| -> anyhow::Result<()> {
@@ -47,9 +47,9 @@ fn wrong_matrices_are_refused_and_the_next_call_is_right() {
                 MatmulArgs::new(MatRef::sym(a, 9, k), rb, MatRef::sym(c, 9, n)),
                 "9 rows, but the plan was made for at most 8",
             ),
-            (with_a(MatRef::sym(half, m, k)), "A is of f16, the plan says f32"),
-            (with_b(MatRef::sym(half, k, n)), "B is of f16, the plan says f32"),
-            (with_c(MatRef::sym(half, m, n)), "C is of f16, the plan says f32"),
+            (with_a(MatRef::sym(half, m, k)), "A has element type f16, expected f32"),
+            (with_b(MatRef::sym(half, k, n)), "B has element type f16, expected f32"),
+            (with_c(MatRef::sym(half, m, n)), "C has element type f16, expected f32"),
             (right.bias(MatRef::sym(whole, 1, n)), "element type of bias is i32"),
             (with_a(ra.with_ld(k - 1)), "leading dimension of A is 8, expected at least 9"),
             (with_c(rc.with_ld(0)), "leading dimension of C is 0, expected at least 6"),
@@ -70,7 +70,7 @@ fn wrong_matrices_are_refused_and_the_next_call_is_right() {
         let first = heap.read(c)?;
         let before = op.counters()?;
         for (mistake, message) in mistakes {
-            // Only one of the ranks errs.
+            // Only rank 1 makes the mistake.
             if world.rank() == 1 {
                 let error = op.run(&mistake, &stream).unwrap_err();
                 assert!(error.to_string().contains(message), "{error}, expected {message}");
@@ -92,7 +92,7 @@ fn wrong_matrices_are_refused_and_the_next_call_is_right() {
     .unwrap();
 }
 
-/// What belongs to a norm is checked as all matrices are; and nobody has it who did not plan it.
+/// Tests the checks of an RMSNorm's matrices, and that they are refused if the plan has no RMSNorm.
 #[test]
 fn wrong_matrices_of_norms_are_refused_and_the_next_call_is_right() {
     World::run_threads(2, |world| -> anyhow::Result<()> {
@@ -119,19 +119,19 @@ fn wrong_matrices_of_norms_are_refused_and_the_next_call_is_right() {
             (of_weight(MatRef::sym(w, n, 1)), "weight is 6 x 1, expected 1 x 6"),
             (of_weight(MatRef::sym(whole, 1, n)), "element type of weight is i32"),
             (of_normed(MatRef::sym(y, m - 1, n)), "normed is 7 x 6, expected 8 x 6"),
-            (of_normed(MatRef::sym(half, m, n)), "normed is of f16, the plan says f32"),
+            (of_normed(MatRef::sym(half, m, n)), "normed has element type f16, expected f32"),
             (of_normed(of(y).with_ld(3)), "leading dimension of normed is 3"),
             (of_normed(of(c)), "normed and output overlap"),
             (of_normed(of(a)), "normed and input overlap"),
             (of_normed(MatRef::sym(w.slice(3..)?, m, n)), "normed and weight overlap"),
             (of_residual(of(y)), "normed and residual overlap"),
             (of_residual(MatRef::sym(r, m, n - 1)), "residual is 8 x 5, expected 8 x 6"),
-            (of_residual(MatRef::sym(half, m, n)), "residual is of f16, the plan says f32"),
+            (of_residual(MatRef::sym(half, m, n)), "residual has element type f16, expected f32"),
             (of_residual(MatRef::sym(c.slice(1..)?, m, n)), "output and residual overlap"),
             (of_weight(MatRef::sym(c.slice(40..)?, 1, n)), "output and weight overlap"),
         ];
         for (mistake, message) in mistakes {
-            // Only one of the ranks errs.
+            // Only rank 1 makes the mistake.
             if world.rank() == 1 {
                 let error = op.run(&mistake, &stream).unwrap_err().to_string();
                 assert!(error.contains(message), "{error}, expected {message}");
@@ -139,7 +139,7 @@ fn wrong_matrices_of_norms_are_refused_and_the_next_call_is_right() {
             heap.write(y, &[f32::NAN; 60])?;
             op.run(&right, &stream)?;
             stream.sync()?;
-            // 1 + 1 + 1, and all of a row alike.
+            // 1 + 1 + 1, and equal elements in a row.
             assert_eq!(heap.read(c)?[..m * n], [3.0; 48], "after: {message}");
             let normed = heap.read(y)?;
             let is_one = |value: &f32| (value - 1.0).abs() < 1e-6;
@@ -197,7 +197,8 @@ fn wrong_messages_and_shards_are_refused() {
             let transposed = MatRef::sym(a, cols, 4).transposed();
             refused(transposed, "A of variant");
             if cols == 2 {
-                // Rank 0 has three columns without gaps: is that a leading dimension of 3 or none?
+                // Rank 0's A has three contiguous columns, so a leading dimension of 3 on rank 1
+                // would be ambiguous.
                 refused(MatRef::sym(a, 4, 2).with_ld(3), "leading dimension of A is 3");
             }
         }
@@ -207,7 +208,8 @@ fn wrong_messages_and_shards_are_refused() {
     .unwrap();
 }
 
-/// One rank that cannot make an op is named on all, nothing is lost, and the next op is right.
+/// Tests that an op that one rank cannot make is an error on all ranks, that nothing leaks, and
+/// that the next op works.
 #[test]
 fn an_op_that_one_rank_cannot_make_is_made_by_none() {
     World::run_threads(3, |world| -> anyhow::Result<()> {
@@ -215,7 +217,8 @@ fn an_op_that_one_rank_cannot_make_is_made_by_none() {
         let free = || (heap.free_bytes(Segment::Data), heap.free_bytes(Segment::Signal));
         let mut before = free();
         let case = Case::new(Op::AllReduce, "two_shot", Options::new(8, 6, 0));
-        // The first time the call counter is missing, then there is one and words are.
+        // In the first round there is no word for the call counter; in the second it exists, and
+        // other words are missing.
         for words in [4096, 4096 - 32] {
             let plan = plan(case.op, &case.variant, &world, &case.options)?;
             let taken = (world.rank() == 1).then(|| heap.alloc_device_words(words)).transpose()?;
@@ -233,7 +236,7 @@ fn an_op_that_one_rank_cannot_make_is_made_by_none() {
             assert!(heap.read(c)?[..48].iter().all(|value| value.is_finite()));
             op.free()?;
             before = free();
-            // All but the line of the call counter.
+            // All device words can be allocated, except the line of the call counter.
             let words = heap.alloc_device_words(4096 - 32)?;
             heap.free_device_words(words)?;
         }
@@ -268,20 +271,21 @@ fn plans_that_differ_are_refused_and_named() {
             let plan = plan(Op::MatmulAllGather, "push", &world, &options)?;
             let error = AnyOp::new(&heap, &plan).err().unwrap();
             assert_eq!(error.kind(), ErrorKind::Disagreement, "{item}: {error}");
-            let Error::Heap { op: Op::MatmulAllGather, cause } = &error else { panic!("{error}") };
+            let Error::Heap { op, cause } = &error else { panic!("{error}") };
+            assert_eq!(*op, Op::MatmulAllGather);
             let iris_heap::Error::Disagreement { item: named, ranks, values, .. } = &**cause else {
                 panic!("{error}")
             };
             assert_eq!((&**named, &ranks[..], values.len()), (item, &[1][..], 3), "{error}");
         }
-        // What only some ops have; then a plan that is of another op, or for another world.
+        // Properties that only some ops have; then plans of another op and for another world.
         let options = Options::new(8, 6, 4);
         let changes: [(Op, &str, &str, Change); 6] = [
             (Op::ReduceScatter, "push", "wire", |o| o.wire = Some(DType::BF16)),
             (Op::Broadcast, "push", "root", |o| o.root = 1),
             (Op::AllGatherMatmul, "staged", "columns_per_flag", |o| o.columns_per_flag = Some(3)),
             (Op::AllGatherMatmul, "pull", "shard", |o| o.shard = Shard::Columns),
-            // What may differ, unless all are told that it does not.
+            // Properties that may differ between ranks, unless `even` asserts that they do not.
             (Op::AllGatherMatmul, "pull", "even", |o| o.even = false),
             (Op::MatmulReduceScatter, "push", "k", |o| o.k = 5),
         ];
@@ -300,7 +304,7 @@ fn plans_that_differ_are_refused_and_named() {
         assert!(error.to_string().contains("variant") && error.to_string().contains("two_shot"));
         let plan_made = plan(Op::AllReduce, "one_shot", &world, &options)?;
         let error = MatmulAllReduce::new(&heap, &plan_made).err().unwrap();
-        assert!(matches!(&error, Error::Invalid { value, .. } if value == "one of all_reduce"));
+        assert!(matches!(&error, Error::Invalid { value, .. } if value == "a plan of all_reduce"));
         let elsewhere = Ranks::new(world.rank(), if world.rank() == 2 { 4 } else { 3 });
         let plan_made = plan(Op::Barrier, "flat", elsewhere, &options)?;
         let error = AnyOp::new(&heap, &plan_made).err().unwrap();
@@ -316,8 +320,8 @@ fn plans_that_differ_are_refused_and_named() {
     .unwrap();
 }
 
-/// A plan does not know where operands will be: what it chooses by itself takes them anywhere, and a variant that
-/// does not names those that do.
+/// Tests operands in any memory: a plan does not know where operands will be, so variants that it
+/// chooses must accept all; the error of a variant that does not names those that do.
 #[test]
 fn an_automatic_choice_takes_operands_in_any_memory() {
     World::run_threads(2, |world| -> anyhow::Result<()> {
@@ -333,7 +337,7 @@ fn an_automatic_choice_takes_operands_in_any_memory() {
         let mut case = Case::new(Op::AllGatherMatmul, "pull", options);
         case.a.external = true;
         let error = format!("{:#}", run_case(&heap, &case).unwrap_err());
-        assert!(error.contains("any A by baseline, unfused, copy_engine"), "{error}");
+        assert!(error.contains("any A with variant baseline, unfused, copy_engine"), "{error}");
         Ok(())
     })
     .unwrap();
@@ -358,14 +362,14 @@ fn a_full_heap_refuses_an_op_and_stays_usable() {
             };
             assert_eq!((&**name, *free, *largest), ("inbox", 1 << 20, 1 << 20), "{error}");
             assert!(*asked > 1 << 20 && *total == plan.data_bytes(), "{error}");
-            // Its text says the op's name and the cause once.
+            // The error text has the op's name and the cause once.
             assert!(error.to_string().starts_with("all_reduce: out of data memory"), "{error}");
             assert!(error.to_string().contains("HeapOptions::data_bytes"), "{error}");
             assert!(std::error::Error::source(&error).is_none(), "{error}");
         }
         let after = (heap.free_bytes(Segment::Data), heap.free_bytes(Segment::Signal));
         assert_eq!(after, free);
-        // Device words were given back: the next are where they would have been.
+        // Device words were freed: the next ones have the index that they would have had.
         assert_eq!(heap.alloc_device_words(1)?.offset() / 4096, words / 4096);
         let mut ready =
             Ready::on(heap.clone(), &Case::new(Op::AllReduce, "one_shot", Options::new(8, 6, 0)))?;
@@ -378,7 +382,7 @@ fn a_full_heap_refuses_an_op_and_stays_usable() {
     .unwrap();
 }
 
-/// What a plan says it needs is what the op takes.
+/// Tests that ops take exactly the memory that their plans announce.
 #[test]
 fn plans_tell_the_bytes_that_ops_take() {
     World::run_threads(3, |world| -> anyhow::Result<()> {
@@ -463,7 +467,7 @@ fn frees_in_another_order_are_refused() {
     .unwrap();
 }
 
-/// An op that is dropped keeps its block, and nothing minds; not even with calls under way.
+/// Tests that an op may be dropped, even while a call is running; it keeps its memory.
 #[test]
 fn ops_may_be_dropped() {
     World::run_threads(3, |world| -> anyhow::Result<()> {

@@ -12,7 +12,8 @@ use iris_ops::{
     ReduceScatter, Shard, TileShape,
 };
 use iris_testkit::Level;
-use iris_testkit::suite::{Case, Input, Layout, Op, Options, Residual, heap_bytes_on, run_case};
+use iris_testkit::rig::{Rig, Room};
+use iris_testkit::suite::{Case, Input, Layout, Op, Options, Residual, room_for_nodes, run_case};
 
 const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
@@ -51,17 +52,18 @@ fn each(options: &Options) -> Vec<Case> {
 fn run_all((nodes, per_node): (usize, usize), cases: &[Case]) {
     let size = nodes * per_node;
     let cases: Vec<_> = cases.iter().filter(|case| taken(case, size)).collect();
-    let bytes = |case: &&Case| heap_bytes_on(case, size, nodes).unwrap();
-    let (data, signal) = cases
-        .iter()
-        .map(bytes)
-        .fold((0, 0), |most: (u64, u64), one| (most.0.max(one.0), most.1.max(one.1)));
-    let options = HeapOptions::new().data_bytes(data).signal_bytes(signal).threads(2);
-    World::run_nodes(nodes, per_node, |world| run_cases(&world, &options, &cases)).unwrap();
+    let rooms = cases.iter().map(|case| room_for_nodes(case, size, nodes).unwrap());
+    let room = rooms.fold(Room::default(), Room::or);
+    let options = HeapOptions::new().threads(2);
+    World::run_nodes(nodes, per_node, |world| run_cases(&world, (&options, room), &cases)).unwrap();
 }
 
-fn run_cases(world: &World, options: &HeapOptions, cases: &[&Case]) -> anyhow::Result<()> {
-    let heap = SymmetricHeap::open(world, options.clone())?;
+fn run_cases(
+    world: &World,
+    (options, room): (&HeapOptions, Room),
+    cases: &[&Case],
+) -> anyhow::Result<()> {
+    let heap = Rig::open(world, options.clone(), room)?.heap;
     for case in cases {
         run_case(&heap, case)?;
     }
@@ -320,12 +322,9 @@ fn operators_over_sockets() {
         for dtype in TYPES {
             cases.extend(each(&Options::new(37, 21, 13).dtype(dtype)));
         }
-        let bytes = |case: &Case| heap_bytes_on(case, size, nodes).unwrap();
-        let (data, signal) = cases
-            .iter()
-            .map(bytes)
-            .fold((0, 0), |most: (u64, u64), one| (most.0.max(one.0), most.1.max(one.1)));
-        let options = HeapOptions::new().data_bytes(data).signal_bytes(signal).threads(1);
+        let rooms = cases.iter().map(|case| room_for_nodes(case, size, nodes).unwrap());
+        let room = rooms.fold(Room::default(), Room::or);
+        let options = HeapOptions::new().threads(1);
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let network = Network::new(format!("127.0.0.1:{port}"), &UniqueId::new().unwrap());
         let network = network.secret(Secret::new().unwrap());
@@ -333,7 +332,7 @@ fn operators_over_sockets() {
         std::thread::scope(|scope| {
             let run = |rank: usize| -> anyhow::Result<()> {
                 let network = network.clone().node(names[rank]);
-                run_cases(&World::over_network(&network, rank, size)?, &options, &cases)
+                run_cases(&World::over_network(&network, rank, size)?, (&options, room), &cases)
             };
             let ranks: Vec<_> = (0..size).map(|rank| scope.spawn(move || run(rank))).collect();
             let results: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();

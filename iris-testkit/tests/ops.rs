@@ -1,6 +1,6 @@
-//! Every op, variant, element type and world against the oracle, over ragged shapes.
+//! Every op, variant, element type and number of ranks against the oracle, over ragged shapes.
 //!
-//! One world is launched for many cases. `IRIS_TEST_LEVEL` says how many.
+//! One world is used for many cases. `IRIS_TEST_LEVEL` decides how many.
 
 mod common;
 
@@ -15,7 +15,8 @@ use iris_testkit::suite::{Case, Input, Layout, Op, Options, Residual, plan};
 
 const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
-/// M, N, K: ragged ones, single rows and columns, no depth, fewer rows than ranks, and none.
+/// M, N, K: ragged shapes, single rows and columns, K of 0, fewer rows than ranks, and empty
+/// matrices.
 const SHAPES: [(usize, usize, usize); 12] = [
     (33, 65, 17),
     (1, 64, 32),
@@ -31,7 +32,7 @@ const SHAPES: [(usize, usize, usize); 12] = [
     (9, 0, 5),
 ];
 
-/// Small tiles, so that ragged shapes have several in each direction.
+/// Tiles; small ones cut ragged shapes into several in each direction.
 const TILES: [Option<(usize, usize)>; 3] = [None, Some((8, 16)), Some((5, 3))];
 
 fn shapes_of(size: usize, threads: usize) {
@@ -40,7 +41,7 @@ fn shapes_of(size: usize, threads: usize) {
         for (turn, dtype) in TYPES.into_iter().enumerate() {
             for input in [Input::Integers, Input::Reals] {
                 let at = index + turn + usize::from(input == Input::Reals);
-                // Many ranks on few cores take their time.
+                // Fewer cases for many ranks, which are slow on few cores.
                 let every = Level::from_env().pick(2 * size.clamp(2, 6), size.div_ceil(3), 1);
                 if !(at + size).is_multiple_of(every) {
                     continue;
@@ -97,7 +98,7 @@ fn shapes_and_types_2_ranks_of_several_workgroups() {
     }
 }
 
-/// Every feature of a case, each alone and on every op and variant.
+/// Tests every feature of a case by itself, for every op and variant.
 #[test]
 fn features_of_matrices_and_options() {
     type Change = fn(Case) -> Case;
@@ -187,7 +188,7 @@ fn features_of_matrices_and_options() {
             for case in Case::each(&options) {
                 cases.push(gaps(case.clone()));
                 cases.extend(changes.iter().map(|(_, change)| change(case.clone())));
-                // And everything with gaps.
+                // Each feature is also combined with gaps.
                 cases.extend(changes.iter().map(|(_, change)| {
                     let mut case = change(case.clone());
                     case.c.pad += 2;
@@ -201,7 +202,7 @@ fn features_of_matrices_and_options() {
     }
 }
 
-/// Rows that are normalised beside the sum, with a residual and without: each variant that does it.
+/// Tests the RMSNorm, with and without a residual, for each variant that supports it.
 #[test]
 fn rows_are_normalised() {
     type Change = fn(Case) -> Case;
@@ -279,7 +280,7 @@ const NORMED: [&str; 10] = [
     "matmul_all_reduce by unfused_one_shot",
 ];
 
-/// Output and wire types other than the input's.
+/// Tests output and wire types that differ from the input's.
 #[test]
 fn types_of_output_and_wire() {
     let mut cases = Vec::new();
@@ -307,7 +308,7 @@ fn types_of_output_and_wire() {
     }
 }
 
-/// Roots, fetchers, workgroups, depths of a flag, and both layouts of the staging buffer.
+/// Tests roots, fetchers, workgroups, columns per flag, and both layouts of the staging buffer.
 #[test]
 fn choices_of_the_plan() {
     let mut cases = Vec::new();
@@ -340,7 +341,7 @@ fn choices_of_the_plan() {
     run_all(3, 3, &cases).unwrap();
 }
 
-/// The automatic choice is one that works, for small and for large results.
+/// Tests that the automatic choice works, for small and for large results.
 #[test]
 fn the_automatic_choice_works() {
     for size in [1, 2, 4] {
@@ -355,8 +356,8 @@ fn the_automatic_choice_works() {
     }
 }
 
-/// Columns of A are concatenated along K: the smallest case in which the other orders give
-/// something else.
+/// Tests that columns of A are concatenated along K, with the smallest case in which another order
+/// changes the result.
 #[test]
 fn columns_m4_k_local2_w2() {
     let results = World::run_threads(2, |world| -> anyhow::Result<Vec<Vec<f32>>> {
@@ -364,7 +365,7 @@ fn columns_m4_k_local2_w2() {
         let rank = world.rank();
         let (a, b) = (heap.alloc::<bf16>(8)?, heap.alloc::<bf16>(8)?);
         let c = heap.alloc::<f32>(8)?;
-        // A is 0..16 row by row, of which rank r has the columns 2r and 2r + 1.
+        // A has the elements 0..16, row-major; rank r has the columns 2r and 2r + 1.
         let shard = |at: usize| (at / 2 * 4 + 2 * rank + at % 2) as f32;
         heap.write(a, &(0..8).map(|at| bf16::from_f32(shard(at))).collect::<Vec<_>>())?;
         let right = [1.0, 0.0, 10.0, 1.0, 100.0, 2.0, -7.0, 3.0].map(bf16::from_f32);

@@ -1,8 +1,8 @@
 //! Ranks that issue the operators of a heap in different orders, leave out a call or disagree: the
-//! error that a program gets, and the lines that its user reads meanwhile.
+//! error that a program gets, and the lines that its user sees meanwhile.
 //!
-//! The test program starts itself where a test reads stderr: [`program`] does nothing unless it is
-//! started so.
+//! The test program starts itself if a test reads stderr: [`program`] does nothing unless it was
+//! started by a test.
 
 #![cfg(target_os = "linux")]
 
@@ -19,13 +19,13 @@ use std::time::Duration;
 
 use common::ready::{Ready, operands};
 use iris_heap::{DType, HeapOptions, SymmetricHeap, World};
-use iris_ops::{AllReduce, Plan, Ranks};
+use iris_ops::{AllReduce, Plan, Ranks, Room};
 use iris_testkit::suite::{Case, Op, Options, plan};
 
-/// Runs of each program: one alone may name the right rank by chance.
+/// Number of runs of each program: a single one may name the right rank by chance.
 const RUNS: usize = 10;
 
-/// The errors of [`RUNS`] runs of `f` by [`World::run_threads`], all at the same time.
+/// Errors of [`RUNS`] runs of `f` by [`World::run_threads`], all at the same time.
 fn errors(size: usize, f: impl Fn(World) -> anyhow::Result<()> + Sync) -> Vec<String> {
     let run = || World::run_threads(size, &f).unwrap_err().to_string();
     thread::scope(|scope| {
@@ -34,7 +34,8 @@ fn errors(size: usize, f: impl Fn(World) -> anyhow::Result<()> + Sync) -> Vec<St
     })
 }
 
-/// Operators 0 (a broadcast, whose root, rank 0, waits for nobody), 1 and 2 of a heap.
+/// Operators 0, 1 and 2 of a heap. Operator 0 is a broadcast, whose root, rank 0, waits for no
+/// other rank.
 fn operators(world: &World) -> anyhow::Result<[Ready; 3]> {
     let heap = SymmetricHeap::open(world, HeapOptions::new().threads(1))?;
     let options = Options::new(8, 6, 0);
@@ -48,7 +49,8 @@ fn operators(world: &World) -> anyhow::Result<[Ready; 3]> {
     ])
 }
 
-/// Issues calls of these operators, waiting for each if `synced`, else for the last.
+/// Issues calls of these operators in order; waits for each call if `synced`, else for the last
+/// only.
 fn issue(world: &World, order: &[usize], synced: bool) -> anyhow::Result<()> {
     let mut operators = operators(world)?;
     for (index, &operator) in order.iter().enumerate() {
@@ -61,7 +63,8 @@ fn issue(world: &World, order: &[usize], synced: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Ten runs return one error, which names the first call that differs and who issues what.
+/// Tests that all runs return the same error, which names the first differing call and the operator
+/// that each rank issues.
 #[test]
 fn another_order_is_the_error_of_every_run() {
     let programs: [(&[&[usize]], &str); 4] = [
@@ -73,7 +76,7 @@ fn another_order_is_the_error_of_every_run() {
             &[&[0, 1, 2], &[0, 2, 1]],
             "call 2 of the heap is all_reduce (operator 1) on rank 0; all_gather (operator 2) on rank 1",
         ),
-        // A call that rank 1 leaves out.
+        // Rank 1 leaves out a call.
         (
             &[&[0, 1, 2, 0], &[1, 2, 0]],
             "call 1 of the heap is broadcast (operator 0) on rank 0; all_reduce (operator 1) on rank 1",
@@ -98,7 +101,8 @@ fn another_order_is_the_error_of_every_run() {
     });
 }
 
-/// Ten runs return the error of the rank that found the difference, not of the one that it told first.
+/// Tests that all runs return the error of the rank that found the difference, not of the one that
+/// it told first.
 #[test]
 fn a_difference_is_the_error_of_every_run() {
     let run = |world: World| -> anyhow::Result<()> {
@@ -115,7 +119,8 @@ fn a_difference_is_the_error_of_every_run() {
     assert!(all.iter().all(|error| error.contains("entered with M")), "{all:#?}");
 }
 
-/// The program's own error is returned, though the others, who are told at once, fail before.
+/// Tests that the program's own error is returned, though other ranks, which are told at once, fail
+/// earlier.
 #[test]
 fn an_error_of_the_program_is_returned() {
     let failed = AtomicUsize::new(0);
@@ -137,8 +142,8 @@ fn an_error_of_the_program_is_returned() {
     assert_eq!(error.to_string(), "out of paper");
 }
 
-/// A difference is named by what a program said, not by what follows: neither the variant that a type decides nor
-/// the size of a heap for the plans.
+/// Tests that an error names the option that differs, not a consequence of it, such as the variant
+/// that a type implies or the size of a heap for the plans.
 #[test]
 fn what_a_program_says_is_compared_before_what_follows() {
     World::run_threads(2, |world| -> anyhow::Result<()> {
@@ -148,7 +153,7 @@ fn what_a_program_says_is_compared_before_what_follows() {
         let differing = [("dtype", Options::new(64, 768, 0).dtype(typed)), ("m", shaped)];
         for (item, options) in differing {
             let plan = plan(Op::AllReduce, "auto", &world, &options)?;
-            let sized = Plan::heap_options(&[&plan], 0)?.threads(1);
+            let sized = Plan::heap_options(&[&plan], Room::none())?.threads(1);
             let error = SymmetricHeap::open(&world, sized).unwrap_err().to_string();
             assert!(error.contains(&format!("{item} of plan 0 is ")), "{error}");
             let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
@@ -161,7 +166,7 @@ fn what_a_program_says_is_compared_before_what_follows() {
     .unwrap();
 }
 
-/// Plays the part of the started program.
+/// Environment variable that tells the started program its role.
 const PART: &str = "ORDER_PROGRAM";
 
 fn start(part: &str, stderr: Stdio) -> Child {
@@ -191,7 +196,7 @@ fn program() {
     };
 }
 
-/// Rank 1 issues its second call once stdin ends.
+/// Role in which rank 1 issues its second call when stdin ends.
 fn late(world: World) -> anyhow::Result<()> {
     let mut operators = operators(&world)?;
     let sum = &mut operators[1];
@@ -206,11 +211,11 @@ fn late(world: World) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A rank that waits says for whom, in which call of which operator, in one write; then the peer comes, and all
-/// is well.
+/// Tests that a waiting rank prints, in one write, which rank it waits for, in which call of which
+/// operator; then the peer comes and the call succeeds.
 #[test]
 fn a_stream_that_waits_says_for_whom() {
-    // A datagram for each write.
+    // A datagram socket keeps the writes apart.
     let (ours, theirs) = UnixDatagram::pair().expect("sockets");
     ours.set_read_timeout(Some(Duration::from_secs(100))).expect("a time limit");
     let mut program = start("late", OwnedFd::from(theirs).into());
@@ -228,13 +233,13 @@ fn a_stream_that_waits_says_for_whom() {
     assert!(program.wait().expect("an end").success());
 }
 
-/// An error that is returned is not logged by every rank before.
+/// Tests that an error that is returned is not logged by every rank before.
 #[test]
 fn nothing_is_logged_ahead_of_an_error() {
     let output = start("logged", Stdio::piped()).wait_with_output().expect("an end");
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(text.contains("returned: ") && output.status.success(), "{text}");
-    // Whatever variables the tests run with.
+    // Warnings about environment variables are ignored: they depend on how the tests are run.
     let warnings = text.lines().filter(|line| line.contains("WARN") && !line.contains("variable"));
     assert_eq!(warnings.count(), 0, "{text}");
 }

@@ -1,4 +1,4 @@
-//! What plans refuse, whatever the numbers in them: no world is needed to make one.
+//! Plans that are refused, with any numbers; plans need no world.
 
 use iris_heap::{BackendKind, DType};
 use iris_ops::{Epilogue, Ranks, TileShape, Variant, all_reduce};
@@ -56,7 +56,7 @@ fn plans_that_make_no_sense_are_refused() {
     assert!(error.contains("ring") && error.contains("two_shot"), "{error}");
 }
 
-/// Whoever asks for a norm is told what cannot do it, and what can.
+/// Tests that the error for an RMSNorm lists the variants that support it.
 #[test]
 fn norms_that_make_no_sense_are_refused() {
     let ranks = Ranks::new(0, 2);
@@ -98,16 +98,19 @@ fn norms_that_make_no_sense_are_refused() {
     refused(Op::AllReduce, "ll", &odd, expected);
     for op in Op::ALL.into_iter().filter(|op| !op.options().contains(&"rms_norm")) {
         let what =
-            if op == Op::Barrier { continue } else { "rms_norm is 0.00001, expected nothing" };
+            if op == Op::Barrier { continue } else { "rms_norm is 0.00001, expected the default" };
         refused(op, "auto", &base(), what);
     }
-    // Elements have no rows.
+    // A message by elements has no rows.
     let error = all_reduce::Options::new(48).rms_norm(1e-5).plan(ranks).unwrap_err().to_string();
-    assert!(error.contains("message with rms_norm is 48 elements, expected rows"), "{error}");
+    assert!(
+        error.contains("message with rms_norm is 48 elements, expected a plan by rows"),
+        "{error}"
+    );
 }
 
-/// Numbers are checked before anything is computed from them: whatever they are, there is a plan or
-/// an error, and no sum overflows.
+/// Tests that numbers are checked before anything is computed from them: every number leads to a
+/// plan or to an error, and no sum overflows.
 #[test]
 fn no_number_is_too_large_to_be_refused() {
     let sizes =
@@ -150,7 +153,7 @@ fn no_number_is_too_large_to_be_refused() {
                 }
                 refused(&options().trace_spans(u32::MAX));
                 refused(&options().columns_per_flag(1 << 29));
-                // Members are of a barrier.
+                // Only a barrier has members.
                 assert!(refused(&options().members(vec![70])), "{op} {variant}");
                 let some = refused(&options().members(vec![0, 1]));
                 assert_eq!(some, op != Op::Barrier, "{op} {variant}");

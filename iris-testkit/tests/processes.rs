@@ -1,6 +1,6 @@
-//! The ops with ranks as processes: the same cases, and ranks that are late, skip calls or die.
+//! Ops with ranks as processes: the same cases, and ranks that are late, skip calls or die.
 //!
-//! The test program starts itself as the ranks: [`rank_program`] does nothing unless it is one.
+//! The test program starts itself as the ranks: [`rank_program`] does nothing in other processes.
 
 #![cfg(target_os = "linux")]
 
@@ -17,12 +17,12 @@ use iris_testkit::Level;
 use iris_testkit::launch::{End, Options as Launch, Outcome, launch};
 use iris_testkit::suite::{Case, Input, Op, Options, run_case};
 
-/// Which part the rank program plays.
+/// Environment variable that tells the rank program its role.
 const PART: &str = "RANK_PROGRAM";
 
 fn start(part: &str, ranks: usize) -> Outcome {
     let program = std::env::current_exe().expect("this program has a path");
-    // On a busy machine even an error takes its time to be told.
+    // The grace period is long, because on a busy machine even an error takes time to be reported.
     let options = Launch::default().env(PART, part).grace(Duration::from_secs(120));
     let options = options.deadline(Duration::from_secs(500)).stdout(io::sink());
     let arguments = ["--exact", "rank_program", "--nocapture", "--test-threads=1"];
@@ -73,7 +73,7 @@ fn cases_with_ranks_as_processes() {
     }
 }
 
-/// A call that rank 1 leaves out: the others name it within the deadline.
+/// Rank 1 skips a call: the others name it within the deadline.
 fn skip(world: &World) -> anyhow::Result<()> {
     let mut ready = Ready::new(world, &a_case())?;
     ready.call()?;
@@ -82,7 +82,7 @@ fn skip(world: &World) -> anyhow::Result<()> {
         ready.call()?;
         ready.pass_progress_deadline()?;
     }
-    // The others have entered before the deadline of entry passes.
+    // The others have entered before the entry deadline passes.
     world.barrier()?;
     if world.rank() == 1 {
         while ready.heap.check().is_ok() {
@@ -125,7 +125,7 @@ fn order(world: &World) -> anyhow::Result<()> {
         error.map_or_else(|| operators[0].sync().unwrap_err().to_string(), |e| e.to_string());
     let expected = "call 1 of the heap is all_reduce (operator 0) on rank 0 and 2; all_gather (operator 1) on rank 1";
     assert!(error.contains(expected), "{error}");
-    // What is left needs no peer.
+    // Exits without closing, because the rest needs no peer.
     std::process::exit(0);
 }
 
@@ -135,13 +135,13 @@ fn processes_in_another_order_are_all_told() {
     assert!(outcome.ok(), "{}", outcome.report());
 }
 
-/// Rank 2 is killed in the middle of a call: the others hear of it long before any deadline.
+/// Rank 2 is killed in the middle of a call: the others learn of it long before any deadline.
 fn die(world: &World) -> anyhow::Result<()> {
     let mut ready = Ready::new(world, &a_case())?;
     ready.call()?;
     ready.sync()?;
     if world.rank() == 2 {
-        // Some of the others wait by now.
+        // Some of the others wait for this rank by now.
         std::thread::sleep(Duration::from_millis(300));
         kill_myself();
     }
@@ -159,7 +159,7 @@ fn die(world: &World) -> anyhow::Result<()> {
     let right = kinds.into_iter().flatten().all(|kind| kind == ErrorKind::PeerLost);
     assert!(right || error.to_string().contains("gave up"), "{error:?}");
     println!("heard: {error}");
-    // What is left needs no peer.
+    // Exits without closing, because the rest needs no peer.
     std::process::exit(0);
 }
 
@@ -179,14 +179,15 @@ fn kill_myself() -> ! {
     panic!("still here: {killed:?}");
 }
 
-/// It has not told anybody who it is: only the launcher knows.
+/// Tests a rank that dies before it has connected, so that only the launcher knows of it.
 #[test]
 fn a_process_that_dies_before_it_meets_the_others_is_named_at_once() {
     for victim in [0, 2] {
         let outcome = start(&format!("early-{victim}"), 4);
         let lost = format!("PeerLost {{ rank: {victim} }}");
         for (rank, it) in outcome.ranks.iter().enumerate().filter(|it| it.0 != victim) {
-            // By itself, and not because the launcher lost its patience.
+            // Exit code 101 is a panic: the rank ended by itself, and was not killed by the
+            // launcher.
             assert_eq!(it.end, End::Exited(101), "rank {rank}: {}", outcome.report());
             assert!(it.stderr.contains(&lost), "rank {rank}: {}", outcome.report());
         }
@@ -195,7 +196,7 @@ fn a_process_that_dies_before_it_meets_the_others_is_named_at_once() {
     }
 }
 
-/// Later than the deadline of progress, but not than that of entering.
+/// Rank 1 comes after the progress deadline, but before the entry deadline.
 fn late(world: &World) -> anyhow::Result<()> {
     let heap = SymmetricHeap::open(world, HeapOptions::new().threads(1))?;
     for case in all_cases() {

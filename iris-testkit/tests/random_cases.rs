@@ -1,4 +1,4 @@
-//! Random shapes, tiles, layouts and choices of every op against the oracle.
+//! Random shapes, tiles, layouts and options of every op against the oracle.
 
 mod common;
 
@@ -88,7 +88,7 @@ fn case() -> impl Strategy<Value = Case> {
     )
 }
 
-/// A failure prints the smallest list of cases that fails.
+/// Runs random lists of cases; a failure prints the smallest list that fails.
 fn random_cases(size: usize, threads: usize, worlds: u32) {
     let cases = prop::collection::vec(case(), 40);
     let mut runner =

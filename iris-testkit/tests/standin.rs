@@ -1,5 +1,5 @@
-//! Enqueues that operators ask of the drivers of GPUs, over stand-ins for driver, compiler and library of products
-//! (`standin/*.cpp`) that run no kernel and log what is enqueued.
+//! Enqueues that operators make on GPU drivers, tested with stand-ins for driver, compiler and GEMM
+//! library (`standin/*.cpp`), which run no kernel and log every enqueue.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -28,7 +28,7 @@ mod smoke;
 use cases::Extent;
 use library::{CHILD, Machine, child, child_of};
 
-/// Variables by which a child is told its task.
+/// Environment variables that tell a child process its task.
 const ARCH: &str = "STANDIN_ARCH";
 const DEVICES: &str = "STANDIN_DEVICES";
 const FOLDER: &str = "STANDIN_LOGS";
@@ -72,7 +72,7 @@ fn main() -> ExitCode {
     ])
 }
 
-/// Runs the child of the smoke test on a machine.
+/// Runs the smoke test in a child process on a stand-in machine.
 fn smoke_on(arch: &'static str, library: bool) {
     let output = child("smoke", Machine { arch, devices: 2, library }, &[]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -109,7 +109,8 @@ fn machine_of_child() -> Machine {
     Machine { library: Path::new(&get(library)).exists(), ..machine }
 }
 
-/// Writes the logs that the lists of machines and worlds ask for to the folder `STANDIN_LOGS`.
+/// Writes logs for the machines and numbers of ranks in the environment variables to the folder
+/// `STANDIN_LOGS`.
 fn logs() {
     let Ok(folder) = std::env::var(FOLDER) else {
         println!("{FOLDER} does not name a folder: nothing is written");
@@ -135,7 +136,7 @@ fn logs() {
     }
 }
 
-/// On CUDA without a library and with one, and on HIP.
+/// Tests calls on CUDA without and with a GEMM library, and on HIP.
 fn no_call_allocates_after_the_first_of_its_problem() {
     for (arch, library) in [("90", false), ("90", true), ("gfx942", true)] {
         let output = child("allocations", Machine { arch, devices: 2, library }, &[]);
@@ -145,7 +146,7 @@ fn no_call_allocates_after_the_first_of_its_problem() {
     }
 }
 
-/// On CUDA without a library and with one.
+/// Tests failures on CUDA without and with a GEMM library.
 fn each_enqueue_that_fails_leaves_a_call_to_retry_or_a_poisoned_heap() {
     for library in [false, true] {
         let output = child("failures", Machine { arch: "90", devices: 8, library }, &[]);
@@ -155,8 +156,9 @@ fn each_enqueue_that_fails_leaves_a_call_to_retry_or_a_poisoned_heap() {
     }
 }
 
-/// Kernels are compiled ahead into the folder beside a copy of this program. There, without a compiler, operators are
-/// made of them; if the folder then loses its whole-matrix GEMMs, operators say so in place of taking other kernels.
+/// Compiles kernels ahead of time into a folder beside a copy of this program. Without a compiler,
+/// the copy must make operators from them. If the folder then loses its whole-matrix GEMMs,
+/// operators must return an error instead of taking other kernels.
 fn without_a_compiler_kernels_come_from_the_folder_or_are_named() {
     let own = std::env::current_exe().unwrap();
     let folder = tempfile::tempdir_in(own.parent().unwrap()).unwrap();

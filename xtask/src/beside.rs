@@ -1,4 +1,5 @@
-//! `cargo xtask beside`: a program that has chosen its own CUDA can have iris beside it.
+//! `cargo xtask beside`: checks that iris compiles in a program that has chosen its own CUDA
+//! version for cudarc.
 
 use std::fs;
 use std::path::Path;
@@ -7,28 +8,30 @@ use anyhow::{Context, Result, bail};
 
 use crate::program::cargo;
 
-/// What candle-core 0.11.1 asks of cudarc with its feature `cuda`, exactly.
+/// Features of cudarc that candle-core 0.11.1 requests with its feature `cuda`.
 const CANDLE: &str = r#"["std", "cublas", "cublaslt", "curand", "driver", "nvrtc", "f16", "f8", "cuda-version-from-build-system", "dynamic-linking"]"#;
 
-/// CUDA versions, as the variable of cudarc's build script has them, which is asked before nvcc.
+/// CUDA versions in the format of the variable that cudarc's build script reads before it asks
+/// nvcc.
 const VERSIONS: [&str; 4] = ["12000", "12060", "12090", "13000"];
 
-/// A use of all that meets cudarc's types, and of the way without them.
+/// Source that uses every function with cudarc's types, and the functions that take handles as
+/// numbers.
 const SOURCE: &str = "//! Made by `cargo xtask beside`.
 
 use std::sync::Arc;
 
 use iris_heap::{Result, Stream, SymSlice, SymmetricHeap};
 
-/// cudarc's stream, kept by the heap.
+/// Makes a stream of the heap from a stream of cudarc, which the heap keeps alive.
 pub fn theirs(heap: &SymmetricHeap, stream: &Arc<cudarc::driver::CudaStream>) -> Result<Stream> {
     heap.gpu()?.stream_of(stream)
 }
 
-/// Handles as numbers.
+/// Passes a stream and memory of another library to the heap, by handle and address.
 ///
 /// # Safety
-/// As for the two methods.
+/// Contracts of the two methods called.
 pub unsafe fn raw(
     heap: &SymmetricHeap,
     stream: cudarc::driver::sys::CUstream,
@@ -39,8 +42,8 @@ pub unsafe fn raw(
 }
 ";
 
-/// Type-checks a crate that depends on iris and, as candle-core does, on cudarc, with the bindings of
-/// several versions of CUDA. Neither of them is installed for that.
+/// Type-checks a crate that depends on iris and, as candle-core does, on cudarc, with the bindings
+/// of several CUDA versions; none of them needs to be installed.
 pub(crate) fn run(root: &Path) -> Result<()> {
     let folder = root.join("target/beside");
     let write = |name: &str, text: &str| {
@@ -62,7 +65,8 @@ pub(crate) fn run(root: &Path) -> Result<()> {
         ),
     )?;
     write("src/lib.rs", SOURCE)?;
-    // The versions of the workspace's dependencies; what candle's features need besides is added.
+    // Use the versions of the workspace's lock file; cargo adds the packages that candle's features
+    // need.
     fs::copy(root.join("Cargo.lock"), folder.join("Cargo.lock")).context("Cargo.lock")?;
     for version in VERSIONS {
         println!("iris beside cudarc as candle-core has it, CUDA {version}");

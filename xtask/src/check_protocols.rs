@@ -1,4 +1,4 @@
-//! `cargo xtask check-protocols`: the protocols in models, and the compiled device code.
+//! `cargo xtask check-protocols`: checks the protocols in models, and the compiled device code.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -13,15 +13,15 @@ use crate::steps::Step;
 
 const PROGRAM: &str = "check-protocols";
 
-/// Becomes `check-protocols ARGUMENTS`; returns only if that could not be started.
+/// Replaces this process by `check-protocols ARGUMENTS`; returns only if that could not be started.
 pub(crate) fn run(root: &Path, arguments: &[OsString]) -> Result<()> {
     let program = program::build(root, "iris-models", PROGRAM)?;
     let error = Command::new(&program).args(arguments).exec();
     Err(error).with_context(|| format!("{} did not start", program.display()))
 }
 
-/// Begin and end of `check-protocols` beside other steps of `cargo xtask test`. A person's machine may lack a compiler;
-/// CI's may not.
+/// First and last step of `check-protocols`, which runs beside other steps of `cargo xtask test`. A
+/// missing compiler is skipped on a developer's machine, but is an error in CI.
 pub(crate) fn steps(root: &Path, full: bool) -> [Step; 2] {
     let run = ["run", "--release", "--package", "iris-models", "--bin", PROGRAM];
     let mut command = hip::with_feature(program::cargo(root, &run));

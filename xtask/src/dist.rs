@@ -1,5 +1,5 @@
-//! `cargo xtask dist`: the program `iris` and its compiled kernels in one folder, and an archive of it, for a GPU
-//! host that has neither Rust nor this repository.
+//! `cargo xtask dist`: the program `iris` and its compiled kernels in one folder, and an archive of
+//! the folder, for a GPU host without Rust and without this repository.
 
 use std::fs;
 use std::path::Path;
@@ -9,19 +9,20 @@ use anyhow::{Context, Result, ensure};
 
 use crate::program;
 
-/// Most bytes of the archive, because it travels. The folder has about three times as many.
+/// Largest size of the archive in bytes, because it is copied between machines. The folder is about
+/// three times as large.
 const LIMIT: u64 = 60 << 20;
 
-/// What the folder is for.
+/// Options of `cargo xtask dist`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Architectures to compile the kernels for, with commas between. NVIDIA's need NVRTC, AMD's hiprtc or clang
-    /// and lld; a GPU is not needed.
+    /// Architectures to compile the kernels for, with commas between. NVIDIA's need NVRTC, AMD's
+    /// hiprtc or clang and lld; a GPU is not needed.
     #[arg(long, default_value = "sm_90a,gfx942")]
     arch: String,
 }
 
-/// Makes `dist/` anew, and `dist.tar.gz` with that folder in it.
+/// Builds `dist/` from scratch, and `dist.tar.gz`, which contains it.
 pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
     let built = program::build_iris(root)?;
     let dist = root.join("dist");

@@ -1,4 +1,5 @@
-//! The feature `hip` of iris-heap: its table of HIP's functions held against bindings and headers of AMD's.
+//! Feature `hip` of iris-heap: compares its table of HIP's functions with AMD's bindings and
+//! headers.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,11 +7,11 @@ use std::process::Command;
 use crate::program::cargo;
 use crate::steps::Step;
 
-/// Below a root of ROCm's, or `/usr` on Debian.
+/// Path of the header below a root of ROCm, or below `/usr` on Debian.
 const HEADER: &str = "include/hip/hip_runtime_api.h";
 
-/// The root of HIP's headers; `None` if they are nowhere. A person's machine may lack them; CI's may not, and is
-/// given a root at which the build fails.
+/// Root folder of HIP's headers; `None` if they are not installed. In CI a missing header is an
+/// error, so a root is returned at which the build fails.
 fn headers() -> Option<PathBuf> {
     let told = ["HIP_PATH", "ROCM_PATH"].into_iter().filter_map(std::env::var_os);
     let mut places = told.map(PathBuf::from).chain(["/opt/rocm".into(), "/usr".into()]);
@@ -19,8 +20,8 @@ fn headers() -> Option<PathBuf> {
     found.or_else(|| ci.then(|| "/usr".into()))
 }
 
-/// Turns the feature on where the headers are. All steps that build programs do, so that none builds the workspace
-/// again.
+/// Enables the feature if the headers are installed. All steps that build programs use it, so that
+/// no step rebuilds the workspace.
 pub(crate) fn with_feature(mut command: Command) -> Command {
     if let Some(root) = headers() {
         command.args(["--features", "iris-heap/hip"]).env("HIP_PATH", root);
@@ -28,7 +29,7 @@ pub(crate) fn with_feature(mut command: Command) -> Command {
     command
 }
 
-/// The tests of the table as a step of `cargo xtask test`.
+/// Step of `cargo xtask test` that runs the tests of the table.
 pub(crate) fn step(root: &Path) -> Step {
     let mut command = with_feature(cargo(root, &["test", "--release", "-p", "iris-heap", "--lib"]));
     command.arg("hip::");

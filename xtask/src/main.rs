@@ -1,7 +1,8 @@
-//! The tasks of the workspace: `cargo xtask TASK`.
+//! Tasks of the workspace: `cargo xtask TASK`.
 //!
-//! xtask depends on no member: it starts cargo and programs, so that it builds in seconds and still
-//! works when a member does not compile. One file a task, but for those that only start `iris`.
+//! xtask depends on no member of the workspace: it starts cargo and programs, so it builds in
+//! seconds and works even if a member does not compile. One file per task, except for tasks that
+//! only start `iris`.
 
 #![forbid(unsafe_code)]
 
@@ -16,6 +17,7 @@ mod hip;
     reason = "written for iris-testkit, whose tests read the variable"
 )]
 mod level;
+mod package;
 mod prepush;
 mod program;
 mod steps;
@@ -28,7 +30,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// The tasks of the workspace.
+/// Tasks of the workspace.
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 struct Arguments {
@@ -38,13 +40,14 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Everything CI checks: tidy, fmt, clippy, the tests, the models, the documentation, the licences.
+    /// Everything that CI checks: tidy, fmt, clippy, tests, models, documentation, licences.
     Test(test::Options),
-    /// The rules of the house as code: layers, unsafe, kernel sources, sizes, links.
+    /// The project's rules as code: layers, unsafe code, kernel sources, file sizes, links.
     Tidy(tidy::Options),
-    /// What to run before a push: tidy, fmt, clippy, the quick tests.
+    /// Checks to run before a push: tidy, fmt, clippy, the quick tests.
     Prepush,
-    /// Builds `iris` and starts `iris run ...`: without arguments, the transformer layer on four ranks.
+    /// Builds `iris` and starts `iris run ...`: without arguments, the transformer layer on four
+    /// ranks.
     #[command(disable_help_flag = true)]
     Run(Passed),
     /// Builds `iris` and starts `iris bench ...`.
@@ -53,33 +56,37 @@ enum Task {
     /// Builds `iris` and starts `iris secret FILE`: a secret for the ranks of a job on several hosts.
     #[command(disable_help_flag = true)]
     Secret(Passed),
-    /// Builds `iris` and starts `iris record ...`: what was measured as a table, charts, a comparison.
+    /// Builds `iris` and starts `iris record ...`: measurements as a table, as charts, or in
+    /// comparison.
     #[command(disable_help_flag = true)]
     Record(Passed),
-    /// Builds `iris` and starts `iris stress ...`: thousands of calls on GPUs, late on purpose.
+    /// Builds `iris` and starts `iris stress ...`: thousands of calls on GPUs with injected delays.
     #[command(disable_help_flag = true)]
     Stress(Passed),
-    /// Builds `iris` and starts `iris attack ...`: ranks killed at every stage, and frames no rank sends.
-    #[command(disable_help_flag = true)]
-    Attack(Passed),
-    /// Builds `iris` and starts `iris plan ...`: what is chosen for calls of an operator, and predicted times.
+    /// Builds `iris` and starts `iris plan ...`: choices for calls of an operator, and their
+    /// predicted times.
     #[command(disable_help_flag = true)]
     Plan(Passed),
-    /// Builds `iris` and starts `iris tune ...`: the parameters of this machine, or choices for given shapes.
+    /// Builds `iris` and starts `iris tune ...`: measures this machine's parameters, or the choices
+    /// for given shapes.
     #[command(disable_help_flag = true)]
     Tune(Passed),
-    /// The protocols in models, in Rust and in the source that runs on the GPU, and the compiled
-    /// device code: no GPU is needed. `--json`, `--full`, `--allow-skips`.
+    /// Checks the protocols in models, in Rust and in the device source, and the compiled device
+    /// code, without a GPU. Options: `--json`, `--full`, `--allow-skips`.
     #[command(disable_help_flag = true)]
     CheckProtocols(Passed),
-    /// Type-checks iris beside a program with candle-core's features of cudarc and the types of several
-    /// versions of CUDA.
+    /// Type-checks iris in a program with candle-core's features of cudarc, for several CUDA
+    /// versions.
     Beside,
-    /// A folder dist/ with all that a GPU host needs which has neither Rust nor this repository.
+    /// The library crates as files for a registry, and a program outside of the workspace that builds from these alone
+    /// and runs.
+    Package(package::Options),
+    /// Makes the folder dist/ with everything for a GPU host without Rust and without this
+    /// repository.
     Dist(dist::Options),
 }
 
-/// Arguments that the started program reads, `--help` included.
+/// Arguments that are passed to the started program, including `--help`.
 #[derive(clap::Args)]
 struct Passed {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
@@ -98,11 +105,11 @@ fn main() -> ExitCode {
         Task::Record(passed) => program::become_iris(&root, "record", &passed.arguments),
         Task::Secret(passed) => program::become_iris(&root, "secret", &passed.arguments),
         Task::Stress(passed) => program::become_iris(&root, "stress", &passed.arguments),
-        Task::Attack(passed) => program::become_iris(&root, "attack", &passed.arguments),
         Task::Plan(passed) => program::become_iris(&root, "plan", &passed.arguments),
         Task::Tune(passed) => program::become_iris(&root, "tune", &passed.arguments),
         Task::CheckProtocols(passed) => check_protocols::run(&root, &passed.arguments),
         Task::Beside => beside::run(&root),
+        Task::Package(options) => package::run(&root, &options),
         Task::Dist(options) => dist::run(&root, &options),
     };
     match done {
@@ -114,9 +121,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// The workspace's root: the folder above this package, wherever the task is started from.
+/// Root folder of the workspace, wherever the task is started from.
 fn root() -> PathBuf {
-    // Asked at run time first: a target folder shared by two checkouts holds one xtask for both.
+    // The run-time variable takes precedence, because a target folder shared by two checkouts holds
+    // one xtask for both.
     let package = std::env::var_os("CARGO_MANIFEST_DIR")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
     package.parent().map_or_else(|| package.clone(), PathBuf::from)
@@ -134,16 +142,13 @@ mod tests {
 
     #[test]
     fn arguments_of_a_program_are_passed_on_untouched() {
-        for name in
-            ["run", "bench", "record", "stress", "attack", "plan", "tune", "check-protocols"]
-        {
+        for name in ["run", "bench", "record", "stress", "plan", "tune", "check-protocols"] {
             let line = ["xtask", name, "matmul-all-reduce", "--ranks", "4", "--help", "--json"];
             let (task, passed) = match Arguments::parse_from(line).task {
                 Task::Run(passed) => ("run", passed),
                 Task::Bench(passed) => ("bench", passed),
                 Task::Record(passed) => ("record", passed),
                 Task::Stress(passed) => ("stress", passed),
-                Task::Attack(passed) => ("attack", passed),
                 Task::Plan(passed) => ("plan", passed),
                 Task::Tune(passed) => ("tune", passed),
                 Task::CheckProtocols(passed) => ("check-protocols", passed),

@@ -1,4 +1,4 @@
-//! `cargo xtask prepush`: what is worth the wait before every push.
+//! `cargo xtask prepush`: quick checks for every push.
 
 use std::path::Path;
 

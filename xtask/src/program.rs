@@ -7,19 +7,19 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// A cargo command, with the cargo that started xtask.
+/// Makes a command for the cargo that started xtask.
 pub(crate) fn cargo(root: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments).current_dir(root);
     command
 }
 
-/// Builds the program `iris`, with cargo's progress on stderr, and says where it is.
+/// Builds the program `iris`, with cargo's progress on stderr, and returns its path.
 pub(crate) fn build_iris(root: &Path) -> Result<PathBuf> {
     build(root, "iris-cli", "iris")
 }
 
-/// Builds a program of a package, with cargo's progress on stderr, and says where it is.
+/// Builds a program of a package, with cargo's progress on stderr, and returns its path.
 pub(crate) fn build(root: &Path, package: &str, name: &str) -> Result<PathBuf> {
     let arguments = ["build", "--release", "--package", package, "--bin", name];
     let status =
@@ -27,7 +27,7 @@ pub(crate) fn build(root: &Path, package: &str, name: &str) -> Result<PathBuf> {
     if !status.success() {
         bail!("cargo {} ended with {status}", arguments.join(" "));
     }
-    // Cargo puts the programs of one profile into one folder, wherever the target folder is.
+    // Cargo puts all programs of a profile into one folder, wherever the target folder is.
     let own = std::env::current_exe().context("where xtask lies is not known")?;
     let program = own.with_file_name(name);
     if !program.is_file() {
@@ -36,10 +36,11 @@ pub(crate) fn build(root: &Path, package: &str, name: &str) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Builds `iris` and becomes it: its output, its signals and its exit code are the task's.
+/// Builds `iris` and replaces this process by it: output, signals and exit code are those of
+/// `iris`.
 ///
-/// The program keeps the caller's working folder, so that the paths in its arguments mean what the
-/// caller meant.
+/// The program keeps the caller's working folder, so that relative paths in its arguments stay
+/// valid.
 pub(crate) fn become_iris(root: &Path, task: &str, arguments: &[impl AsRef<OsStr>]) -> Result<()> {
     let iris = build_iris(root)?;
     let error = Command::new(&iris).arg(task).args(arguments).exec();

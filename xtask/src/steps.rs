@@ -1,4 +1,5 @@
-//! A row of steps: each prints its wall time, the first failure ends the row, a table closes it.
+//! Sequence of steps: each prints its wall time, the first failure ends the sequence, and a table
+//! follows.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -12,17 +13,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// One thing to do.
+/// Named action of a task.
 pub(crate) struct Step {
     name: &'static str,
-    /// What a person types to run this step alone.
+    /// Command that runs this step alone.
     rerun: String,
-    /// A program that may be missing, and a command that fails where it is.
+    /// Name of a required program, and a command that fails if the program is missing.
     needs: Option<(&'static str, Command)>,
     action: Box<dyn FnOnce() -> Result<()>>,
 }
 
-/// A program that runs beside steps, and the file that it writes to.
+/// Program that runs beside steps, with the file that receives its output.
 struct Running {
     child: Child,
     log: PathBuf,
@@ -30,14 +31,15 @@ struct Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It has ended, or a step beside it has failed: nobody waits for its result.
+        // Either the program has ended, or a step that ran beside it has failed, so that its result
+        // is not needed.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
 impl Step {
-    /// A step of xtask's own.
+    /// Makes a step from a function.
     pub(crate) fn function(
         name: &'static str,
         rerun: &str,
@@ -46,7 +48,7 @@ impl Step {
         Step { name, rerun: rerun.to_owned(), needs: None, action: Box::new(action) }
     }
 
-    /// A step that is a program; it has no standard input.
+    /// Makes a step from a program, which gets no standard input.
     pub(crate) fn command(name: &'static str, mut command: Command) -> Step {
         let rerun = shown(&command);
         let action = move || {
@@ -60,8 +62,9 @@ impl Step {
         Step { name, rerun, needs: None, action: Box::new(action) }
     }
 
-    /// Makes a program two steps: the first begins it, at the lowest priority, and the steps up to the second run beside
-    /// it; the second, of this name, waits for its end and shows what it wrote. It is ended where a step between fails.
+    /// Makes two steps from a program: the first starts it at the lowest priority, so that the
+    /// steps in between run beside it; the second, with the name `name`, waits for its end and
+    /// prints its output. If a step in between fails, the program is killed.
     pub(crate) fn beside(name: &'static str, command: Command, log: PathBuf) -> [Step; 2] {
         let rerun = shown(&command);
         let running: Rc<RefCell<Option<Running>>> = Rc::default();
@@ -92,15 +95,16 @@ impl Step {
         [Step::function("beside", &rerun, begin), Step::function(name, &rerun, end)]
     }
 
-    /// Skips the step, and says so, where `program` is not installed: where `probe` fails.
+    /// Skips the step, with a notice, if `program` is not installed, that is, if `probe` fails.
     ///
-    /// Finding it on PATH is not enough: rustup puts stand-ins there for what is not installed.
+    /// Being on PATH is not enough, because rustup has stand-ins there for components that are not
+    /// installed.
     pub(crate) fn needs(mut self, program: &'static str, probe: Command) -> Step {
         self.needs = Some((program, probe));
         self
     }
 
-    /// Does the step; what it returns is its result, for the table.
+    /// Runs the step; returns its result for the table.
     fn run(self) -> Result<String> {
         if let Some((program, mut probe)) = self.needs {
             let quiet = probe.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -112,11 +116,11 @@ impl Step {
     }
 }
 
-/// Does the steps in order, up to the first that fails.
+/// Runs the steps in order, up to the first failure.
 ///
 /// # Errors
 ///
-/// Names the step that failed and the command that runs it alone.
+/// Name of the failed step, and the command that runs it alone.
 pub(crate) fn run(steps: Vec<Step>) -> Result<()> {
     let mut rows = Vec::new();
     let mut failure = None;
@@ -127,7 +131,7 @@ pub(crate) fn run(steps: Vec<Step>) -> Result<()> {
             continue;
         }
         println!("==> {name}: {rerun}");
-        // What the step's program writes follows this line also where stdout is a pipe.
+        // Flush, so that the program's output follows this line even if stdout is a pipe.
         std::io::stdout().flush().context("stdout is closed")?;
         let start = Instant::now();
         let result = step.run().unwrap_or_else(|error| {
@@ -153,12 +157,12 @@ fn table(rows: &[(&str, String, Duration)]) -> String {
     text
 }
 
-/// The command as a shell would take it, the variables set for it first.
+/// Command as a shell accepts it, with its environment variables first.
 fn shown(command: &Command) -> String {
     let set = command.get_envs().filter_map(|(name, value)| {
         value.map(|value| format!("{}={}", name.to_string_lossy(), quoted(value)))
     });
-    // The cargo in use is known by its whole path; a person types its name.
+    // The program is shown by its name, not by its full path.
     let program = Path::new(command.get_program()).file_name();
     let words = program.into_iter().chain(command.get_args()).map(quoted);
     set.chain(words).collect::<Vec<_>>().join(" ")

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: what CI runs.
+//! `cargo xtask test`: everything that CI runs.
 
 use std::path::Path;
 
@@ -7,29 +7,30 @@ use anyhow::Result;
 use crate::check_protocols;
 use crate::hip;
 use crate::level::Level;
+use crate::package;
 use crate::program::{become_iris, cargo};
 use crate::steps::{self, Step};
 use crate::tidy;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// How much: normal is what CI runs, quick a sample of the long suites (under 4 minutes on two cores
-    /// after the build), full everything, the ignored tests and the long searches included; smoke is the
-    /// operators' suite alone.
+    /// Extent of the tests: normal is what CI runs; quick is a sample of the long suites (under 4
+    /// minutes on two cores after the build); full is everything, including ignored tests and long
+    /// searches; smoke is the operators' suite only.
     #[arg(long, default_value_t)]
     level: Level,
-    /// The same as --level quick.
+    /// Shorthand for --level quick.
     #[arg(long, conflicts_with_all = ["full", "level"])]
     quick: bool,
-    /// The same as --level full.
+    /// Shorthand for --level full.
     #[arg(long, conflicts_with = "level")]
     full: bool,
-    /// Instead of all that, the operators' suite on this backend: `iris test --backend BACKEND`.
+    /// Runs only the operators' suite, on this backend: `iris test --backend BACKEND`.
     #[arg(long, value_name = "BACKEND")]
     backend: Option<String>,
 }
 
-/// Runs the steps that `options` ask for.
+/// Runs the steps for these options.
 pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
     let level = match (options.quick, options.full) {
         (true, _) => Level::Quick,
@@ -42,18 +43,19 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
     }
     let mut steps = lint_steps(root);
     steps.push(build_step(root));
-    // Many tests wait, and many have one thread: the models take what they leave.
+    // Many tests wait or use one thread only, so the models can use the idle cores.
     let [begin, end] = check_protocols::steps(root, level == Level::Full);
     steps.push(begin);
     steps.push(test_step(root, level));
     steps.push(hip::step(root));
     steps.push(doc_step(root));
     steps.push(deny_step(root));
+    steps.extend(package_steps(root));
     steps.push(end);
     steps::run(steps)
 }
 
-/// The checks that run nothing: tidy, fmt, clippy.
+/// Static checks: tidy, fmt, clippy.
 pub(crate) fn lint_steps(root: &Path) -> Vec<Step> {
     let tree = root.to_owned();
     let clippy = ["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"];
@@ -72,10 +74,10 @@ fn build_step(root: &Path) -> Step {
     Step::command("build", hip::with_feature(cargo(root, &build)))
 }
 
-/// The workspace's tests at one level.
+/// Runs the workspace's tests at one level.
 pub(crate) fn test_step(root: &Path, level: Level) -> Step {
     let mut command = hip::with_feature(cargo(root, &["test", "--release", "--workspace"]));
-    // Whatever the caller's environment says, and whatever was measured on this machine.
+    // Make the tests independent of the caller's environment and of measurements on this machine.
     command.env(Level::VARIABLE, level.name()).env("IRIS_TUNING", "off");
     if level == Level::Full {
         command.args(["--", "--include-ignored"]);
@@ -89,7 +91,19 @@ fn doc_step(root: &Path) -> Step {
     Step::command("doc", command)
 }
 
-/// Licences, bans and sources. The advisories are left out: they need a database from the network.
+/// The packages, and a program over them; then the program with the oldest Rust that is promised.
+fn package_steps(root: &Path) -> [Step; 2] {
+    let step = |name, oldest: bool| {
+        let command = if oldest { "cargo xtask package --oldest" } else { "cargo xtask package" };
+        let tree = root.to_owned();
+        Step::function(name, command, move || package::run(&tree, &package::Options { oldest }))
+    };
+    let oldest = step("msrv", true).needs("Rust of rust-version", package::oldest_probe(root));
+    [step("package", false), oldest]
+}
+
+/// Checks licences, bans and sources. Advisories are left out, because they need a database from
+/// the network.
 fn deny_step(root: &Path) -> Step {
     Step::command("deny", cargo(root, &["deny", "check", "licenses", "bans", "sources"]))
         .needs("cargo-deny", cargo(root, &["deny", "--version"]))

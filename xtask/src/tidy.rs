@@ -1,7 +1,7 @@
-//! `cargo xtask tidy`: the rules of the house as code.
+//! `cargo xtask tidy`: the project's rules as code.
 //!
-//! A rule is a function from the source tree to what it finds. Each has a test that plants the
-//! fault and sees it found.
+//! A rule is a function from the source tree to a list of violations. Each has a test that plants a
+//! violation and checks that it is found.
 
 mod circles;
 mod comments;
@@ -21,11 +21,11 @@ use anyhow::{Result, bail};
 
 use tree::Tree;
 
-/// A rule broken, at one place.
+/// Violation of a rule.
 #[derive(Debug, PartialEq, Eq)]
 struct Finding {
     path: String,
-    /// From 1; 0 where the fault is the whole file's.
+    /// Line number from 1; 0 if the violation concerns the whole file.
     line: usize,
     message: String,
 }
@@ -45,10 +45,10 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What `cargo xtask tidy` takes.
+/// Options of `cargo xtask tidy`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// A tree to check instead of this one.
+    /// Root of another tree to check instead of this one.
     root: Option<PathBuf>,
     /// Prints this many comments with the code below each, drawn at random, instead of checking.
     #[arg(long, value_name = "COUNT", requires = "seed")]
@@ -59,7 +59,7 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Checks the tree, or prints the sample of comments that is asked for.
+    /// Checks the tree, or prints the sample of comments that was requested.
     pub(crate) fn main(&self, own: &Path) -> Result<()> {
         let root = self.root.as_deref().unwrap_or(own);
         match (self.comments, &self.seed) {
@@ -74,7 +74,7 @@ impl Options {
 
 type Rule = fn(&Tree) -> Vec<Finding>;
 
-/// Every rule, by name.
+/// All rules, by name.
 const RULES: &[(&str, Rule)] = &[
     ("layers", layers::check),
     ("circles", circles::check),
@@ -90,7 +90,7 @@ const RULES: &[(&str, Rule)] = &[
     ("links", links::check),
 ];
 
-/// Checks the tree at `root`; prints the long files and what each rule finds.
+/// Checks the tree at `root`; prints the long files and all violations.
 pub(crate) fn run(root: &Path) -> Result<()> {
     let tree = Tree::read(root)?;
     for (lines, path) in sizes::long(&tree) {
@@ -114,7 +114,7 @@ pub(crate) fn run(root: &Path) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// What `rule` finds in a tree of these files, as `path:line`.
+    /// Violations that `rule` finds in a tree of these files, as `path:line`.
     pub(super) fn found(rule: Rule, files: &[(&str, &str)]) -> Vec<String> {
         let folder = tempfile::tempdir().expect("no temporary folder");
         for (path, text) in files {

@@ -46,7 +46,7 @@ fn own(mapping: &dyn Mapping) -> Result<&SharedMemory> {
         .ok_or_else(|| unsupported("access from the host", "the memory belongs to another device"))
 }
 
-/// The CPU as the device of one rank.
+/// Backend for a rank whose device is the CPU: kernels are Rust functions, workgroups are threads.
 pub(crate) struct CpuBackend {
     rank: usize,
     shared: Arc<Shared>,
@@ -541,7 +541,7 @@ fn in_bounds(mapping: &dyn Mapping, offset: u64, bytes: u64) -> Result<()> {
     }
 }
 
-/// Point in a CPU stream.
+/// Event of a CPU stream, done when the work enqueued before it is done.
 #[derive(Clone, Default)]
 pub(crate) struct CpuEvent(Arc<(Mutex<bool>, Condvar)>);
 
@@ -573,7 +573,8 @@ impl EventBackend for CpuEvent {
     }
 }
 
-/// Threads that run the workgroups from number 1 on.
+/// Pool of threads that run workgroups 1, 2, ... of a launch; the launching thread runs
+/// workgroup 0.
 #[derive(Default)]
 struct Pool {
     state: Mutex<PoolState>,
@@ -745,7 +746,8 @@ impl Shared {
                 for signal in peers {
                     let word = own(&**signal).and_then(|s| s.word(4 * ABORT_WORD as u64));
                     if let Ok(word) = word {
-                        // Release, as for every signal. The first reason stays.
+                        // The store is a release, as for every signal. A reason that is already
+                        // there stays.
                         let to = self.rank as i32 + 1;
                         let _ = word.compare_exchange(0, to, Ordering::Release, Ordering::Relaxed);
                     }

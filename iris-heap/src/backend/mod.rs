@@ -81,7 +81,7 @@ pub struct Memory {
     pub(crate) registered: Arc<Mutex<Vec<Option<Imported>>>>,
 }
 
-/// Imported memory of the caller on all ranks.
+/// Memory that the caller allocated on each rank and the heap maps on all ranks.
 #[derive(Clone)]
 pub(crate) struct Imported {
     pub(crate) mappings: Vec<Arc<dyn Mapping>>,
@@ -92,7 +92,7 @@ pub(crate) struct Imported {
 /// Message and descriptors by which other processes can map a rank's memory.
 #[derive(Debug, Default)]
 pub(crate) struct Export {
-    /// Result of [`Backend::describe`].
+    /// Message that [`Backend::describe`] made.
     pub message: Vec<u8>,
     /// File descriptors of the memory.
     pub descriptors: Vec<OwnedFd>,
@@ -153,7 +153,7 @@ pub(crate) trait StreamBackend: Send + Sync {
     /// See [`crate::Stream::launch_cpu`].
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if workgroups are not host threads; those of
+    /// [`Error::Unsupported`] if workgroups are not host threads; errors of
     /// [`crate::Stream::launch_cpu`].
     fn launch_cpu(&self, name: &'static str, groups: u32, kernel: CpuKernel) -> Result<()> {
         let _ = (groups, kernel);
@@ -162,8 +162,8 @@ pub(crate) trait StreamBackend: Send + Sync {
 
     /// See [`crate::Stream::call_cpu`].
     ///
-    /// Those of [`StreamBackend::launch_cpu`].
-    /// As [`StreamBackend::launch_cpu`].
+    /// # Errors
+    /// Errors of [`StreamBackend::launch_cpu`].
     fn call_cpu(&self, name: &'static str, f: CpuCall) -> Result<()> {
         let _ = f;
         Err(unsupported(&format!("{name} as a call"), "this is the stream of another device"))
@@ -237,9 +237,11 @@ pub struct LaunchShape {
 /// Order of a launch relative to the ops of its heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LaunchOrder {
-    /// After the last op, on whatever stream that op was; the next op waits for this launch.
+    /// Launch in the order of ops: after the heap's last op, on whatever stream that op was; the
+    /// next op waits for this launch.
     Op,
-    /// After the last op, on another stream; the next op does not wait for this launch.
+    /// Launch beside ops: after the heap's last op, on another stream; the next op does not wait
+    /// for this launch.
     Beside,
 }
 
@@ -380,7 +382,7 @@ pub(crate) trait Backend: Send + Sync {
     /// image that the device cannot load; errors of the device.
     fn load(&self, image: &[u8]) -> Result<Arc<dyn ModuleBackend>> {
         let _ = image;
-        Err(unsupported("compiled kernels", "those of this device are the host's own code"))
+        Err(unsupported("compiled kernels", "kernels of this device are host code"))
     }
 
     /// Passes the heap's memory to the backend when all of it is mapped; called once, before the

@@ -54,7 +54,7 @@ impl BackendKind {
     /// 12.8, 60443484 is HIP 6.4.43484. Needs no device.
     ///
     /// # Errors
-    /// [`Error::Library`](crate::Error::Library) if the driver is missing; those of
+    /// [`Error::Library`](crate::Error::Library) if the driver is missing; errors of
     /// [`BackendKind::devices`].
     pub fn driver_version(self) -> Result<u32> {
         (self.vendor()?.version)()

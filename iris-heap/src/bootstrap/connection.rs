@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use super::Watcher;
 use super::frames::{Frame, Part};
 use super::mailbox::{AGAIN, Inbox, Outbox, crowded, explain_crowded};
 use super::peer::{is_readable, process_of};
+use super::process::ProcessId;
 use super::socket::Socket;
 use super::tcp::seal::Keys;
 use crate::error::{Error, Result};
@@ -23,7 +24,7 @@ use crate::util::lock;
 /// Time that the control thread has to find the reason why nothing can be sent.
 pub(super) const REASON: Duration = Duration::from_secs(2);
 
-/// Messages received for one group.
+/// Messages that the hub has sent to this process for one group (a world or split world).
 #[derive(Default)]
 pub(super) struct Letters {
     /// Number of exchanges begun by this rank.
@@ -31,7 +32,8 @@ pub(super) struct Letters {
     pub(super) arrived: Option<(u64, Vec<Part>)>,
     /// Reason why no further exchange is possible.
     pub(super) broken: Option<Error>,
-    /// Whether the hub reported that reason, to this rank and to all others of the group.
+    /// Whether the hub reported the reason in `broken`, to this rank and to all others of the
+    /// group.
     pub(super) hub_reported: bool,
     /// First loss of a peer, which may follow another reason.
     pub(super) lost: Option<Error>,
@@ -60,6 +62,8 @@ pub(super) struct Connection {
     pub(super) mail: Arc<(Mutex<Mail>, Condvar)>,
     pub(super) control: Mutex<Option<JoinHandle<()>>>,
     pub(super) hub: Mutex<Option<JoinHandle<()>>>,
+    /// Processes of the launched ranks, once all have told.
+    pub(super) processes: OnceLock<Vec<ProcessId>>,
 }
 
 /// End of a wait, with a grace period in case this process was stopped for a part of it: before any
@@ -116,6 +120,7 @@ impl Connection {
             mail,
             control: Mutex::new(Some(control)),
             hub: Mutex::default(),
+            processes: OnceLock::new(),
         }))
     }
 

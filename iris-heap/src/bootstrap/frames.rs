@@ -17,7 +17,7 @@ pub(super) const LONGEST: u64 = 1 << 30;
 /// unidentified processes can occupy here.
 pub(super) const HELLO: usize = 8 << 10;
 
-/// Contribution of one rank to an exchange.
+/// Contribution of one rank to an exchange: bytes, and file descriptors.
 #[derive(Debug, Default)]
 pub(crate) struct Part {
     pub(crate) bytes: Vec<u8>,

@@ -76,7 +76,7 @@ impl Gathering {
         self.refuse(&door.listener, error);
         door.make_room();
         self.place.clear(Some(error));
-        // Covers connections made before the socket was unlinked.
+        // This refuses also connections that were made before the socket was unlinked.
         self.refuse(&door.listener, error);
         if let Some(mut own) = own {
             own.send(refusal);
@@ -212,7 +212,8 @@ impl Gathering {
         }
         outcome?;
         for rank in 0..self.size {
-            // Bounded, so that a process that never stops sending does not delay the others.
+            // The number of reads is bounded, so that a process that never stops sending does not
+            // delay the others.
             for _ in 0..16 {
                 let Some(peer) = self.peers[rank].as_mut().filter(|p| p.is_ready()) else { break };
                 let frames = peer.read();
@@ -277,7 +278,7 @@ mod tests {
     use super::super::mailbox::{Inbox, Outbox};
     use super::*;
 
-    /// Reason that a rank is told; `None` if its connection ends without one.
+    /// Error that the hub sent to a refused rank; `None` if the connection ends without one.
     fn refusal(socket: &UnixStream) -> Option<Error> {
         let mut inbox = Inbox::default();
         loop {

@@ -114,7 +114,7 @@ pub(crate) fn crowded(error: &std::io::Error) -> bool {
     code.is_some_and(|code| [Errno::TOOMANYREFS, Errno::NOBUFS, Errno::NOMEM].contains(&code))
 }
 
-/// Error text for such a lack of room, with the limit that was reached.
+/// Text of an error for which [`crowded`] is true, with the limit that was reached.
 pub(crate) fn explain_crowded(error: &std::io::Error) -> String {
     format!(
         "{error}: descriptors that are on their way are limited for all processes of a user \
@@ -147,7 +147,7 @@ impl Inbox {
         Inbox { opener: Some(keys.opener()), ..Inbox::of_stranger() }
     }
 
-    /// Accepts frames of full size and descriptors, after a hello.
+    /// Allows frames of full size and file descriptors from now on; called after a valid hello.
     pub(crate) fn trust(&mut self) {
         self.stranger = false;
     }

@@ -8,6 +8,8 @@ use std::time::Instant;
 use crate::error::{Error, Result};
 use crate::util::unsupported;
 
+pub use process::ProcessId;
+
 mod connection;
 mod frames;
 mod gather;
@@ -19,6 +21,7 @@ pub(crate) mod nodes;
 pub(crate) mod notice;
 mod peer;
 mod presence;
+pub(crate) mod process;
 pub(crate) mod rendezvous;
 mod socket;
 pub(crate) mod tcp;
@@ -92,6 +95,12 @@ pub trait Bootstrap: Send + Sync {
         Err(unsupported("sharing objects", "the ranks are not threads of one process"))
     }
 
+    /// Process of a rank; none for a thread of this process, and where nobody has told.
+    fn process(&self, rank: usize) -> Option<ProcessId> {
+        let _ = rank;
+        None
+    }
+
     /// Whether all ranks are threads of this process.
     fn same_process(&self) -> bool {
         false
@@ -114,7 +123,7 @@ pub trait Bootstrap: Send + Sync {
     /// Registers `watcher` for the loss of a peer; it is called at once if a peer is lost already.
     fn watch(&self, watcher: Watcher);
 
-    /// The loss that watchers were told about, if any.
+    /// Loss of a peer that watchers were told about; `None` if no peer is lost.
     fn lost(&self) -> Option<Error>;
 
     /// Ends this rank's participation: `clean` after a collective close; otherwise the peers are

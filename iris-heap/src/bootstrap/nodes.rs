@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::rendezvous::Place;
 use super::threads::Threads;
 use super::unix::Processes;
-use super::{Bootstrap, Step, Watcher};
+use super::{Bootstrap, ProcessId, Step, Watcher};
 use crate::error::{Error, Result};
 use crate::wire::{Reader, Writer};
 use crate::world::hosts::Hosts;
@@ -92,6 +92,10 @@ impl Bootstrap for Nodes {
             "passing descriptors between hosts",
             "memory is shared within a node: use World::local",
         ))
+    }
+
+    fn process(&self, rank: usize) -> Option<ProcessId> {
+        self.all.process(rank)
     }
 
     /// A group within one node is one of that node's own connection.

@@ -162,7 +162,8 @@ pub(super) fn wait<'a>(
     }
     let timeout = timeout.map(|t| Timespec {
         tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
-        // At least one nanosecond, so that the caller's time has passed when the wait ends.
+        // The wait takes at least one nanosecond, so that the caller's time has passed when it
+        // ends.
         tv_nsec: i64::from(t.subsec_nanos().max(1)),
     });
     if let Err(error) = poll(&mut fds, timeout.as_ref())

@@ -15,7 +15,7 @@ pub(super) struct Presence {
 
 impl Presence {
     pub(super) fn show(path: PathBuf) -> std::io::Result<Presence> {
-        // Created under another name until it is locked, because a file without a lock means a dead
+        // The file has another name until it is locked, because a file without a lock means a dead
         // rank.
         let part = path.with_extension(format!("part{}", std::process::id()));
         let file = File::create(&part)?;

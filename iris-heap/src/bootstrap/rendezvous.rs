@@ -50,7 +50,8 @@ pub(super) const LOOK: Duration = Duration::from_millis(50);
 /// Time that the start of a run's ranks may take, since they are started one after the other.
 /// Events up to this long before the start of this process may still concern its run.
 const STARTS: Duration = Duration::from_secs(2);
-/// Time for which another rank 0 is awaited after such an event.
+/// Time that this process must have waited before an event from shortly before its own start
+/// ([`STARTS`]) counts as one of its run: until then, rank 0 of its run may still appear.
 const ANOTHER: Duration = Duration::from_secs(5);
 /// Resolution of file times and process start times.
 const TICK: Duration = Duration::from_millis(10);
@@ -178,7 +179,7 @@ impl Place {
         let failed = |e| self.error(format!("listening: {}", explain(&e)));
         let spare = || File::open(&self.folder).map_err(failed);
         let reserve = vec![spare()?, spare()?];
-        // Bound under another name until it listens, because a socket that refuses connections
+        // The socket has another name until it listens, because a socket that refuses connections
         // means a dead process.
         let part = self.socket.with_extension("part0");
         let _ = fs::remove_file(&part);
@@ -210,8 +211,8 @@ impl Place {
         let mut patience = Patience::new(started, deadline);
         let mut pause = Duration::from_millis(1);
         loop {
-            // Read before the attempt, because rank 0 of this run may meanwhile replace the socket
-            // of an earlier run.
+            // The socket's time is read before the attempt to connect, because rank 0 of this run
+            // may meanwhile replace the socket of an earlier run.
             let bound = self.bound();
             let died = match self.try_connect()? {
                 Tried::Connected(socket) => return Ok(socket),
@@ -262,7 +263,7 @@ impl Place {
                 Ok(Tried::Connected(socket))
             }
             Err(e) if e.kind() == ErrorKind::ConnectionRefused => Ok(Tried::Refused),
-            // No socket yet, or one whose queue is full.
+            // There is no socket yet, or the queue of its listener is full.
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::WouldBlock) => {
                 Ok(Tried::Absent)
             }
@@ -281,8 +282,8 @@ impl Place {
         self.named_by_launcher(ranks).or_else(|| ranks.iter().copied().find(ended))
     }
 
-    /// The one of these ranks whose process ended first, as reported by the launcher: the file of a
-    /// rank contains its position in that order.
+    /// First of `ranks` whose process ended, as reported by the launcher: a rank's file contains
+    /// its position in the order of ends.
     fn named_by_launcher(&self, ranks: &[usize]) -> Option<usize> {
         if !self.launched {
             return None;

@@ -15,10 +15,11 @@ use super::frames::{Frame, Part};
 use super::hub::Hub;
 use super::mailbox::Outbox;
 use super::notice::{Patience, notice};
+use super::process::{ProcessId, list_processes};
 use super::rendezvous::{Door, Place};
 use super::socket::Socket;
 use super::{Bootstrap, Step, Watcher};
-use crate::error::{Error, Result, list_ranks};
+use crate::error::{Error, Result};
 use crate::util::lock;
 
 /// Membership of one rank in a group of processes.
@@ -33,7 +34,7 @@ pub(crate) struct Processes {
 /// Largest number of descriptors of one exchange that are in transit to all ranks together. All
 /// processes of a user share one limit, that of open files, which may be as low as 256.
 const ON_THEIR_WAY: usize = 128;
-/// Time allowed for sending a message whose delivery is not awaited.
+/// Longest time for which sending a last message, to which no answer is awaited, may block.
 const PARTING: Duration = Duration::from_secs(2);
 /// Time for the hub to answer which ranks are missing; after that the user is told that the hub is
 /// silent.
@@ -116,6 +117,20 @@ impl Processes {
         }
     }
 
+    /// Tells all ranks of the processes of all, so that a rank which is waited for is named by its process:
+    /// collective.
+    pub(crate) fn share_processes(&self, step: &Step) -> Result<()> {
+        let all = self.allgather(&ProcessId::own().to_bytes(), step)?;
+        let all = all.iter().map(|bytes| ProcessId::from_bytes(bytes));
+        let all: Option<Vec<_>> = all.collect();
+        let broken = || Error::Wire {
+            what: "exchange of process ids".into(),
+            problem: "a rank sent something else".into(),
+        };
+        let _ = self.connection.processes.set(all.ok_or_else(broken)?);
+        Ok(())
+    }
+
     fn exchange(&self, part: Part, step: &Step) -> Result<Vec<Part>> {
         let outcome = self.wait_for_all(part, step);
         if let Err(error) = &outcome {
@@ -166,7 +181,7 @@ impl Processes {
                 // for another reason.
                 let crowded = matches!(error, Error::Wire { .. });
                 if crowded || now >= limit {
-                    // The control thread would have found another reason by now.
+                    // No other reason exists: the control thread would have found it by now.
                     group.broken = Some(error.clone());
                     return Err(error.clone());
                 }
@@ -209,16 +224,18 @@ impl Processes {
                         let waited = now - started;
                         notice(format_args!(
                             "{what} waits for rank {}: {waited:.1?} of {whole:.1?}",
-                            list_ranks(&ranks)
+                            list_processes(&ranks, |rank| self.process(rank))
                         ));
                     }
                 } else if let Some(until) = answer {
                     if now >= until {
                         answer = None;
                         let waited = now - started;
+                        let hub = self.connection.processes.get().and_then(|all| all.first());
+                        let hub = hub.map_or(String::new(), |hub| format!(" ({hub})"));
                         notice(format_args!(
-                            "{what}: {waited:.1?} of {whole:.1?}; the process of rank 0, which \
-                             carries the messages, does not answer: is it stopped?"
+                            "{what}: {waited:.1?} of {whole:.1?}; rank 0{hub}, which carries the \
+                             messages, does not answer: is it stopped?"
                         ));
                     } else {
                         limit = limit.min(until);
@@ -305,6 +322,11 @@ impl Bootstrap for Processes {
             }
         }
         Ok(all)
+    }
+
+    fn process(&self, rank: usize) -> Option<ProcessId> {
+        let launched = *self.members.get(rank)?;
+        self.connection.processes.get()?.get(launched).copied()
     }
 
     fn split(

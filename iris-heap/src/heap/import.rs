@@ -76,7 +76,7 @@ impl SymmetricHeap {
     ///
     /// # Errors
     /// [`Error::Disagreement`] if the lengths differ; [`Error::Invalid`] for a descriptor that is
-    /// too short or may shrink; [`Error::PeerFailed`]; those of
+    /// too short or may shrink; [`Error::PeerFailed`]; errors of
     /// [`World::barrier`](crate::World::barrier).
     #[track_caller]
     pub fn import_descriptor<T: Element>(

@@ -69,7 +69,7 @@ pub struct SymmetricHeap {
     sequence: OnceLock<DevWords>,
     /// Description of the device, cached because the driver need be asked only once.
     device: OnceLock<DeviceInfo>,
-    /// Held while the launches of one call are enqueued.
+    /// Lock held while the launches of one call are enqueued.
     issuing: Mutex<()>,
     registration: Mutex<Option<Registration>>,
     watch: Mutex<Option<Watch>>,
@@ -115,7 +115,7 @@ impl SymmetricHeap {
     /// # Errors
     /// [`Error::Disagreement`] if the ranks differ in crate or protocol version, options,
     /// device or `IRIS_*` variables; [`Error::PeerFailed`] if another rank could not get its
-    /// memory; [`Error::Invalid`], [`Error::Unsupported`], [`Error::System`]; those of
+    /// memory; [`Error::Invalid`], [`Error::Unsupported`], [`Error::System`]; errors of
     /// [`World::barrier`].
     #[track_caller]
     pub fn open(world: &World, options: HeapOptions) -> Result<Arc<SymmetricHeap>> {
@@ -330,7 +330,7 @@ impl SymmetricHeap {
     /// # Errors
     /// [`Error::Disagreement`] if the ranks free different blocks; [`Error::NotAllocated`] if the
     /// block was freed already; [`Error::PartOfBlock`]; [`Error::ForeignSlice`];
-    /// [`Error::Unsupported`] while a stream is captured; [`Error::PeerFailed`]; those of
+    /// [`Error::Unsupported`] while a stream is captured; [`Error::PeerFailed`]; errors of
     /// [`World::barrier`].
     #[track_caller]
     pub fn free<T>(&self, slice: SymSlice<T>) -> Result<()> {
@@ -671,6 +671,8 @@ impl SymmetricHeap {
     /// there is one.
     fn after_fault(&self, then: Error) -> Error {
         match self.memory.control.fault_error() {
+            // The world has put its own heaps' faults in front already.
+            _ if matches!(then, Error::AfterFault { .. }) => then,
             Some(fault) => Error::AfterFault { fault: Box::new(fault), then: Box::new(then) },
             None => then,
         }

@@ -56,7 +56,11 @@ impl Issuing<'_> {
         match self.heap.memory.control.boards() {
             None => Ok(()),
             Some(boards) if stream.backend().is_captured()? => boards.set_captured(),
-            Some(boards) => boards.issue(op),
+            Some(boards) => {
+                boards.issue(op)?;
+                stream.note_issued(boards.issued()?);
+                Ok(())
+            }
         }
     }
 

@@ -2,6 +2,7 @@
 
 use crate::abi::SIGNAL_RESERVED;
 use crate::backend::BackendKind;
+use crate::bytes::Bytes;
 use crate::env::MAX_THREADS;
 use crate::error::{Error, Result};
 use crate::world::World;
@@ -53,6 +54,11 @@ impl HeapOptions {
     /// Makes options with the defaults.
     pub fn new() -> HeapOptions {
         HeapOptions::default()
+    }
+
+    /// Sets the size of the data segment, with its unit: `data(Bytes::gib(2))`.
+    pub fn data(self, size: Bytes) -> HeapOptions {
+        self.data_bytes(size.get())
     }
 
     /// Sets the size of the data segment in bytes.

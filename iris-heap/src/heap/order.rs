@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use crate::abi::abort;
 use crate::board::{self, Boards};
-use crate::bootstrap::Object;
 use crate::bootstrap::notice::{Patience, notice};
+use crate::bootstrap::process::list_processes;
+use crate::bootstrap::{Object, ProcessId};
 use crate::control::Control;
-use crate::error::{Error, Result, list_ranks};
+use crate::error::{Error, Result};
 use crate::segment::{JointMemory, SharedMemory};
 use crate::world::World;
 
@@ -76,9 +77,11 @@ impl Watch {
         let stop = Arc::new(AtomicBool::new(false));
         let (rank, allowed) = (world.rank(), world.settings().entry_deadline());
         let (stopped, control) = (stop.clone(), control.clone());
+        let processes = (0..world.size()).map(|rank| world.process(rank)).collect();
+        let ranks = Watched { rank, processes, allowed };
         let name = format!("iris-{rank}-watch");
         let builder = thread::Builder::new().name(name.clone());
-        let handle = builder.spawn(move || watch(rank, allowed, &control, &stopped));
+        let handle = builder.spawn(move || watch(&ranks, &control, &stopped));
         let handle = handle.map_err(|e| Error::system(format!("starting thread {name}"), e))?;
         Ok(Watch { stop, thread: handle.thread().clone() })
     }
@@ -91,7 +94,29 @@ impl Drop for Watch {
     }
 }
 
-fn watch(rank: usize, allowed: Duration, control: &Control, stop: &AtomicBool) {
+/// The ranks of a heap as one of them sees them.
+struct Watched {
+    rank: usize,
+    /// Process of each rank; none of a thread of this process.
+    processes: Vec<Option<ProcessId>>,
+    /// How long a kernel waits for a peer to enter a call.
+    allowed: Duration,
+}
+
+impl Watched {
+    fn list(&self, ranks: &[usize]) -> String {
+        list_processes(ranks, |rank| self.processes[rank])
+    }
+
+    /// The ranks whose processes are stopped.
+    fn stopped(&self) -> Vec<usize> {
+        let stopped = |rank: &usize| self.processes[*rank].is_some_and(|it| it.is_stopped());
+        (0..self.processes.len()).filter(stopped).collect()
+    }
+}
+
+fn watch(ranks: &Watched, control: &Control, stop: &AtomicBool) {
+    let Watched { rank, allowed, .. } = *ranks;
     let mut patience: Option<(Instant, Patience)> = None;
     while !stop.load(Ordering::Acquire) {
         thread::park_timeout(TICK);
@@ -106,15 +131,22 @@ fn watch(rank: usize, allowed: Duration, control: &Control, stop: &AtomicBool) {
         let new = || (since, Patience::new(since, since + allowed));
         let (_, patience) = patience.get_or_insert_with(new);
         if let Some(waited) = patience.is_over()
-            && let Some((ranks, call)) = control.awaited()
+            && let Some((awaited, call)) = control.awaited()
         {
-            match &ranks[..] {
-                [] => notice(format_args!(
-                    "rank {rank} waits for its streams: {waited:.1?}; all ranks have issued {call}"
+            let stopped = ranks.stopped();
+            match (&awaited[..], &stopped[..]) {
+                ([], []) => notice(format_args!(
+                    "rank {rank} waits for its streams: {waited:.1?}; all ranks have issued {call}; {}",
+                    control.completed()
                 )),
-                ranks => notice(format_args!(
+                ([], stopped) => notice(format_args!(
+                    "rank {rank} waits for its streams: {waited:.1?}, and for rank {}; {}",
+                    ranks.list(stopped),
+                    control.completed()
+                )),
+                (awaited, _) => notice(format_args!(
                     "rank {rank} waits for rank {} to issue {call}: {waited:.1?} of {allowed:.1?}",
-                    list_ranks(ranks)
+                    ranks.list(awaited)
                 )),
             }
         }

@@ -34,7 +34,7 @@ impl World {
     /// Checks that every rank passes the same items in the same order.
     ///
     /// # Errors
-    /// [`Error::Disagreement`] on every rank, with the first item that differs; those of
+    /// [`Error::Disagreement`] on every rank, with the first item that differs; errors of
     /// [`World::barrier`].
     #[track_caller]
     pub fn agree(&self, what: &str, items: &[(&str, String)]) -> Result<()> {
@@ -146,6 +146,16 @@ impl World {
         self.note_returned(self.inner.bootstrap.share_objects(object, &step))
     }
 
+    /// An error of a step of the host, with what a kernel of this rank left before: it is why a peer does not come.
+    fn after_fault(&self, then: Error) -> Error {
+        let controls = lock(&self.inner.controls);
+        let mut faults = controls.iter().filter_map(|control| control.upgrade()?.fault_error());
+        match faults.next() {
+            Some(fault) => Error::AfterFault { fault: Box::new(fault), then: Box::new(then) },
+            None => then,
+        }
+    }
+
     pub(crate) fn step(&self, kind: &str, at: &Location<'_>) -> Step {
         Step {
             what: format!("{kind} at {at}"),
@@ -165,8 +175,8 @@ impl World {
         *sequence += 1;
         let tag = format!("{kind} at {at} (exchange {sequence})");
         let message = Writer::default().text(&tag).bytes(bytes).finish();
-        let all =
-            self.note_returned(self.inner.bootstrap.allgather(&message, &self.step(kind, at)))?;
+        let all = self.inner.bootstrap.allgather(&message, &self.step(kind, at));
+        let all = self.note_returned(all.map_err(|error| self.after_fault(error)))?;
         let mut tags = Vec::with_capacity(all.len());
         let mut contents = Vec::with_capacity(all.len());
         for message in &all {

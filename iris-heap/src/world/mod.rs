@@ -10,12 +10,13 @@ mod threads;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Instant;
 
 use crate::abi::abort;
 use crate::bootstrap::launcher_env::{Launch, UniqueId};
 use crate::bootstrap::threads::Threads;
 use crate::bootstrap::unix::Processes;
-use crate::bootstrap::{Bootstrap, rendezvous};
+use crate::bootstrap::{Bootstrap, ProcessId, Step, rendezvous};
 use crate::control::{Control, code_of};
 use crate::env::{self, Settings};
 use crate::error::{Error, Result};
@@ -155,6 +156,8 @@ impl World {
     ) -> Result<World> {
         let place_to_meet = rendezvous::Place::new(job.into(), launched)?;
         let processes = Processes::rendezvous(place_to_meet, rank, size, settings.host_deadline())?;
+        let deadline = Instant::now() + settings.host_deadline();
+        processes.share_processes(&Step { what: "exchange of process ids".into(), deadline })?;
         tracing::debug!(rank, size, job, "all ranks have met");
         Ok(World::new(Arc::new(processes), settings, place, None))
     }
@@ -251,6 +254,11 @@ impl World {
     /// Deadlines and number of threads.
     pub fn settings(&self) -> &Settings {
         &self.inner.settings
+    }
+
+    /// Process of a rank; none for a thread of this process.
+    pub fn process(&self, rank: usize) -> Option<ProcessId> {
+        self.inner.bootstrap.process(rank)
     }
 
     /// Whether all ranks are threads of this process.

@@ -34,7 +34,7 @@ impl World {
     /// [`World::threads`] with settings of the program instead of the environment.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if `size` is 0 or above [`MAX_RANKS`](crate::MAX_RANKS); those of
+    /// [`Error::Invalid`] if `size` is 0 or above [`MAX_RANKS`](crate::MAX_RANKS); errors of
     /// [`Settings::check`].
     pub fn threads_with(size: usize, settings: &Settings) -> Result<Vec<World>> {
         check_size("size of the world", size)?;

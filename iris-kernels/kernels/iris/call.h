@@ -7,7 +7,8 @@
 namespace iris {
 
 /// Period of the refresh, in calls: in every call whose number is a multiple of it, writers store
-/// the number into all of their words.
+/// the number into all of their words. Otherwise an unused word could become 2^31 calls old, and
+/// its wrapping difference would change sign.
 constexpr i32 RESTAMP_PERIOD = 1 << 29;
 
 /// Number of a call of an op: an i32 that wraps, compared only by its wrapping difference.
@@ -29,7 +30,8 @@ class Call {
     IRIS_DEVICE Call of_same_slot_before() const {
         return Call(static_cast<i32>(static_cast<u32>(value) - 2));
     }
-    /// Whether writers refresh the unused words of this call's slot, of those that carry data.
+    /// Whether this call refreshes the unused LL words of its slot, so that their numbers never
+    /// become 2^31 calls old: true for one call of each parity in every RESTAMP_PERIOD.
     IRIS_DEVICE bool restamps_slot() const {
         return (static_cast<u32>(value) & (RESTAMP_PERIOD - 1)) <= 1;
     }

@@ -35,7 +35,8 @@ struct Channel {
 };
 static_assert(sizeof(Channel) == 64, "as iris_sync::Channel");
 
-/// Words of a channel, as one thread accesses them.
+/// Synchronisation words of one op (the channel): their positions, and the accesses of one thread
+/// to them.
 struct Words : Memory {
     const Channel& channel;
     IRIS_DEVICE Words(const HeapView& heap, const Channel& channel)

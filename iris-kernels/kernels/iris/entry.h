@@ -6,7 +6,7 @@
 
 namespace iris {
 
-/// Description of a call that a rank publishes to its peers when it enters.
+/// Description of a call that a rank publishes to its peers when it enters the call.
 struct Record {
     i32 fields[FIELDS];
     /// Leading dimension of C in elements if peers may write C directly; else 0.
@@ -22,7 +22,7 @@ namespace entry {
 
 IRIS_DEVICE SymWord number(SymWord record) { return record.after(LINE_WORDS - 1); }
 
-/// Load once the number of the call of this parity that `peer` has entered last.
+/// Load, without waiting, the number of the last call of this parity that `peer` has entered.
 IRIS_DEVICE i32 look_at_credit(const Words& m, u32 peer, u32 parity) {
     return m.load<Access::CreditLoad>(number(m.entry(m.channel.rank, peer, parity)));
 }
@@ -42,15 +42,17 @@ IRIS_DEVICE i32 own_field(const Words& m, const Record& record, i32 sequence, u3
     return record.fields[field];
 }
 
-/// Store at `peer` the number of the call that this rank has entered. Requires the credit of
-/// `peer`.
+/// Store at `peer` the number of the call that this rank has entered. Only after the credit of
+/// `peer`: it has then entered the previous call, and no longer reads the number of two calls ago
+/// that this replaces.
 IRIS_DEVICE void announce(const Words& m, Call call, u32 peer) {
     const SymWord place = m.entry(peer, m.channel.rank, call.parity());
     m.store<Access::EntryStore>(number(place), call.number());
 }
 
-/// Write this rank's record of `call` at `peer`, then publish its number (release store). Requires
-/// the credit of `peer`.
+/// Write this rank's record of `call` at `peer`, then publish its number (release store). Only
+/// after the credit of `peer`: it has then entered the previous call, and no longer reads the
+/// record of two calls ago that this replaces.
 IRIS_DEVICE void publish(const Words& m, Call call, const Record& record, i32 sequence, u32 peer) {
     const SymWord place = m.entry(peer, m.channel.rank, call.parity());
     IRIS_UNROLL

@@ -56,13 +56,16 @@ template <u32 ITEMS_, u32 PIECE> struct Batch {
     }
 };
 
-/// Push two words of data to `peer` as pair number `pair`. Requires the credit of `peer`.
+/// Push two words of data to `peer` as pair number `pair` of its receive region. Only after the
+/// credit of `peer`: it has then entered the previous call, and no longer reads the pair of two
+/// calls ago that this replaces.
 IRIS_DEVICE void push(const Words& m, Call call, u32 peer, u32 pair, const u32 (&data)[2]) {
     m.store_pair<Access::LlStore>(m.pair(peer, m.channel.rank, call.parity(), pair),
                                   LlWord{data[0], call.number()}, LlWord{data[1], call.number()});
 }
 
-/// Push item number `k` of a batch to `peer`. Requires the credit of `peer`.
+/// Push item number `k` of a batch to `peer`. Only after the credit of `peer`: it has then entered
+/// the previous call, and no longer reads the items of two calls ago that these replace.
 template <class Batch>
 IRIS_DEVICE void push_item(const Words& m, Call call, u32 peer, const Batch& batch, u32 k,
                            const u32 (&data)[2]) {

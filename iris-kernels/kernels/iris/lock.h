@@ -6,7 +6,7 @@
 
 namespace iris::lock {
 
-/// Value of a free spinlock; a taken one holds 1 + the rank that took it.
+/// Value of a free spinlock; a taken spinlock holds 1 + the rank that took it.
 constexpr i32 FREE = 0;
 
 /// Take a spinlock; false if the call cannot be finished. The holder needs nothing else before it

@@ -7,7 +7,6 @@
 //
 // Addresses are 64-bit integers of global memory. Data that peers write while a kernel runs must be
 // read by plain, coherent loads, never by non-coherent ones, so always by read() and write() below.
-// with plain loads, never with non-coherent ones: read() and write() below are the only way.
 #ifndef IRIS_PORT_H
 #define IRIS_PORT_H
 
@@ -29,10 +28,10 @@
 
 #if IRIS_PORT_CUDA
 #define IRIS_DEVICE __device__ __forceinline__
-// For lambdas: inlined, so that captured values, above all sums, stay in registers.
+// Marks lambdas that must be inlined, so that captured values, above all sums, stay in registers.
 #define IRIS_INLINE __attribute__((always_inline))
-// For functions that are not inlined, to limit code size; used for elements that do not fill a
-// vector. A kernel may define it differently.
+// Marks functions that are not inlined, to limit code size: they process elements that do not fill
+// a vector. A kernel may define it differently.
 #ifndef IRIS_COLD
 #define IRIS_COLD static __device__ __noinline__
 #endif

@@ -31,7 +31,8 @@ IRIS_DEVICE bool vote(bool ok, Site) { return __syncthreads_and(ok) != 0; }
 /// nothing else is needed.
 template <class Steps> IRIS_DEVICE bool divergent(Steps steps) { return steps(); }
 
-/// A value that is equal on all threads of the workgroup.
+/// Returns `value`, which must be equal on all threads of the workgroup. The HIP form moves it to a
+/// scalar register.
 IRIS_DEVICE i32 uniform(i32 value) { return value; }
 
 /// The kernel's first argument in parameter memory.

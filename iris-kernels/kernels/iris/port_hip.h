@@ -57,7 +57,7 @@ template <class Steps> IRIS_DEVICE bool divergent(Steps steps) {
     return result;
 }
 
-/// A value that is equal on all threads of the workgroup.
+/// Returns `value`, which must be equal on all threads of the workgroup, in a scalar register.
 IRIS_DEVICE i32 uniform(i32 value) { return __builtin_amdgcn_readfirstlane(value); }
 
 /// The kernel's first argument in kernarg memory. The parameter itself is a copy in each thread's

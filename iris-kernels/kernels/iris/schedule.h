@@ -67,11 +67,11 @@ struct SplitGrid {
     Grid grid;
     u32 size;
 
-    /// Tiles of the rows of `rank`, with rows counted from the first of them.
+    /// Tiles of the rows of `rank`, with row numbers counted from the first row of `rank`.
     IRIS_DEVICE Grid part(u32 rank) const {
         return Grid{split(grid.rows, size, rank).len(), grid.cols, grid.tile_m, grid.tile_n};
     }
-    /// Number of tiles before those of `rank`.
+    /// Number of the first tile of `rank`; tiles are numbered rank by rank.
     IRIS_DEVICE u32 first(u32 rank) const {
         u32 tiles = 0;
         for (u32 before = 0; before < rank; ++before) tiles += part(before).tiles();
@@ -116,7 +116,7 @@ struct Units {
         return div_up(shard_rows(source).len(), tile_m);
     }
     IRIS_DEVICE u32 groups_of(u32 source) const { return div_up(shard_cols(source).len(), k_group); }
-    /// Number of units before those of `source`.
+    /// Number of the first unit of `source`; units are numbered rank by rank.
     IRIS_DEVICE u32 first(u32 source) const {
         u32 count = 0;
         for (u32 before = 0; before < source; ++before) {
@@ -172,7 +172,7 @@ struct Units {
         const u32 row = rows.start + (block - before) * tile_m;
         return Block{row, min_of(tile_m, rows.end - row), from, block - before};
     }
-    /// Rank, and index of an element within that rank.
+    /// Result of a round-robin order over ranks: a rank, and the index of an element of that rank.
     struct Turn {
         u32 source, within;
     };
@@ -295,7 +295,8 @@ struct Items {
     }
 
   private:
-    /// Whether ranks send parts, rather than whole messages.
+    /// Whether each rank sends a different part of its rows to each peer, instead of all its rows
+    /// to all peers.
     IRIS_DEVICE static bool parted(Collective collective) {
         return collective != Collective::AllReduce && collective != Collective::Broadcast;
     }
@@ -316,8 +317,8 @@ struct Items {
 /// ranks before it waits for their tiles of the first round, so the waits form no cycle.
 struct Rounds {
     u32 tiles, span, ranks;
-    /// Rank, as its distance from the next rank (this rank is the last), and the number of a tile
-    /// among those of that rank.
+    /// Result of Rounds::at: a rank, given by its distance from the next rank (this rank is the
+    /// last), and the number of a tile among the tiles of that rank.
     struct Turn {
         u32 rank, tile;
     };

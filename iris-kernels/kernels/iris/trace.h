@@ -57,7 +57,8 @@ class Trace {
         port::write<u64>(slots + u64(used) * SPAN_BYTES, port::now());
     }
 
-    /// Second half of such a span, in a later launch.
+    /// Second half of a span that encloses another launch, in a later launch: reads the start time
+    /// that leave_begin() stored.
     IRIS_DEVICE void end_left(Span span, u32 about) {
         if (!OBSERVED || count_word == 0) return;
         if (used < capacity) began = port::read<u64>(slots + u64(used) * SPAN_BYTES);

@@ -41,7 +41,8 @@ IRIS_DEVICE void store_element(u64 address, u32 dtype, float value) {
 /// Whether these elements can be accessed as one vector.
 IRIS_DEVICE bool is_whole(u64 address, u32 count) { return count == WIDTH && (address & 15) == 0; }
 
-/// Vector in its memory format; loading it does not wait until it is used.
+/// Vector in its memory format. Code that loads it waits for the load only where the vector is
+/// used.
 struct Raw {
     Vec16 low, high;
 };

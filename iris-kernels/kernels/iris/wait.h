@@ -26,7 +26,7 @@ IRIS_COLD bool stopped(Words m, Awaited awaited) {
     const i32 peer = m.load<Access::AbortLoad>(m.abort(m.channel.rank));
     if (host == 0 && peer == 0) return false;
     if (host == 0) {
-        // The abort word may hold any value; the record shows it.
+        // The abort word may hold any value; the fault record shows it.
         const i32 who = static_cast<i32>(static_cast<u32>(peer) - 1);
         m.record(awaited.fault(FaultKind::PeerGaveUp, m.channel, who, peer));
     } else if (host >= PEER_LOST) {
@@ -48,7 +48,8 @@ IRIS_DEVICE bool has_given_up(const Words& m) {
     return m.load<Access::AbortCheck>(m.abort(m.channel.rank)) != 0;
 }
 
-/// Record a fault and set the abort word of every rank, this one included.
+/// Store `fault` in this rank's fault record, and set the abort word of every rank, this one
+/// included.
 IRIS_COLD void give_up(Words m, Fault fault) {
     m.record(fault);
     for (u32 rank = 0; rank < m.channel.size; ++rank) {
@@ -74,7 +75,8 @@ IRIS_COLD Absent find_absent(Words m, Call call) {
     return Absent{false, 0, 0};
 }
 
-/// Report of an unsuccessful poll: the awaited rank, the tile, and the value found instead.
+/// Result of an unsuccessful poll: the rank and the tile that are still awaited, and the value that
+/// was found instead.
 struct Missing {
     bool any;
     u32 rank;

@@ -74,8 +74,9 @@ class Workgroup {
         return true;
     }
 
-    /// Wait for the credit of these peers before LL words are pushed. Workgroup 0 waits for the
-    /// credit of all peers, since it announces this rank's entry to all of them.
+    /// Wait, before LL words are pushed to these peers, for their credit: they no longer read the
+    /// words of two calls ago. Workgroup 0 waits for the credit of all peers, since it announces
+    /// this rank's entry to all of them.
     [[nodiscard]] IRIS_DEVICE bool begin_push(Members to) {
         const u64 peers = index == 0 ? others() : to.bits & others();
         // If there are two threads per peer, each loads the credit word of one parity of one peer,
@@ -104,11 +105,12 @@ class Workgroup {
         return ll::RowShare{count - 1 - index, count, port::thread(), carriers()};
     }
 
-    /// Count this workgroup as finished before its end, after all of its threads have read the call
-    /// number and passed a barrier. The release at a normal end would wait until the thread's
-    /// pushes have arrived. So the last wave counts now; in workgroup 0 the last wave has other
-    /// work, and the wave before it counts, which gets the last items. Does nothing in calls that
-    /// refresh words, because their last workgroup must act after all others are done.
+    /// Count this workgroup as finished already before it pushes its items, when all of its threads
+    /// have read the call number and passed a barrier. If the workgroup counted at its end, the
+    /// release of the counting thread would wait until the thread's pushes have arrived at the
+    /// peers. A thread of the last wave counts; in workgroup 0, whose last wave pushes the header, a
+    /// thread of the wave before it. Does nothing in calls that refresh words: there the last
+    /// workgroup refreshes, after all others are done.
     IRIS_DEVICE void count_out() {
         if (number.restamps_slot()) return;
         counted = true;
@@ -145,8 +147,9 @@ class Workgroup {
         return port::vote(result, Site::Waited);
     }
 
-    /// Wait for the credit of these peers before writing their slots. If this rank allows peers to
-    /// write C directly, wait for their entries too.
+    /// Wait, before this rank writes the slots of these peers, for their credit: they no longer
+    /// read the data of two calls ago. If this rank allows peers to write its matrix C directly,
+    /// wait also until they have entered this call.
     [[nodiscard]] IRIS_DEVICE bool meet(Members to) {
         const u64 peers = to.bits & others();
         const u64 credits = peers & ~credited, entries = own.direct == 0 ? 0 : peers & ~entered;
@@ -189,8 +192,9 @@ class Workgroup {
         return true;
     }
 
-    /// Whether this rank and `peer` write results directly into each other's C (in `answer`). Waits
-    /// for the peer's entry if this rank allows it; returns false if that wait fails.
+    /// Stores in `answer` whether this rank and `peer` write results directly into each other's
+    /// result matrix C. If this rank allows that, waits until the peer has entered the call;
+    /// returns false if the wait fails.
     [[nodiscard]] IRIS_DEVICE bool direct(u32 peer, bool& answer) {
         answer = false;
         if (own.direct == 0) return true;
@@ -240,14 +244,15 @@ class Workgroup {
         });
     }
 
-    /// Wait until `source` has entered with equal arguments and its `tile` has arrived.
+    /// Wait until `source` has entered this call with equal arguments, and its data of `tile` has
+    /// arrived.
     [[nodiscard]] IRIS_DEVICE bool wait_tile(u32 source, u32 tile) {
         return wait_entry(source) &&
                waiting([&] { return signal_of(m.signal(rank(), source, tile), source, tile); });
     }
 
-    /// Wait until `source` has entered with equal arguments and its parts `first` to `first + parts
-    /// - 1` have arrived. The threads share the parts.
+    /// Wait until `source` has entered this call with equal arguments, and parts `first` to `first
+    /// + parts - 1` of its data have arrived. Each thread waits for some of the parts.
     [[nodiscard]] IRIS_DEVICE bool wait_parts(u32 source, u32 first, u32 parts) {
         if (!wait_entry(source)) return false;
         const bool passed = port::divergent([&] {
@@ -259,7 +264,8 @@ class Workgroup {
         return port::vote(passed, Site::Waited);
     }
 
-    /// Wait until all these peers have entered with equal arguments and `tile` of each has arrived.
+    /// Wait until all these peers have entered this call with equal arguments, and the data of
+    /// `tile` from each has arrived.
     [[nodiscard]] IRIS_DEVICE bool wait_tiles(Members from, u32 tile) {
         const u64 sources = from.bits & others();
         if (!for_peers(sources, [&](u32 source) {
@@ -273,13 +279,15 @@ class Workgroup {
         return true;
     }
 
-    /// Wait until `owner` has entered with equal arguments and its result of `tile` has arrived.
+    /// Wait until `owner` has entered this call with equal arguments, and the finished `tile` that
+    /// it sends has arrived.
     [[nodiscard]] IRIS_DEVICE bool wait_result(u32 owner, u32 tile) {
         return wait_entry(owner) &&
                waiting([&] { return signal_of(m.result(rank(), owner, tile), owner, tile); });
     }
 
-    /// Raise the flag of staging unit `unit`, after the stores of all threads that filled it.
+    /// Signal to the workgroups of this device that staging unit `unit` is filled, after the stores
+    /// of all threads that filled it.
     IRIS_DEVICE void raise_flag(u32 unit) {
         port::barrier(Site::Flag);
         if (port::thread() == 0) {
@@ -288,7 +296,8 @@ class Workgroup {
         }
     }
 
-    /// Wait until staging unit `unit`, whose data comes from `source`, is filled.
+    /// Wait until a workgroup of this device has filled staging unit `unit` with data of rank
+    /// `source`.
     [[nodiscard]] IRIS_DEVICE bool wait_flag(u32 unit, u32 source) {
         return waiting([&] {
             return timed(unit, [&] { return tile_flags::wait(m, number, unit, source); });
@@ -356,8 +365,8 @@ class Workgroup {
     const bool given_up;
     /// Whether count_out has already counted this workgroup as finished.
     bool counted;
-    /// Bit sets of peers: those whose credit was seen, whose entry was seen, whose permission to
-    /// write C was asked for, and who gave it.
+    /// Bit sets of peers: whose credit was seen (their slots are free), who were seen to have
+    /// entered the call, whose permission to write their matrix C was read, and who gave it.
     u64 credited, entered, asked, directs;
 
     /// Count this workgroup as finished. Returns true for the last one of the launch.
@@ -370,15 +379,16 @@ class Workgroup {
         return true;
     }
 
-    /// Advance the heap's sequence and the call number. No other workgroup has written them since
-    /// this one read them.
+    /// Advance by one the number of ops that the heap has run (its sequence) and this op's call
+    /// number. No other workgroup has written them since this one read them.
     IRIS_DEVICE void advance() {
         m.dev_store<Access::CallStore>(m.sequence_word(), Call(sequence).next().number());
         m.dev_store<Access::CallStore>(m.call_word(), number.next().number());
     }
 
-    /// Load a peer's credit word of one parity, chosen by the thread's index. If that parity is the
-    /// one that counts in this call, wait for the credit. Returns false on failure.
+    /// Load a credit word: threads 2i and 2i + 1 load those of the i-th peer, one per parity of
+    /// call numbers, since the call number may not be known yet. The thread whose parity is that of
+    /// the previous call then waits for the credit. Returns false on failure.
     IRIS_DEVICE bool look_ahead(u64 peers) {
         return port::divergent([&] {
             const u32 step = 1 + port::thread() / 2, half = port::thread() % 2;
@@ -397,7 +407,8 @@ class Workgroup {
         return threads > port::WAVE ? threads - port::WAVE : threads;
     }
 
-    /// This thread's share of the work of the last wave of workgroup 0 (headers, entries).
+    /// This thread's share of the work of the last wave of workgroup 0, which pushes headers and
+    /// announces the rank's entry, and pushes no items.
     IRIS_DEVICE ll::Share beside() const {
         const u32 threads = port::threads(), before = threads > port::WAVE ? threads - port::WAVE : 0;
         if (index != 0 || port::thread() < before) return ll::Share{~0u, 1};

@@ -18,7 +18,7 @@ pub(crate) fn seed(rank: u32, group: u32) -> u64 {
     0x9e37_79b9_7f4a_7c15 ^ (u64::from(rank) << 32 | u64::from(group))
 }
 
-/// Sleeps for a random time in one of eight cases.
+/// Sleeps for a random time, in one of eight calls on average.
 pub(crate) fn maybe(state: &Cell<u64>) {
     if *LONGEST == 0 {
         return;

@@ -122,7 +122,7 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
         Kernel::Sums => sums::run(&launch, grid, partial),
         Kernel::Gate { source, first, parts } => flow::gate(&launch, source, (first, parts)),
         Kernel::Close => flow::close(&launch),
-        // CPU kernels write their own spans.
+        // Nothing to do, because CPU kernels write their own spans.
         Kernel::Stamp { .. } => Ok(()),
         Kernel::Norm => {
             norm::run(args, index, count);

@@ -6,7 +6,6 @@
 //!
 //! All functions take a [`Matrix`] whose address, rows and columns the host checked when the op was
 //! called, and assert that the rectangle lies inside.
-//! the op was run, and assert that the rectangle lies inside.
 
 use bytemuck::Pod;
 use half::slice::HalfFloatSliceExt;
@@ -258,7 +257,7 @@ pub(crate) fn copy(
         }
         return bytes;
     }
-    // Through f32, in which every 16-bit value is exact.
+    // The copy converts through f32, in which every 16-bit value is exact.
     let (rows, cols) = (from.rows as usize, from.cols as usize);
     let buffer = grow(&mut scratch.left, rows * cols);
     load(source, from, buffer, cols, false);

@@ -22,7 +22,7 @@ pub(crate) struct Words<'a> {
     args: &'a OpArgs,
     group: u32,
     waiting_since: Cell<Instant>,
-    /// Value of the tests' clock offset, in milliseconds, when the wait began.
+    /// Offset that a test has added to the clock, in milliseconds, when the wait began.
     passed: Cell<i32>,
     span_begin: [Cell<(u64, u32)>; 5],
     delays: Cell<u64>,
@@ -76,7 +76,7 @@ impl<'a> Words<'a> {
         assert!(which < counter::COUNT, "counter {which}");
         // SAFETY: `new` requires `counter::COUNT` counters at this address.
         let [low, high] = unsafe { &*counters.add(which) };
-        // Added in two halves, because the host reads device words with 32 bits.
+        // The counter is added to in two halves, because the host reads device words with 32 bits.
         let (_, carry) = low.fetch_add(by as u32, Ordering::Relaxed).overflowing_add(by as u32);
         let upper = (by >> 32) as u32 + u32::from(carry);
         if upper > 0 {

@@ -37,7 +37,8 @@ pub(super) struct Call<'a> {
 pub(super) struct Progress {
     /// Whether a peer can see the call.
     pub(super) visible: bool,
-    /// Whether copies on the side stream have not been joined.
+    /// Whether copies were enqueued on the side stream that the call's stream does not yet wait
+    /// for.
     pub(super) forked: bool,
 }
 
@@ -72,7 +73,10 @@ impl<'a> Call<'a> {
                 return Ok(of);
             }
         }
-        Err(unsupported("a call that meets no condition".into(), "its program has no other way"))
+        Err(unsupported(
+            "this call".into(),
+            "no alternative of its program has all its conditions met",
+        ))
     }
 
     /// Whether the call meets a condition of alternative `of`.
@@ -207,7 +211,8 @@ impl<'a> Call<'a> {
         work.early() != Early::No && self.heap.sharing() == 1
     }
 
-    /// Tiles of the loop's peer that must have arrived; `None` if the step is skipped.
+    /// Tiles that must have arrived from the peer of the surrounding loop; `None` if the step is
+    /// skipped.
     fn tiles(&self, message: &Message, at: At) -> Option<Range<u32>> {
         let peer = at.peer?;
         match at.part {
@@ -216,7 +221,8 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Enqueues a sum of local rows, spread over all workgroups.
+    /// Enqueues a kernel that adds up rows which have arrived, with enough workgroups for all
+    /// tiles.
     fn spread(
         &self,
         args: OpArgs,

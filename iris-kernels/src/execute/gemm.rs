@@ -61,8 +61,8 @@ impl Gemms {
         })
     }
 
-    /// The same without library GEMMs and whole-matrix GEMMs, for worlds in which not all ranks
-    /// have them.
+    /// Copy of these GEMMs without library GEMMs and whole-matrix GEMMs, for worlds in which not
+    /// all ranks have them.
     pub(super) fn without_library(&self) -> Self {
         Gemms { whole: self.whole, library: None, tiles: self.tiles.clone(), fused: Fused::None }
     }

@@ -122,8 +122,8 @@ impl KernelSet {
     /// Enqueues one launch of a kernel; `early`: it may begin before the previous launch has ended.
     ///
     /// # Errors
-    /// [`Error::TooManyGroups`], [`Error::Closed`], [`Error::Device`]; [`Error::Unsupported`] for a kernel that was
-    /// not loaded. Nothing is enqueued then.
+    /// [`Error::TooManyGroups`], [`Error::Closed`], [`Error::Device`]; [`Error::Unsupported`] for a
+    /// kernel that was not loaded. Nothing is enqueued then.
     ///
     /// # Safety
     /// The conditions of [`super::Executor::run`] hold.
@@ -143,9 +143,9 @@ impl KernelSet {
         let name = kernel.name();
         let of_name = of_pair.or_else(|| loaded.iter().find(|known| known.name == name));
         let &Loaded { ref function, threads, shared_bytes, .. } = of_name.ok_or_else(|| {
-            unsupported(format!("kernel {name}"), "the operator was made without it")
+            unsupported(format!("kernel {name}"), "the operator was created without this kernel")
         })?;
-        // Norm kernels do not wait, so their workgroups need not be co-resident.
+        // Workgroups of norm kernels wait for nothing, so they need not be co-resident.
         let most = if kernel == Kernel::Norm { u32::MAX } else { self.resident };
         fits(name, groups.count, most)?;
         let threads = groups.threads.map_or(threads, |most| most.min(threads));
@@ -292,7 +292,7 @@ fn load<'a>(
     (kernel, name): (Kernel, &'static str),
 ) -> Result<(Loaded, impl FnOnce() -> Result<u32> + use<'a>)> {
     let build = op.of(kernel, &target.arch).map_err(|what| {
-        unsupported(format!("{} on a GPU: {what}", op.op), "no device source has it")
+        unsupported(format!("{} on a GPU: {what}", op.op), "no device source implements it")
     })?;
     let image = build::compile(&build, target).map_err(Error::other)?;
     let (threads, shared_bytes) = (build.threads, build.shared_bytes(kernel));

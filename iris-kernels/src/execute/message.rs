@@ -10,7 +10,7 @@ use crate::schedule::{Grid, SplitGrid, split};
 
 /// Message in which each rank sends rows of its A, in parts, to C of other ranks.
 pub(super) struct Message {
-    /// Arguments for kernels that could send the message in place of an engine.
+    /// Arguments for the kernels that send the message if no copy engine does.
     pub(super) args: OpArgs,
     /// Number of the message's first signal.
     pub(super) first: u32,
@@ -43,7 +43,7 @@ impl Message {
         Self { args, first: 0, way: Way::Scatter }
     }
 
-    /// The same message with its signals numbered after those of `other`.
+    /// This message with its signals numbered after the signals of `other`.
     pub(super) fn behind(self, other: &Self) -> Self {
         Self { first: other.signals(), ..self }
     }
@@ -57,7 +57,8 @@ impl Message {
         self.grid().part(0).across()
     }
 
-    /// Rank whose share of the rows goes from `from` to `to`.
+    /// Rank whose share of the rows is sent from `from` to `to`: the sender's own share in an
+    /// all-gather, the receiver's in a scatter.
     fn whose(&self, from: u32, to: u32) -> u32 {
         match self.way {
             Way::Gather => from,
@@ -65,7 +66,8 @@ impl Message {
         }
     }
 
-    /// Number of signals of a source; rank 0's share of the rows is the largest.
+    /// Number of signals that each source uses. It is that of rank 0, whose share of the rows is
+    /// the largest.
     fn signals(&self) -> u32 {
         self.grid().part(0).tiles()
     }
@@ -80,12 +82,12 @@ impl Message {
         parts(&self.grid(), self.whose(source, self.args.channel.rank))
     }
 
-    /// All tiles that come from `source`.
+    /// Numbers of all tiles that this rank receives from `source`.
     pub(super) fn all(&self, source: u32) -> Range<u32> {
         0..self.grid().part(self.whose(source, self.args.channel.rank)).tiles()
     }
 
-    /// Rows of this rank's A for the rows `rows` that `to` receives from it.
+    /// Rows of this rank's A that become the rows `rows` that rank `to` receives from this rank.
     fn taken(&self, to: u32, rows: &Range<u32>) -> Range<u32> {
         let first = match self.way {
             Way::Gather => 0,
@@ -94,7 +96,7 @@ impl Message {
         first + rows.start..first + rows.end
     }
 
-    /// Rows of a peer's C for the rows `rows` of this rank's share.
+    /// Rows of a peer's C to which this rank copies the rows `rows` of what it sends.
     fn placed(&self, peer: u32, rows: &Range<u32>) -> Range<u32> {
         let (size, rank) = (self.args.channel.size, self.args.channel.rank);
         let first = match self.way {

@@ -10,7 +10,7 @@ use crate::args::{Matrix, OpArgs, producer, rows_of};
 use crate::program::{Area, Areas, At, Gemm, Operands, Rows, Sizes, Source, Target, Transfer};
 use crate::schedule::split;
 
-/// Operands of one call.
+/// Operands of the steps of one call, computed from the arguments and the workspace of the call.
 pub(super) struct Places<'a> {
     /// Arguments of the call.
     pub(super) args: &'a OpArgs,
@@ -37,7 +37,7 @@ impl Places<'_> {
         split(self.args.m, self.args.channel.size, rank)
     }
 
-    /// A matrix, or its rows that this rank owns if `to` asks for them.
+    /// Returns `matrix`, or only the rows of it that this rank owns if `to` is the own rows.
     fn target(&self, matrix: Matrix, to: Target) -> Matrix {
         match to {
             Target::OwnOfC if matrix.address != 0 => rows_of(matrix, &self.own()),
@@ -50,7 +50,8 @@ impl Places<'_> {
         message::parts(&message::grid(self.args), 0).count() as u32
     }
 
-    /// Rows of the loop's part, numbered among all rows; `None` if the rank has fewer parts.
+    /// Rows of the part that the surrounding loop has reached, numbered among all rows; `None` if
+    /// the rank has fewer parts.
     fn part(&self, at: At) -> Option<Range<u32>> {
         let rank = at.peer.unwrap_or(self.args.channel.rank);
         let part = message::parts(&message::grid(self.args), rank).nth(at.part? as usize)?;
@@ -83,7 +84,7 @@ impl Places<'_> {
         }
     }
 
-    /// Arguments of a plain product; `None` if the step is skipped.
+    /// Arguments of a GEMM that does not communicate; `None` if the step is skipped.
     pub(super) fn product(&self, gemm: &Gemm, at: At) -> Option<OpArgs> {
         let rows = self.rows(gemm.rows, at)?;
         let own = self.own();
@@ -125,7 +126,7 @@ impl Places<'_> {
         OpArgs { c, residual, ..*self.args }
     }
 
-    /// Arguments of a sum of rows `rows` of this rank's share.
+    /// Arguments for adding up the received rows `rows` of this rank's share.
     pub(super) fn sums(&self, to: Target, rows: &Range<u32>) -> OpArgs {
         let message = self.message(Transfer::Blocks).args;
         let own = self.own();
@@ -186,7 +187,7 @@ impl Places<'_> {
             ..*self.args
         };
         let blocks = || {
-            // One block of this rank's rows from each rank.
+            // Each rank sends one block: its partial of the rows that this rank owns.
             let rows = channel.size * (own.end - own.start);
             let inbox = Matrix { rows, ..self.area(Area::Blocks) };
             Message::scatter(moves(self.area(Area::Partial), inbox))

@@ -16,18 +16,18 @@ use crate::args::{Matrix, OpArgs, dtype_code, element_bytes};
 const LINE: u64 = 8;
 
 vocabulary! {
-    /// Matrix in the workspace.
+    /// Matrix that a program keeps in the workspace of a call.
     Area {
-        /// A of all ranks, gathered.
+        /// Matrix A gathered from all ranks.
         Gathered = "the gathered A",
         /// Partial product of this rank, without bias, epilogue and residual.
         Partial = "the partial",
         /// Blocks of the ranks' partials for this rank; each block has room for as many rows as the
         /// largest share.
         Blocks = "blocks of partials",
-        /// Received sums of all ranks.
+        /// Sums of all rows, each received from the rank that added it up.
         Sums = "the sums of all ranks",
-        /// Received rows of C of all ranks.
+        /// Rows of C received from all ranks.
         Rows = "the rows of C of all ranks",
     }
 }
@@ -105,7 +105,8 @@ impl Areas {
 }
 
 impl Area {
-    /// Areas from which and to which a transfer moves rows.
+    /// Areas that are the source and the destination of a transfer; `None` for an operand of the
+    /// call.
     fn moved(of: Transfer) -> [Option<Area>; 2] {
         match of {
             Transfer::Shards => [Some(Area::Gathered), None],

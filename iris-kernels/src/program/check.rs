@@ -29,7 +29,8 @@ struct State {
     ended: bool,
     /// Previous step on the call's stream.
     before: Option<Work>,
-    /// Whether copies on the side stream have not been joined.
+    /// Whether copies were enqueued on the side stream that the call's stream does not yet wait
+    /// for.
     forked: bool,
 }
 
@@ -82,7 +83,8 @@ impl Program {
     }
 }
 
-/// First item for the previous part ([`Item::Late`]) that is outside of a loop over parts.
+/// First [`Item::Late`] (steps for the previous part of a loop) that is not inside a loop over
+/// parts.
 fn misplaced(items: &[Item], in_parts: bool) -> Option<&Item> {
     items.iter().find_map(|item| match item {
         Item::Do(step) => misplaced(step.or, false),
@@ -114,30 +116,30 @@ impl State {
         if let Work::Gemm(Gemm { core: Core::Exchanging(kernel), .. }) = work
             && !matches!(kernel, Kernel::OneShot | Kernel::OneShotLl)
         {
-            return wrong("no GEMM does this message itself");
+            return wrong("no GEMM kernel contains this message kernel");
         }
         if work.lane() == Lane::Side {
             let can = [When::Engines, When::Gated].iter().any(|it| when.contains(it));
             if !can && step.or.is_empty() {
-                return wrong("engines copy, and nothing takes their place");
+                return wrong("copy engines may be unavailable, and no step replaces the copy");
             }
             self.forked = true;
         }
         if effects.opens && self.opened {
-            return wrong("the call is open");
+            return wrong("the call is already open");
         }
         if effects.are_visible() && self.ended {
-            return wrong("the call is over");
+            return wrong("the call has already ended");
         }
         if effects.are_visible() && !effects.opens && !self.opened {
-            return wrong("peers see it before the call is open");
+            return wrong("visible to peers before the call is open");
         }
         if effects.ends && self.forked && !matches!(work, Work::Close(_)) {
-            return wrong("copies beside are not joined");
+            return wrong("copies on the side stream are not joined");
         }
         let behind_open = self.before.is_some_and(|it| matches!(it, Work::Open(_)));
         if work.early() == Early::BehindOpen && !behind_open {
-            return wrong("it may begin early, and does not follow the step that opens the call");
+            return wrong("it may begin early, but does not follow the step that opens the call");
         }
         self.opened |= effects.opens;
         self.ended |= effects.ends;
@@ -192,11 +194,11 @@ mod tests {
             (broken!(), "no alternative"),
             (broken!(when(&[When::Wide], &[OPEN, CLOSE])), "of the last one"),
             (broken!(always(&[OPEN])), "no step ends the call"),
-            (broken!(always(&[OPEN, OPEN, CLOSE])), "open: the call is open"),
-            (broken!(always(&[OPEN, CLOSE, CLOSE])), "close: the call is over"),
+            (broken!(always(&[OPEN, OPEN, CLOSE])), "open: the call is already open"),
+            (broken!(always(&[OPEN, CLOSE, CLOSE])), "close: the call has already ended"),
             (broken!(always(&[kernel(Kernel::Convert)])), "before the call is open"),
             (broken!(when(ENGINES, &[OPEN, COPY, ENDS]), always(&[OPEN, CLOSE])), "not joined"),
-            (broken!(always(&[OPEN, COPY, CLOSE])), "nothing takes their place"),
+            (broken!(always(&[OPEN, COPY, CLOSE])), "no step replaces the copy"),
             // Engine copies run on the side stream; the workgroup copies that replace them run on
             // the main stream.
             (broken!(always(&[OPEN, EITHER, STORES, CLOSE])), "does not follow"),

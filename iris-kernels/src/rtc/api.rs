@@ -49,7 +49,7 @@ struct Output {
     bytes: Bytes,
 }
 
-/// Output of a compilation.
+/// Output of one compilation: machine code, and PTX if the compiler makes it.
 pub(super) struct Made {
     /// PTX text, from NVRTC only.
     pub(super) text: Vec<u8>,

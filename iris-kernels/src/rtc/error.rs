@@ -8,7 +8,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[non_exhaustive]
 pub enum Error {
     /// The compiler library was not found.
-    #[error("{what} is not there; looked for it as {}", looked.join(", "))]
+    #[error("{what} is not there; expected it as {}: install it, or name it by its variable (`iris doctor --verbose`)", looked.join(", "))]
     NotFound {
         /// Name of the library.
         what: &'static str,
@@ -27,25 +27,29 @@ pub enum Error {
         source_name: String,
         /// Architecture.
         arch: String,
-        /// Options for compiling it.
+        /// Options for compiling the kernel.
         options: String,
         /// Folder of compiled kernels, which may not exist.
         folder: PathBuf,
-        /// Reason why it cannot be compiled: the error of the missing or outdated compiler.
+        /// Reason why the kernel cannot be compiled: the error of the missing or outdated compiler.
         no_compiler: String,
     },
     /// A function of the compiler library failed.
-    #[error("{function}: {name} ({code})")]
+    #[error(
+        "{function}: {name} ({code}), expected success; `iris doctor` says which compiler is there"
+    )]
     Call {
         /// Name of the function.
         function: String,
-        /// Code that it returned.
+        /// Error code that the function returned.
         code: i32,
         /// The library's name of the code.
         name: String,
     },
     /// A source does not compile.
-    #[error("{source_name} for {arch} does not compile:\n{log}")]
+    #[error(
+        "{source_name} for {arch} was expected to compile; mend what the compiler says:\n{log}"
+    )]
     Compile {
         /// Name of the source.
         source_name: String,
@@ -55,7 +59,9 @@ pub enum Error {
         log: String,
     },
     /// The compiler is too old for an architecture; calling it anyway would abort the process.
-    #[error("{compiler} does not know {arch}, and {instead}")]
+    #[error(
+        "{compiler} does not support {arch}, expected one that does, and {instead}: install a later one"
+    )]
     Architecture {
         /// Compiler, with its release.
         compiler: String,
@@ -65,7 +71,7 @@ pub enum Error {
         instead: String,
     },
     /// A file for the compiler cannot be written.
-    #[error("{}, for the compiler: {why}", path.display())]
+    #[error("{}, expected to be writable for the compiler: {why}; free space there, or set TMPDIR", path.display())]
     File {
         /// Path of the file or folder.
         path: PathBuf,
@@ -73,13 +79,13 @@ pub enum Error {
         why: String,
     },
     /// A text contains a zero byte, which the compilers do not accept.
-    #[error("{what} has a zero byte in it")]
+    #[error("{what} contains a zero byte, expected none: take it out")]
     ZeroByte {
         /// Name of the text.
         what: String,
     },
     /// The cache folder cannot be used.
-    #[error("cache of kernels {}: {why}", path.display())]
+    #[error("cache of kernels {}: {why}; IRIS_CACHE names another folder", path.display())]
     Cache {
         /// Path of the folder or file.
         path: PathBuf,

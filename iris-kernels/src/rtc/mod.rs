@@ -350,7 +350,8 @@ pub fn key(
     arch: &str,
     version: Option<(i32, i32)>,
 ) -> Key {
-    // Hashed once, because the headers are most of the text and equal for all kernels.
+    // The headers are hashed only once, because they are most of the text and equal for all
+    // kernels.
     static OF_HEADERS: OnceLock<[u8; 16]> = OnceLock::new();
     let headers = OF_HEADERS.get_or_init(|| {
         let texts = HEADERS.iter().flat_map(|header| [header.name, header.text]);

@@ -12,7 +12,7 @@ pub(super) fn telling<T>(
     work: impl FnOnce() -> T,
 ) -> T {
     thread::scope(|scope| {
-        // Closed when the work ends, also by a panic.
+        // Channel that is closed when the work ends, also by a panic.
         let (_working, over) = channel::<()>();
         let watch = move || {
             if over.recv_timeout(after) == Err(RecvTimeoutError::Timeout) {

@@ -107,7 +107,7 @@ impl Blas {
         }
     }
 
-    /// Path of the file that it was loaded from, or its bare name if the loader found it.
+    /// Path of the file that the library was loaded from, or its bare name if the loader found it.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -171,7 +171,7 @@ library! { HipblasLt,
     GetVersion(Handle, *mut c_int) -> c_int;
 }
 
-/// Functions for version and status names, in which the libraries differ.
+/// Source of the version and of status names, for which the libraries have different functions.
 pub(super) enum Tells {
     /// cuBLASLt: functions without a handle.
     Itself(CublasLt),

@@ -40,7 +40,7 @@ pub use problem::{Addresses, Layout, Problem};
 #[non_exhaustive]
 pub enum Error {
     /// The library was not found.
-    #[error("{what} is not there; looked for it as {}", looked.join(", "))]
+    #[error("{what} is not there; expected it as {}: install it, or name it by its variable (`iris doctor --verbose`)", looked.join(", "))]
     NotFound {
         /// Name of the library.
         what: &'static str,
@@ -48,13 +48,16 @@ pub enum Error {
         looked: Vec<String>,
     },
     /// No GEMM library is supported for this kind of device.
-    #[error("no library of products is called on {kind}")]
+    #[error("no GEMM library is supported on {kind}, expected cuda or hip: use Library::None")]
     None {
         /// Kind of device.
         kind: BackendKind,
     },
     /// The library's release is older than the numbers used here.
-    #[error("{library} is older than {oldest}, the oldest that is called")]
+    #[error(
+        "{library} is older than {oldest}, the oldest supported version: install a later one, or use \
+         Library::Ours"
+    )]
     TooOld {
         /// Library and its version.
         library: String,
@@ -62,17 +65,21 @@ pub enum Error {
         oldest: String,
     },
     /// A function of the library failed.
-    #[error("{function}: {name} ({code})")]
+    #[error(
+        "{function}: {name} ({code}), expected success; `iris doctor` says which library is there"
+    )]
     Call {
         /// Name of the function.
         function: String,
-        /// Status code that it returned.
+        /// Status code that the function returned.
         code: i32,
         /// The library's name of the code.
         name: String,
     },
     /// The library has no algorithm for the problem.
-    #[error("{library} has no algorithm for {problem}")]
+    #[error(
+        "{library} has no algorithm for {problem}, expected one: use Library::Ours or a variant that multiplies itself"
+    )]
     NoAlgorithm {
         /// Library and its version.
         library: String,

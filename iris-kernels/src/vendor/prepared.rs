@@ -21,10 +21,9 @@ use crate::recent::Recent;
 /// plan, too. With another library (hipBLASLt) the heuristic is queried for the maximum number of
 /// rows only, to learn whether such products are supported; the first call of a problem then
 /// queries it for that problem, and later calls reuse the answer.
-/// and those after it take the same.
+///
 /// The first call of a problem describes it to the library. Calls of the last
 /// [`Prepared::PRODUCTS`] problems reuse description and algorithm, and allocate nothing.
-/// description and algorithm, and make and allocate nothing.
 #[derive(Debug)]
 pub struct Prepared {
     of: Arc<Multiplier>,

@@ -36,7 +36,7 @@ pub struct Problem {
     /// Leading dimension of the addend; `None` if there is none. The addend has C's type and
     /// storage order, and may be C itself.
     pub addend: Option<u64>,
-    /// Alignment of every address in bytes.
+    /// Alignment, in bytes, that every address has at least.
     pub alignment: u32,
     /// Bytes of workspace that a call may use.
     pub workspace: u64,

@@ -1,4 +1,4 @@
-//! Descriptors in a vendor's library and allocations of this process that calls make, counted over a library of our own.
+//! Counts of library objects and memory allocations that calls make, over a fake GEMM library.
 
 use std::ffi::c_int;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use libloading::Library;
 
 use super::numbers::{Held, WORKSPACE, built};
 
-/// The counts that the library of our own keeps of its objects.
+/// Object counters of the fake library.
 struct Counts(Library);
 
 impl Counts {
@@ -33,7 +33,7 @@ impl Counts {
         self.ask("fake_live")
     }
 
-    /// From here on the library refuses products of so many rows.
+    /// Makes the fake library reject products with this number of rows.
     fn refuse(&self, rows: u64) {
         // SAFETY: the type is that of the function in blaslt.cpp.
         let refuse = unsafe { self.0.get::<extern "C" fn(u64) -> c_int>(b"fake_refuse") };
@@ -45,7 +45,7 @@ pub(crate) fn a_problem_is_described_once() {
     for dialect in [&Dialect::CUBLASLT, &Dialect::HIPBLASLT] {
         let folder = built(dialect);
         let blas = Arc::new(Blas::load(dialect, &[PathBuf::from(folder.path())]).unwrap());
-        // SAFETY: a library of our own, which is loaded already.
+        // SAFETY: the fake library, which is loaded already.
         let counts = Counts(unsafe { Library::new(blas.path()) }.unwrap());
         let [most, n, k] = [200, 8, 16];
         let kept = Prepared::PRODUCTS;
@@ -56,14 +56,15 @@ pub(crate) fn a_problem_is_described_once() {
         let workspace = vec![0_u128; WORKSPACE as usize / 16];
         let multiplier = Multiplier::new(&blas).unwrap();
         let prepared = Prepared::new(multiplier, [most, n, k], (dtype, dtype), WORKSPACE).unwrap();
-        // Calls, and returns whether the library took it, and how many objects and allocations it took.
+        // Makes a call; returns whether the library took it, and the numbers of objects and
+        // allocations that it made.
         let call = |rows: usize, bias: &Held| {
             let c = Held::new(dtype, (rows, n), false);
             let mut args = OpArgs { m: rows as u32, n: n as u32, k: k as u32, ..OpArgs::zeroed() };
             (args.a, args.b, args.c) = (a.matrix(), b.matrix(), c.matrix());
             (args.a.rows, args.bias) = (rows as u32, bias.matrix());
             let before = counts.made();
-            // SAFETY: all is on the host, where the library multiplies at once.
+            // SAFETY: all memory is on the host, and the fake library multiplies synchronously.
             let enqueue = || unsafe { prepared.enqueue(&args, None, workspace.as_ptr() as u64, 0) };
             let (allocated, taken) = Counting::during(enqueue);
             let taken = taken.unwrap();
@@ -78,10 +79,10 @@ pub(crate) fn a_problem_is_described_once() {
         for rows in 1..=most {
             let (taken, made, _) = call(rows, &biases[0]);
             assert!(taken && made > 0, "{} of {rows} rows", dialect.name);
-            // With the bias elsewhere.
+            // Repeating a problem with a bias at another address creates no objects.
             assert_eq!(call(rows, &biases[1]), (true, 0, 0), "{} of {rows} rows", dialect.name);
         }
-        // A description and three layouts for each.
+        // One descriptor and three layouts per problem.
         assert_eq!(counts.live() - before, 4 * kept as u64, "{}", dialect.name);
         assert_eq!(call(most - kept + 1, &biases[0]), (true, 0, 0), "{}", dialect.name);
         assert!(call(most - kept, &biases[0]).1 > 0, "{} kept too many", dialect.name);

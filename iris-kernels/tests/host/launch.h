@@ -1,4 +1,4 @@
-// Launches of users' kernels as host code: each workgroup, and each thread of a workgroup, is one of the host's.
+// Launches of users' kernels as host code: each thread of each workgroup is a thread of the host.
 #include <utility>
 
 #include "hooks.cpp"

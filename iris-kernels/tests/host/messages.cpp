@@ -1,11 +1,11 @@
-// The kernels of small messages as host code, in one library.
+// Kernels of small messages as host code, in one library.
 #include "hooks.cpp"
 
 #include "../../kernels/all_gather.cu"
 #include "../../kernels/all_to_all.cu"
 #include "../../kernels/broadcast.cu"
 
-// Beside copy engines the others have kernels of the same names.
+// Rename kernels for copy engines, which have the same names in several sources.
 #define iris_open OF(open)
 #define iris_blocks OF(blocks)
 #define iris_results OF(results)
@@ -21,7 +21,7 @@
 #include "../../kernels/reduce_scatter.cu"
 #undef OF
 
-// Those that normalise have the names of those that do not.
+// Rename kernels with an RMSNorm, which have the same names as those without.
 #define iris_one_shot iris_one_shot_norm
 #define iris_two_shot iris_two_shot_norm
 #define iris_one_shot_ll iris_one_shot_ll_norm

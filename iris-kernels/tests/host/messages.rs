@@ -1,4 +1,5 @@
-//! Collectives of messages, as Rust and as device source that runs on the host.
+//! Tests of collectives of messages, in the Rust kernels and in device source that runs on the
+//! host.
 
 use std::ffi::c_int;
 
@@ -10,7 +11,7 @@ use iris_sync::{Channel, RESERVED_WORDS, RESTAMP_PERIOD, Shape};
 
 use super::{Numbers, library, symbol};
 
-/// What a rank has for the tiles and the words of an op.
+/// Memory of one rank: data and signal segment, device words, control block.
 struct Rank {
     data: Vec<u128>,
     signal: Vec<u128>,
@@ -18,14 +19,14 @@ struct Rank {
     control: Box<ControlBlock>,
 }
 
-/// Half of the smallest step of the types.
+/// Half of the smallest step of the element types.
 const SMALLEST: f64 = 3e-8;
 
-/// What the mean of squares is never below.
+/// Epsilon of the RMSNorm, added to the mean of squares.
 const EPSILON: f32 = 1e-2;
 
-/// A message: its type, that in which sums travel, its shape and how far apart its rows lie; whether
-/// GELU is what is done to a sum; and whether rows are normalised.
+/// Message: element type, type of transferred sums, shape, gap between rows, and whether GELU and
+/// an RMSNorm are applied.
 #[derive(Clone, Copy, Debug)]
 struct Message {
     dtype: u32,
@@ -53,12 +54,12 @@ impl Message {
         }
     }
 
-    /// Whether an element is a gap, or behind `rows` rows: such are never written.
+    /// Whether an element is in a gap or after row `rows`; such elements must never be written.
     fn is_outside(self, rows: u32, row: u32, col: u32) -> bool {
         row >= rows || col >= self.cols
     }
 
-    /// Room for so many rows and one more, all bits set: not a number.
+    /// Buffer for `rows` rows plus one, with all bits set, which is NaN.
     fn room(self, rows: u32) -> Vec<u32> {
         let elements = ((rows + 1) * (self.cols + self.gap)) as usize;
         vec![u32::MAX; (elements * self.element_bytes()).div_ceil(4)]
@@ -90,9 +91,8 @@ impl Message {
         value_of(self.dtype, bits)
     }
 
-    /// Whether this is the result for the sum `sum`: its very bits, but for GELU, which each
-    /// implementation comes close to in its own way.
-    /// What is added to it is `added`.
+    /// Whether `bits` is the result for the sum `sum` plus the addend that `added` adds: bit-exact,
+    /// except for GELU, which the implementations approximate differently.
     fn is_result(self, bits: u32, sum: f32, added: impl Fn(f32) -> f32) -> bool {
         if !self.gelu {
             return bits == self.rounded(added(sum));
@@ -102,7 +102,7 @@ impl Message {
         (self.value(bits) - wanted).abs() <= self.roundoff() * (sum.abs() + wanted.abs()).max(1.0)
     }
 
-    /// Whether this is the RMSNorm of the element with bits `bits` of such a row.
+    /// Whether `seen` is the RMSNorm of the element with bits `bits` in this row.
     fn is_normed(self, seen: u32, bits: u32, row: impl Iterator<Item = u32>, weight: u32) -> bool {
         let squares = row.map(|bits| f64::from(self.value(bits)).powi(2)).sum::<f64>();
         let root = (squares / f64::from(self.cols) + f64::from(EPSILON)).sqrt();
@@ -132,9 +132,9 @@ fn value_of(dtype: u32, bits: u32) -> f32 {
     }
 }
 
-/// Every collective of small messages, sums of tiles, and tiles that are passed on, bit for bit: kernels in Rust, and those of
-/// devices with four threads; several calls, from one before words are refreshed on, sums with a bias and
-/// without.
+/// Compares bit by bit the Rust kernels with device kernels of four threads, for every collective
+/// of small messages, for tile reductions and for relayed tiles. Several calls, starting before
+/// words are refreshed; sums with and without a bias.
 pub(super) fn messages_are_right_in_rust_and_as_device_source() {
     const THREADS: &str = "-DIRIS_THREADS=4";
     let (library, _folder) =
@@ -148,15 +148,15 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
         (Kernel::AllGatherLl, Collective::AllGather),
         (Kernel::AllToAllLl, Collective::AllToAll),
         (Kernel::BroadcastLl, Collective::Broadcast { root: 1 }),
-        // Sums of tiles, whose vectors a thread has under way together.
+        // Tile reductions, in which a thread has several vectors in flight.
         (Kernel::OneShot, Collective::AllReduce),
         (Kernel::TwoShot, Collective::AllReduce),
         (Kernel::ReduceScatter, Collective::ReduceScatter),
-        // Tiles that come through inboxes.
+        // Tiles that arrive through inboxes.
         (Kernel::AllGather, Collective::AllGather),
         (Kernel::AllToAll, Collective::AllToAll),
         (Kernel::Broadcast, Collective::Broadcast { root: 1 }),
-        // And are passed on.
+        // Tiles that are forwarded by a relay.
         (Kernel::Relay, Collective::Broadcast { root: 1 }),
     ];
     let messages = [
@@ -165,15 +165,15 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
         Message { dtype: 0, wire: 0, gelu: false, norm: false, rows: 4, cols: 5, gap: 3 },
         Message { dtype: 2, wire: 2, gelu: false, norm: false, rows: 1, cols: 1, gap: 0 },
         Message { dtype: 0, wire: 2, gelu: true, norm: false, rows: 5, cols: 6, gap: 0 },
-        // Whole vectors throughout, of each type.
+        // Full vectors only, for each type.
         Message { dtype: 2, wire: 2, gelu: false, norm: false, rows: 18, cols: 88, gap: 8 },
         Message { dtype: 1, wire: 1, gelu: false, norm: false, rows: 14, cols: 88, gap: 8 },
         Message { dtype: 0, wire: 0, gelu: false, norm: false, rows: 13, cols: 88, gap: 8 },
-        // So few that no thread has more than one of a tile.
+        // So few elements that no thread has more than one vector of a tile.
         Message { dtype: 1, wire: 1, gelu: false, norm: false, rows: 7, cols: 16, gap: 0 },
         Message { dtype: 0, wire: 0, gelu: false, norm: false, rows: 11, cols: 8, gap: 8 },
     ];
-    // Rows of as many vectors as a thread holds and of more, and of no whole vectors.
+    // Rows with as many vectors as a thread holds, with more, and without full vectors.
     let normed = |dtype, cols, gap| Message {
         dtype,
         wire: dtype,
@@ -202,7 +202,7 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
         let entry: usize = symbol(&library, &format!("iris_{}{kind}", kernel.name()));
         let of_pair = kernel.name_of_pair().filter(|_| !messages[0].norm);
         let of_pair = of_pair.map(|name| symbol::<usize>(&library, &format!("iris_{name}")));
-        // Nine ranks are more than one wait is for.
+        // Nine ranks exceed the number of sources of one wait.
         let worlds = match messages[0].norm {
             true => vec![(2, messages), (3, &messages[1..])],
             false => {
@@ -213,15 +213,16 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
             messages.iter().map(move |&message| (size, message)).collect::<Vec<_>>()
         };
         let are_items = |(_, message): &(u32, Message)| {
-            // In words that carry their data rows are whole items.
+            // With the LL protocol and an RMSNorm, rows must consist of whole items.
             kernel != Kernel::OneShotLl || !message.norm || message.cols.is_multiple_of(4)
         };
         for (size, message) in worlds.into_iter().flat_map(each).filter(are_items) {
             let rust = |args: &OpArgs, index, count| {
-                // SAFETY: every address is that of memory that lives as long as the calls.
+                // SAFETY: every address is that of memory that outlives the calls.
                 unsafe { iris_kernels::cpu::run(kernel, args, index, count) }.expect("a call");
             };
-            // SAFETY: as above; a kernel of this library.
+            // SAFETY: a kernel of this library; every address is that of memory that outlives the
+            // calls.
             let device =
                 |args: &OpArgs, index, count| unsafe { run(entry, args, index, count, 0, 0, 0, 0) };
             let rust_norm = |args: &OpArgs, index, count| {
@@ -232,9 +233,9 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
             // SAFETY: for the reason given above.
             let device_norm =
                 |args: &OpArgs, index, count| unsafe { run(norm, args, index, count, 0, 0, 0, 0) };
-            // Rows of tiles are normalised by a launch of their own.
+            // Except in the LL variant, rows are normalised by a separate launch.
             let behind = usize::from(message.norm && kernel != Kernel::OneShotLl);
-            // Each tile of a two_shot is added up by its owner.
+            // In a two_shot, the owner of a tile reduces it.
             let at_owners = kernel == Kernel::TwoShot;
             let runs: [&Run<'_>; 2] = [&rust, &rust_norm];
             exchange(collective, at_owners, size, message, &runs[..=behind]);
@@ -247,7 +248,7 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
                     run(entry, args, index, count, 0, 0, 0, 0)
                 };
                 exchange(collective, at_owners, size, message, &[&several]);
-                // Whoever takes one at a time takes part.
+                // Ranks whose kernel processes single items can take part in the same call.
                 let mixed = |args: &OpArgs, index, count| match args.channel.rank {
                     0 => several(args, index, count),
                     _ => device(args, index, count),
@@ -258,7 +259,7 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
     }
 }
 
-/// What a workgroup does in a launch.
+/// Function that runs one workgroup of a launch.
 type Run<'a> = dyn Fn(&OpArgs, u32, u32) + Sync + 'a;
 
 fn exchange(
@@ -276,7 +277,7 @@ fn exchange(
     let tile_n = cols.min(48);
     let tile_m = if rows > 8 { 4 } else { 2 };
     let grid = Grid { rows, cols, tile_m, tile_n };
-    // As many tiles where rows are split, or more.
+    // At least as many tiles as a split by rows needs.
     let tiles = SplitGrid { grid, size }.tiles().max(grid.tiles());
     let slot = u64::from(tile_m * tile_n * 4).next_multiple_of(128);
     let (inbox, results) = (2 * u64::from(size * tiles) * slot, 2 * u64::from(tiles) * slot);
@@ -295,7 +296,8 @@ fn exchange(
             Rank { data, signal, device, control: Box::default() }
         })
         .collect();
-    // Rows of what a rank gives and of what it gets: of an all-gather M is that of all together.
+    // Numbers of rows that a rank passes and receives; in an all-gather M counts the rows of all
+    // ranks.
     let given = |rank: u32| match collective {
         Collective::AllGather => items.rows_sent(rank, 0),
         _ => rows,
@@ -313,7 +315,7 @@ fn exchange(
             .map(|rank| {
                 let mut data = message.room(given(rank));
                 for (row, col) in (0..given(rank)).flat_map(|r| (0..cols).map(move |c| (r, c))) {
-                    // Of such numbers the last bits of a sum depend on its order.
+                    // With such numbers the last bits of a sum depend on the order of additions.
                     let value = (numbers.below(1 << 20) as f32 - 524_288.0) * 1.37e-5;
                     let value = value * [1.0, 37.0, 1e3][numbers.below(3) as usize];
                     message.set(&mut data, row, col, value);
@@ -321,7 +323,7 @@ fn exchange(
                 data
             })
             .collect();
-        // The later calls of sums have one: behind a product a message may.
+        // Sums have a bias from the third call on, as a message after a product may.
         let mut bias = message.room(1);
         let has_bias = reduces && call >= 2;
         for col in 0..cols {
@@ -368,12 +370,12 @@ fn exchange(
                 (args.slot, args.sources, args.producer) = (slot, size, producer::LOAD);
                 (args.results, args.result_slot, args.max_results) = (inbox, slot, tiles);
                 args.root = 1;
-                // Of two workgroups, or of three, one only sends in every other call.
+                // In every other call one of two or three workgroups is a dedicated sender.
                 args.movers = u32::from(call % 2 == 1);
                 args
             })
             .collect();
-        // Not all ranks have as many workgroups.
+        // Ranks have different numbers of workgroups.
         for &run in launches {
             std::thread::scope(|scope| {
                 for (args, groups) in args.iter().zip([2, 1, 3].into_iter().cycle()) {

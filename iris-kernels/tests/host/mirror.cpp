@@ -1,4 +1,4 @@
-// What the headers say about things that Rust says too, as functions that a test can call.
+// Functions by which a test compares definitions in the headers with those in Rust.
 #include "iris/args.h"
 #include "iris/body/deliver.h"
 #include "iris/body/gather.h"
@@ -33,7 +33,7 @@ u32 mirror_access(u32 index, const char** name, int* order, int* scope) {
     return sizeof(ROWS) / sizeof(Row);
 }
 
-/// Name, code and bytes of an element type, and how many there are.
+/// Returns name, code and size of element type number `index`, and the number of types.
 u32 mirror_dtype(u32 index, const char** name, u32* code, u32* bytes) {
     constexpr struct {
         const char* name;
@@ -60,7 +60,8 @@ void mirror_split(u32 total, u32 parts, u32 part, u32* out) {
     out[1] = range.end;
 }
 
-/// rows, cols, tile_m, tile_n, size; tiles, then (owner, row, col, rows, cols) of `tile`.
+/// `shape`: rows, cols, tile_m, tile_n, size. Returns the number of tiles; `out`: owner, row, col,
+/// rows, cols of `tile`.
 u32 mirror_split_grid(const u32* shape, u32 tile, u32* out) {
     const SplitGrid grid{Grid{shape[0], shape[1], shape[2], shape[3]}, shape[4]};
     if (tile < grid.tiles()) {
@@ -87,7 +88,8 @@ Units units_from(const u32* s) {
 }
 } // namespace
 
-/// shard, size, m, k, tile_m, k_group, m_contiguous; (source, row, col, rows, cols) of `unit`.
+/// `shape`: shard, size, m, k, tile_m, k_group, m_contiguous. Returns the number of units; `out`:
+/// source, row, col, rows, cols of `unit`.
 u32 mirror_unit(const u32* shape, u32 unit, u32* out) {
     const Units units = units_from(shape);
     if (unit < units.units()) {
@@ -98,7 +100,8 @@ u32 mirror_unit(const u32* shape, u32 unit, u32* out) {
     return units.units();
 }
 
-/// (row, rows, source, within, worked) of `block`, and the unit it needs as number `i`; ~0 past them.
+/// `out`: row, rows, source, within, worked of `block`; `need`: the i-th unit that it needs, ~0
+/// after the last. Returns the number of row blocks.
 u32 mirror_block(const u32* shape, u32 block, u32 rank, u32 i, u32* out, u32* need) {
     const Units units = units_from(shape);
     if (block < units.row_blocks()) {
@@ -118,7 +121,7 @@ float mirror_erf(float x) { return erf(x); }
 u16 mirror_narrow(u32 dtype, float value) { return narrow(dtype, value); }
 float mirror_widen(u32 dtype, u16 bits) { return widen(dtype, bits); }
 
-/// Offsets of fields of OpArgs, in a fixed order.
+/// Offset of a field of OpArgs; fields are numbered in a fixed order.
 u64 mirror_offset(u32 field) {
     const u64 offsets[] = {
         IRIS_OFFSET_OF(OpArgs, channel),     IRIS_OFFSET_OF(OpArgs, record),

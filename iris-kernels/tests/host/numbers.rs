@@ -1,5 +1,6 @@
-//! The numbers by which vendors' libraries of products are called: held against a library of our own that takes no
-//! others, in which each is wrong once, and that library against AMD's header.
+//! Tests of the numbers by which the GEMM libraries are called: a fake library accepts only the
+//! right numbers, each number is made wrong once, and the fake library is compared with AMD's
+//! header.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -17,7 +18,7 @@ use tempfile::TempDir;
 
 use super::fake;
 
-/// A library of our own on this host, in the form of a vendor's.
+/// Builds the fake library in a vendor's form.
 pub(crate) fn built(dialect: &Dialect) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let (file, options): (_, &[&str]) = match dialect.name {
@@ -28,7 +29,7 @@ pub(crate) fn built(dialect: &Dialect) -> TempDir {
     folder
 }
 
-/// A matrix on the host, in words that are aligned to 16 bytes, with lines of whole vectors.
+/// Matrix on the host, aligned to 16 bytes, with rows of whole vectors.
 pub(crate) struct Held {
     layout: Layout,
     shape: (usize, usize),
@@ -54,7 +55,7 @@ impl Held {
         at * self.layout.dtype.size()
     }
 
-    /// Small whole numbers, whose sums are exact.
+    /// Fills with small integers, whose sums are exact.
     pub(crate) fn fill(mut self, by: usize) -> Held {
         for row in 0..self.shape.0 {
             for col in 0..self.shape.1 {
@@ -94,11 +95,11 @@ impl Held {
     }
 }
 
-/// Bytes of the workspace.
+/// Size of the workspace in bytes.
 pub(crate) const WORKSPACE: u64 = 1 << 16;
 
-/// Products by a library that is called so, in all layouts and types, alone and as an operator has them; what was
-/// wrong.
+/// Multiplies by a library with these numbers, in all layouts and types, directly and as an
+/// operator does; the error describes what was wrong.
 fn right(dialect: &Dialect, folder: &TempDir) -> Result<(), String> {
     let told = |error: Error| error.to_string();
     let blas = Blas::load(dialect, &[PathBuf::from(folder.path())]).map_err(told)?;
@@ -138,7 +139,7 @@ fn right(dialect: &Dialect, folder: &TempDir) -> Result<(), String> {
                     workspace: WORKSPACE,
                 };
                 let product = Product::new(&of, problem).map_err(told)?;
-                // SAFETY: all is on the host, where the library multiplies at once.
+                // SAFETY: all memory is on the host, and the fake library multiplies synchronously.
                 unsafe { product.enqueue(at, 0) }.map(|()| true)
             } else {
                 let mut args = OpArgs { m: m as u32, n: n as u32, k: k as u32, ..OpArgs::zeroed() };
@@ -166,7 +167,8 @@ fn right(dialect: &Dialect, folder: &TempDir) -> Result<(), String> {
             }
         }
     }
-    // Its one number that no product shows: what it does not do is an answer, and no failure.
+    // The only number that no product shows: an unsupported problem must be reported as such, not
+    // as a failure.
     let odd = Layout::rows(DType::F32, 16);
     let problem = Problem {
         shape: [16, 16, 13],
@@ -209,7 +211,8 @@ pub(crate) fn wrong_numbers_are_found() {
         let folder = built(dialect);
         right(dialect, &folder).unwrap();
         for (name, plant) in plants {
-            // Of cuBLASLt an algorithm may be asked for each problem, too, and has no room for a longer one.
+            // With cuBLASLt an algorithm may also be queried for each problem, and must fit the
+            // fixed size.
             let harmless =
                 dialect.refuses && ["a longer", "the other"].iter().any(|it| name.starts_with(it));
             let mut wrong = *dialect;
@@ -221,7 +224,7 @@ pub(crate) fn wrong_numbers_are_found() {
         }
         let mut wrong = *dialect;
         wrong.not_supported += 1;
-        // hipBLASLt says that there are none, and does not fail.
+        // hipBLASLt reports that there are no algorithms, and does not fail.
         assert_eq!(right(&wrong, &folder).is_err(), dialect.refuses, "not supported");
     }
     let mut bias = Dialect::HIPBLASLT;
@@ -235,7 +238,7 @@ pub(crate) fn wrong_numbers_are_found() {
     assert!(right(&alignment, &built(&alignment)).is_err(), "how parts are added up");
 }
 
-/// Why AMD's header is not there, if it is not.
+/// Reason why AMD's header is missing; `None` if it is installed.
 pub(crate) fn no_header() -> Option<String> {
     harness::no_program("g++").or_else(|| {
         let found = with_header(&["-E"]).output().ok()?.status.success();
@@ -246,7 +249,7 @@ pub(crate) fn no_header() -> Option<String> {
 fn with_header(options: &[&str]) -> Command {
     let mut command = Command::new("g++");
     command.args(["-std=c++20", "-x", "c++", "-include", "hipblaslt/hipblaslt.h"]);
-    // Where ROCm's own packages put it; elsewhere CPLUS_INCLUDE_PATH says where.
+    // Folder of ROCm's packages; elsewhere CPLUS_INCLUDE_PATH gives the folder.
     command.args(["-isystem", "/opt/rocm/include", "-D__HIP_PLATFORM_AMD__", "-DHEADER"]);
     command.args(options).args(["-o", "/dev/null"]);
     command.arg(format!("{}/blaslt.cpp", fake::SOURCES));

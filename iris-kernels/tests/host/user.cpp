@@ -1,11 +1,11 @@
-// The users' kernels of the tests as host code.
+// Users' kernels of the tests, as host code.
 #include <cstring>
 
 #include "launch.h"
 
 #include "../user_kernels.cu"
 
-/// Run the kernel of this name, and return when it has ended; false if there is none.
+/// Runs the kernel of this name, and returns when it has ended; false if there is no such kernel.
 extern "C" bool user_launch(const char* name, void** args, u32 groups) {
 #define KERNEL(entry)                                                                              \
     if (std::strcmp(name, #entry) == 0) return launch(entry, args, groups), true;

@@ -1,4 +1,4 @@
-//! Matrices of products in a heap on the GPU, and what a product of them is in f64.
+//! Matrices of products in a heap on the GPU, with reference results in f64.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use iris_heap::{BackendKind, DType, Error, HeapOptions, SymSlice, SymmetricHeap,
 use iris_kernels::args::{Matrix, OpArgs, dtype_code};
 use iris_kernels::vendor::Layout;
 
-/// Says to this program that it is a child, over the runtime and the library of our own.
+/// Environment variable that marks a child process, which uses the fake runtime and library.
 pub(crate) const CHILD: &str = "VENDOR_TEST_CHILD";
 
-/// What this machine has; for a child what it was given, though the machine may have other GPUs.
+/// Kind of GPU to test; a child process uses HIP, because it runs on the fake runtime.
 pub(crate) fn here() -> BackendKind {
     match BackendKind::Cuda.device_count() {
         Ok(1..) if std::env::var_os(CHILD).is_none() => BackendKind::Cuda,
@@ -30,7 +30,7 @@ pub(crate) fn on_the_gpu(test: impl Fn(&Arc<SymmetricHeap>) -> Result<(), Error>
     outcome.unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// Reals that are exact in all types, both signs, and sums that are not.
+/// Real numbers of both signs that are exact in all types, with inexact sums.
 pub(crate) fn number(seed: usize) -> f32 {
     let mixed = (seed as u32).wrapping_mul(0x9e37_79b9) ^ 0x5bd1_e995;
     ((mixed >> 13 & 0xff) as f32 - 127.0) / 64.0
@@ -58,7 +58,7 @@ fn values_of(dtype: DType, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// A matrix in the heap.
+/// Matrix in the heap.
 pub(crate) struct Placed {
     slice: SymSlice<u8>,
     pub(crate) matrix: Matrix,
@@ -67,7 +67,7 @@ pub(crate) struct Placed {
 }
 
 impl Placed {
-    /// With gaps between its lines, `shift` elements behind an aligned address.
+    /// Makes a matrix with gaps between its rows, `shift` elements after an aligned address.
     pub(crate) fn new(
         heap: &SymmetricHeap,
         dtype: DType,
@@ -115,7 +115,7 @@ impl Placed {
     }
 }
 
-/// The matrices of a product with what A, B, the bias and the addend hold.
+/// Matrices of a product, with the contents of A, B, bias and addend.
 pub(crate) struct Sample {
     pub(crate) a: Placed,
     pub(crate) b: Placed,
@@ -139,7 +139,7 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// By rows, without gaps, with nothing added.
+    /// Row-major matrices without gaps, bias and addend.
     pub(crate) fn plain(shape: [usize; 3], types: (DType, DType)) -> Case {
         let (a_columns, b_columns, bias, addend) = (false, false, false, false);
         Case { shape, types, a_columns, b_columns, bias, addend, gap: 0, shift: 0 }
@@ -156,7 +156,7 @@ impl Sample {
         let c = Placed::new(heap, output, (m, n), (false, gap, shift))?;
         let place = (false, 0, shift);
         let bias = case.bias.then(|| Placed::new(heap, output, (1, n), place)).transpose()?;
-        // Its lines are longer than those of C.
+        // The addend's rows are longer than those of C.
         let place = (false, gap + 8, shift);
         let addend = case.addend.then(|| Placed::new(heap, output, (m, n), place)).transpose()?;
         let fill = |it: Option<&Placed>, from: usize| {
@@ -183,7 +183,7 @@ impl Sample {
         self.addend.as_ref().map(|it| &it.matrix)
     }
 
-    /// Whether all addresses, and lines if there are several, are multiples of 16 bytes.
+    /// Whether all addresses, and strides of more than one row, are multiples of 16 bytes.
     pub(crate) fn is_aligned(&self) -> bool {
         let added = [&self.bias, &self.addend].into_iter().flatten();
         [&self.a, &self.b, &self.c].into_iter().chain(added).all(|it| {
@@ -197,7 +197,7 @@ impl Sample {
         self.c.fill(heap, |_| POISON).map(drop)
     }
 
-    /// Compares all of C, gaps included.
+    /// Compares all of C, including its gaps.
     pub(crate) fn check(
         &self,
         heap: &SymmetricHeap,
@@ -217,7 +217,7 @@ impl Sample {
                 expected[self.c.at(row, col)] = Some(products.sum::<f64>() + bias + addend);
             }
         }
-        // The unit of the result's type, and what k terms of the size of these lose in f32.
+        // Rounding unit of the result's type, and the error of k terms of this size in f32.
         let unit = match self.c.dtype {
             DType::F32 => 0.0,
             DType::F16 => 1.0 / 2048.0,

@@ -36,7 +36,7 @@ impl Composite {
         let (op, heap) = (self.plan.op(), &self.heap);
         let call = check::call(&self.plan, matrices)?;
         heap.check_stream(op.name(), stream).in_op(op)?;
-        let poisoned = |cause| Error::Poisoned { op, cause: Box::new(cause) };
+        let poisoned = |cause| Error::Poisoned { op: op.into(), cause: Box::new(cause) };
         heap.control().check().map_err(poisoned)?;
         let Some(mut lane) = heap.lane() else {
             return Err(super::other_world(op, heap, &self.plan));
@@ -169,7 +169,7 @@ impl Calling<'_> {
 
     fn matrix(&self, matrix: Option<MatRef>, what: &str) -> Result<MatRef> {
         matrix.ok_or_else(|| Error::Invalid {
-            op: self.record.op,
+            op: self.record.op.into(),
             what: what.into(),
             value: "missing".into(),
             expected: "a matrix, which this rank has".into(),

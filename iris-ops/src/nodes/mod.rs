@@ -215,7 +215,7 @@ fn give_back(
 fn check(op: Op, heap: &SymmetricHeap, plan: &Plan) -> Result<()> {
     if plan.op() != op {
         return Err(Error::Invalid {
-            op,
+            op: op.into(),
             what: "plan".into(),
             value: format!("one of {}", plan.op()),
             expected: format!("one of {op}"),
@@ -232,7 +232,7 @@ fn check(op: Op, heap: &SymmetricHeap, plan: &Plan) -> Result<()> {
 fn other_world(op: Op, heap: &SymmetricHeap, plan: &Plan) -> Error {
     let (ranks, world) = (plan.ranks(), heap.whole_world());
     Error::OtherWorld {
-        op,
+        op: op.into(),
         planned_rank: ranks.rank,
         planned_size: ranks.size,
         rank: world.rank(),

@@ -14,9 +14,13 @@ impl Operator {
     /// Describes the next call, which has these matrices, to a kernel of the caller beside it.
     /// Copies of the words that hold the call number are enqueued on `stream`.
     pub(crate) fn beside(&self, stream: &Stream, matrices: &Matrices) -> Result<TileView> {
+        self.labelled(self.tiles_of_next(stream, matrices))
+    }
+
+    fn tiles_of_next(&self, stream: &Stream, matrices: &Matrices) -> Result<TileView> {
         let op = self.plan.op();
         let invalid = |what: &str, value: String, expected: String| Error::Invalid {
-            op,
+            op: op.into(),
             what: format!("{what} of a call with a kernel beside it"),
             value,
             expected,

@@ -1,5 +1,6 @@
 //! Construction of an op, which is the collective step, and its release.
 
+use std::panic::Location;
 use std::sync::Arc;
 
 use iris_heap::{DevWords, SymmetricHeap};
@@ -32,7 +33,7 @@ impl Own {
     ) -> Result<Self> {
         if plan.op() != op {
             return Err(Error::Invalid {
-                op,
+                op: op.into(),
                 what: "plan".into(),
                 value: format!("a plan of {}", plan.op()),
                 expected: format!("a plan of {op}"),
@@ -62,7 +63,7 @@ impl Own {
             };
             if resident == 0 {
                 return Err(Error::Invalid {
-                    op,
+                    op: op.into(),
                     what: "beside".into(),
                     value: beside.to_string(),
                     expected: format!(
@@ -74,7 +75,7 @@ impl Own {
             let groups = asked.map_or(Ok(resident), u32::try_from).ok();
             let groups =
                 groups.filter(|&groups| groups <= resident).ok_or_else(|| Error::Invalid {
-                    op,
+                    op: op.into(),
                     what: "workgroups".into(),
                     value: asked.unwrap_or_default().to_string(),
                     expected: format!(
@@ -168,9 +169,27 @@ impl Operator {
         shared: Option<&Arc<Workspace>>,
         prepare: impl FnOnce(&Workspace) -> Result<()>,
     ) -> Result<Self> {
+        let label = plan.request().label(Some(Location::caller()));
+        // No closure: its calls would have a place of their own, which is not the caller's.
+        match Self::make_labelled(op, heap, plan, &label, shared, prepare) {
+            Ok(operator) => Ok(operator),
+            Err(error) => Err(error.labelled(&label)),
+        }
+    }
+
+    #[track_caller]
+    fn make_labelled(
+        op: Op,
+        heap: &Arc<SymmetricHeap>,
+        plan: &Plan,
+        label: &Arc<str>,
+        shared: Option<&Arc<Workspace>>,
+        prepare: impl FnOnce(&Workspace) -> Result<()>,
+    ) -> Result<Self> {
         let world = heap.world();
         world.agree(op.name(), &agreed(plan)).in_op(op)?;
-        let own = Own::prepare(op, heap, plan, shared.map(|workspace| &**workspace));
+        let own = Own::prepare(op, heap, plan, shared.map(|workspace| &**workspace))
+            .map_err(|error| error.labelled(label));
         let all_ok = world.all_ok(op.name(), outcome(&own)).in_op(op);
         let Own { mut executors, words } = own?;
         let all_ok = all_ok.and_then(|()| agree_on_libraries(heap, plan, &mut executors));
@@ -188,6 +207,7 @@ impl Operator {
         let mut operator = Self {
             heap: Arc::clone(heap),
             plan: plan.clone(),
+            label: label.clone(),
             workspace,
             owns: shared.is_none(),
             words,
@@ -204,7 +224,7 @@ impl Operator {
         }
         // The op gets its id only now, when every rank has succeeded, so that ids agree between
         // ranks.
-        let id = heap.control().name_op(op.name());
+        let id = heap.control().name_op(label.clone());
         let ready = |(executor, groups): (Arc<Executor>, u32), choice: &Choice| Ready {
             args: operator.template(id, choice, groups),
             executor,
@@ -281,6 +301,15 @@ impl Operator {
     /// op in a shared workspace without a trace, which is local.
     #[track_caller]
     pub(crate) fn free(self) -> Result<()> {
+        let label = self.label.clone();
+        match self.give_back() {
+            Ok(()) => Ok(()),
+            Err(error) => Err(error.labelled(&label)),
+        }
+    }
+
+    #[track_caller]
+    fn give_back(self) -> Result<()> {
         let (op, trace) = (self.plan.op(), self.trace.as_slice());
         match (self.owns, trace) {
             (true, _) => self.workspace.give_back(trace)?,

@@ -9,10 +9,14 @@ use crate::error::{Error, InOp, Result};
 
 impl Operator {
     pub(crate) fn counters(&self) -> Result<Counters> {
+        self.labelled(self.counted())
+    }
+
+    fn counted(&self) -> Result<Counters> {
         let op = self.plan.op();
         if !self.plan.on_cpu() && !self.plan.request().counted {
             return Err(Error::Invalid {
-                op,
+                op: op.into(),
                 what: "counters of an op on a GPU".into(),
                 value: "not counted".into(),
                 expected: "a plan with Options::counted(true)".into(),

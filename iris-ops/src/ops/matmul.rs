@@ -2,10 +2,10 @@
 
 use crate::MatmulArgs;
 use crate::facade::operator;
-use crate::kind::{Op, Variant};
+use crate::kind::Op;
 use crate::options::options;
 use crate::programs::MATMUL;
-use crate::spec::{Common, Dims, Form, GemmStage, Memory, Part, Row, Tiles};
+use crate::spec::{Common, Dims, Form, Part, Row, Tiles};
 
 operator! {
     /// C (`m` x `n`) = A (`m` x `k`) B (`k` x `n`), plus a bias. Calls involve this rank only.
@@ -32,5 +32,5 @@ pub(crate) const ROW: Row = Row {
     tiles: Tiles::All,
     in_place: false,
     alone: MATMUL,
-    forms: &[Form::push(Variant::Local, MATMUL, Memory::None).gemm(GemmStage::All)],
+    forms: &[Form::PRODUCT],
 };

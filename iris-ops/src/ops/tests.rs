@@ -493,13 +493,13 @@ fn a_kernel_beside_a_call_has_room() {
     let said = |options: crate::all_reduce::Options| options.plan(h200).unwrap_err().to_string();
     assert_eq!(
         said(options.clone()),
-        "all_reduce: variant with a kernel beside it is ll, expected one whose tiles of C have signals: two_shot"
+        "all_reduce of 4096 f32: variant with a kernel beside it is ll, expected one whose tiles of C have signals: two_shot"
     );
     let two_shot = options.variant(crate::all_reduce::Variant::TwoShot);
     assert!(two_shot.plan(h200).is_ok());
     assert_eq!(
         said(two_shot.beside(132)),
-        "all_reduce: beside is 132, expected at most 131 of 132 multiprocessors"
+        "all_reduce of 4096 f32: beside is 132, expected at most 131 of 132 multiprocessors"
     );
 }
 

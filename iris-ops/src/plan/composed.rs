@@ -188,7 +188,7 @@ impl Maker<'_> {
         {
             let names: Vec<_> = row.forms.iter().map(|form| form.variant.name()).collect();
             return Err(Error::Invalid {
-                op: self.request.op(),
+                op: self.request.op().into(),
                 what: "variant over several nodes".into(),
                 value: asked.to_string(),
                 expected: format!("auto, {}", names.join(", ")),
@@ -366,7 +366,7 @@ impl Maker<'_> {
 
     fn refused(&self, what: &str, value: &dyn ToString, expected: &str) -> Error {
         Error::Invalid {
-            op: self.request.op(),
+            op: self.request.op().into(),
             what: format!("{what} over several nodes"),
             value: value.to_string(),
             expected: expected.into(),

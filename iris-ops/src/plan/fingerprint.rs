@@ -14,6 +14,7 @@ impl Plan {
         // are compared.
         let mut items = vec![
             ("op", self.op().to_string()),
+            ("name", request.name.as_deref().unwrap_or("none").to_string()),
             ("world", self.size().to_string()),
             ("device", self.ranks.device.deciding()),
             ("tuning", self.tuned_by().unwrap_or("built in").into()),

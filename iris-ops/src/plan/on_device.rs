@@ -37,12 +37,12 @@ impl Plan {
         self.logged.call_once(|| match tune::figures_of(self.ranks.on_device(device)) {
             _ if planned.deciding() != device.deciding() => tracing::warn!(
                 %op, rank, %planned, %device,
-                "planned for another device: Ranks::from(&heap), and Ranks::from(&world).on(backend), know this one"
+                "the plan is for another device: make Ranks from the heap, or by Ranks::from(&world).on(backend)"
             ),
             Some(gpu) => {
-                tracing::info!(%op, rank, %device, "chosen by figures of an {gpu}: nobody has measured this device");
+                tracing::info!(%op, rank, %device, "chosen by tuning data of an {gpu}, because this device has not been measured");
             }
-            None => tracing::debug!(%op, rank, %device, "chosen by figures of this device"),
+            None => tracing::debug!(%op, rank, %device, "chosen by tuning data of this device"),
         });
     }
 }
@@ -63,7 +63,7 @@ pub(super) fn check_form(row: &Row, form: &Form, device: Device) -> Result<()> {
     }
     let names: Vec<_> = variants(row, device).map(Variant::name).collect();
     Err(Error::Invalid {
-        op: row.op,
+        op: row.op.into(),
         what: format!("variant on {device}"),
         value: form.variant.to_string(),
         expected: format!("auto, {}", names.join(", ")),
@@ -150,17 +150,23 @@ mod tests {
         let (level, said) = logged("a100", "a100");
         assert_eq!(
             (level, said.as_str()),
-            (Level::INFO, "chosen by figures of an H200: nobody has measured this device")
+            (
+                Level::INFO,
+                "chosen by tuning data of an H200, because this device has not been measured"
+            )
         );
         // An H100 differs from an H200 in its memory only, which plans ignore; but it has not been
         // measured.
         assert_eq!(logged("h200", "h100"), (Level::INFO, said));
         assert_eq!(
             logged("h200", "h200"),
-            (Level::DEBUG, "chosen by figures of this device".into())
+            (Level::DEBUG, "chosen by tuning data of this device".into())
         );
         let (level, said) = logged("h200", "a100");
-        assert!(level == Level::WARN && said.starts_with("planned for another device"), "{said}");
+        assert!(
+            level == Level::WARN && said.starts_with("the plan is for another device"),
+            "{said}"
+        );
     }
 
     #[test]
@@ -170,7 +176,8 @@ mod tests {
         let head = "matmul_all_reduce of 16384 x 8192 x 3584 bf16, rank 0 of 2 on";
         let on_h200 = format!("{head} cuda (NVIDIA H200, sm_90, 132 multiprocessors): unfused_ll");
         assert!(h200.starts_with(&on_h200), "{h200}");
-        let on_a100 = "cuda (NVIDIA A100, sm_80, 108 multiprocessors), figures of an H200: unfused";
+        let on_a100 =
+            "cuda (NVIDIA A100, sm_80, 108 multiprocessors), tuning data of an H200: unfused";
         assert!(a100.starts_with(&format!("{head} {on_a100}")), "{a100}");
         let assumed = said(Device::assumed(iris_heap::BackendKind::Cuda));
         assert!(
@@ -200,14 +207,16 @@ mod tests {
         let error = planned(2, "a100").unwrap_err().to_string();
         assert_eq!(
             error,
-            "matmul_all_reduce: variant on cuda (NVIDIA A100, sm_80, 108 multiprocessors) is epilogue, expected auto, \
-             one_shot, two_shot, spinlock, atomic, unfused, unfused_one_shot, unfused_ll, copy_engine"
+            "matmul_all_reduce of 16384 x 8192 x 3584 bf16: variant on cuda (NVIDIA A100, sm_80, 108 \
+             multiprocessors) is epilogue, expected auto, one_shot, two_shot, spinlock, atomic, unfused, \
+             unfused_one_shot, unfused_ll, copy_engine"
         );
         // With one rank there is no peer to store to.
         assert!(planned(1, "a100").is_ok() && planned(2, "cpu").is_ok());
         let asked = planned(2, "h200").expect("a plan");
         asked.check_device(named("h100")).expect("kernels");
-        assert_eq!(asked.check_device(named("a100")).unwrap_err().to_string(), error);
+        let refused = asked.check_device(named("a100")).unwrap_err();
+        assert_eq!(refused.labelled(&asked.request().label(None)).to_string(), error);
         // A plan that chose the variant itself falls back on another device.
         plan(named("h200")).check_device(named("a100")).expect("a fallback");
     }

@@ -32,7 +32,7 @@ impl Plan {
             return Ok(());
         }
         Err(Error::Invalid {
-            op: self.op(),
+            op: self.op().into(),
             what: "number of signals and flags".into(),
             value: format!("{words}, with tiles of {tile}"),
             expected: format!("at most {limit}: choose larger tiles or more columns_per_flag"),
@@ -46,7 +46,7 @@ impl Plan {
         let items = self.items(collective, (self.request.m, self.request.n));
         if !self.alone() && !are_rows_whole(&self.request, items) {
             return Err(Error::Invalid {
-                op: self.op(),
+                op: self.op().into(),
                 what: format!("n with rms_norm of variant {}", form.variant),
                 value: self.request.n.to_string(),
                 expected: format!(
@@ -59,7 +59,7 @@ impl Plan {
             return Ok(());
         }
         Err(Error::Invalid {
-            op: self.op(),
+            op: self.op().into(),
             what: format!("message of variant {}", form.variant),
             value: format!("{} bytes from one rank to another", u64::from(items.most()) * 8),
             expected: format!("at most {}", u64::from(tune::LL_ITEMS) * 8),

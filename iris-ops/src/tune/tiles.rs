@@ -22,7 +22,7 @@ fn enough_tiles(device: Device) -> usize {
 
 /// Tile of the product before a message, for calls that no GEMM library does.
 pub(crate) fn whole_tile(ranks: Ranks, request: &Request) -> TileShape {
-    tile(ranks, request, &crate::ops::matmul::ROW.forms[0])
+    tile(ranks, request, &Form::PRODUCT)
 }
 
 /// Tile of a call. Products want large tiles, so that packing their factors pays; messages want as

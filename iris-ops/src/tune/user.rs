@@ -65,6 +65,11 @@ impl TuningFile {
         }
     }
 
+    /// Path of the file for these ranks, which may not exist; `None` if they have none.
+    pub fn path(ranks: Ranks) -> Option<PathBuf> {
+        path(ranks)
+    }
+
     /// Adds rows in the format that `iris tune --cases` prints; they replace rows for the same
     /// calls. Returns the number of rows added.
     ///

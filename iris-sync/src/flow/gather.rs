@@ -13,19 +13,19 @@ pub trait GatherTiles {
     fn store(&mut self, tile: u32);
 }
 
-/// Assignment of staging units to ranks and tiles: pure functions of values that all ranks agreed
-/// on.
+/// Assignment of staging units (pieces of the gathered matrix) to source ranks and to the tiles
+/// that need them: pure functions of values that all ranks agreed on.
 pub trait Staging {
     /// Number of units of the gathered matrix. Each unit comes from one rank; this rank's own units
     /// are not staged.
     fn units(&self) -> u32;
     /// Number of the unit that is fetched at `position` in the fetch order.
     fn fetched(&self, position: u32) -> u32;
-    /// The rank that `unit` comes from.
+    /// Rank that owns the data of `unit`.
     fn source(&self, unit: u32) -> u32;
     /// Number of tiles of C.
     fn tiles(&self) -> u32;
-    /// The units that `tile` needs, in the order in which it takes them.
+    /// Units needed to compute `tile`, in the order in which they are multiplied.
     fn needs(&self, tile: u32) -> impl Iterator<Item = u32>;
 }
 

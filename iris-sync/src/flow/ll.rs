@@ -50,7 +50,7 @@ pub fn exchange<M: Memory + ?Sized>(
     body: &mut impl LlTiles,
 ) -> Result<(), Stop> {
     let me = launch.channel.rank;
-    // A message with items also has the header pairs.
+    // A message with items begins with the pairs of its header.
     let used = |peer| match exchange.sent(me, peer) {
         0 => 0,
         items => HEAD + items,
@@ -72,7 +72,8 @@ fn steps<M: Memory + ?Sized>(
     wg.begin_push(to)?;
     m.begin(Span::Signal, 0);
     wg.count_out();
-    // All threads of a wave push before any of them waits.
+    // All threads of a wave push before any waits: in a lockstep wave, one that waited would
+    // hold up pushes for which peers wait.
     divergent(m, || {
         wg.push_head(to);
         let most = channel.peers().map(|peer| exchange.sent(me, peer)).max();
@@ -127,7 +128,8 @@ fn row_steps<M: Memory + ?Sized>(
     wg.begin_push(all)?;
     m.begin(Span::Signal, 0);
     wg.count_out();
-    // All threads of a wave push before any of them waits.
+    // All threads of a wave push before any waits: in a lockstep wave, one that waited would
+    // hold up pushes for which peers wait.
     divergent(m, || {
         wg.push_head(all);
         if rows.spread {
@@ -191,7 +193,8 @@ fn tile_steps<M: Memory + ?Sized>(
     begun?;
     m.begin(Span::Signal, 0);
     let (thread, threads) = (m.thread(), m.threads());
-    // All threads of a wave push before any of them waits.
+    // All threads of a wave push before any waits: in a lockstep wave, one that waited would
+    // hold up pushes for which peers wait.
     divergent(m, || push_batch(wg, |number| strip.batch(thread, threads, number), body));
     m.end(Span::Signal);
     let taken = divergent(m, || {

@@ -1,42 +1,42 @@
-//! The results of all ranks against the oracle, and against each other.
+//! Comparison of all ranks' results with the oracle and with each other.
 
 use anyhow::Result;
 use iris_heap::SymmetricHeap;
 use iris_ops::Ranks;
+use iris_testkit::matrix::{Matrix, values};
 use iris_testkit::numeric::{self, compare, frobenius};
 use iris_testkit::oracle::{Meaning, split};
 use iris_testkit::suite::Op;
 use serde::{Deserialize, Serialize};
 
-use crate::matrices::{Matrix, values};
 use crate::problem::{Problem, rows_at_once};
 
-/// Multiply-adds that a rank spends on the reference. Of a larger product only some rows are
-/// checked, evenly spread, the first and the last among them.
+/// Maximum number of multiply-adds that a rank spends on the reference. For larger products only
+/// some rows are checked, evenly spread, including the first and the last.
 const WORK: usize = 1 << 29;
 
-/// What one rank found.
+/// Findings of one rank.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Found {
-    /// Sum of the squares of the errors; not a number if an element is none.
+    /// Sum of the squared errors; NaN if an element is NaN.
     #[serde(with = "crate::job::bits")]
     errors: f64,
-    /// Sum of the squares of what was expected.
+    /// Sum of the squared expected values.
     #[serde(with = "crate::job::bits")]
     wanted: f64,
     /// Largest difference between two ranks' elements.
     #[serde(with = "crate::job::bits")]
     difference: f64,
-    /// Whether two ranks have other bits.
+    /// Whether two ranks have different bits.
     differs: bool,
-    /// The first thing that is wrong.
+    /// Description of the first wrong element; `None` if there is none.
     pub(crate) refused: Option<String>,
-    /// Rows that were checked, and rows there are.
+    /// Number of rows that were checked, and number of all rows.
     pub(crate) rows: (usize, usize),
 }
 
 impl Found {
-    /// What all ranks found.
+    /// Combines the findings of all ranks.
     pub(crate) fn merged(all: impl IntoIterator<Item = Found>) -> Found {
         let mut sum = Found::default();
         for found in all {
@@ -50,30 +50,30 @@ impl Found {
         sum
     }
 
-    /// The norm of the errors over that of the expected matrix.
+    /// Relative error: norm of the errors divided by that of the expected matrix.
     pub(crate) fn relative(&self) -> f64 {
         numeric::relative(self.errors.sqrt(), self.wanted.sqrt())
     }
 
-    /// Largest difference between two ranks, where all have the same matrix; else 0.
+    /// Largest difference between two ranks if all have the same matrix; else 0.
     pub(crate) fn difference(&self) -> f64 {
         self.difference
     }
 
-    /// What is wrong, if anything is.
+    /// Description of an error; `None` if everything is right.
     pub(crate) fn wrong(&self, same_bits: bool) -> Option<String> {
         let differs = || format!("ranks differ by up to {:e}", self.difference);
         self.refused.clone().or_else(|| (same_bits && self.differs).then(differs))
     }
 }
 
-/// The larger one; a NaN is larger than all numbers.
+/// Larger of two numbers; a NaN counts as larger than all numbers.
 fn larger(a: f64, b: f64) -> f64 {
     if a.is_nan() || a > b { a } else { b }
 }
 
-/// Checks what falls to this rank: of a result that all have, some rows on every rank, else its own
-/// result. All ranks have finished the call.
+/// Checks this rank's share: if all ranks have the result, some of its rows on every rank,
+/// otherwise the rank's own result. All ranks must have finished the call.
 pub(crate) fn check(heap: &SymmetricHeap, problem: &Problem, op: Op, c: &Matrix) -> Result<Found> {
     let ranks = Ranks::from(heap);
     let (rows, cols) = c.shape();
@@ -127,7 +127,8 @@ pub(crate) fn check(heap: &SymmetricHeap, problem: &Problem, op: Op, c: &Matrix)
     Ok(found)
 }
 
-/// Up to `most` (at least 2) of `count` numbers from 0, evenly spread, with the first and the last.
+/// Up to `most` (at least 2) of the numbers below `count`, evenly spread, including the first and
+/// the last.
 fn spread(count: usize, most: usize) -> Vec<usize> {
     let most = most.max(2);
     if count <= most {

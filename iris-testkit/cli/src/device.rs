@@ -1,4 +1,4 @@
-//! What a rank's heap is, beside its size: the kind of device, which one, and threads.
+//! Options of a rank's heap, except its size: backend, GPU, and threads.
 
 use std::str::FromStr;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::errors::usage;
 
-/// What a rank's heap is, beside its size.
+/// Options of a rank's heap, except its size.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Device {
     backend: BackendKind,
@@ -18,10 +18,11 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// This backend, with so many threads a rank, on these GPUs.
+    /// Checks the options: a backend, the number of threads per rank, and the GPUs to use.
     ///
     /// # Errors
-    /// No threads, or more than [`MAX_THREADS`]; GPUs for a backend without them, or more than there are.
+    /// 0 threads or more than [`MAX_THREADS`]; GPUs for a backend without them, or GPUs that do not
+    /// exist.
     pub(crate) fn new(
         backend: BackendKind,
         threads: Option<usize>,
@@ -36,7 +37,7 @@ impl Device {
             }
             return Ok(Device { backend, threads, devices });
         }
-        // What is missing is said once, before a rank is started.
+        // A missing driver is reported once, before a rank is started.
         let visible = backend.device_count()?;
         if let Some(devices) = devices
             && devices.last() >= visible
@@ -47,34 +48,33 @@ impl Device {
         Ok(Device { backend, threads, devices })
     }
 
-    /// The kind of the device.
+    /// Backend of the heap.
     pub(crate) fn backend(&self) -> BackendKind {
         self.backend
     }
 
-    /// The options of a heap of this size on a rank: the ranks of a host take the GPUs in turns.
-    pub(crate) fn heap(&self, world: &World, data: u64, signal: u64) -> HeapOptions {
-        let mut options =
-            HeapOptions::new().backend(self.backend()).data_bytes(data).signal_bytes(signal);
+    /// The options of a heap on a rank: the ranks of a host take the GPUs in turns.
+    pub(crate) fn heap(&self, world: &World) -> HeapOptions {
+        let mut options = HeapOptions::new().backend(self.backend());
         options.threads = self.threads;
         options.device = self.devices.map(|devices| devices.of(world.local_rank()));
         options
     }
 }
 
-/// Some of the GPUs of a host: the first so many, `2`, or those of these numbers, `0,2`.
+/// Selection of GPUs of a host: the first ones (`2`), or those with these numbers (`0,2`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Devices(u64);
 
 impl Default for Devices {
-    /// All that a host may have.
+    /// All GPUs of the host.
     fn default() -> Devices {
         Devices(u64::MAX)
     }
 }
 
 impl Devices {
-    /// The first of them alone.
+    /// Selection of the first GPU only.
     pub(crate) fn first(self) -> Devices {
         Devices(self.0 & self.0.wrapping_neg())
     }

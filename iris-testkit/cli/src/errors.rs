@@ -1,4 +1,4 @@
-//! Which errors are the caller's to correct, and the exit code of each.
+//! Errors that the caller can correct, and exit codes.
 
 use std::fmt::Display;
 
@@ -6,7 +6,7 @@ use anyhow::Error;
 use iris_heap::ErrorKind;
 use iris_testkit::output::{READER_GONE, Unwritten};
 
-/// An argument or a file that is not what it should be.
+/// Invalid argument or file.
 #[derive(Debug, thiserror::Error)]
 #[error("{what} is {value}: expected {expected}")]
 struct Usage {
@@ -15,33 +15,34 @@ struct Usage {
     expected: String,
 }
 
-/// Ranks that failed; they have said why.
+/// Failure of ranks, which have printed the reason; holds the exit code.
 #[derive(Debug, thiserror::Error)]
 #[error("the job failed, see above")]
 pub(crate) struct Ranks(pub(crate) i32);
 
-/// The error of a value that is not what it should be.
+/// Error for an invalid value: its name, the value, and what was expected.
 pub(crate) fn usage(what: impl Display, value: impl Display, expected: impl Display) -> Error {
     let (what, value, expected) = (what.to_string(), value.to_string(), expected.to_string());
     Usage { what, value, expected }.into()
 }
 
-/// Refuses the first of these options that has a value, as `reader` does not read it.
+/// Refuses the first of these options that has a value, because `reader` does not read it.
 pub(crate) fn unread(reader: &str, options: &[(&str, Option<String>)]) -> Result<(), Error> {
     match options.iter().find_map(|(name, value)| Some((name, value.as_ref()?))) {
         Some((name, value)) => {
-            Err(usage(name, value, format!("no such option, since {reader} does not read it")))
+            Err(usage(name, value, format!("no such option, because {reader} does not read it")))
         }
         None => Ok(()),
     }
 }
 
-/// Whether the program ends because nobody reads what it prints.
+/// Whether the error is that the reader of stdout is gone.
 pub(crate) fn reader_gone(error: &Error) -> bool {
     error.chain().any(|it| it.downcast_ref().is_some_and(Unwritten::reader_gone))
 }
 
-/// The exit code for an error: 2 where the caller can correct it, else 1.
+/// Exit code for an error: 2 if the caller can correct it, 141 if the reader of stdout is gone,
+/// else 1 or the code of the failed rank.
 pub(crate) fn code(error: &Error) -> u8 {
     let usage = error.chain().any(|cause| {
         let kind = |kind| kind == ErrorKind::Usage;

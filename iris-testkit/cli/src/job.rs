@@ -1,4 +1,4 @@
-//! Jobs: what ranks do together, started as processes or as threads.
+//! Jobs: work of all ranks of a world, started as processes or as threads.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,19 +12,19 @@ use serde::de::DeserializeOwned;
 
 use crate::errors::{Ranks, usage};
 
-/// What every rank of a world does. It travels to rank processes as JSON.
+/// Work of every rank of a world. It is passed to rank processes as JSON.
 pub(crate) trait Job: Serialize + DeserializeOwned + Sync {
-    /// What rank 0 reports to whoever started the job.
+    /// Result that rank 0 returns to the starter of the job.
     type Report: Serialize + DeserializeOwned + Send;
 
-    /// The name that a rank process is started with.
+    /// Job name with which a rank process is started.
     const NAME: &str;
 
-    /// One rank's part; rank 0 has the report.
+    /// Runs one rank's part; rank 0 returns the report.
     fn run_rank(&self, world: &World) -> Result<Option<Self::Report>>;
 }
 
-/// How many ranks, and what they are.
+/// Number of ranks, and whether they are threads or processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) ranks: usize,
@@ -34,7 +34,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Checked: before anything is started, the environment too.
+    /// Checks the number of ranks and the environment, before anything is started.
     pub(crate) fn new(ranks: usize, threads: bool) -> Result<Place> {
         if !(1..=MAX_RANKS).contains(&ranks) {
             return Err(usage("--ranks", ranks, format!("1 to {MAX_RANKS}")));
@@ -43,7 +43,7 @@ impl Place {
         Ok(Place { ranks, threads, nodes: 1 })
     }
 
-    /// What the ranks are, in words.
+    /// Description of the ranks, for messages.
     pub(crate) fn words(self) -> &'static str {
         if self.threads { "threads of one process" } else { "processes" }
     }
@@ -59,7 +59,7 @@ impl Place {
         }
     }
 
-    /// Options of a job, for its result.
+    /// Options of a job, to be printed with its result.
     pub(crate) fn options(self, job: &impl Job) -> Result<serde_json::Value> {
         let mut options = serde_json::to_value(job)?;
         options["threads_as_ranks"] = self.threads.into();
@@ -69,12 +69,12 @@ impl Place {
     /// Runs a job to its end.
     ///
     /// # Errors
-    /// The first failure of a rank. What rank processes said about theirs is on stderr then.
+    /// First failure of a rank. Rank processes print their errors to stderr.
     pub(crate) fn run<J: Job>(self, job: &J) -> Result<J::Report> {
         self.run_with(job, &Said::default())
     }
 
-    /// As [`Place::run`]; what rank 0 says as a process goes into `said`.
+    /// Runs a job like [`Place::run`], and collects the stdout of rank 0's process in `said`.
     pub(crate) fn run_with<J: Job>(self, job: &J, said: &Said) -> Result<J::Report> {
         if self.threads {
             let per_node = self.ranks / self.nodes;
@@ -82,9 +82,9 @@ impl Place {
                 1 => World::run_threads(self.ranks, |world| job.run_rank(&world))?,
                 nodes => World::run_nodes(nodes, per_node, |world| job.run_rank(&world))?,
             };
-            return reports.into_iter().flatten().next().context("rank 0 made no report");
+            return reports.into_iter().flatten().next().context("rank 0 has returned no report");
         }
-        let program = std::env::current_exe().context("where this program lies is not known")?;
+        let program = std::env::current_exe().context("the path of this program is unknown")?;
         let text = serde_json::to_string(job)?;
         let options =
             launch::Options::default().stdout(said.clone()).progress(io::stderr().is_terminal());
@@ -95,12 +95,13 @@ impl Place {
             return Err(Ranks(outcome.exit_code()).into());
         }
         let text = said.text();
-        let Some(report) = text.lines().last() else { bail!("rank 0 made no report") };
-        serde_json::from_str(report).with_context(|| format!("rank 0 reported {report}"))
+        let Some(report) = text.lines().last() else { bail!("rank 0 has returned no report") };
+        serde_json::from_str(report)
+            .with_context(|| format!("the report of rank 0 is not valid JSON: {report}"))
     }
 }
 
-/// All that rank 0 said.
+/// Collected output of rank 0.
 #[derive(Clone, Default)]
 pub(crate) struct Said(Arc<Mutex<Vec<u8>>>);
 
@@ -122,26 +123,26 @@ impl Write for Said {
     }
 }
 
-/// What every rank says, by rank: collective.
+/// All-gather of a value between the ranks. Collective.
 #[track_caller]
 pub(crate) fn gather<T: Serialize + DeserializeOwned>(world: &World, mine: &T) -> Result<Vec<T>> {
     let all = world.allgather(&serde_json::to_vec(mine)?)?;
     all.iter().map(|bytes| Ok(serde_json::from_slice(bytes)?)).collect()
 }
 
-/// The slowest rank's time of each iteration.
+/// Time of the slowest rank in each iteration.
 pub(crate) fn slowest(ranks: &[Vec<f64>]) -> Vec<f64> {
     let count = ranks.iter().map(Vec::len).min().unwrap_or(0);
     let slowest = |at: usize| ranks.iter().map(|times| times[at]).fold(0.0, f64::max);
     (0..count).map(slowest).collect()
 }
 
-/// The median over the iterations of the slowest rank's time.
+/// Median over the iterations of the slowest rank's time.
 pub(crate) fn median_of_slowest(ranks: &[Vec<f64>]) -> f64 {
     median(slowest(ranks))
 }
 
-/// The middle one, or the mean of the two in the middle; 0 of none.
+/// Median; the mean of the two middle values if their number is even, 0 if there are none.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     match values.len() {
@@ -151,7 +152,7 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// Doubles as their bits: JSON has no NaN, and here it must not get lost.
+/// Serialises f64 as its bits, because JSON has no NaN.
 pub(crate) mod bits {
     use serde::{Deserialize, Deserializer, Serializer};
 
@@ -163,13 +164,13 @@ pub(crate) mod bits {
         u64::deserialize(from).map(f64::from_bits)
     }
 
-    /// What was written as a number, and as null where it was none.
+    /// Reads a number, and null as NaN.
     pub(crate) fn or_nan<'d, D: Deserializer<'d>>(from: D) -> Result<f64, D::Error> {
         Option::deserialize(from).map(|value| value.unwrap_or(f64::NAN))
     }
 }
 
-/// Values as the names that their `FromStr` reads.
+/// Serialises values by their names, which their `FromStr` reads.
 pub(crate) mod text {
     use std::fmt::Display;
     use std::str::FromStr;

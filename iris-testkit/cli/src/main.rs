@@ -1,11 +1,10 @@
-//! `iris`: runs the operators over ranks of this host, checks them, times them.
+//! `iris`: runs the operators with ranks of this host, checks them, and times them.
 //!
-//! Exit codes: 0, all was right; 1, a check failed or a rank did; 2, the arguments, the environment
-//! or a file are not what they should be; 141, who read the output has gone.
+//! Exit codes: 0, everything was right; 1, a check or a rank failed; 2, invalid arguments,
+//! environment or file; 141, the reader of the output is gone.
 
 #![deny(unsafe_code)]
 
-mod attack;
 mod bench;
 mod check;
 mod device;
@@ -15,8 +14,6 @@ mod gpu_bench;
 mod job;
 mod kernels;
 mod layer;
-mod machine;
-mod matrices;
 mod memory;
 mod operator;
 mod plan;
@@ -33,7 +30,6 @@ mod suite;
 mod trace;
 mod tune;
 mod watch;
-mod weights;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -41,7 +37,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use iris_testkit::{launch, note};
 
-/// Fused multi-rank operators: run them, check them, time them.
+/// Run, check and time fused multi-rank operators.
 #[derive(Parser)]
 #[command(name = "iris", version)]
 struct Arguments {
@@ -51,47 +47,46 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// A transformer layer on four ranks; or one operator on random input, checked and timed.
+    /// Run a transformer layer on four ranks, or one operator on random input; check and time it.
     Run(Box<operator::Options>),
-    /// Every op over ragged shapes, against the oracle.
+    /// Test every operator over ragged shapes against the oracle.
     Test(suite::Options),
-    /// Thousands of calls on GPUs with random delays, compared on the device; and without each wait,
-    /// which must be found. The vendor's compiler is needed.
+    /// Make thousands of calls on GPUs with random delays and compare them on the device; then
+    /// leave out each wait, which must be found. Needs the vendor's compiler.
     Stress(stress::Options),
-    /// Kills ranks at every stage of a program, sends frames that no rank would, and counts what must
-    /// not come of it.
-    Attack(attack::Options),
     /// On the CPU, ratios of times against what is asked of them; on GPUs, every op beside NCCL and cuBLASLt, or RCCL and
     /// hipBLASLt.
-    Bench(bench::Options),
+    Bench(bench::options::Options),
     /// Prints a record of benchmarks as a table, draws its charts, or compares it with another.
     Record(record::Options),
-    /// What is chosen for calls of an operator, its steps, and predicted times: no GPU is needed.
+    /// Print the chosen variants for calls of an operator, their steps and predicted times; needs
+    /// no GPU.
     Plan(plan::Options),
     /// Measures this machine, or times what operators could choose for given shapes, and keeps it for later programs.
-    Tune(tune::Options),
+    Tune(tune::options::Options),
     /// Compiles the kernels of all ops for GPUs, ahead of time, with NVRTC, hiprtc or clang; no GPU is
     /// needed.
     Kernels(kernels::Options),
-    /// What is there on this machine, and what is missing: drivers, devices, compilers, variables.
+    /// Report what this machine has and what is missing: drivers, devices, compilers, variables.
     Doctor(doctor::Options),
-    /// One file about a machine to send to whoever asked for it: doctor, a smoke test, a short stress test, a
-    /// benchmark.
+    /// Write one file about a machine, to be sent to whoever asked for it: doctor, a smoke test, a
+    /// short stress test, a benchmark.
     Report(report::Options),
     /// Writes a new secret, by which the ranks of a job on several hosts recognise each other, to a file.
     Secret(secret::Options),
-    /// One rank of a job: started by the other tasks.
+    /// Run one rank of a job (started by the other tasks).
     #[command(hide = true)]
     Rank(rank::Options),
 }
 
-/// The variables that the driver of the GPUs reads when it starts, where one is asked for by name, or by a
-/// task that runs nowhere else. The report only starts others.
+/// Environment variables that the GPU driver reads when it starts, if the command line names a GPU
+/// backend or a task that only runs on GPUs. `doctor` and `report` need none: the report only
+/// starts other processes.
 fn environment() -> &'static [(&'static str, &'static str)] {
     const CUDA: &[(&str, &str)] = &[launch::QUEUES, gpu_bench::NO_MULTICAST];
     let words: Vec<_> =
         std::env::args_os().skip(1).map(|w| w.to_string_lossy().into_owned()).collect();
-    // On the command line, or in the JSON of a rank's job.
+    // The backend is named on the command line, or in the JSON of a rank's job.
     let hip = ["hip", "--backend=hip"];
     let hip = words.iter().any(|w| hip.contains(&w.as_str()) || w.contains("\"backend\":\"hip\""));
     let cuda = words.iter().any(|word| word.contains("cuda"));
@@ -107,20 +102,9 @@ fn environment() -> &'static [(&'static str, &'static str)] {
 fn main() -> ExitCode {
     let task = Arguments::parse().task;
     launch::with_environment(environment());
-    let done = log().and_then(|()| match task {
-        Task::Run(options) => operator::main(*options),
-        Task::Attack(options) => attack::main(&options),
-        Task::Bench(options) => bench::main(&options),
-        Task::Test(options) => suite::main(&options),
-        Task::Stress(options) => stress::main(&options),
-        Task::Plan(options) => plan::main(&options),
-        Task::Tune(options) => tune::main(&options),
-        Task::Kernels(options) => kernels::main(&options),
-        Task::Record(options) => record::main(&options),
-        Task::Doctor(options) => doctor::main(&options),
-        Task::Report(options) => report::main(&options),
-        Task::Secret(options) => secret::main(&options),
-        Task::Rank(options) => rank::main(&options),
+    let done = log().and_then(|()| {
+        iris_heap::env::tell_unknown();
+        run(task)
     });
     match done {
         Ok(true) => ExitCode::SUCCESS,
@@ -134,7 +118,29 @@ fn main() -> ExitCode {
     }
 }
 
-/// What the libraries log goes to stderr, from the level in `IRIS_LOG` on.
+fn run(task: Task) -> anyhow::Result<bool> {
+    match task {
+        Task::Run(options) => operator::main(*options),
+        Task::Bench(options) => bench::main(&options),
+        Task::Test(options) => suite::main(&options),
+        Task::Stress(options) => stress::main(&options),
+        Task::Plan(options) => plan::main(&options),
+        Task::Tune(options) => tune::main(&options),
+        Task::Kernels(options) => kernels::main(&options),
+        Task::Record(options) => record::main(&options),
+        Task::Doctor(options) => doctor::main(&options),
+        Task::Report(options) => report::main(&options),
+        Task::Secret(options) => secret::main(&options),
+        Task::Rank(options) => rank::main(&options),
+    }
+}
+
+/// Returns whether the user wants no colours: <https://no-color.org>.
+fn no_color() -> bool {
+    std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
+}
+
+/// Sends log messages of the libraries to stderr, from the level in `IRIS_LOG` on.
 fn log() -> anyhow::Result<()> {
     let level = std::env::var("IRIS_LOG").unwrap_or_default();
     let level = match level.as_str() {
@@ -145,9 +151,9 @@ fn log() -> anyhow::Result<()> {
     };
     tracing_subscriber::fmt()
         .with_max_level(level)
-        .with_ansi(std::io::stderr().is_terminal())
+        .with_ansi(std::io::stderr().is_terminal() && !no_color())
         .with_writer(std::io::stderr)
-        // A full disk behind stderr would end in a panic.
+        // A full disk behind stderr must not end in a panic.
         .log_internal_errors(false)
         .init();
     Ok(())

@@ -1,11 +1,11 @@
-//! Whether the host has memory for what the ranks will need: it is said before they start, since later
-//! the system ends whoever asks, or somebody else.
+//! Check that the host has enough memory for the ranks, before they start: later the system would
+//! kill a process.
 
 use anyhow::Result;
 
 use crate::errors::usage;
 
-/// Bytes of memory that the host can still give; none where it does not say.
+/// Bytes of memory that the host can still provide; `None` if the system does not report it.
 fn available() -> Option<u64> {
     let info = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -13,7 +13,7 @@ fn available() -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// Refuses ranks that need more bytes each than there are.
+/// Refuses ranks that together need more memory than is available; `bytes` is for each rank.
 pub(crate) fn fits(ranks: usize, bytes: u64) -> Result<()> {
     match available() {
         Some(most) if bytes.saturating_mul(ranks as u64) > most => {

@@ -1,13 +1,15 @@
-//! `iris run`: one op on random input, checked and timed; without an op, the transformer layer.
+//! `iris run`: runs one op on random input, checked and timed; without an op, the transformer
+//! layer.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Result;
 use comfy_table::Table;
-use iris_heap::{BackendKind, DType, Settings, Stream, SymSlice, SymmetricHeap, World};
+use iris_heap::{BackendKind, DType, Settings, World};
 use iris_ops::{Ranks, Shard, Variant};
 use iris_testkit::oracle::Meaning;
+use iris_testkit::rig::{Crossing, Rig};
 use iris_testkit::suite::{AnyOp, Op, Operands};
 use iris_testkit::{note, say};
 use serde::{Deserialize, Serialize};
@@ -18,20 +20,19 @@ use crate::device::{Device, Devices};
 use crate::errors::{unread, usage};
 use crate::job::{Job, Place, gather, median_of_slowest};
 use crate::layer;
-use crate::matrices::Matrix;
 use crate::memory;
 use crate::problem::{Problem, known_variant};
 use crate::progress::Progress;
 use crate::trace::{self, RankTrace, TraceFile};
 
-/// What all runs have in common, and the shape of one op.
+/// Options of all runs, and the shape of one op.
 #[derive(clap::Args)]
 #[command(
     allow_negative_numbers = true,
     after_help = what_they_do()
 )]
 pub(crate) struct Options {
-    /// The operator; without one, a transformer layer is run.
+    /// Operator; without one, a transformer layer is run.
     #[arg(value_parser = op)]
     op: Option<Op>,
     /// Number of ranks, 1 to 64.
@@ -40,72 +41,72 @@ pub(crate) struct Options {
     /// Number of nodes that the ranks are split over, which this host plays: as many ranks on each.
     #[arg(long, default_value_t = 1)]
     nodes: usize,
-    /// What computes: cpu, cuda or hip.
+    /// Backend: cpu, cuda or hip.
     #[arg(long, default_value = "cpu")]
     backend: BackendKind,
-    /// The GPUs that the ranks take in turns: how many, or a list of their numbers such as 0,2
+    /// GPUs to which the ranks are assigned round-robin: their number, or a list such as 0,2
     /// [default: all].
     #[arg(long, value_name = "D")]
     devices: Option<Devices>,
-    /// Rows [default: 512].
+    /// Number of rows M [default: 512].
     #[arg(long, requires = "op")]
     m: Option<usize>,
-    /// Columns [default: 512].
+    /// Number of columns N [default: 512].
     #[arg(long, requires = "op")]
     n: Option<usize>,
-    /// Depth of the product [default: 512].
+    /// Inner dimension K of the product [default: 512].
     #[arg(long, requires = "op")]
     k: Option<usize>,
     /// Element type: f32, f16 or bf16 [default: f32].
     #[arg(long, requires = "op", value_parser = dtype)]
     dtype: Option<DType>,
-    /// How it is done: auto, or as in the table of the README [default: auto].
+    /// Variant: auto, or a name from the README's table [default: auto].
     #[arg(long, requires = "op")]
     variant: Option<String>,
-    /// How A is split, of all-gather-matmul [default: rows].
+    /// Dimension of A that is split over the ranks, for all-gather-matmul [default: rows].
     #[arg(long, requires = "op", value_parser = ["rows", "columns"])]
     shard: Option<String>,
-    /// How the buffer of the variant staged is laid out and filled [default: k_contiguous].
+    /// Layout of the staging buffer of the variant staged [default: k_contiguous].
     #[arg(long, requires = "op", value_parser = ["k_contiguous", "m_contiguous"])]
     staging: Option<String>,
-    /// Blocks of 64 columns of A that one flag of the variant staged stands for.
+    /// Number of blocks of 64 columns of A per flag, for the variant staged.
     #[arg(long, requires = "op")]
     k_per_flag: Option<usize>,
-    /// Workgroups that fetch, of the variant staged.
+    /// Number of workgroups that only fetch, for the variant staged.
     #[arg(long, requires = "op")]
     fetchers: Option<usize>,
-    /// Whose product of whole matrices is used on a GPU, where nothing is fused into it: auto, vendor,
+    /// Implementation of whole-matrix GEMMs on a GPU, for variants that contain one: auto, vendor,
     /// ours or none [default: auto].
     #[arg(long, requires = "op", value_parser = ["auto", "vendor", "ours", "none"])]
     library: Option<String>,
-    /// Timed calls.
+    /// Number of timed calls.
     #[arg(long, default_value_t = 10)]
     iters: usize,
-    /// Begins the random input [default: 1].
+    /// Seed of the random input [default: 1].
     #[arg(long, requires = "op")]
     seed: Option<u64>,
-    /// Threads of a rank for its workgroups [default: cores / ranks, at least 1].
+    /// Number of threads of a rank for its workgroups [default: cores / ranks, at least 1].
     #[arg(long)]
     threads: Option<usize>,
-    /// Ranks are threads of one process instead of processes.
+    /// Run ranks as threads of one process instead of processes.
     #[arg(long)]
     threads_as_ranks: bool,
-    /// Prints the result as one JSON object.
+    /// Print the result as one JSON object.
     #[arg(long)]
     json: bool,
-    /// Writes a trace of all ranks and workgroups: where FILE ends in .svg a chart of the last timed call,
-    /// else all calls, for Perfetto or Chrome's tracing page.
+    /// Write a trace of all ranks and workgroups: if FILE ends in .svg, a chart of the last timed
+    /// call, else all calls, for Perfetto or Chrome's tracing page.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Another safetensors file of the form of the embedded one, for the transformer layer.
+    /// Safetensors file with another transformer layer, in the format of the embedded one.
     #[arg(long, value_name = "FILE", conflicts_with = "op")]
     weights: Option<PathBuf>,
-    /// What its tensors' names begin with: P.input, P.up.weight and so on [default: ffn].
+    /// Prefix of the tensors' names in that file: P.input, P.up.weight and so on [default: ffn].
     #[arg(long, value_name = "P", conflicts_with = "op")]
     layer_prefix: Option<String>,
 }
 
-/// What M, N and K mean to each operator, behind the help.
+/// Help text with the meaning of M, N and K for each operator.
 fn what_they_do() -> String {
     let line = |op: Op| {
         let name = op.name().replace('_', "-");
@@ -134,10 +135,10 @@ pub(crate) fn dtype(text: &str) -> Result<DType, String> {
     }
 }
 
-/// Calls that are timed at most: their times are kept.
+/// Maximum number of timed calls, because their times are kept in memory.
 const MOST_CALLS: usize = 1_000_000;
 
-/// Runs and prints; whether all was right.
+/// Runs and prints; returns whether everything was right.
 pub(crate) fn main(options: Options) -> Result<bool> {
     let place = Place::new(options.ranks, options.threads_as_ranks)?.on_nodes(options.nodes)?;
     if !(1..=MOST_CALLS).contains(&options.iters) {
@@ -152,7 +153,7 @@ pub(crate) fn main(options: Options) -> Result<bool> {
     };
     let columns = options.shard.as_deref() == Some("columns");
     if columns && !Meaning::of(op).shards().contains(&Shard::Columns) {
-        return Err(usage("--shard", "columns", format!("rows, which {op} is split by")));
+        return Err(usage("--shard", "columns", format!("rows: {op} does not split columns")));
     }
     check_read(&options, op, place)?;
     let dimension = |given: Option<usize>, used: bool| given.unwrap_or(if used { 512 } else { 0 });
@@ -177,13 +178,13 @@ pub(crate) fn main(options: Options) -> Result<bool> {
         nodes: options.nodes,
     };
     // Planning is pure: what is wrong with the options shows before a rank is started.
-    let heap_bytes = problem.heap_bytes(place.ranks)?;
-    let heap_on_host = if options.backend.traits().host_memory { heap_bytes.0 } else { 0 };
+    let room = problem.room(place.ranks)?;
+    let heap_on_host = if options.backend.traits().host_memory { room.data } else { 0 };
     let host_bytes = heap_on_host.saturating_add(problem.check_bytes(place.ranks)?);
     memory::fits(place.ranks, host_bytes)?;
     let trace_file = options.trace.as_deref().map(TraceFile::open).transpose()?;
     let chart = options.trace.as_deref().is_some_and(trace::is_chart);
-    let job = OperatorJob { problem, device, heap_bytes, iterations: options.iters, chart };
+    let job = OperatorJob { problem, device, iterations: options.iters, chart };
     let report = place.run(&job)?;
     print(&job, place, &report, options.json)?;
     let text = || match chart {
@@ -193,7 +194,7 @@ pub(crate) fn main(options: Options) -> Result<bool> {
     trace::finish(trace_file, text, report.wrong.is_none())
 }
 
-/// Refuses what a run of this op does not read.
+/// Refuses options that a run of this op does not read.
 fn check_read(options: &Options, op: Op, place: Place) -> Result<()> {
     let variant = options.variant.as_deref().unwrap_or("auto");
     let host = options.backend.traits().host_threads;
@@ -203,7 +204,7 @@ fn check_read(options: &Options, op: Op, place: Place) -> Result<()> {
     }
     if !op.multiplies() {
         let library = ("--library", options.library.clone());
-        unread(&format!("{op}, which is no product,"), &[("--k", number(options.k)), library])?;
+        unread(&format!("{op}, which has no product,"), &[("--k", number(options.k)), library])?;
     }
     if known_variant("--variant", op, variant)? != Some(Variant::Staged) {
         unread(
@@ -218,7 +219,8 @@ fn check_read(options: &Options, op: Op, place: Place) -> Result<()> {
     if host {
         unread("a run on the CPU", &[("--library", options.library.clone())])?;
     }
-    // With as many fetchers as workgroups, or more, all of these fetch and multiply, as with none.
+    // With as many fetchers as workgroups, all workgroups would fetch and multiply, as without
+    // fetchers.
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let threads = options.threads.or(Settings::from_env()?.threads);
     let groups = threads.unwrap_or_else(|| (cores() / place.ranks).max(1));
@@ -281,18 +283,17 @@ fn print(job: &OperatorJob, place: Place, report: &Report, as_json: bool) -> Res
     Ok(())
 }
 
-/// One op on every rank.
+/// Job that runs one op on every rank.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct OperatorJob {
     problem: Problem,
     device: Device,
-    heap_bytes: (u64, u64),
     iterations: usize,
-    /// Whether the trace is of the last timed call alone.
+    /// Whether the trace covers only the last timed call.
     chart: bool,
 }
 
-/// What came of it, over all ranks.
+/// Result over all ranks.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Report {
     variant: String,
@@ -321,38 +322,36 @@ impl Job for OperatorJob {
     fn run_rank(&self, world: &World) -> Result<Option<Report>> {
         let (problem, ranks) = (&self.problem, Ranks::from(world));
         let op = problem.op()?;
-        let (data, signal) = self.heap_bytes;
-        let heap = SymmetricHeap::open(world, self.device.heap(world, data, signal))?;
+        let rig = Rig::open(world, self.device.heap(world), problem.room(ranks.size)?)?;
+        let heap = &rig.heap;
         let plan = problem.plan(ranks)?;
-        let made = AnyOp::new(&heap, &plan)?;
-        let (most, shapes) = (problem.most(ranks.size)?, problem.shapes(ranks)?);
-        let matrix = |which: usize| Matrix::new(&heap, problem.dtype, most[which], shapes[which]);
-        let [a, b, c] = [matrix(0)?, matrix(1)?, matrix(2)?];
-        let fill = |problem: &Problem| -> Result<()> {
-            a.fill(&heap, |row, col| problem.own_a(op, ranks, row, col))?;
-            b.fill(&heap, |row, col| problem.own_b(op, ranks, row, col))?;
-            c.poison(&heap)
-        };
-        let (a, b, c) = (&a, &b, &c);
+        let made = AnyOp::new(heap, &plan)?;
+        let matrices = problem.matrices(&rig)?;
+        let [a, b, c] = &matrices;
         let operands = Operands::new(a.matrix()?, b.matrix()?, c.matrix()?);
-        let stream = heap.stream()?;
-        let mut crossed = Crossed::new(&heap, op)?;
+        let mut crossing = (op == Op::Barrier).then(|| Crossing::new(heap)).transpose()?;
+        let mut wrong = None;
         let mut call = |late: bool| -> Result<f64> {
-            crossed.before(&heap, &stream, late)?;
-            world.barrier()?;
-            let begun = Instant::now();
-            made.run(&operands, &stream)?;
-            stream.sync()?;
-            let time = begun.elapsed().as_secs_f64() * 1e6;
-            crossed.after(&heap)?;
+            if let Some(crossing) = &mut crossing {
+                // The others must wait for the word of a late rank.
+                let late = late && ranks.rank + 1 == ranks.size;
+                crossing.before(
+                    heap,
+                    &rig.stream,
+                    Duration::from_millis(if late { 5 } else { 0 }),
+                )?;
+            }
+            let time = rig.time(|stream| Ok(made.run(&operands, stream)?))?;
+            if let Some(Err(error)) = crossing.as_ref().map(|it| it.after(heap, 0..ranks.size)) {
+                wrong.get_or_insert(error.to_string());
+            }
             Ok(time)
         };
-        fill(problem)?;
         call(false)?;
-        let mut progress = Progress::new("calls", ranks.rank, self.iterations);
+        let progress = Progress::new("calls", ranks.rank, self.iterations);
         let (mut times, mut before) = (Vec::new(), Vec::new());
         for left in (0..self.iterations).rev() {
-            // The last is drawn, as the first ones touch memory that nobody has touched.
+            // The last call is drawn, because the first ones touch memory for the first time.
             if self.chart && left == 0 {
                 before = made.trace()?;
             }
@@ -361,13 +360,13 @@ impl Job for OperatorJob {
         }
         let drawn = if self.chart { Some(trace::since(&before, made.trace()?)) } else { None };
         drop(progress);
-        // Another input: what is left of the timed calls would be wrong now.
+        // Another input, so that data left from the timed calls would be wrong.
         let other = Problem { seed: problem.seed.wrapping_add(0x9e37_79b9), ..problem.clone() };
-        fill(&other)?;
+        other.fill(&rig, &matrices)?;
         call(true)?;
         world.barrier()?;
-        let mut found = check(&heap, &other, op, c)?;
-        found.refused = found.refused.or(crossed.wrong);
+        let mut found = check(heap, &other, op, c)?;
+        found.refused = found.refused.or(wrong);
         let spans = drawn.map_or_else(|| made.trace(), Ok)?;
         let spans = RankTrace::new(&problem.op, ranks.rank, &spans);
         let all = gather(world, &(times, found, spans))?;
@@ -388,47 +387,5 @@ impl Job for OperatorJob {
             traces: if problem.trace { traces } else { Vec::new() },
             found,
         }))
-    }
-}
-
-/// Whether a barrier is one: what every rank's stream writes before it is seen by all after it.
-struct Crossed {
-    word: Option<SymSlice<i32>>,
-    calls: i32,
-    wrong: Option<String>,
-}
-
-impl Crossed {
-    /// Collective. Of another op there is nothing to see.
-    #[track_caller]
-    fn new(heap: &SymmetricHeap, op: Op) -> Result<Crossed> {
-        let word = if op == Op::Barrier { Some(heap.zeros(1)?) } else { None };
-        Ok(Crossed { word, calls: 0, wrong: None })
-    }
-
-    /// Of a late rank the others must wait for the word.
-    fn before(&mut self, heap: &SymmetricHeap, stream: &Stream, late: bool) -> Result<()> {
-        self.calls += 1;
-        if let Some(word) = self.word {
-            if late && heap.rank() + 1 == heap.size() {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            heap.write_on(stream, word, &[self.calls])?;
-        }
-        Ok(())
-    }
-
-    fn after(&mut self, heap: &SymmetricHeap) -> Result<()> {
-        let Some(word) = self.word else { return Ok(()) };
-        for rank in 0..heap.size() {
-            let seen = heap.read_from(word, rank)?[0];
-            // A rank may already be on its way to the next barrier.
-            if !(self.calls..=self.calls + 1).contains(&seen) {
-                let calls = self.calls;
-                let wrong = format!("after barrier {calls}, rank {rank} was seen before {seen}");
-                self.wrong.get_or_insert(wrong);
-            }
-        }
-        Ok(())
     }
 }

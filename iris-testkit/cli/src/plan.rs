@@ -1,4 +1,5 @@
-//! `iris plan`: what `auto` takes for calls of different sizes, its steps and predicted times. No GPU is needed.
+//! `iris plan`: prints the variants that `auto` takes for calls of different sizes, their steps and
+//! predicted times. It needs no GPU.
 
 use std::path::PathBuf;
 
@@ -10,46 +11,51 @@ use iris_testkit::oracle::Meaning;
 use iris_testkit::say;
 use iris_testkit::suite::{self, Op, Options as OpOptions};
 
+use crate::errors::{unread, usage};
 use crate::gpu_bench;
 use crate::operator::{dtype, op};
 use crate::problem::known_variant;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// The operator.
+    /// Operator.
     #[arg(value_parser = op, required_unless_present = "cases")]
     op: Option<Op>,
     /// Number of ranks.
     #[arg(long, default_value_t = 4)]
     ranks: usize,
-    /// The device by name, as h200, mi300x or cpu; `this` for the GPU of this machine, or its host if it has none.
+    /// Device by name, such as h200, mi300x or cpu; `this` for this machine's GPU, or its host if
+    /// it has none.
     #[arg(long, default_value = "this")]
     device: String,
-    /// Rows, as the operator's options take them [default: 4096].
+    /// Number of rows M, as in the operator's options [default: 4096].
     #[arg(long)]
     m: Option<usize>,
-    /// Columns [default: 4096].
+    /// Number of columns N [default: 4096].
     #[arg(long)]
     n: Option<usize>,
-    /// Depth of a product; where K is split over the ranks, that of a rank [default: 4096].
+    /// Inner dimension of a product; if K is split over the ranks, that of one rank [default:
+    /// 4096].
     #[arg(long)]
     k: Option<usize>,
-    /// Rows of calls, first..last: powers of two from the first to the last [default: those up to M].
+    /// Range first..last of the rows of calls; powers of two in it are planned [default: those up
+    /// to M].
     #[arg(long, value_parser = range, conflicts_with = "cases")]
     rows: Option<(usize, usize)>,
     /// Element type: f32, f16 or bf16.
-    #[arg(long, default_value = "bf16", value_parser = dtype)]
+    #[arg(long, default_value = "bf16", value_parser = dtype, conflicts_with = "cases")]
     dtype: DType,
-    /// A is split by columns.
+    /// Split A by columns.
     #[arg(long, conflicts_with = "cases")]
     columns: bool,
-    /// Rows of the result are normalised.
+    /// Normalise the rows of the result (RMSNorm).
     #[arg(long, conflicts_with = "cases")]
     rms_norm: bool,
-    /// How it is done, in place of auto.
+    /// Variant, instead of auto.
     #[arg(long, conflicts_with = "cases")]
     variant: Option<String>,
-    /// Shapes from a file, in the form of bench/cuda.toml, in place of one operator; without steps.
+    /// Read shapes from a file in the format of bench/cuda.toml, instead of one operator; steps are
+    /// not printed.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["op", "m", "n", "k"])]
     cases: Option<PathBuf>,
 }
@@ -63,6 +69,7 @@ fn range(text: &str) -> Result<(usize, usize), String> {
 }
 
 pub(crate) fn main(options: &Options) -> Result<bool> {
+    options.op.map_or(Ok(()), |op| check_read(options, op))?;
     let device = device(&options.device)?;
     let ranks = Ranks::new(0, options.ranks).on_device(device);
     let mut table = Table::new();
@@ -117,7 +124,32 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     Ok(true)
 }
 
-/// The device of this name.
+/// Refuses options that a plan of this operator does not read.
+fn check_read(options: &Options, op: Op) -> Result<()> {
+    let number = |it: Option<usize>| it.map(|number| number.to_string());
+    let rows = options.rows.map(|(first, last)| format!("{first}..{last}"));
+    if op == Op::Barrier {
+        let sizes =
+            [("--m", number(options.m)), ("--n", number(options.n)), ("--rows", rows.clone())];
+        unread("barrier", &sizes)?;
+    }
+    if !op.multiplies() {
+        unread(&format!("{op}, which is no product,"), &[("--k", number(options.k))])?;
+    }
+    if rows.is_some() {
+        unread("a plan with --rows", &[("--m", number(options.m))])?;
+    }
+    if options.columns && !Meaning::of(op).shards().contains(&Shard::Columns) {
+        return Err(usage(
+            "--columns",
+            "given",
+            format!("no such option, since {op} is split by rows"),
+        ));
+    }
+    Ok(())
+}
+
+/// Device with this name.
 fn device(name: &str) -> Result<Device> {
     if name != "this" {
         return Ok(Device::named(name)?);
@@ -127,19 +159,21 @@ fn device(name: &str) -> Result<Device> {
     Ok(found.map_or_else(|| Device::of_rank(Cpu, 0), Ok)?)
 }
 
-/// What times are predicted from.
+/// Description of the data that times are predicted from.
 fn source(ranks: Ranks) -> Result<String> {
     let plan = Op::AllReduce.request(1, 1, 0).plan(ranks)?;
     Ok(match (plan.tuned_by(), plan.figures()) {
         (Some(file), _) => format!("predicted from {file}"),
         (None, Some(of)) => {
-            format!("predicted from figures of an {of}: nobody has measured this device")
+            format!(
+                "predicted from tuning data of an {of}, because this device has not been measured"
+            )
         }
-        (None, None) => "predicted from built-in figures".into(),
+        (None, None) => "predicted from built-in tuning data".into(),
     })
 }
 
-/// A row of the table: of the largest calls of a plan.
+/// Row of the table, for the largest calls of a plan.
 fn cells(of: (Op, &str), options: &OpOptions, ranks: Ranks) -> Result<Vec<String>> {
     let plan = suite::plan(of.0, of.1, ranks, options)?;
     let us = |us: Option<f64>| us.map_or("-".into(), |us| format!("{us:.1} us"));
@@ -169,8 +203,8 @@ fn cells(of: (Op, &str), options: &OpOptions, ranks: Ranks) -> Result<Vec<String
     ])
 }
 
-/// Whether results may differ in bits from those of the choice without this machine's tuning: sums and products are the
-/// same bits in one variant with one tile.
+/// Whether the result may differ in its last bits from that of the choice without this machine's
+/// tuning: for sums and products, if variant or tile differ.
 fn has_other_bits(of: (Op, &str), options: &OpOptions, ranks: Ranks, plan: &Plan) -> Result<bool> {
     let untuned = suite::plan(of.0, of.1, ranks.untuned(), options)?;
     let [tuned, untuned] = [plan, &untuned].map(|plan| {
@@ -180,7 +214,8 @@ fn has_other_bits(of: (Op, &str), options: &OpOptions, ranks: Ranks, plan: &Plan
     Ok((of.0.multiplies() || Meaning::of(of.0).sums) && tuned != untuned)
 }
 
-/// The quickest of the other variants that take any operands and add in one order, whether or not `auto` may take it.
+/// Fastest of the other variants that accept any operands and add in a fixed order, with its
+/// predicted time, whether or not `auto` may take it.
 fn runner_up(op: Op, options: &OpOptions, ranks: Ranks, plan: &Plan) -> Option<(String, f64)> {
     let chosen = plan.at(options.m).variant;
     let others = op.variants().into_iter().filter(|&variant| {

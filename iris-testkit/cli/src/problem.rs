@@ -1,25 +1,27 @@
-//! One op on random input: what each rank has, and what it should get.
+//! One op on random input: the input of each rank, and its expected output.
 
 use std::ops::Range;
 
 use anyhow::Result;
 use iris_heap::{BackendKind, DType, random_unit};
 use iris_ops::{Plan, Ranks, Shard, StagingLayout, TileShape, Variant};
+use iris_testkit::matrix::Matrix;
 use iris_testkit::numeric::rounded;
 use iris_testkit::oracle::{Dense, Expected, Meaning, Part, Product, Rows, Task, product, split};
+use iris_testkit::rig::{Rig, Room};
 use iris_testkit::suite::{self, Op, Options};
 use serde::{Deserialize, Serialize};
 
 use crate::errors::usage;
-use crate::matrices::room;
 
-/// Columns of A that are multiplied at a time by the reference.
+/// Number of columns of A that the reference multiplies at a time.
 const DEPTH: usize = 256;
 
-/// Elements of a slab of rows that is checked at once, over all ranks' partials.
+/// Number of elements, over all ranks' partials, that are checked at a time.
 const SLAB: usize = 1 << 22;
 
-/// An op with its shape. `m`, `n`, `k` are those of the whole, of which the ranks have parts.
+/// Op with its shape. `m`, `n` and `k` are those of the whole problem, of which the ranks have
+/// parts.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Problem {
     pub(crate) op: String,
@@ -30,39 +32,39 @@ pub(crate) struct Problem {
     pub(crate) dtype: DType,
     /// Whether A is split by columns.
     pub(crate) columns: bool,
-    /// Whether the staging buffer is filled along M first.
+    /// Whether the staging buffer is column-major and filled along M first.
     pub(crate) m_contiguous: bool,
     pub(crate) k_per_flag: Option<usize>,
     pub(crate) fetchers: Option<usize>,
-    /// Whose product of whole matrices, if not the default.
+    /// Name of the GEMM implementation; `None` for the default.
     pub(crate) library: Option<String>,
     pub(crate) seed: u64,
     pub(crate) backend: BackendKind,
     pub(crate) trace: bool,
-    /// Rows and columns of a tile, if not the plan's own.
+    /// Rows and columns of a tile; `None` if the plan chooses.
     pub(crate) tile: Option<[usize; 2]>,
-    /// Whether plans go by built-in figures, and not by what was measured on this machine.
+    /// Whether plans ignore measurements of this machine and use built-in tuning data.
     pub(crate) untuned: bool,
     /// Number of nodes that the ranks are split over.
     pub(crate) nodes: usize,
 }
 
-/// Shapes of A (or the message), B and C of one rank; 0 x 0 where there is none.
+/// Shapes of A (or the message), B and C of one rank; 0 x 0 if the rank has no such matrix.
 pub(crate) type Shapes = [(usize, usize); 3];
 
-/// The variant of this name, none for `auto`; what is no variant of this op is refused by the op's own name.
+/// Variant with this name, `None` for `auto`; the error for an unknown one names the op.
 pub(crate) fn known_variant(what: &str, op: Op, name: &str) -> Result<Option<Variant>> {
     let all = || op.variants().into_iter().map(Variant::name).collect::<Vec<_>>().join(", ");
     op.variant(name).map_err(|_| usage(format!("{what} of {op}"), name, format!("auto, {}", all())))
 }
 
-/// Rows of `cols` columns that are checked at once, over all ranks' partials.
+/// Number of rows of `cols` columns that are checked at a time, over all ranks' partials.
 pub(crate) fn rows_at_once(cols: usize, size: usize) -> usize {
     (SLAB / cols.saturating_mul(size).max(1)).max(1)
 }
 
 impl Problem {
-    /// Of this shape, everything else chosen by the plan.
+    /// Problem with this shape; the plan chooses everything else.
     pub(crate) fn new(op: &str, [m, n, k]: [usize; 3], dtype: DType, backend: BackendKind) -> Self {
         Problem {
             op: op.into(),
@@ -89,12 +91,12 @@ impl Problem {
         Ok(self.op.parse()?)
     }
 
-    /// The part of M, N or K of one rank.
+    /// Range of M, N or K that one rank has.
     fn part(total: usize, ranks: Ranks) -> Range<usize> {
         split(total, ranks.size, ranks.rank)
     }
 
-    /// What the op is planned with on one rank.
+    /// Options of the op on one rank.
     pub(crate) fn options(&self, op: Op, ranks: Ranks) -> Options {
         let meaning = Meaning::of(op);
         let k = if meaning.splits_k() { Self::part(self.k, ranks).len() } else { self.k };
@@ -135,7 +137,7 @@ impl Problem {
     }
 
     /// Most elements that A, B and C have on any rank.
-    pub(crate) fn most(&self, size: usize) -> Result<[usize; 3]> {
+    fn most(&self, size: usize) -> Result<[usize; 3]> {
         let mut most = [0; 3];
         for rank in 0..size {
             let shapes = self.shapes(Ranks::new(rank, size))?;
@@ -146,22 +148,31 @@ impl Problem {
         Ok(most)
     }
 
-    /// Bytes of the data and the signal segment that every rank needs.
-    pub(crate) fn heap_bytes(&self, size: usize) -> Result<(u64, u64)> {
-        let (mut data, mut signal) = (0, 0);
-        for rank in 0..size {
-            let plan = self.plan(Ranks::new(rank, size).on_nodes(self.nodes))?;
-            (data, signal) = (plan.data_bytes().max(data), plan.signal_bytes().max(signal));
-        }
-        let matrices = self.most(size)?.map(|elements| room(self.dtype, elements));
-        // A word for a barrier.
-        let all = matrices.into_iter().chain([room(DType::I32, 1)]);
-        // The signal segment begins with 4096 bytes that the heap keeps for itself.
-        Ok((all.fold(data, u64::saturating_add), signal.saturating_add(4096)))
+    /// Room that every rank needs for its plan, its matrices and the word of a barrier.
+    pub(crate) fn room(&self, size: usize) -> Result<Room> {
+        let plans = Room::of(size, |ranks| self.plan(ranks.on_nodes(self.nodes)))?;
+        Ok(plans.matrices(self.dtype, self.most(size)?).matrices(DType::I32, [1]))
     }
 
-    /// Bytes that a rank needs beside its heap: a row as it is filled in, and the reference of as many
-    /// rows as are checked at a time.
+    /// A, B and C of a rank in its heap, with A and B filled and C full of NaN: collective.
+    #[track_caller]
+    pub(crate) fn matrices(&self, rig: &Rig) -> Result<[Matrix; 3]> {
+        let ranks = Ranks::from(&rig.heap);
+        let matrices = rig.matrices(self.dtype, self.most(ranks.size)?, self.shapes(ranks)?)?;
+        self.fill(rig, &matrices)?;
+        Ok(matrices)
+    }
+
+    /// Fills A and B, and C with NaN.
+    pub(crate) fn fill(&self, rig: &Rig, [a, b, c]: &[Matrix; 3]) -> Result<()> {
+        let (op, ranks, heap) = (self.op()?, Ranks::from(&rig.heap), &rig.heap);
+        a.fill(heap, |row, col| self.own_a(op, ranks, row, col))?;
+        b.fill(heap, |row, col| self.own_b(op, ranks, row, col))?;
+        c.poison(heap)
+    }
+
+    /// Bytes that a rank needs besides its heap: a row while it is filled in, and the reference for
+    /// the rows that are checked at a time.
     pub(crate) fn check_bytes(&self, size: usize) -> Result<u64> {
         let op = self.op()?;
         let mut most = 0;
@@ -184,7 +195,7 @@ impl Problem {
         rounded(self.dtype, random_unit(self.seed, stream, index))
     }
 
-    /// Element of the whole A, the same for all ranks.
+    /// Element of the whole A, which is the same for all ranks.
     fn a(&self, row: usize, col: usize) -> f64 {
         self.element(0, row * self.k + col)
     }
@@ -194,13 +205,13 @@ impl Problem {
         self.element(1, row * self.n + col)
     }
 
-    /// Element of what a rank sends.
+    /// Element of the message that a rank sends.
     fn sent(&self, rank: usize, row: usize, col: usize) -> f64 {
         self.element(2 + rank, row * self.n + col)
     }
 
     /// Element of a rank's own A, or of what it sends.
-    pub(crate) fn own_a(&self, op: Op, ranks: Ranks, row: usize, col: usize) -> f64 {
+    fn own_a(&self, op: Op, ranks: Ranks, row: usize, col: usize) -> f64 {
         let meaning = Meaning::of(op);
         let first = |total| Self::part(total, ranks).start;
         match meaning.gives {
@@ -213,23 +224,23 @@ impl Problem {
     }
 
     /// Element of a rank's own B.
-    pub(crate) fn own_b(&self, op: Op, ranks: Ranks, row: usize, col: usize) -> f64 {
+    fn own_b(&self, op: Op, ranks: Ranks, row: usize, col: usize) -> f64 {
         let meaning = Meaning::of(op);
         let first = |splits, total| if splits { Self::part(total, ranks).start } else { 0 };
         self.b(first(meaning.splits_k(), self.k) + row, first(meaning.splits_n(), self.n) + col)
     }
 
-    /// What `rank` should have in these rows of its C.
+    /// Expected values of these rows of `rank`'s C.
     pub(crate) fn expected(&self, op: Op, ranks: Ranks, rows: &[usize]) -> Expected {
         let (meaning, task) = (Meaning::of(op), self.task(op, ranks));
         let sources: Vec<_> = rows.iter().map(|&row| task.source(ranks.rank, row)).collect();
         let mut options = task.options;
-        // These rows as all of a smaller call, of a simple op that takes such parts.
+        // The rows are computed as a smaller call with only these rows.
         let call = |op, parts: &[Part], options| {
             let task = Task { op, size: parts.len(), m: rows.len(), options };
             task.expected(0, parts, None, None, None)
         };
-        // What `rank` has sent, or in each row who sent that.
+        // Rows that `rank` has sent or, for each row, those of the rank that sent it.
         let sent = |rank: usize| {
             let element = |r: usize, c| {
                 let (source, row) = sources[r];
@@ -260,7 +271,8 @@ impl Problem {
         }
     }
 
-    /// Some rows of the whole A, with the columns `depth`, by those rows of B with the columns `cols`.
+    /// Product of some rows of the whole A, restricted to the columns `depth`, with those rows and
+    /// the columns `cols` of B.
     fn product(&self, rows: &[usize], depth: Range<usize>, cols: Range<usize>) -> Part {
         let zero = Dense::from_fn(rows.len(), cols.len(), |_, _| 0.0);
         let mut sum = Part { value: zero.clone(), magnitude: zero };

@@ -1,11 +1,10 @@
-//! `iris rank`: one rank of a job, as the process that a launcher started.
+//! `iris rank`: one rank of a job, in a process that the launcher started.
 
 use anyhow::{Result, bail};
 use iris_heap::World;
 use iris_testkit::launch::end_with_launcher;
 use iris_testkit::say;
 
-use crate::attack;
 use crate::job::Job;
 use crate::layer::LayerJob;
 use crate::operator::OperatorJob;
@@ -15,13 +14,13 @@ use crate::tune::TuneJob;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Which job.
+    /// Name of the job.
     name: String,
-    /// The job, as JSON.
+    /// Job as JSON.
     job: String,
 }
 
-/// Does this rank's part of the job. Rank 0 prints the report as one line of JSON.
+/// Runs this rank's part of the job. Rank 0 prints the report as one line of JSON.
 pub(crate) fn main(options: &Options) -> Result<bool> {
     end_with_launcher();
     match options.name.as_str() {
@@ -30,7 +29,6 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         RatioJob::NAME => part::<RatioJob>(&options.job)?,
         TuneJob::NAME => part::<TuneJob>(&options.job)?,
         SuiteJob::NAME => part::<SuiteJob>(&options.job)?,
-        attack::rank::NAME => return attack::rank::main(&options.job),
         other => bail!("no job is called {other}"),
     }
     Ok(true)

@@ -1,35 +1,34 @@
-//! The ratios that `iris bench` measures, as jobs: two sides, taken in turns.
+//! Jobs that measure the ratios of `iris bench`: two sides, timed in turns.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Result;
-use iris_heap::{HeapOptions, Stream, SymmetricHeap, World, random_unit};
+use iris_heap::{HeapOptions, World, random_unit};
 use iris_ops::{Plan, Ranks, TileShape};
+use iris_testkit::matrix::Matrix;
 use iris_testkit::oracle::split;
+use iris_testkit::rig::{Rig, Room};
 use iris_testkit::suite::{self, AnyOp, Op, Operands, Options};
 use serde::{Deserialize, Serialize};
 
 use crate::errors::usage;
 use crate::job::{Job, gather, median, slowest};
-use crate::matrices::{Matrix, room};
 use crate::problem::known_variant;
-use crate::progress::Progress;
 use iris_heap::DType::F32;
 
-/// Which two sides.
+/// Pair of sides to compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Kind {
-    /// One rank's op, and the GEMM crate called directly.
+    /// One rank's op, against the GEMM crate called directly.
     Gemm,
-    /// The fused op, and its parts one after the other: product, barrier, reduction.
+    /// Fused op, against its parts one after the other: product, barrier, reduction.
     Fusion,
-    /// The op on many ranks, and on the first few of them.
+    /// Op on many ranks, against the op on the first few of them.
     Ranks,
 }
 
-/// A ratio of two times: what is measured, and what is asked of it. f32.
+/// Ratio of two times in f32, and its limit.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Ratio {
@@ -37,7 +36,7 @@ pub(crate) struct Ratio {
     pub(crate) kind: Kind,
     pub(crate) m: usize,
     pub(crate) n: usize,
-    /// Of the whole: it is split over the ranks.
+    /// K of the whole product, which is split over the ranks.
     pub(crate) k: usize,
     #[serde(default = "auto")]
     pub(crate) variant: String,
@@ -45,9 +44,9 @@ pub(crate) struct Ratio {
     pub(crate) ranks: usize,
     #[serde(default = "one")]
     base_ranks: usize,
-    /// Of a rank.
+    /// Number of threads per rank.
     threads: usize,
-    /// Rows and columns of a tile, instead of the plan's choice.
+    /// Rows and columns of a tile; `None` if the plan chooses.
     tile: Option<[usize; 2]>,
     repetitions: usize,
     pub(crate) at_most: f64,
@@ -61,12 +60,12 @@ fn one() -> usize {
     1
 }
 
-/// A ratio, ready to be measured.
+/// Job that measures one ratio.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct RatioJob(Ratio);
 
 impl RatioJob {
-    /// Checked.
+    /// Checks the ratio's fields and makes the job.
     pub(crate) fn new(ratio: &Ratio) -> Result<RatioJob> {
         let Ratio { name, kind, ranks, base_ranks, .. } = ratio;
         if *kind == Kind::Gemm && *ranks != 1 {
@@ -82,7 +81,7 @@ impl RatioJob {
     }
 }
 
-/// The plan of the op that is measured.
+/// Plan of the op that is measured.
 fn fused(ratio: &Ratio, ranks: Ranks) -> Result<Plan> {
     let k = split(ratio.k, ranks.size, ranks.rank).len();
     let mut options = Options::new(ratio.m, ratio.n, k);
@@ -90,72 +89,59 @@ fn fused(ratio: &Ratio, ranks: Ranks) -> Result<Plan> {
     suite::plan(Op::MatmulAllReduce, &ratio.variant, ranks, &options)
 }
 
-/// A heap with the matrices of a rank in it.
+/// A rig with the matrices of a rank.
 struct Bed {
-    heap: Arc<SymmetricHeap>,
-    stream: Stream,
-    a: Matrix,
-    b: Matrix,
-    c: Matrix,
+    rig: Rig,
+    matrices: [Matrix; 3],
 }
 
 impl Bed {
-    /// Collective in `world`. Of the unfused side the heap has room for the workspace, too.
+    /// Collective in `world`. The heap has room for the workspace of the unfused side, too.
     #[track_caller]
     fn new(ratio: &Ratio, world: &World) -> Result<Bed> {
         let ranks = Ranks::from(world);
-        let (mut data, mut signal) = (0, 0);
-        for plan in [fused(ratio, Ranks::new(0, ranks.size))?, reduction(ratio, ranks)?] {
-            data += plan.data_bytes();
-            signal += plan.signal_bytes();
-        }
         let Ratio { m, n, .. } = *ratio;
         let most = split(ratio.k, ranks.size, 0).len();
         let k = split(ratio.k, ranks.size, ranks.rank).len();
-        data += [m * most, most * n, m * n].map(|elements| room(F32, elements)).iter().sum::<u64>();
-        let options = HeapOptions::new()
-            .threads(ratio.threads)
-            .data_bytes(data)
-            .signal_bytes(signal + (64 << 10));
-        let heap = SymmetricHeap::open(world, options)?;
-        let a = Matrix::new(&heap, F32, m * most, (m, k))?;
-        let b = Matrix::new(&heap, F32, most * n, (k, n))?;
-        let c = Matrix::new(&heap, F32, m * n, (m, n))?;
-        a.fill(&heap, |row, col| random_unit(1, ranks.rank, row * k + col))?;
-        b.fill(&heap, |row, col| random_unit(2, ranks.rank, row * n + col))?;
-        c.poison(&heap)?;
-        Ok(Bed { stream: heap.stream()?, heap, a, b, c })
+        let elements = [m * most, most * n, m * n];
+        let both = Room::of(ranks.size, |ranks| fused(ratio, ranks))?;
+        let both = both.and(Room::of(ranks.size, |ranks| reduction(ratio, ranks))?);
+        // Product and barrier of the unfused side have words of their own.
+        let room = both.matrices(F32, elements).and(Room { data: 0, signal: 64 << 10 });
+        let rig = Rig::open(world, HeapOptions::new().threads(ratio.threads), room)?;
+        let matrices = rig.matrices(F32, elements, [(m, k), (k, n), (m, n)])?;
+        let [a, b, c] = &matrices;
+        a.fill(&rig.heap, |row, col| random_unit(1, ranks.rank, row * k + col))?;
+        b.fill(&rig.heap, |row, col| random_unit(2, ranks.rank, row * n + col))?;
+        c.poison(&rig.heap)?;
+        Ok(Bed { rig, matrices })
     }
 
     fn operands(&self) -> Result<Operands> {
-        let Bed { a, b, c, .. } = self;
+        let [a, b, c] = &self.matrices;
         Ok(Operands::new(a.matrix()?, b.matrix()?, c.matrix()?))
     }
 
     /// Microseconds of ops that are enqueued together, which all ranks begin together.
-    fn time(&self, ops: &mut [(&mut AnyOp, Operands)]) -> Result<f64> {
-        self.heap.world().barrier()?;
-        let begun = Instant::now();
-        for (op, operands) in ops {
-            op.run(operands, &self.stream)?;
-        }
-        self.stream.sync()?;
-        Ok(begun.elapsed().as_secs_f64() * 1e6)
+    fn time(&self, ops: &[(&AnyOp, Operands)]) -> Result<f64> {
+        self.rig.time(|stream| {
+            Ok(ops.iter().try_for_each(|(op, operands)| op.run(operands, stream))?)
+        })
     }
 }
 
-/// The plan of the all-reduce alone.
+/// Plan of the all-reduce alone.
 fn reduction(ratio: &Ratio, ranks: Ranks) -> Result<Plan> {
     let options = Options::new(ratio.m, ratio.n, 0);
     suite::plan(Op::AllReduce, &ratio.variant, ranks, &options)
 }
 
-/// One repetition of a side: its time in microseconds.
+/// One repetition of a side; returns its time in microseconds.
 type Side<'a> = &'a mut dyn FnMut() -> Result<f64>;
 
-/// The two sides in turns, the second one first in every other repetition, once to warm up.
-fn turns(ratio: &Ratio, rank: usize, sides: [Side<'_>; 2]) -> Result<[Vec<f64>; 2]> {
-    let mut progress = Progress::new("repetitions", rank, ratio.repetitions);
+/// Runs the two sides in turns; every other repetition starts with the second side. The first
+/// repetition is a warm-up.
+fn turns(ratio: &Ratio, sides: [Side<'_>; 2]) -> Result<[Vec<f64>; 2]> {
     let mut times = [Vec::new(), Vec::new()];
     for repetition in 0..=ratio.repetitions {
         for turn in 0..2 {
@@ -165,19 +151,18 @@ fn turns(ratio: &Ratio, rank: usize, sides: [Side<'_>; 2]) -> Result<[Vec<f64>; 
                 times[side].push(time);
             }
         }
-        progress.step();
     }
     Ok(times)
 }
 
-/// What came of a ratio: medians over the repetitions of the slowest rank's times.
+/// Result of a ratio: medians over the repetitions of the slowest rank's times.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Times {
-    /// What is measured, in microseconds.
+    /// Time of the measured side, in microseconds.
     pub(crate) time: f64,
-    /// The base, in microseconds.
+    /// Time of the base, in microseconds.
     pub(crate) base: f64,
-    /// One by the other, of each repetition: the two sides of one had the same weather.
+    /// Median of the ratios of each repetition, whose two sides ran under the same conditions.
     pub(crate) ratio: f64,
 }
 
@@ -191,62 +176,61 @@ impl Job for RatioJob {
         let ranks = Ranks::from(world);
         let bed = Bed::new(ratio, world)?;
         let operands = bed.operands()?;
-        let mut op = AnyOp::new(&bed.heap, &fused(ratio, ranks)?)?;
-        let mut fused_side = || bed.time(&mut [(&mut op, operands)]);
+        let op = AnyOp::new(&bed.rig.heap, &fused(ratio, ranks)?)?;
+        let mut fused_side = || bed.time(&[(&op, operands)]);
         let times = match ratio.kind {
             Kind::Gemm => {
                 let mut base = DirectGemm::new(ratio, &bed)?;
-                turns(ratio, ranks.rank, [&mut fused_side, &mut || Ok(base.time())])?
+                turns(ratio, [&mut fused_side, &mut || Ok(base.time())])?
             }
             Kind::Fusion => {
                 let k = split(ratio.k, ranks.size, ranks.rank).len();
                 let (local, none) = (Options::new(ratio.m, ratio.n, k), Options::new(0, 0, 0));
                 let make = |op: Op, variant: &str, options: &Options| {
-                    AnyOp::new(&bed.heap, &suite::plan(op, variant, ranks, options)?)
+                    AnyOp::new(&bed.rig.heap, &suite::plan(op, variant, ranks, options)?)
                         .map_err(anyhow::Error::from)
                 };
-                let mut multiply = make(Op::Matmul, "auto", &local)?;
-                let mut barrier = make(Op::Barrier, "auto", &none)?;
+                let multiply = make(Op::Matmul, "auto", &local)?;
+                let barrier = make(Op::Barrier, "auto", &none)?;
                 let message = Options::new(ratio.m, ratio.n, 0);
-                let mut reduce = make(Op::AllReduce, &ratio.variant, &message)?;
+                let reduce = make(Op::AllReduce, &ratio.variant, &message)?;
                 let in_place = Operands::new(operands.c, operands.b, operands.c);
                 turns(
                     ratio,
-                    ranks.rank,
                     [&mut fused_side, &mut || {
-                        bed.time(&mut [
-                            (&mut multiply, operands),
-                            (&mut barrier, operands),
-                            (&mut reduce, in_place),
+                        bed.time(&[
+                            (&multiply, operands),
+                            (&barrier, operands),
+                            (&reduce, in_place),
                         ])
                     }],
                 )?
             }
             Kind::Ranks => {
-                // The first ranks have a world and a heap of their own; the others wait for them
-                // on the host, which takes no processor.
+                // The first ranks have a world and a heap of their own; the others wait for them on
+                // the host, without using a core.
                 let few = world.split((ranks.rank < ratio.base_ranks).then_some(0), 0)?;
                 let small = few.as_ref().map(|few| Bed::new(ratio, few)).transpose()?;
-                let mut made = match (&few, &small) {
+                let made = match (&few, &small) {
                     (Some(few), Some(bed)) => {
                         let plan = fused(ratio, Ranks::from(few))?;
-                        Some(AnyOp::new(&bed.heap, &plan)?)
+                        Some(AnyOp::new(&bed.rig.heap, &plan)?)
                     }
                     _ => None,
                 };
                 let mut few_side = || {
                     world.barrier()?;
-                    let time = match (&small, &mut made) {
-                        (Some(bed), Some(op)) => bed.time(&mut [(op, bed.operands()?)])?,
+                    let time = match (&small, &made) {
+                        (Some(bed), Some(op)) => bed.time(&[(op, bed.operands()?)])?,
                         _ => 0.0,
                     };
                     world.barrier()?;
                     Ok(time)
                 };
-                let times = turns(ratio, ranks.rank, [&mut fused_side, &mut few_side])?;
+                let times = turns(ratio, [&mut fused_side, &mut few_side])?;
                 drop(made);
                 if let Some(bed) = small {
-                    bed.heap.close()?;
+                    bed.rig.heap.close()?;
                 }
                 if let Some(few) = few {
                     few.close()?;
@@ -256,7 +240,7 @@ impl Job for RatioJob {
         };
         let all: Vec<[Vec<f64>; 2]> = gather(world, &times)?;
         drop(op);
-        bed.heap.close()?;
+        bed.rig.heap.close()?;
         let side =
             |side: usize| slowest(&all.iter().map(|rank| rank[side].clone()).collect::<Vec<_>>());
         let (time, base) = (side(0), side(1));
@@ -269,7 +253,7 @@ impl Job for RatioJob {
     }
 }
 
-/// The GEMM crate, called directly with as many threads.
+/// GEMM crate, called directly with the same number of threads.
 struct DirectGemm {
     shape: [usize; 3],
     parallelism: gemm::Parallelism,
@@ -281,21 +265,21 @@ struct DirectGemm {
 impl DirectGemm {
     fn new(ratio: &Ratio, bed: &Bed) -> Result<DirectGemm> {
         let single = |matrix: &Matrix| -> Result<Vec<f32>> {
-            Ok(matrix.read(&bed.heap)?.into_iter().map(|value| value as f32).collect())
+            Ok(matrix.read(&bed.rig.heap)?.into_iter().map(|value| value as f32).collect())
         };
         let parallelism = match ratio.threads {
             1 => gemm::Parallelism::None,
             threads => gemm::Parallelism::Rayon(threads),
         };
         let Ratio { m, n, k, .. } = *ratio;
-        let (a, b, c) = (single(&bed.a)?, single(&bed.b)?, vec![0.0; m * n]);
+        let (a, b, c) = (single(&bed.matrices[0])?, single(&bed.matrices[1])?, vec![0.0; m * n]);
         Ok(DirectGemm { shape: [m, n, k], parallelism, a, b, c })
     }
 
     fn time(&mut self) -> f64 {
         let [m, n, k] = self.shape;
         let begun = Instant::now();
-        // SAFETY: the vectors hold m x k, k x n and m x n elements, row by row.
+        // SAFETY: the vectors hold m x k, k x n and m x n elements, row-major.
         #[allow(unsafe_code, reason = "the crate's only interface takes pointers")]
         unsafe {
             gemm::gemm(

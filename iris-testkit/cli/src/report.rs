@@ -1,7 +1,7 @@
-//! `iris report`: all that can be said about a machine, in one file to send to whoever asked for it.
+//! `iris report`: everything about a machine in one file, to be sent to whoever asked for it.
 //!
-//! Each step is this program again, as a process of its own with a limit, so that one that hangs or dies is a
-//! part of the report and not the end of it.
+//! Each step runs this program again as a process with a time limit, so a step that hangs or dies
+//! becomes part of the report and does not end it.
 
 use std::fs::File;
 use std::io::{Seek, Write};
@@ -19,30 +19,30 @@ use crate::errors::usage;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// What is looked at: cpu, cuda or hip.
+    /// Backend to examine: cpu, cuda or hip.
     #[arg(long)]
     backend: BackendKind,
-    /// The file [default: iris-report-BACKEND.txt].
+    /// Report file [default: iris-report-BACKEND.txt].
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Minutes that a step may take.
+    /// Time limit of a step, in minutes.
     #[arg(long, default_value_t = 20)]
     minutes: u64,
-    /// Calls of each op under stress.
+    /// Number of calls of each op in the stress test.
     #[arg(long, default_value_t = 500)]
     calls: usize,
 }
 
-/// One step: its words on the command line.
+/// Step: the arguments of its command line.
 type Step = Vec<String>;
 
-/// What is done on a backend, what is quick and tells most first.
+/// Steps for a backend, the fastest and most informative first.
 fn steps(backend: BackendKind, calls: usize) -> Vec<Step> {
     let words = |text: &str| text.split(' ').map(String::from).collect::<Step>();
     let on = |task: &str| words(&format!("{task} --backend {backend}"));
     let mut steps = vec![on("doctor"), on("test --level smoke")];
     if backend.traits().host_threads {
-        // Stress is of GPUs, and all ratios of the CPU take minutes.
+        // The stress test needs a GPU, and all ratios of the CPU would take minutes.
         steps.push(["bench", "--only", "crate, 1 thread"].map(String::from).to_vec());
     } else {
         steps.push(on(&format!("stress --calls {calls}")));
@@ -51,7 +51,7 @@ fn steps(backend: BackendKind, calls: usize) -> Vec<Step> {
     steps
 }
 
-/// Does all steps, whatever comes of them, and writes the file; whether all went well.
+/// Runs all steps, also after failures, and writes the file; returns whether all succeeded.
 pub(crate) fn main(options: &Options) -> Result<bool> {
     let usual = || format!("iris-report-{}.txt", options.backend).into();
     let path = options.out.clone().unwrap_or_else(usual);
@@ -60,9 +60,9 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     }
     let file = File::create(&path);
     let mut file = file.map_err(|error| {
-        usage(format!("file {}", path.display()), error, "one that can be written")
+        usage(format!("file {}", path.display()), error, "a path that can be written")
     })?;
-    let program = std::env::current_exe().context("where this program lies is not known")?;
+    let program = std::env::current_exe().context("the path of this program is unknown")?;
     let limit = Duration::from_secs(60 * options.minutes);
     let mut failed = Vec::new();
     for step in steps(options.backend, options.calls) {
@@ -83,7 +83,8 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     Ok(failed.is_empty())
 }
 
-/// One step, with what it says in the file; how it ended, and whether well.
+/// Runs one step with its output in the file; returns a description of its end, and whether it
+/// succeeded.
 fn run(program: &Path, step: &Step, file: &mut File, limit: Duration) -> Result<(String, bool)> {
     writeln!(file, "\n=== iris {}", step.join(" "))?;
     let begun = Instant::now();
@@ -92,7 +93,7 @@ fn run(program: &Path, step: &Step, file: &mut File, limit: Duration) -> Result<
         .stdin(Stdio::null())
         .stdout(file.try_clone()?)
         .stderr(file.try_clone()?)
-        // Ranks are processes of the step's group, and end with it.
+        // Ranks are processes of the step's process group, and are killed with it.
         .process_group(0)
         .spawn()
         .with_context(|| format!("starting {}", program.display()))?;
@@ -103,13 +104,14 @@ fn run(program: &Path, step: &Step, file: &mut File, limit: Duration) -> Result<
         None => (format!("ended by this program after {limit:.0?}"), false),
     };
     let outcome = format!("{how}, {seconds:.1} s");
-    // The children have written behind where this process was.
+    // The child processes have written after this process's position in the file.
     file.seek(std::io::SeekFrom::End(0))?;
     writeln!(file, "=== {outcome}")?;
     Ok((outcome, ok))
 }
 
-/// Waits for a step; none where it took too long, and was killed with all it had started.
+/// Waits for a step; returns `None` if it took too long and was killed, with all processes that it
+/// started.
 fn wait(child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>> {
     let begun = Instant::now();
     loop {
@@ -118,7 +120,8 @@ fn wait(child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>> {
         }
         if begun.elapsed() >= limit {
             let group = Pid::from_child(child);
-            kill_process_group(group, Signal::KILL).context("ending a step that took too long")?;
+            kill_process_group(group, Signal::KILL)
+                .context("a step that took too long could not be killed")?;
             child.wait()?;
             return Ok(None);
         }
@@ -135,7 +138,7 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         let shell = |text: &str| vec!["-c".to_owned(), text.to_owned()];
         let program = Path::new("/bin/sh");
-        // It would outlive its limit, and so would what it started.
+        // Without the limit this step, and the process that it starts, would run for 10 minutes.
         let hangs = shell("echo begun; sleep 600 & wait");
         let (outcome, ok) = run(program, &hangs, &mut file, Duration::from_millis(300)).unwrap();
         assert!(!ok && outcome.contains("ended by this program"), "{outcome}");

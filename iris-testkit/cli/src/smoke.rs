@@ -1,26 +1,26 @@
-//! The cases of `iris test --level smoke`: each operator and variant at least once, in so few and such
-//! small calls that a device on which a call takes a second gets through in minutes.
+//! Cases of `iris test --level smoke`: each operator and variant at least once, in few and small
+//! calls, so that a device that takes a second per call finishes in minutes.
 
 use iris_heap::{BackendKind, DType};
 use iris_ops::{Epilogue, TileShape};
 use iris_testkit::suite::{Case, Input, Op, Options};
 
-/// Workgroups of a launch: few enough to be resident anywhere.
+/// Number of workgroups of a launch; small enough to be resident on any device.
 const WORKGROUPS: usize = 8;
 
-/// Ranks, threads of each on the CPU, and whether ranks are threads: two have all cases, three those
-/// that wait for each other between launches, those in words that carry their data and what is passed
-/// on, four are processes that use each other's memory.
+/// Number of ranks, threads of each on the CPU, and whether ranks are threads. Two ranks run all
+/// cases. Three run those with barriers between launches, those by the LL protocol, and relays.
+/// Four are processes that access each other's memory.
 pub(super) const WORLDS: [(usize, usize, bool); 3] =
     [(2, WORKGROUPS, true), (3, WORKGROUPS, true), (4, WORKGROUPS, false)];
 
-/// The smallest tile that there are kernels for: small matrices have several, and they compile fastest.
+/// Smallest tile with kernels: small matrices have several of them, and they compile fastest.
 const TILE: TileShape = TileShape { m: 32, n: 32 };
 
-/// The variants in which there is a device barrier.
+/// Variants that contain a device barrier.
 const WITH_BARRIERS: [&str; 4] = ["flat", "spinlock", "atomic", "baseline"];
 
-/// What processes do: each way of using a peer's memory, once.
+/// Cases for ranks as processes: each way of accessing a peer's memory, once.
 const AS_PROCESSES: [(Op, &str); 6] = [
     (Op::Barrier, "flat"),
     (Op::MatmulAllReduce, "one_shot"),
@@ -30,7 +30,7 @@ const AS_PROCESSES: [(Op, &str); 6] = [
     (Op::AllToAll, "push"),
 ];
 
-/// The cases in a world of [`WORLDS`].
+/// Cases for a world of [`WORLDS`].
 pub(super) fn cases(backend: BackendKind, ranks: usize) -> Vec<Case> {
     match ranks {
         2 => ragged(backend).into_iter().chain(even(backend)).collect(),
@@ -41,8 +41,8 @@ pub(super) fn cases(backend: BackendKind, ranks: usize) -> Vec<Case> {
             });
             let some = Options::new(1, 1, 0).backend(backend).members(vec![0, 2]);
             cases.push(Case::new(Op::Barrier, "flat", some));
-            // Words that carry their data are taken from several peers by code that two ranks do not
-            // run, and halves of words by code that f32 does not.
+            // With three ranks, LL words come from several peers, which is other code than for two;
+            // 16-bit types use other code than f32.
             cases.extend(even(backend).into_iter().filter(in_words));
             cases
         }
@@ -56,17 +56,18 @@ pub(super) fn cases(backend: BackendKind, ranks: usize) -> Vec<Case> {
     }
 }
 
-/// Whether ranks pass on what they get: between two there is nobody to pass it on to.
+/// Whether ranks relay data, which needs at least three ranks.
 fn is_passed_on(case: &Case) -> bool {
     (case.op, case.variant.as_str()) == (Op::Broadcast, "two_shot")
 }
 
-/// Whether what travels are words that carry their data.
+/// Whether the case uses the LL protocol.
 fn in_words(case: &Case) -> bool {
     ["ll", "unfused_ll"].contains(&case.variant.as_str())
 }
 
-/// Each operator and variant on a shape that fills no tile, of real numbers, in f32 and f16 in turns.
+/// Cases for each operator and variant on a shape that is no multiple of a tile, with real numbers,
+/// alternating between f32 and f16.
 fn ragged(backend: BackendKind) -> Vec<Case> {
     let all = each(&Options::new(33, 65, 17).backend(backend).columns_per_flag(8));
     let reals = |(turn, mut case): (usize, Case)| {
@@ -83,15 +84,16 @@ fn ragged(backend: BackendKind) -> Vec<Case> {
     all.into_iter().enumerate().map(reals).collect()
 }
 
-/// The same on whole tiles, of integers in bf16: sums are exact.
+/// Cases for each operator and variant on whole tiles, with integers in bf16, for which sums are
+/// exact.
 fn even(backend: BackendKind) -> Vec<Case> {
     let mut cases = each(&Options::new(64, 64, 64).backend(backend).dtype(DType::BF16));
-    // It has no shape, and was there.
+    // A barrier has no shape, so the ragged cases have it already.
     cases.retain(|case| case.op != Op::Barrier);
     cases
 }
 
-/// Each operator, variant and shard with these options, in tiles that compile fast.
+/// Cases for each operator, variant and shard with these options, with tiles that compile fast.
 fn each(options: &Options) -> Vec<Case> {
     let options = options.clone().tile(TILE).workgroups(WORKGROUPS);
     let mut cases = Case::each(&options);

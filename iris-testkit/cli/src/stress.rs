@@ -1,6 +1,7 @@
-//! `iris stress`: thousands of calls on GPUs, late on purpose and compared on the device; and with
-//! each wait of the protocols left out in turn, which must be found wrong within a few calls, while
-//! the same delays with the wait must not. The kernels are builds of their own: the vendor's compiler is needed.
+//! `iris stress`: thousands of calls on GPUs with random delays, compared on the device. Then each
+//! wait of the protocols is left out in turn, which must be found within a few calls, while the
+//! same stalls with the wait must cause no error. The kernels are special builds, so the vendor's
+//! compiler is needed.
 
 use anyhow::{Context, Result};
 use iris_heap::{BackendKind, MAX_RANKS, World};
@@ -17,38 +18,39 @@ use crate::job::Place;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Whose GPUs: cuda or hip.
+    /// Backend of the GPUs: cuda or hip.
     #[arg(long, default_value = "cuda")]
     backend: BackendKind,
-    /// Ranks: threads of one process, which take the GPUs in turns [default: one a GPU, at least 2].
+    /// Number of ranks, as threads of one process that are assigned to the GPUs round-robin
+    /// [default: one per GPU, at least 2].
     #[arg(long)]
     ranks: Option<usize>,
-    /// Calls of each op and variant; of those with large matrices a twentieth.
+    /// Number of calls of each op and variant; a twentieth for those with large matrices.
     #[arg(long, default_value_t = 10_000)]
     calls: usize,
-    /// Longest of the random delays before each access of the protocols, in nanoseconds.
+    /// Longest random delay before each access of the protocols, in nanoseconds.
     #[arg(long, value_name = "NS", default_value_t = 20_000)]
     delay: u32,
-    /// Only the subjects whose names hold this text, and no wait left out unless that is asked for.
+    /// Run only subjects whose names contain this text; waits are left out only with --waits.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// Only with each wait left out.
+    /// Run only the tests that leave out each wait.
     #[arg(long)]
     waits: bool,
-    /// Instead, two calls each with matrices and messages above 2 GiB, without delays.
+    /// Run two calls each with matrices and messages above 2 GiB instead, without delays.
     #[arg(long, conflicts_with = "waits")]
     large: bool,
 }
 
-/// Runs all; whether everything was right, and everything without a wait wrong.
+/// Runs all tests; returns whether everything was right, and everything without a wait was wrong.
 pub(crate) fn main(options: &Options) -> Result<bool> {
     Place::new(options.ranks.unwrap_or(2), true)?;
     let backend = options.backend;
     if backend.traits().host_threads {
-        return Err(usage("--backend", backend, "one of GPUs: cuda or hip"));
+        return Err(usage("--backend", backend, "a GPU backend: cuda or hip"));
     }
     if let Some(ranks) = options.ranks.filter(|&ranks| ranks < 2) {
-        return Err(usage("--ranks", ranks, "at least 2, which wait for each other"));
+        return Err(usage("--ranks", ranks, "at least 2, so that ranks wait for each other"));
     }
     if options.calls == 0 || options.calls > 1 << 24 {
         return Err(usage("--calls", options.calls, "1 to 16777216"));
@@ -83,7 +85,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     let sharing = ranks.div_ceil(backend.device_count()?.max(1));
     let (mut failed, mut skipped) = (0, 0);
     for &subject in &subjects {
-        // Across the ends of i32, and across the calls that refresh all words.
+        // Call numbers cross the limits of i32, and the calls that refresh all words.
         let [first, second] = subject.types();
         let calls = subject.calls(options.calls);
         let half = calls as i32 / 2;
@@ -130,7 +132,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         };
         let waiting = held(None, HELD_CALLS / 4)?;
         let without = held(Some(access), HELD_CALLS)?;
-        // A fault alone may have another cause: what came of a call that ended well must be wrong.
+        // A fault alone may have another cause, so a call that succeeded must have a wrong result.
         let found = without.wrong > 0;
         failed += usize::from(!waiting.ok() || !found);
         say!(
@@ -156,7 +158,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     Ok(failed == 0)
 }
 
-/// The outcome of all ranks: of one where something was wrong, if there is one.
+/// Outcome of the worst rank: one with wrong elements if there is one, else one with a fault.
 fn worst(ranks: usize, subject: Subject, setting: &Setting) -> Result<Outcome> {
     let outcomes = World::run_threads(ranks, |world| run(&world, subject, setting))
         .with_context(|| format!("{subject} in {}", setting.dtype))?;
@@ -165,7 +167,7 @@ fn worst(ranks: usize, subject: Subject, setting: &Setting) -> Result<Outcome> {
     outcomes.into_iter().nth(at).context("a world of no ranks")
 }
 
-/// What was found.
+/// Description of an outcome.
 fn words(outcome: &Outcome) -> String {
     let mut words = match &outcome.first {
         Some(first) => format!(

@@ -1,16 +1,16 @@
-//! `iris test`: every op, variant and element type over ragged shapes, against the oracle, on
-//! machines that have this program and nothing else.
+//! `iris test`: every op, variant and element type over ragged shapes against the oracle, for
+//! machines that have only this program.
 
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use iris_heap::{BackendKind, DType, SymmetricHeap, World};
+use iris_heap::{BackendKind, DType, World};
 use iris_ops::{Epilogue, Library, Shard, StagingLayout, TileShape};
 use iris_testkit::harness::no_backend;
 use iris_testkit::launch::with_environment;
 use iris_testkit::suite::{
-    AnyOp, Case, Input, Layout, Op, Options as OpOptions, Residual, heap_bytes, plan, run_case,
+    AnyOp, Case, Input, Layout, Op, Options as OpOptions, Residual, open, plan, run_case,
 };
 use iris_testkit::{Level, say};
 use serde::{Deserialize, Serialize};
@@ -18,39 +18,40 @@ use serde::{Deserialize, Serialize};
 use crate::device::{Device, Devices};
 use crate::errors::usage;
 use crate::job::{Job, Place, Said, text};
+use crate::progress::Progress;
 use crate::smoke;
 use crate::watch::{Line, give_up, watched};
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// What computes: cpu, cuda or hip.
+    /// Backend: cpu, cuda or hip.
     #[arg(long, default_value = "cpu")]
     backend: BackendKind,
-    /// The GPUs that the ranks take in turns: how many, or a list of their numbers such as 0,2
+    /// GPUs to which the ranks are assigned round-robin: their number, or a list such as 0,2
     /// [default: all].
     #[arg(long, value_name = "D")]
     devices: Option<Devices>,
-    /// How much: smoke (each operator and variant on two small shapes: in minutes where a call takes
-    /// seconds), quick, normal or full.
+    /// Test level: smoke (each operator and variant on two small shapes; minutes even if a call
+    /// takes seconds), quick, normal or full.
     #[arg(long, default_value_t)]
     level: Level,
-    /// The same as --level quick: a sample.
+    /// Run a sample; short for --level quick.
     #[arg(long, conflicts_with_all = ["full", "level"])]
     quick: bool,
-    /// The same as --level full: all shapes with all tiles, and more worlds.
+    /// Run all shapes with all tiles, and more numbers of ranks; short for --level full.
     #[arg(long, conflicts_with = "level")]
     full: bool,
-    /// Only this operator.
+    /// Test only this operator.
     #[arg(long)]
     op: Option<Op>,
-    /// Without the worlds whose ranks are processes.
+    /// Skip the worlds whose ranks are processes.
     #[arg(long)]
     threads_as_ranks: bool,
-    /// Numbers of ranks, such as 3,5,8: worlds whose ranks are threads, in place of the level's.
+    /// Numbers of ranks, such as 3,5,8, instead of the level's; the ranks are threads.
     #[arg(long, value_name = "N", value_delimiter = ',')]
     ranks: Vec<usize>,
-    /// Minutes that a wait in a kernel may see no progress. A case that takes twice as long ends the
-    /// test [default: as IRIS_DEADLINE says; at level smoke 5].
+    /// Minutes that a wait in a kernel may take without progress. A case that takes twice as long
+    /// ends the test [default: as IRIS_DEADLINE says; 5 at level smoke].
     #[arg(long, value_name = "MINUTES")]
     deadline: Option<f64>,
 }
@@ -64,7 +65,7 @@ impl Options {
         }
     }
 
-    /// How long a wait in a kernel may see no progress, if that is said here, in minutes.
+    /// Minutes that a wait in a kernel may take without progress; `None` for the default.
     fn minutes(&self) -> Result<Option<f64>> {
         let by_level = || (self.level() == Level::Smoke && !is_set(DEADLINE)).then_some(5.0);
         match self.deadline {
@@ -77,7 +78,8 @@ impl Options {
     }
 }
 
-/// The factor on all deadlines: with 1 a kernel waits for progress for half a minute.
+/// Environment variable with a factor for all deadlines; with factor 1 a kernel waits half a minute
+/// for progress.
 const DEADLINE: &str = "IRIS_DEADLINE";
 
 fn is_set(variable: &str) -> bool {
@@ -86,7 +88,8 @@ fn is_set(variable: &str) -> bool {
 
 const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
-/// M, N, K: ragged, single rows and columns, fewer rows than ranks, no depth, nothing at all.
+/// M, N, K: ragged shapes, single rows and columns, fewer rows than ranks, K of 0, and empty
+/// matrices.
 const SHAPES: [(usize, usize, usize); 10] = [
     (33, 65, 17),
     (107, 96, 48),
@@ -100,29 +103,29 @@ const SHAPES: [(usize, usize, usize); 10] = [
     (200, 33, 130),
 ];
 
-/// Edges of products, in every type at every level: one row, one column, both; and depths that are
-/// no multiple of the 8 elements, or 16 bytes, that kernels load at a time.
+/// Edge cases of products, tested in every type at every level: one row, one column, both, and
+/// values of K that are no multiple of the 8 elements (16 bytes) that kernels load at a time.
 const EDGES: [(usize, usize, usize); 4] = [(1, 72, 13), (67, 1, 29), (1, 1, 9), (40, 48, 100)];
 
-/// Products of few rows, of so many columns that each multiprocessor of a large GPU has a tile: some variants are
-/// one launch there.
+/// Products of few rows with so many columns that each multiprocessor of a large GPU has a tile;
+/// some variants are a single launch for them.
 const FEW: [(usize, usize, usize); 5] =
     [(1, 6280, 72), (17, 8200, 200), (63, 8192, 136), (128, 12808, 40), (127, 8200, 264)];
 
-/// Tiles: chosen by the plan, and small ones, of which ragged shapes have several.
+/// Tiles: the plan's choice, and small ones that cut ragged shapes into several.
 const TILES: [Option<(usize, usize)>; 3] = [None, Some((8, 16)), Some((5, 3))];
 
-/// What of the suite is run.
+/// Part of the suite that is run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Selection {
     #[serde(with = "text")]
     level: Level,
-    /// Only the operator of this name.
+    /// Name of the only operator to test; `None` for all.
     op: Option<String>,
 }
 
 impl Selection {
-    /// The cases in a world of so many ranks, the same on every rank.
+    /// Cases for a world of `ranks` ranks; the same on every rank.
     fn cases(&self, backend: BackendKind, ranks: usize) -> Vec<Case> {
         let mut cases = match self.level {
             Level::Smoke => smoke::cases(backend, ranks),
@@ -133,7 +136,7 @@ impl Selection {
     }
 }
 
-/// All cases of a level above smoke.
+/// Cases of a level above smoke.
 fn cases(level: Level, backend: BackendKind) -> Vec<Case> {
     let mut cases = Vec::new();
     for (index, (m, n, k)) in EDGES.into_iter().enumerate() {
@@ -167,7 +170,8 @@ fn cases(level: Level, backend: BackendKind) -> Vec<Case> {
     cases
 }
 
-/// Sums of [`FEW`], of matrices that lie in all ways; with some, tensor maps take A on rank 0 alone.
+/// All-reduces of [`FEW`], in all memory layouts; with some of them only rank 0 can use tensor maps
+/// for A.
 fn few(backend: BackendKind) -> Vec<Case> {
     let mut cases = Vec::new();
     for (index, (m, n, k)) in FEW.into_iter().enumerate() {
@@ -196,7 +200,7 @@ fn few(backend: BackendKind) -> Vec<Case> {
     cases
 }
 
-/// Every op, variant and shard with these options; `at` chooses the rest in turns.
+/// Cases for every op, variant and shard with these options; `at` selects further features in turn.
 fn ops(options: &OpOptions, at: usize) -> Vec<Case> {
     let in_turns = |mut case: Case| {
         case.seed = 1 + at as u64;
@@ -208,7 +212,8 @@ fn ops(options: &OpOptions, at: usize) -> Vec<Case> {
                 case.options = case.options.epilogue(Epilogue::Gelu);
             }
         }
-        // Other kernels on a GPU, which count; the suite compares with what is promised.
+        // Counting kernels are separate builds on a GPU; the suite compares the counts with the
+        // expected ones.
         case.options = case.options.counted(at % 5 == 3);
         if at % 3 == 1 {
             case.options = case.options.staging(StagingLayout::MContiguous);
@@ -224,17 +229,17 @@ fn ops(options: &OpOptions, at: usize) -> Vec<Case> {
     cases.into_iter().map(in_turns).collect()
 }
 
-/// A world of the suite.
+/// World of the suite.
 struct Ranks {
     count: usize,
-    /// Threads of a rank, on the CPU.
+    /// Number of threads per rank, on the CPU.
     threads: usize,
     as_threads: bool,
-    /// Whether all share one GPU.
+    /// Whether all ranks share one GPU.
     sharing: bool,
 }
 
-/// The worlds of a level.
+/// Worlds of a level.
 fn worlds(level: Level, backend: BackendKind) -> Vec<Ranks> {
     let worlds: &[(usize, usize, bool)] = match level {
         Level::Smoke => &smoke::WORLDS,
@@ -265,11 +270,11 @@ fn worlds(level: Level, backend: BackendKind) -> Vec<Ranks> {
     worlds.iter().map(ranks).chain(shared).collect()
 }
 
-/// Runs the suite; whether nothing failed.
+/// Runs the suite; returns whether nothing failed.
 pub(crate) fn main(options: &Options) -> Result<bool> {
     let minutes = options.minutes()?;
     if let Some(minutes) = minutes {
-        // Ranks that are processes read it, too.
+        // Set in the environment, because ranks that are processes must read it, too.
         with_environment(&[(DEADLINE, &(2.0 * minutes).to_string())]);
     }
     let (level, backend) = (options.level(), options.backend);
@@ -321,29 +326,39 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     Ok(failed == 0)
 }
 
-/// The cases of one world.
+/// Cases of one world.
 struct SuiteWorld<'a> {
     place: Place,
     device: Device,
     selection: &'a Selection,
     cases: &'a [Case],
-    /// How long a case may take.
+    /// Maximum duration of a case; `None` for no limit.
     limit: Option<Duration>,
 }
 
 impl SuiteWorld<'_> {
-    /// Runs all cases; after one that failed, goes on behind it in a new world. Returns how many
-    /// failed.
+    /// Runs all cases; after a failed case it continues with the next one in a new world. Returns
+    /// the number of failures.
     fn to_the_end(&self) -> Result<usize> {
         let (mut first, mut failures) = (0, 0);
+        // A smoke test prints each case.
+        let shown = if self.selection.level > Level::Smoke { self.cases.len() } else { 0 };
+        let progress = (shown > 0).then(|| Progress::new("cases", 0, shown));
+        let tell = |line: Line| {
+            if let (Some(progress), Line::Done(..)) = (&progress, line) {
+                progress.step();
+            }
+            self.tell(line);
+        };
         while first < self.cases.len() {
             let said = Said::default();
             let selection = self.selection.clone();
             let job = SuiteJob { device: self.device, selection, first, said: Some(said.clone()) };
             let run = || self.place.run_with(&job, &said);
-            let done = watched(&said, self.limit, |line| self.tell(line), |at| self.late(at), run);
+            let done = watched(&said, self.limit, tell, |at| self.late(at), run);
             let Err(error) = done else { break };
-            // The last case that rank 0 began; before the first, the world itself failed.
+            // Case that failed: the last one that rank 0 began. If it began none, the world itself
+            // failed.
             let at = Line::all(&said.text()).rev().find_map(Line::begun).unwrap_or(first);
             say!("case {at}, {}, FAILED: {error:#}", self.title(at))?;
             failures += 1;
@@ -356,12 +371,12 @@ impl SuiteWorld<'_> {
         self.cases.get(at).map_or_else(String::new, title)
     }
 
-    /// What is said of a case that has ended: where a case takes long, and where all is new.
+    /// Prints the end of a case at level smoke, where cases take long.
     fn tell(&self, line: Line) {
         if self.selection.level > Level::Smoke {
             return;
         }
-        // Whether stdout can still be written is seen at the next line of the suite's own.
+        // An error of stdout is ignored here, because the suite's next line reports it.
         let _ = match line {
             Line::Begun(_) => Ok(()),
             Line::Ready(seconds) => say!("kernels of {} cases: {seconds:.1} s", self.cases.len()),
@@ -369,15 +384,15 @@ impl SuiteWorld<'_> {
         };
     }
 
-    /// What is done when a case takes too long: its ranks cannot be stopped one by one.
+    /// Ends the program when a case takes too long, because its ranks cannot be stopped one by one.
     fn late(&self, at: usize) {
         let limit = self.limit.unwrap_or_default();
-        let _ = say!("case {at}, {}, FAILED: it has not ended in {limit:.1?}", self.title(at));
+        let _ = say!("case {at}, {}, FAILED: it has not ended within {limit:.1?}", self.title(at));
         give_up();
     }
 }
 
-/// A case in a line.
+/// Title of a case, in one line.
 fn title(case: &Case) -> String {
     let OpOptions { m, n, k, dtype, shard, .. } = &case.options;
     let by = if *shard == Shard::Columns { " by columns" } else { "" };
@@ -390,19 +405,19 @@ fn title(case: &Case) -> String {
     format!("{} {}{by}{shape}{normed}", case.op, case.variant)
 }
 
-/// The cases from one on, in one world.
+/// Job that runs the cases from number `first` on, in one world.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct SuiteJob {
     device: Device,
     selection: Selection,
     first: usize,
-    /// Where ranks that are threads say what they begin; processes have their stdout.
+    /// Output of ranks that are threads; ranks that are processes use stdout.
     #[serde(skip)]
     said: Option<Said>,
 }
 
 impl SuiteJob {
-    /// Says it, on rank 0.
+    /// Reports a line on rank 0.
     fn say(&self, world: &World, line: Line) -> Result<()> {
         let line = format!("{line}\n");
         match &self.said {
@@ -421,14 +436,9 @@ impl Job for SuiteJob {
     fn run_rank(&self, world: &World) -> Result<Option<usize>> {
         let backend = self.device.backend();
         let cases = self.selection.cases(backend, world.size());
-        let (mut data, mut signal) = (0, 0);
-        for case in &cases {
-            let need = heap_bytes(case, world.size())?;
-            (data, signal) = (need.0.max(data), need.1.max(signal));
-        }
-        let heap = SymmetricHeap::open(world, self.device.heap(world, data, signal))?;
+        let heap = open(world, self.device.heap(world), &cases)?.heap;
         if self.selection.level == Level::Smoke && backend != BackendKind::Cpu {
-            // No case's time, and no deadline in it, is that of a compiler.
+            // Kernels are compiled first, so that no case's time or deadline includes the compiler.
             let begun = Instant::now();
             for case in &cases[self.first..] {
                 let plan = plan(case.op, &case.variant, world, &case.options_of(world.rank()))?;

@@ -1,5 +1,5 @@
-//! Traces, all ranks on the one clock of the host: in the JSON form that Chrome's tracing page and Perfetto
-//! read, a process a rank and a thread a workgroup, or one call as a chart.
+//! Traces of all ranks on the host's clock: as JSON for Chrome's tracing page and Perfetto (a
+//! process per rank, a thread per workgroup), or one call as a chart.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -18,15 +18,16 @@ pub(crate) use chart::chart;
 
 mod chart;
 
-/// Spans that each workgroup of an op has room for. What does not fit is dropped, with a warning.
+/// Number of spans that each workgroup of an op has room for. Further spans are dropped with a
+/// warning.
 pub(crate) const SPANS: u32 = 2048;
 
-/// The spans of one op on one rank.
+/// Spans of one op on one rank.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub(crate) struct RankTrace {
     pub(crate) op: String,
     pub(crate) rank: usize,
-    /// By workgroup: (kind, what, begin, end), in nanoseconds.
+    /// Spans by workgroup: kind, number of the unit or tile, begin and end in nanoseconds.
     groups: Vec<Vec<(u32, u32, u64, u64)>>,
 }
 
@@ -37,18 +38,18 @@ impl RankTrace {
         RankTrace { op: op.into(), rank, groups }
     }
 
-    /// The workgroups that have spans, by number.
+    /// Workgroups that have spans, with their numbers.
     fn lanes(&self) -> impl Iterator<Item = (usize, &Vec<(u32, u32, u64, u64)>)> {
         self.groups.iter().enumerate().filter(|(_, spans)| !spans.is_empty())
     }
 }
 
-/// Whether a trace into this file is a chart, of one call, and not JSON.
+/// Whether a trace into this file is a chart of one call (.svg) and not JSON.
 pub(crate) fn is_chart(path: &Path) -> bool {
     path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("svg"))
 }
 
-/// The spans that came after those of `before`.
+/// Spans that were added after those of `before`.
 pub(crate) fn since(
     before: &[Vec<TraceSpan>],
     mut now: Vec<Vec<TraceSpan>>,
@@ -59,7 +60,7 @@ pub(crate) fn since(
     now
 }
 
-/// A kind of span: its name, what its number counts, and which colour of charts it has.
+/// Kind of a span: its name, the unit that its number counts, and its colour in charts.
 struct Kind {
     span: Span,
     name: &'static str,
@@ -75,19 +76,19 @@ const KINDS: [Kind; 5] = [
     Kind { span: Span::Reduce, name: "reduce", counts: "tile", colour: 2 },
 ];
 
-/// The kind of a number that a workgroup left.
+/// Kind with this number; an unknown number gives a generic kind.
 fn kind(number: u32) -> Kind {
     let unknown = Kind { span: Span::Wait, name: "span", counts: "number", colour: 3 };
     KINDS.into_iter().find(|kind| kind.span as u32 == number).unwrap_or(unknown)
 }
 
-/// When the first span began.
+/// Begin of the first span, in nanoseconds.
 fn origin(traces: &[RankTrace]) -> u64 {
     let spans = traces.iter().flat_map(|trace| trace.groups.iter().flatten());
     spans.map(|span| span.2).min().unwrap_or(0)
 }
 
-/// The trace as a JSON document; times count from the first span.
+/// Trace as a JSON document; times count from the first span.
 pub(crate) fn document(traces: &[RankTrace]) -> serde_json::Value {
     let origin = origin(traces);
     let micros = |nanos: u64| nanos as f64 / 1000.0;
@@ -111,14 +112,15 @@ pub(crate) fn document(traces: &[RankTrace]) -> serde_json::Value {
     json!({"traceEvents": events, "displayTimeUnit": "ns"})
 }
 
-/// A file that a trace goes into, open before the run: what cannot be written need not be run for.
+/// File for a trace, opened before the run, so that a run is not wasted if the file cannot be
+/// written.
 pub(crate) struct TraceFile {
     path: PathBuf,
     file: File,
 }
 
 impl TraceFile {
-    /// Makes the file, or empties it.
+    /// Creates or empties the file.
     pub(crate) fn open(path: &Path) -> Result<TraceFile> {
         let file = File::create(path).map_err(|error| unwritable(path, error))?;
         Ok(TraceFile { path: path.into(), file })
@@ -133,8 +135,8 @@ fn unwritable(path: &Path, error: io::Error) -> anyhow::Error {
     usage(format!("trace {}", path.display()), error, "a file that can be written")
 }
 
-/// Ends a run whose result was printed: writes the trace, if there is a file for it. Whether all was
-/// right; a check that failed is worse than a trace that is not there.
+/// Ends a run after its result has been printed: writes the trace, if a file was given. Returns
+/// `ok`; if the check failed, an error of the trace is only printed.
 pub(crate) fn finish(
     file: Option<TraceFile>,
     text: impl FnOnce() -> Result<String>,

@@ -1,63 +1,41 @@
-//! `iris tune`: measures the parameters of this machine, or times what an op could choose for shapes of a file, in turns
-//! in one run, and keeps what was fastest as rows. On GPUs by the clock of the benchmark.
+//! `iris tune`: measures the parameters of this machine; or times an op's choices for shapes in a
+//! file, in turns in one run, and saves the fastest as rows. On GPUs it uses the benchmark's clock.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
 
 use anyhow::{Context, Result};
-use iris_heap::{BackendKind, SymmetricHeap, World};
+use iris_heap::{BackendKind, World};
 use iris_ops::{Ranks, Shard, TuningFile};
 use iris_testkit::oracle::Meaning;
+use iris_testkit::rig::{Rig, Room};
 use iris_testkit::suite::{AnyOp, Op, Operands, Options as OpOptions};
 use iris_testkit::{harness, say};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::bench::provenance;
+use crate::bench::origin::provenance;
 use crate::device::Device;
 use crate::errors::unread;
 use crate::gpu_bench::{self, tune};
 use crate::job::{Job, Place, gather, median_of_slowest};
-use crate::machine::{self, Case};
-use crate::matrices::Matrix;
 use crate::problem::Problem;
 use crate::progress::Progress;
+use machine::Case;
+use options::Options;
 
-/// A choice takes the place of the rule's if its median time is below this part of the rule's.
+mod machine;
+pub(crate) mod options;
+
+/// Maximum ratio for a row: the median time of a choice divided by that of the rule.
 const WORTH_IT: f64 = 0.9;
-
-#[derive(clap::Args)]
-pub(crate) struct Options {
-    /// Numbers of ranks: processes on the CPU, threads of this process on GPUs [default: 2,4 on the CPU, one a
-    /// GPU else].
-    #[arg(long, value_delimiter = ',')]
-    ranks: Vec<usize>,
-    /// Calls of each choice, on the CPU [default: 30 for the machine, 200 for shapes].
-    #[arg(long)]
-    pub(crate) iters: Option<usize>,
-    /// What computes: cpu, cuda or hip.
-    #[arg(long, default_value = "cpu")]
-    pub(crate) backend: BackendKind,
-    /// Shapes whose choices are timed, in the form of bench/cuda.toml; without, the machine's parameters are measured.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) cases: Option<PathBuf>,
-    /// Only the ops whose names hold this text.
-    #[arg(long, value_name = "TEXT", requires = "cases")]
-    pub(crate) only: Option<String>,
-    /// The commit that is measured, where there is no git to ask.
-    #[arg(long, value_name = "COMMIT", env = "IRIS_COMMIT")]
-    pub(crate) commit: Option<String>,
-    /// Seconds after which the program ends whatever it waits for, of GPUs [default: 400].
-    #[arg(long, value_name = "SECONDS")]
-    pub(crate) limit: Option<u64>,
-}
 
 /// Variants of an op that may be chosen, and tiles that are worth a try on the CPU. No tile is the rule's.
 fn choices(op: Op) -> Vec<Choice> {
     let (variants, tiles): (&[&str], &[[usize; 2]]) = match op {
         Op::MatmulAllReduce => (&["one_shot", "two_shot"], &[[64, 256], [128, 128], [32, 128]]),
-        // Variants that take A in any memory: an automatic choice is for all calls of its plan.
+        // Only variants that accept A in any memory, because an automatic choice must serve all
+        // calls of its plan.
         Op::AllGatherMatmul => (&["baseline", "unfused"], &[[64, 256]]),
         _ => (&["one_shot", "two_shot"], &[]),
     };
@@ -75,7 +53,7 @@ struct Choice {
     tile: Option<[usize; 2]>,
 }
 
-/// Measures, prints, and keeps what it found; whether nothing failed.
+/// Measures, prints and saves the results; returns whether nothing failed.
 pub(crate) fn main(options: &Options) -> Result<bool> {
     let Options { backend, ranks, iters, .. } = options;
     let host = backend.traits().host_threads;
@@ -112,7 +90,8 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     Ok(all)
 }
 
-/// Times what could be chosen for the shapes of a file, and adds rows for what was faster to the file of this machine.
+/// Times the choices for the shapes of a file, and adds rows for faster ones to this machine's
+/// tuning file.
 fn tune_shapes(options: &Options, cases: &Path, ranks: usize) -> Result<bool> {
     let kind = options.backend;
     let rows = Mutex::new(String::new());
@@ -144,7 +123,7 @@ fn tune_shapes(options: &Options, cases: &Path, ranks: usize) -> Result<bool> {
     Ok(good)
 }
 
-/// The problem of the whole, of which a rank has what these options say.
+/// Problem over all ranks in which one rank has these options.
 fn whole(op: Op, options: &OpOptions, ranks: usize) -> Problem {
     let meaning = Meaning::of(op);
     let times = |splits: bool| if splits { ranks } else { 1 };
@@ -154,7 +133,7 @@ fn whole(op: Op, options: &OpOptions, ranks: usize) -> Problem {
     Problem { columns, untuned: true, ..Problem::new(op.name(), shape, dtype, backend) }
 }
 
-/// Times cases on the CPU; a line of a record for each variant.
+/// Times cases on the CPU; returns a record line for each variant.
 pub(crate) fn timed_on_host(cases: &[Case], ranks: usize, iters: usize) -> Result<Vec<Value>> {
     let device = Device::new(BackendKind::Cpu, None, None)?;
     let mut lines = Vec::new();
@@ -176,11 +155,11 @@ pub(crate) fn timed_on_host(cases: &[Case], ranks: usize, iters: usize) -> Resul
     Ok(lines)
 }
 
-/// The row that these medians, in microseconds, make. The rule's comes first.
+/// Tuning row that follows from these medians, in microseconds; the first one is the rule's.
 fn row(job: &TuneJob, ranks: usize, medians: &[f64], commit: Option<String>) -> Result<String> {
     let Problem { op, m, n, dtype, .. } = &job.problem;
     let timed = || job.choices.iter().zip(medians);
-    let (rule, own) = timed().next().context("the rule was timed")?;
+    let (rule, own) = timed().next().context("the predicted choice was not timed")?;
     let (best, time) = timed().min_by(|a, b| a.1.total_cmp(b.1)).unwrap_or((rule, own));
     let (best, time) = if *time < own * WORTH_IT { (best, time) } else { (rule, own) };
     let mut problem = job.problem.clone();
@@ -198,7 +177,7 @@ fn row(job: &TuneJob, ranks: usize, medians: &[f64], commit: Option<String>) -> 
     ))
 }
 
-/// Every choice on every rank.
+/// Job that times every choice on every rank.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct TuneJob {
     problem: Problem,
@@ -208,7 +187,7 @@ pub(crate) struct TuneJob {
 }
 
 impl TuneJob {
-    /// The choices that come to something else than those before them.
+    /// Makes the job; choices that lead to the same plan as an earlier one are dropped.
     fn new(
         problem: Problem,
         choices: &[Choice],
@@ -236,43 +215,32 @@ impl TuneJob {
 }
 
 impl Job for TuneJob {
-    /// The median time of each choice, in microseconds.
+    /// Median time of each choice, in microseconds.
     type Report = Vec<f64>;
 
     const NAME: &str = "tune";
 
     fn run_rank(&self, world: &World) -> Result<Option<Vec<f64>>> {
         let (problem, ranks) = (&self.problem, Ranks::from(world));
-        let op = problem.op()?;
-        let (mut data, mut signal) = (0, 0);
+        let mut room = Room::default();
         for choice in &self.choices {
-            let (more, words) = self.problem(choice).heap_bytes(ranks.size)?;
-            (data, signal) = (data + more, signal + words);
+            room = room.and(self.problem(choice).room(ranks.size)?);
         }
-        let heap = SymmetricHeap::open(world, self.device.heap(world, data, signal))?;
-        let (most, shapes) = (problem.most(ranks.size)?, problem.shapes(ranks)?);
-        let matrix = |which: usize| Matrix::new(&heap, problem.dtype, most[which], shapes[which]);
-        let [a, b, c] = [matrix(0)?, matrix(1)?, matrix(2)?];
-        a.fill(&heap, |row, col| problem.own_a(op, ranks, row, col))?;
-        b.fill(&heap, |row, col| problem.own_b(op, ranks, row, col))?;
-        c.poison(&heap)?;
+        let rig = Rig::open(world, self.device.heap(world), room)?;
+        let [a, b, c] = problem.matrices(&rig)?;
         let operands = Operands::new(a.matrix()?, b.matrix()?, c.matrix()?);
-        let stream = heap.stream()?;
         let mut ops = Vec::new();
         for choice in &self.choices {
-            ops.push(AnyOp::new(&heap, &self.problem(choice).plan(ranks)?)?);
+            ops.push(AnyOp::new(&rig.heap, &self.problem(choice).plan(ranks)?)?);
         }
         let mut times = vec![Vec::new(); ops.len()];
-        let mut progress = Progress::new("turns", ranks.rank, self.iterations);
-        // The first turn warms up.
+        let progress = Progress::new("turns", ranks.rank, self.iterations);
+        // The first turn is a warm-up.
         for turn in 0..=self.iterations {
             for (op, times) in ops.iter_mut().zip(&mut times) {
-                world.barrier()?;
-                let begun = Instant::now();
-                op.run(&operands, &stream)?;
-                stream.sync()?;
+                let time = rig.time(|stream| Ok(op.run(&operands, stream)?))?;
                 if turn > 0 {
-                    times.push(begun.elapsed().as_secs_f64() * 1e6);
+                    times.push(time);
                 }
             }
             progress.step();
@@ -282,7 +250,7 @@ impl Job for TuneJob {
         for op in ops {
             op.free()?;
         }
-        heap.close()?;
+        rig.heap.close()?;
         let of_choice = |at: usize| {
             let ranks: Vec<Vec<f64>> = all.iter().map(|times| times[at].clone()).collect();
             median_of_slowest(&ranks)
@@ -320,7 +288,7 @@ mod tests {
             let table: toml::Table = row.parse().unwrap();
             table["row"][0]["variant"].as_str().unwrap().to_owned()
         };
-        // What is predicted is not timed twice.
+        // The predicted choice is timed only once.
         let predicted = chosen([100.0, 99.0]);
         assert_ne!(job.choices[1].variant, predicted);
         assert_eq!(job.choices.len(), 2);

@@ -1,5 +1,5 @@
-//! What rank 0 of a suite says of its cases, and somebody who listens: one that says nothing for too
-//! long is given up, since a kernel that hangs may be one that nobody can end.
+//! Progress lines of rank 0 of a suite, and a watchdog: if no line comes for too long, the program
+//! ends, because a hanging kernel may be impossible to stop.
 
 use std::fmt;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -8,19 +8,19 @@ use std::time::{Duration, Instant};
 
 use crate::job::Said;
 
-/// A line of rank 0.
+/// Progress line of rank 0.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Line {
-    /// The kernels were ready after so many seconds.
+    /// All kernels are compiled, after this many seconds.
     Ready(f64),
-    /// The case of this number begins.
+    /// The case with this number begins.
     Begun(usize),
-    /// It has ended well, after so many seconds.
+    /// The case with this number has succeeded, after this many seconds.
     Done(usize, f64),
 }
 
 impl Line {
-    /// The lines of a text, without what others wrote there.
+    /// Progress lines in a text; other lines are skipped.
     pub(crate) fn all(text: &str) -> impl DoubleEndedIterator<Item = Line> {
         text.lines().filter_map(Line::read)
     }
@@ -37,7 +37,7 @@ impl Line {
         }
     }
 
-    /// The number of the case that begins.
+    /// Number of the case that begins; `None` for other lines.
     pub(crate) fn begun(self) -> Option<usize> {
         if let Line::Begun(at) = self { Some(at) } else { None }
     }
@@ -53,11 +53,11 @@ impl fmt::Display for Line {
     }
 }
 
-/// How often it is looked whether something was said.
+/// Interval at which the output is checked.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Does `work`, and meanwhile passes each line of `said` on to `tell`. When a case has begun and no
-/// line has come for `limit` after that, `late` is called once with its number.
+/// Runs `work`, and passes each line of `said` to `tell` meanwhile. If a case has begun and no line
+/// has come for `limit`, `late` is called once with its number.
 pub(crate) fn watched<T>(
     said: &Said,
     limit: Option<Duration>,
@@ -70,7 +70,7 @@ pub(crate) fn watched<T>(
         scope.spawn(|| {
             let (mut told, mut case) = (0, None);
             loop {
-                // What was said before the end is still told after it.
+                // Lines written before the end are still passed on after it.
                 let last = ended.wait(LOOK);
                 for line in Line::all(&said.text()).skip(told) {
                     told += 1;
@@ -87,7 +87,7 @@ pub(crate) fn watched<T>(
                 }
             }
         });
-        // Also if the work panics, or its listener would listen for ever.
+        // The guard ends the watchdog even if the work panics.
         let _end = End(&ended);
         work()
     })
@@ -100,7 +100,7 @@ struct Ended {
 }
 
 impl Ended {
-    /// Waits so long at most; whether it has ended.
+    /// Waits for the end for at most `time`; returns whether it has come.
     fn wait(&self, time: Duration) -> bool {
         let flag = self.flag.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.change.wait_timeout_while(flag, time, |ended| !*ended);
@@ -117,8 +117,8 @@ impl Drop for End<'_> {
     }
 }
 
-/// Ends the program with exit code 1, whatever its other threads do. What libraries do at the end of a program is
-/// left out: a vendor's may wait for a kernel that hangs, or take away what another thread is about to use.
+/// Ends the program with exit code 1 at once, without exit handlers of libraries: a vendor's may
+/// wait for a hanging kernel, or destroy what another thread is about to use.
 #[allow(unsafe_code, reason = "a function of the C library")]
 pub(crate) fn give_up() -> ! {
     unsafe extern "C" {
@@ -157,7 +157,8 @@ mod tests {
                     if ends {
                         writeln!(to, "{}", Line::Done(3, 0.0)).unwrap();
                     }
-                    // Long enough for one that listens to find nothing; at once where it finds something.
+                    // 1 s is long enough for the watchdog to see nothing; the case that ends in
+                    // time returns at once.
                     receiver.recv_timeout(Duration::from_secs(if ends { 1 } else { 60 })).ok()
                 },
             );

@@ -1,4 +1,4 @@
-//! The program `iris` as a user meets it: what it prints, what it refuses, how it exits.
+//! Tests of the program `iris` from a user's view: output, refusals, exit codes.
 //!
 //! Long because there is a test for each of its commands.
 
@@ -11,20 +11,21 @@ use iris_testkit::suite::{Case, Op, Options};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::Value;
 
-const WEIGHTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/minilm-l6-layer0-ffn.safetensors");
+const WEIGHTS: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/src/layer/minilm-l6-layer0-ffn.safetensors");
 
 fn iris(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
     command.args(arguments).env("IRIS_TUNING", tuning(arguments)).output().unwrap()
 }
 
-/// Where a task looks for its tuning: nowhere, but to write it.
+/// Value of `IRIS_TUNING` for a task: only `tune` gets a file, which it writes.
 fn tuning(arguments: &[&str]) -> &'static str {
     let tunes = arguments.first() == Some(&"tune");
     if tunes { concat!(env!("CARGO_TARGET_TMPDIR"), "/tuning.toml") } else { "off" }
 }
 
-/// What is printed, of a run that ends well.
+/// Stdout of a run that must succeed.
 #[track_caller]
 fn good(arguments: &[&str]) -> String {
     let output = iris(arguments);
@@ -33,7 +34,7 @@ fn good(arguments: &[&str]) -> String {
     out
 }
 
-/// What is said on stderr, of a run that the caller must correct; `ranks` were not started.
+/// Stderr of a run that must be refused as the caller's error, before any rank is started.
 #[track_caller]
 fn refused(arguments: &[&str]) -> String {
     let output = iris(arguments);
@@ -47,7 +48,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The object on the last line.
+/// JSON object on the last line of stdout.
 #[track_caller]
 fn object(arguments: &[&str]) -> Value {
     let out = good(&[arguments, &["--json"]].concat());
@@ -151,7 +152,7 @@ fn what_is_wrong_is_named_before_a_rank_starts() {
     }
 }
 
-/// An option is read, or refused by its name.
+/// Tests that a command refuses, by name, each option that it does not read.
 #[test]
 fn an_option_that_a_command_does_not_read_is_refused() {
     let gather = ["run", "all-gather-matmul", "--ranks", "2", "--threads", "4"];
@@ -175,7 +176,7 @@ fn an_option_that_a_command_does_not_read_is_refused() {
         (&["run", "barrier"], &["--m", "4"]),
         (&["run", "barrier"], &["--n", "4"]),
         (&["run", "matmul"], &["--library", "ours"]),
-        // All four workgroups would fetch.
+        // With these numbers all four workgroups would fetch.
         (&staged, &["--fetchers", "10000"]),
         (&staged, &["--fetchers", "4"]),
     ];
@@ -187,7 +188,7 @@ fn an_option_that_a_command_does_not_read_is_refused() {
     good(&[&staged[..], &["--fetchers", "3", "--k-per-flag", "2", "--iters", "1"]].concat());
 }
 
-/// A result says all that was asked for, so that it can be had again.
+/// Tests that a result contains all options of its run, so that the run can be repeated.
 #[test]
 fn a_result_has_the_options_of_its_run() {
     let line = "run all-gather-matmul --ranks 2 --threads-as-ranks --threads 3 --iters 4 --seed 9 \
@@ -210,7 +211,7 @@ fn a_result_has_the_options_of_its_run() {
     assert_eq!(layer["options"]["iterations"], 3, "{layer}");
 }
 
-/// From a folder of the workspace that is not its root, as tests are run in.
+/// Tests the search for the record: tests run in a folder of the workspace that is not its root.
 #[test]
 fn the_kept_record_is_found_from_any_folder_of_the_workspace() {
     let table = good(&["record"]);
@@ -234,15 +235,15 @@ fn a_variant_that_is_none_is_refused_by_the_ops_own_name() {
     }
 }
 
-/// As a user's shell starts it: with a stdout of its own, and a stderr if `err` is one.
+/// Runs `iris` with the given stdout and stderr, as a user's shell would start it.
 fn iris_to(arguments: &[&str], out: impl Into<Stdio>, err: impl Into<Stdio>) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
-    // What this test runs in is not what it is about.
+    // Settings of the test's own environment must not change the output.
     command.env("IRIS_LOG", "error").env("IRIS_TUNING", tuning(arguments));
     command.args(arguments).stdout(out).stderr(err).output().unwrap()
 }
 
-/// Tasks that print different things in different ways.
+/// Tasks that print different output in different ways.
 const PRINTING: [&[&str]; 5] = [
     &["run", "barrier", "--ranks", "2", "--iters", "1"],
     &["run", "barrier", "--ranks", "2", "--iters", "1", "--threads-as-ranks", "--json"],
@@ -270,7 +271,7 @@ fn a_full_disk_is_an_error() {
         let error = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{arguments:?}: {error}");
         assert!(error.contains("iris: stdout cannot be written: No space left"), "{error}");
-        // What it would say goes nowhere: the exit code is what it is.
+        // Nothing can be printed, so only the exit code shows the error.
         assert_eq!(iris_to(arguments, full(), full()).status.code(), Some(1), "{arguments:?}");
     }
     let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
@@ -283,7 +284,7 @@ fn a_thread_that_does_not_start_is_an_error() {
     for kind in [&["--threads-as-ranks"][..], &[]] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
         command.args(["run", "barrier", "--ranks", "2"]).args(kind);
-        // No host has room for such a stack.
+        // No host has memory for a stack of this size.
         let output = command.env("RUST_MIN_STACK", (1_u64 << 46).to_string()).output().unwrap();
         let error = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{error}");
@@ -324,7 +325,7 @@ fn a_wrong_environment_is_named() {
     }
 }
 
-/// The embedded file with one tensor changed.
+/// Embedded weights file with one tensor replaced.
 fn changed(name: &str, dtype: Dtype, shape: &[usize], bytes: &[u8]) -> Vec<u8> {
     let file = std::fs::read(WEIGHTS).unwrap();
     let whole = safetensors::SafeTensors::deserialize(&file).unwrap();
@@ -375,7 +376,7 @@ fn weights_that_are_no_file_are_not_read() {
     }
 }
 
-/// Where nothing but zeros is expected, the error is the absolute one.
+/// Tests that the error is absolute if only zeros are expected.
 #[test]
 fn zeros_are_right_results() {
     let folder = tempfile::tempdir().unwrap();
@@ -396,7 +397,8 @@ fn zeros_are_right_results() {
     }
 }
 
-/// The check of the main job can fail: with another bias than the file's output was made with.
+/// Tests that the check of the main job can fail, with a bias that does not match the file's
+/// output.
 #[test]
 fn wrong_numbers_fail_the_main_job() {
     let folder = tempfile::tempdir().unwrap();
@@ -429,7 +431,7 @@ fn a_trace_has_all_ranks_and_workgroups_on_one_clock() {
     for op in ["matmul", "matmul_all_reduce", "all_gather_matmul", "matmul_reduce_scatter"] {
         assert!(spans.iter().any(|event| event["cat"] == op), "{op}");
     }
-    // One clock: all of it within seconds, beginning at 0.
+    // All spans are on one clock, which starts at 0.
     let times = spans.iter().map(|event| event["ts"].as_f64().unwrap());
     assert_eq!(times.clone().fold(f64::INFINITY, f64::min), 0.0);
     assert!(times.fold(0.0, f64::max) < 60e6);
@@ -446,7 +448,8 @@ fn a_trace_into_an_svg_is_a_chart_of_one_call() {
     };
     let svg = trace("x.SVG");
     assert!(svg.starts_with("<svg") && svg.contains("2 ranks as processes, cpu"), "{svg}");
-    // Products, of which a call has as many as tiles: one is the legend's, and calls are five in all.
+    // One rectangle per product, that is per tile, and one in the legend; the JSON trace has five
+    // calls.
     let drawn = svg.lines().filter(|line| line.contains("fill=\"#0072B2\"")).count() - 1;
     let all = trace("x.json").matches(r#""name":"gemm""#).count();
     assert!(drawn > 1 && all == 5 * drawn, "{drawn} of {all}");
@@ -461,13 +464,14 @@ fn the_suite_counts_what_it_skips() {
         let out = good(&["test", "--quick", "--backend", backend]);
         let last = out.lines().last().unwrap();
         assert!(last.starts_with("0 passed, 0 failed, ") && !last.contains(" 0 skipped"), "{out}");
-        // Up to where the two processes may differ: the loader's path.
+        // Only the start of the reason is compared, because the loader's path differs between the
+        // processes.
         let reason = reason.split(';').next().unwrap();
         assert!(out.starts_with("skipped: ") && out.contains(reason), "{out}");
     }
 }
 
-/// A program with a folder of its own for what it keeps.
+/// Runs `iris` with a cache folder of its own.
 fn iris_in(folder: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
     command.args(arguments).env("IRIS_CACHE", folder).env_remove("IRIS_TUNING");
@@ -475,7 +479,7 @@ fn iris_in(folder: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
     (status.code(), text(&stdout), text(&stderr))
 }
 
-/// What is chosen on a device that is not here, and by how much.
+/// Tests the choices, and their reasons, for a device that this machine does not have.
 #[test]
 fn a_plan_says_what_is_chosen_and_why() {
     let shape = ["plan", "matmul-all-reduce", "--n", "8192", "--k", "3584", "--device", "h200"];
@@ -487,7 +491,7 @@ fn a_plan_says_what_is_chosen_and_why() {
     assert!(row("64").contains("unfused_ll") && row("64").contains("predicted"), "{out}");
     assert!(row("512").contains("epilogue") && row("512").contains("measured"), "{out}");
     assert!(row("2048").contains("epilogue") && out.contains("which stores to peers"), "{out}");
-    // What has not run among so many ranks is not taken, but named.
+    // A variant that has not run with eight ranks is not chosen, but listed.
     let eight = good(&[&shape[..], &["--ranks", "8", "--rows", "2048..2048"]].concat());
     assert!(eight.contains("epilogue (not run)"), "{eight}");
     assert!(good(&["plan", "barrier", "--device", "mi300x"]).contains("flat"));
@@ -495,7 +499,8 @@ fn a_plan_says_what_is_chosen_and_why() {
     assert!(error.contains("h300") && error.contains("mi300x"), "{error}");
 }
 
-/// What `iris tune` measures every later program goes by, until it is told otherwise; ranks that differ are told so.
+/// Tests that programs after `iris tune` use its measurements unless told otherwise, and that ranks
+/// with different measurements get an error.
 #[test]
 fn a_machine_that_was_tuned_is_planned_for() {
     let folder = tempfile::tempdir().unwrap();
@@ -506,13 +511,13 @@ fn a_machine_that_was_tuned_is_planned_for() {
         assert!(code == Some(0) && out.contains(what), "{out}{error}");
         out
     };
-    let built_in = planned("times predicted from built-in figures");
+    let built_in = planned("times predicted from built-in tuning data");
     let (code, out, error) = iris_in(folder.path(), &["tune", "--ranks", "2", "--iters", "2"]);
     assert_eq!(code, Some(0), "{out}{error}");
     let file = Path::new(out.lines().last().unwrap());
     assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     assert_ne!(planned(file.to_str().unwrap()), built_in);
-    // Rows for shapes of one's own, which come first.
+    // Rows for the user's own shapes, which come before the built-in rows.
     let cases = folder.path().join("cases.toml");
     let shapes = "[[row]]\nop = \"all_reduce\"\ndtype = \"f32\"\nshapes = [[107, 384, 0]]\n";
     std::fs::write(&cases, shapes).unwrap();
@@ -526,11 +531,11 @@ fn a_machine_that_was_tuned_is_planned_for() {
     let own = [&own[..], &["--m", "107", "--n", "384", "--rows", "107..107"]].concat();
     let (_, out, _) = iris_in(folder.path(), &own);
     assert!(out.contains("measured here"), "{out}");
-    // Of one rank another file: the first collective step names both.
+    // If one rank has another file, the first collective step must name both.
     let run = ["run", "all-reduce", "--ranks", "2", "--iters", "1"];
     let (code, out, error) = iris_in(folder.path(), &run);
     assert_eq!(code, Some(0), "{out}{error}");
-    // A file that cannot be read, by name and line.
+    // The error for an unreadable file has its name and line.
     let text = std::fs::read_to_string(file).unwrap();
     std::fs::write(file, text.replace("push_us", "pull_us")).unwrap();
     let (code, _, error) = iris_in(folder.path(), &plan);
@@ -569,7 +574,8 @@ fn a_benchmark_of_gpus_measures_or_says_why_not() {
     assert!(error.contains("--only is nothing"), "{error}");
 }
 
-/// A rank whose peers do not come says early whom it waits for, and in the end that it gave up.
+/// Tests that a rank whose peers do not come prints early which ranks it waits for, and at the end
+/// that it gave up.
 #[test]
 fn a_rank_that_waits_alone_names_the_others() {
     let folder = tempfile::tempdir().unwrap();
@@ -597,7 +603,8 @@ fn a_rank_that_waits_alone_names_the_others() {
     }
 }
 
-/// Every operator and variant once, the ranks of three worlds, and how long each case took.
+/// Tests that the smoke level has every operator and variant, ranks of three worlds, and the time
+/// of each case.
 #[test]
 fn a_smoke_test_has_all_ops_and_variants_in_few_cases() {
     let out = good(&["test", "--level", "smoke"]);
@@ -637,7 +644,7 @@ fn a_report_is_one_file_with_every_step() {
     let file = folder.path().join("report.txt");
     let output = iris(&["report", "--backend", "cpu", "--out", file.to_str().unwrap()]);
     let (out, report) = (text(&output.stdout), std::fs::read_to_string(&file).unwrap());
-    // A ratio may be missed on a busy machine: that is no error of the report's.
+    // A ratio may exceed its limit on a busy machine, which is not an error of the report.
     assert!(matches!(output.status.code(), Some(0 | 1)), "{out}{}", text(&output.stderr));
     assert!(out.contains("is the file to send"), "{out}");
     let steps = ["iris doctor", "iris test --level smoke", "iris bench --only crate, 1 thread"];

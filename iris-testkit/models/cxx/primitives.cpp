@@ -17,12 +17,8 @@ bool enter_and_wait(const Launch& launch) {
     });
 }
 
-} // namespace
-
-extern "C" {
-
-/// Rank 0 hands a cell to rank 1, which says when it may be written again.
-int iris_model_versioned(const Input& in) {
+/// Rank 0 hands a cell to rank 1, which says when it may be written again. Rank 0 calls `before` ahead of each write.
+template <class Before> int hand_over(const Input& in, Before before) {
     const Words m{*in.heap, *in.channel};
     const SymWord there = m.signal(1, 0, 0), back = m.signal(0, 1, 0);
     for (u32 position = 0; position < in.calls; ++position) {
@@ -31,6 +27,7 @@ int iris_model_versioned(const Input& in) {
         const u64 cell = model.cell(1, 0, 0);
         const i32 wanted = value(0, version.number(), 0, 0);
         if (model.me() == 0) {
+            before();
             Model::put(cell, wanted);
             epoch::publish(m, there, version);
             if (!epoch::wait(m, back, version, 1)) return 0;
@@ -41,6 +38,14 @@ int iris_model_versioned(const Input& in) {
         }
     }
     return 1;
+}
+
+} // namespace
+
+extern "C" {
+
+int iris_model_versioned(const Input& in) {
+    return hand_over(in, [] {});
 }
 
 /// Every rank adds to one cell, several times.

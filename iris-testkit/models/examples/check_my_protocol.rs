@@ -4,6 +4,8 @@
 //! the cells. The device header is `check_my_protocol.h` beside this file, the program over it
 //! `cxx/example.cpp`; how a crate of one's own builds these is said in `iris_models::headers`.
 
+#![allow(unsafe_code, reason = "the declaration of a program in C++")]
+
 use iris_models::headers::{Headers, Input};
 use iris_models::{Check, Op, Place, Rules, Scenario, loom_memory};
 use iris_sync::{Access, Memory, Order, Scope, SymWord};

@@ -3,87 +3,28 @@
 //! They have no context: the thread in question is the one whose program is running, or, where
 //! operations are compared, the recorder of this thread. A hook fails by unwinding through C++.
 
+#![allow(unsafe_code, reason = "the hooks that let a model run the device headers")]
+
 use std::ffi::c_void;
 
 use iris_sync::{Access, Call, DevWord, Fault, Limit, LlWord, Memory, Order, Scope, SymWord};
 
-use super::headers::{Segment, count, decode};
-use super::recorder::Recorder;
-use super::{Failure, Op, Place, Site, Thread, ThreadId};
-
-/// Who answers the hooks.
-pub(super) trait Target {
-    fn id(&self) -> ThreadId;
-    /// The program asks which thread it is, and may go another way than the others.
-    fn thread(&self) -> u32;
-    fn diverge(&self);
-    fn reconverge(&self);
-    /// Threads of a workgroup, workgroups of this rank.
-    fn extent(&self) -> (u32, u32);
-    fn vote(&self, ok: bool, site: Site) -> bool;
-    fn pause(&self, spins: u32);
-    fn expired(&self, limit: Limit, spins: u32) -> bool;
-    fn reached(&self, access: Access, want: Call, seen: i32) -> bool;
-    fn is_of(&self, access: Access, want: Call, seen: i32) -> bool;
-    fn host_abort(&self) -> i32;
-    fn record(&self, fault: &Fault);
-    /// An atomic operation, as the headers name its order and scope; no access if it is a user's.
-    fn atomic(&self, access: Option<Access>, op: Op) -> i32;
-    /// A word that carries its data, as the headers name order and scope of the access.
-    fn load_wide(&self, op: Op, access: Access) -> LlWord;
-    fn store_wide(&self, op: Op, access: Access);
-    /// Plain data.
-    fn read(&self, place: Place) -> i32;
-    fn write(&self, place: Place, value: i32);
-}
+use crate::headers::{Segment, count, decode};
+use crate::recorder::Recorder;
+use crate::target::Target;
+use crate::{Failure, Op, Place, Site, Thread, ThreadId};
 
 impl Target for Thread<'_> {
     fn id(&self) -> ThreadId {
         self.id()
     }
 
-    fn thread(&self) -> u32 {
-        Memory::thread(self)
-    }
-
-    fn diverge(&self) {
-        Memory::diverge(self);
-    }
-
-    fn reconverge(&self) {
-        Memory::reconverge(self);
-    }
-
     fn extent(&self) -> (u32, u32) {
         (self.threads(), self.groups())
     }
 
-    fn vote(&self, ok: bool, site: Site) -> bool {
-        self.vote_at(ok, Some(site))
-    }
-
-    fn pause(&self, spins: u32) {
-        Memory::pause(self, spins);
-    }
-
-    fn expired(&self, limit: Limit, spins: u32) -> bool {
-        Memory::expired(self, limit, spins)
-    }
-
-    fn reached(&self, access: Access, want: Call, seen: i32) -> bool {
-        Memory::reached(self, access, want, seen)
-    }
-
-    fn is_of(&self, access: Access, want: Call, seen: i32) -> bool {
-        Memory::is_of(self, access, want, seen)
-    }
-
-    fn host_abort(&self) -> i32 {
-        Memory::host_abort(self)
-    }
-
-    fn record(&self, fault: &Fault) {
-        Memory::record(self, fault);
+    fn vote_at(&self, ok: bool, site: Site) -> bool {
+        Thread::vote_at(self, ok, Some(site))
     }
 
     fn atomic(&self, access: Option<Access>, op: Op) -> i32 {
@@ -172,12 +113,15 @@ fn other(message: String) -> ! {
     Failure::Other(message).raise()
 }
 
-fn target<R>(f: impl FnOnce(&dyn Target) -> R) -> R {
-    if Recorder::is_current() {
-        Recorder::with_current(|recorder| f(recorder))
-    } else {
-        Thread::with_current(|thread| f(thread))
-    }
+/// Calls with the target of this OS thread: its recorder, if one listens, else the thread whose program runs.
+macro_rules! target {
+    (|$target:ident| $call:expr) => {
+        if Recorder::is_current() {
+            Recorder::with_current(|$target| $call)
+        } else {
+            Thread::with_current(|$target| $call)
+        }
+    };
 }
 
 /// The word at an address that is accessed atomically.
@@ -234,37 +178,37 @@ fn pick<T: Copy>(all: &[T], number: i32, what: &str) -> T {
 
 #[unsafe(no_mangle)]
 extern "C-unwind" fn iris_hook_thread() -> u32 {
-    target(|t| t.thread())
+    target!(|t| Memory::thread(t))
 }
 
 #[unsafe(no_mangle)]
 extern "C-unwind" fn iris_hook_threads() -> u32 {
-    target(|t| t.extent().0)
+    target!(|t| Target::extent(t).0)
 }
 
 #[unsafe(no_mangle)]
 extern "C-unwind" fn iris_hook_workgroup() -> u32 {
-    target(|t| t.id().group)
+    target!(|t| Target::id(t).group)
 }
 
 #[unsafe(no_mangle)]
 extern "C-unwind" fn iris_hook_workgroups() -> u32 {
-    target(|t| t.extent().1)
+    target!(|t| Target::extent(t).1)
 }
 
 #[unsafe(no_mangle)]
 extern "C-unwind" fn iris_hook_vote(ok: i32, site: i32) -> i32 {
-    target(|t| t.vote(ok != 0, pick(&Site::ALL, site, "site"))).into()
+    target!(|t| Target::vote_at(t, ok != 0, pick(&Site::ALL, site, "site"))).into()
 }
 
 #[unsafe(no_mangle)]
 extern "C-unwind" fn iris_hook_diverge() {
-    target(|t| t.diverge());
+    target!(|t| Memory::diverge(t));
 }
 
 #[unsafe(no_mangle)]
 extern "C-unwind" fn iris_hook_reconverge() {
-    target(|t| t.reconverge());
+    target!(|t| Memory::reconverge(t));
 }
 
 #[unsafe(no_mangle)]
@@ -274,12 +218,12 @@ extern "C-unwind" fn iris_hook_now() -> u64 {
 
 #[unsafe(no_mangle)]
 extern "C-unwind" fn iris_hook_pause(spins: u32) {
-    target(|t| t.pause(spins));
+    target!(|t| Memory::pause(t, spins));
 }
 
 #[unsafe(no_mangle)]
 extern "C-unwind" fn iris_hook_expired(number: i32, spins: u32, _ns: u64) -> i32 {
-    target(|t| t.expired(limit(number), spins)).into()
+    target!(|t| Memory::expired(t, limit(number), spins)).into()
 }
 
 #[unsafe(no_mangle)]
@@ -289,7 +233,7 @@ extern "C-unwind" fn iris_hook_reached(number: i32, want: i32, seen: i32, answer
         other(format!("the headers say {answer} to {seen} where {want:?} is awaited"));
     }
     match access(number) {
-        Some(access) => target(|t| t.reached(access, want, seen)).into(),
+        Some(access) => target!(|t| Memory::reached(t, access, want, seen)).into(),
         None => answer,
     }
 }
@@ -300,14 +244,14 @@ extern "C-unwind" fn iris_hook_is_of(number: i32, want: i32, seen: i32, answer: 
         other(format!("the headers say {answer} to {seen} where {want} is awaited"));
     }
     match access(number) {
-        Some(access) => target(|t| t.is_of(access, Call::new(want), seen)).into(),
+        Some(access) => target!(|t| Memory::is_of(t, access, Call::new(want), seen)).into(),
         None => answer,
     }
 }
 
 #[unsafe(no_mangle)]
 extern "C-unwind" fn iris_hook_host_abort(_control: u64) -> i32 {
-    target(|t| t.host_abort())
+    target!(|t| Memory::host_abort(t))
 }
 
 /// # Safety
@@ -318,7 +262,7 @@ unsafe extern "C-unwind" fn iris_hook_record(_control: u64, words: *const [i32; 
     // SAFETY: the caller, port::keep_fault, passes an array of eight.
     let words = unsafe { *words };
     match Fault::from_words(words) {
-        Some(fault) => target(|t| t.record(&fault)),
+        Some(fault) => target!(|t| Memory::record(t, &fault)),
         None => other(format!("no fault: {words:?}")),
     }
 }
@@ -326,14 +270,14 @@ unsafe extern "C-unwind" fn iris_hook_record(_control: u64, words: *const [i32; 
 #[unsafe(no_mangle)]
 extern "C-unwind" fn iris_hook_load32(address: u64, o: i32, s: i32, a: i32) -> i32 {
     let op = Op::Load { place: word(address), order: order(o), scope: scope(s) };
-    target(|t| t.atomic(access(a), op))
+    target!(|t| Target::atomic(t, access(a), op))
 }
 
 #[unsafe(no_mangle)]
 extern "C-unwind" fn iris_hook_store32(address: u64, value: i32, o: i32, s: i32, a: i32) {
     let value = value.into();
     let op = Op::Store { place: word(address), value, order: order(o), scope: scope(s) };
-    target(|t| t.atomic(access(a), op));
+    target!(|t| Target::atomic(t, access(a), op));
 }
 
 #[unsafe(no_mangle)]
@@ -349,7 +293,7 @@ extern "C-unwind" fn iris_hook_rmw32(
         other(format!("read-modify-write {rmw} is not modelled, only additions"));
     }
     let op = Op::Add { place: word(address), value, order: order(o), scope: scope(s) };
-    target(|t| t.atomic(access(a), op))
+    target!(|t| Target::atomic(t, access(a), op))
 }
 
 #[unsafe(no_mangle)]
@@ -363,14 +307,14 @@ extern "C-unwind" fn iris_hook_cas32(
 ) -> i32 {
     let place = word(address);
     let op = Op::CompareExchange { place, expected, value, order: order(o), scope: scope(s) };
-    target(|t| t.atomic(access(a), op))
+    target!(|t| Target::atomic(t, access(a), op))
 }
 
 #[unsafe(no_mangle)]
 extern "C-unwind" fn iris_hook_load64(address: u64, o: i32, s: i32, a: i32) -> i64 {
     let op = Op::Load { place: wide(address), order: order(o), scope: scope(s) };
     match access(a) {
-        Some(access) => target(|t| t.load_wide(op, access)).to_bits() as i64,
+        Some(access) => target!(|t| Target::load_wide(t, op, access)).to_bits() as i64,
         None => other("a 64-bit load of a user's is not modelled".into()),
     }
 }
@@ -379,7 +323,7 @@ extern "C-unwind" fn iris_hook_load64(address: u64, o: i32, s: i32, a: i32) -> i
 extern "C-unwind" fn iris_hook_store64(address: u64, value: i64, o: i32, s: i32, a: i32) {
     let op = Op::Store { place: wide(address), value, order: order(o), scope: scope(s) };
     match access(a) {
-        Some(access) => target(|t| t.store_wide(op, access)),
+        Some(access) => target!(|t| Target::store_wide(t, op, access)),
         None => other("a 64-bit store of a user's is not modelled".into()),
     }
 }
@@ -407,7 +351,7 @@ not_modelled! {
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn iris_hook_read(address: u64, value: *mut i32, bytes: u32) {
     for index in 0..words(bytes) {
-        let seen = target(|t| t.read(data(address + index as u64 * 4)));
+        let seen = target!(|t| Target::read(t, data(address + index as u64 * 4)));
         // SAFETY: within the bytes that the caller, port::read, has room for.
         unsafe { value.add(index).write_unaligned(seen) };
     }
@@ -421,7 +365,7 @@ unsafe extern "C-unwind" fn iris_hook_write(address: u64, value: *const i32, byt
     for index in 0..words(bytes) {
         // SAFETY: within the bytes that the caller, port::write, points to.
         let value = unsafe { value.add(index).read_unaligned() };
-        target(|t| t.write(data(address + index as u64 * 4), value));
+        target!(|t| Target::write(t, data(address + index as u64 * 4), value));
     }
 }
 

@@ -51,15 +51,14 @@
 //! does not reorder a load with a later store (load buffering). The search is sequentially
 //! consistent. Neither knows GPU caches or the asynchronous proxy.
 
+#![deny(unsafe_code)]
+
 mod arena;
 #[cfg(feature = "checks")]
 pub mod check;
-mod device_mutants;
-pub mod headers;
 #[cfg(iris_cxx)]
 mod hooks;
 pub mod ll;
-mod ll_mutants;
 pub mod loom_memory;
 pub mod mutants;
 pub mod ops;
@@ -73,11 +72,10 @@ pub mod schedule;
 pub mod search;
 #[cfg(feature = "checks")]
 pub mod sequence;
-mod thread;
+#[cfg(iris_cxx)]
+mod target;
 
 pub use arena::{Arena, Op, Place, ThreadId};
-pub use headers::Headers;
 pub use report::{Check, Failure, Report};
 pub use rules::{Change, Compare, Kind, Rules, Site};
-pub use scenario::{POISON, Scenario};
-pub use thread::Thread;
+pub use scenario::{Headers, POISON, Scenario, Thread, headers};

@@ -6,6 +6,8 @@
 //! than 0 touch no words, a barrier is the same in whatever order its threads arrive, and a race is
 //! found by what orders two accesses, not by which came first.
 
+#![allow(unsafe_code, reason = "the hooks that let a model run the device headers")]
+
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;

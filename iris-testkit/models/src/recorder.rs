@@ -1,6 +1,8 @@
 //! A memory that writes down what is asked of it, and answers from a script: to compare two
 //! implementations operation by operation.
 
+#![allow(unsafe_code, reason = "the hooks that let a model run the device headers")]
+
 use std::cell::{Cell, RefCell};
 use std::ptr;
 
@@ -269,49 +271,17 @@ impl Memory for Recorder {
 }
 
 #[cfg(iris_cxx)]
-impl super::hooks::Target for Recorder {
+impl super::target::Target for Recorder {
     fn id(&self) -> ThreadId {
         self.id
-    }
-
-    fn thread(&self) -> u32 {
-        self.id.thread
-    }
-
-    fn diverge(&self) {
-        Memory::diverge(self);
-    }
-
-    fn reconverge(&self) {
-        Memory::reconverge(self);
     }
 
     fn extent(&self) -> (u32, u32) {
         self.extent
     }
 
-    fn vote(&self, ok: bool, _site: super::Site) -> bool {
-        Memory::vote(self, ok)
-    }
-
-    fn pause(&self, spins: u32) {
-        Memory::pause(self, spins);
-    }
-
-    fn expired(&self, limit: Limit, spins: u32) -> bool {
-        Memory::expired(self, limit, spins)
-    }
-
-    fn reached(&self, access: Access, want: Call, seen: i32) -> bool {
-        Memory::reached(self, access, want, seen)
-    }
-
-    fn host_abort(&self) -> i32 {
-        Memory::host_abort(self)
-    }
-
-    fn record(&self, fault: &Fault) {
-        Memory::record(self, fault);
+    fn vote_at(&self, ok: bool, _site: super::Site) -> bool {
+        self.vote(ok)
     }
 
     /// Order and scope are those that the headers say, not those of the table.
@@ -324,10 +294,6 @@ impl super::hooks::Target for Recorder {
             }
             (Some(access), _) => self.found(access, op),
         }
-    }
-
-    fn is_of(&self, access: Access, want: Call, seen: i32) -> bool {
-        Memory::is_of(self, access, want, seen)
     }
 
     fn load_wide(&self, op: Op, access: Access) -> LlWord {

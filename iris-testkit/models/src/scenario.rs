@@ -5,7 +5,13 @@ use iris_sync::{
     ABORT_WORD, Call, Channel, LINE_WORDS, Limit, LlWord, RESERVED_WORDS, Record, Shape, SymPair,
 };
 
-use super::{Headers, Place, Thread, ThreadId};
+use crate::{Place, ThreadId};
+
+pub mod headers;
+mod thread;
+
+pub use headers::Headers;
+pub use thread::Thread;
 
 type Program = dyn Fn(&Thread<'_>) + Send + Sync;
 
@@ -82,7 +88,7 @@ impl Scenario {
     /// This scenario with its program over the device headers; none if it has none, or if they
     /// could not be compiled.
     pub fn on_headers(&self) -> Option<Self> {
-        let headers = self.headers.filter(|_| super::headers::AVAILABLE)?;
+        let headers = self.headers.filter(|_| headers::AVAILABLE)?;
         let scenario = self.clone().program(move |thread| headers.run(thread));
         Some(Self { on_headers: true, ..scenario })
     }

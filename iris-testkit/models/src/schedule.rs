@@ -1,5 +1,7 @@
 //! The schedules of `schedule.h` against those of [`iris_kernels::schedule`]: all answers must be equal.
 
+#![allow(unsafe_code, reason = "the hooks that let a model run the device headers")]
+
 use iris_kernels::schedule::{
     Arriving, Collective, Grid, Items, Rounds, Shard, SplitGrid, Tile, Units, owner, part_of, split,
 };
@@ -169,22 +171,28 @@ unsafe extern "C-unwind" {
     fn iris_schedule_units(units: &CxxUnits, values: *mut u32, room: u32) -> u32;
 }
 
+/// Random grids of tiles.
+pub fn grids() -> impl Strategy<Value = Grid> {
+    (0..120u32, 0..120u32, 1..50u32, 1..50u32).prop_map(|(rows, cols, tile_m, tile_n)| Grid {
+        rows,
+        cols,
+        tile_m,
+        tile_n,
+    })
+}
+
+/// Random staged gathers.
+pub fn units() -> impl Strategy<Value = Units> {
+    let shard = prop_oneof![Just(Shard::Rows), Just(Shard::Columns)];
+    let shape = (0..90u32, 0..90u32, 1..40u32, 1..40u32);
+    (shard, 1..9u32, shape, any::<bool>()).prop_map(|(shard, size, shape, m_contiguous)| {
+        let (m, k, tile_m, k_group) = shape;
+        Units { shard, size, m, k, tile_m, k_group, m_contiguous }
+    })
+}
+
 /// Random shapes.
 pub fn shapes() -> impl Strategy<Value = Shape> {
-    let grid = (0..120u32, 0..120u32, 1..50u32, 1..50u32)
-        .prop_map(|(rows, cols, tile_m, tile_n)| Grid { rows, cols, tile_m, tile_n });
-    let shard = prop_oneof![Just(Shard::Rows), Just(Shard::Columns)];
-    let units = (shard, 1..9u32, 0..90u32, 0..90u32, 1..40u32, 1..40u32, any::<bool>()).prop_map(
-        |(shard, size, m, k, tile_m, k_group, m_contiguous)| Units {
-            shard,
-            size,
-            m,
-            k,
-            tile_m,
-            k_group,
-            m_contiguous,
-        },
-    );
     let collective = prop_oneof![
         Just(Collective::AllReduce),
         Just(Collective::ReduceScatter),
@@ -209,8 +217,8 @@ pub fn shapes() -> impl Strategy<Value = Shape> {
         arriving.prop_map(Shape::Arriving),
         items.prop_map(Shape::Items),
         (0..2000u32, 1..70u32).prop_map(|(total, parts)| Shape::Split(total, parts)),
-        (grid, 1..9u32).prop_map(|(grid, size)| Shape::Tiles(grid, size)),
-        units.prop_map(Shape::Units),
+        (grids(), 1..9u32).prop_map(|(grid, size)| Shape::Tiles(grid, size)),
+        units().prop_map(Shape::Units),
     ]
 }
 

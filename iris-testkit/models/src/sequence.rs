@@ -1,6 +1,8 @@
 //! iris-sync and the device headers, operation by operation: given the same steps and the same
 //! answers, they ask for the same (address, operation, order, scope, value) in the same order.
 
+#![allow(unsafe_code, reason = "the hooks that let a model run the device headers")]
+
 use iris_sync::{
     Access, Call, Channel, End, LINE_WORDS, Memory, RESERVED_WORDS, RESTAMP_PERIOD, Record, Shape,
     Stop, Workgroup, barrier::Members, epoch, ll,
@@ -10,68 +12,26 @@ use proptest::prelude::*;
 use super::ThreadId;
 use super::recorder::{Event, Recorder, Script};
 
-/// A step of a workgroup.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u32)]
-#[allow(missing_docs, reason = "the functions of Workgroup and lock")]
-pub enum Kind {
-    Enter,
-    Credit,
-    WaitEntry,
-    Direct,
-    Meet,
-    PushSignal,
-    PushSignals,
-    PushResults,
-    WaitTile,
-    WaitTiles,
-    WaitResult,
-    RaiseFlag,
-    WaitFlag,
-    Locked,
-    Barrier,
-    PublishVersion,
-    WaitVersion,
-    BeginPush,
-    PushHead,
-    CountOut,
-    WaitHead,
-    PushPair,
-    WaitPair,
-    PushBatch,
-    WaitBatch,
-    LeaveTogether,
+macro_rules! kinds {
+    ($($kind:ident),* $(,)?) => {
+        /// A step of a workgroup: a function of `Workgroup` or `lock`, numbered as in `cxx/sequence.cpp`.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        #[repr(u32)]
+        #[allow(missing_docs, reason = "the functions of Workgroup and lock")]
+        pub enum Kind { $($kind),* }
+
+        impl Kind {
+            const ALL: &[Kind] = &[$(Kind::$kind),*];
+        }
+    };
 }
 
-impl Kind {
-    const ALL: [Kind; 26] = [
-        Kind::Enter,
-        Kind::Credit,
-        Kind::WaitEntry,
-        Kind::Direct,
-        Kind::Meet,
-        Kind::PushSignal,
-        Kind::PushSignals,
-        Kind::PushResults,
-        Kind::WaitTile,
-        Kind::WaitTiles,
-        Kind::WaitResult,
-        Kind::RaiseFlag,
-        Kind::WaitFlag,
-        Kind::Locked,
-        Kind::Barrier,
-        Kind::PublishVersion,
-        Kind::WaitVersion,
-        Kind::BeginPush,
-        Kind::PushHead,
-        Kind::CountOut,
-        Kind::WaitHead,
-        Kind::PushPair,
-        Kind::WaitPair,
-        Kind::PushBatch,
-        Kind::WaitBatch,
-        Kind::LeaveTogether,
-    ];
+kinds! {
+    Enter, Credit, WaitEntry, Direct, Meet, PushSignal,
+    PushSignals, PushResults, WaitTile, WaitTiles, WaitResult, RaiseFlag,
+    WaitFlag, Locked, Barrier, PublishVersion, WaitVersion, BeginPush,
+    PushHead, CountOut, WaitHead, PushPair, WaitPair, PushBatch,
+    WaitBatch, LeaveTogether,
 }
 
 /// A step with the peer and the tile, unit or phase that it is about.
@@ -107,7 +67,7 @@ pub struct Outcome {
 #[cfg(iris_cxx)]
 #[repr(C)]
 struct Input<'a> {
-    heap: &'a iris_heap::abi::HeapView,
+    heap: &'a iris_sync::sym::HeapView,
     channel: &'a Channel,
     record: &'a Record,
     steps: *const Step,
@@ -243,7 +203,7 @@ pub fn cases() -> impl Strategy<Value = Case> {
         1 => Just(i32::MAX),
     ];
     let near = prop_oneof![4 => 0..2, 2 => -2..0];
-    let kind = proptest::sample::select(&Kind::ALL[..]);
+    let kind = proptest::sample::select(Kind::ALL);
     let step = (kind, any::<u32>(), 0..TILES);
     let end = proptest::sample::select(vec![End::Keep, End::Advance, End::Pulled]);
     let host = prop_oneof![12 => Just(0), 1 => 1..5, 1 => 1000..1004];

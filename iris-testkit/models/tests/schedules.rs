@@ -9,8 +9,8 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 
-use iris_kernels::schedule::{Grid, Shard, SplitGrid, Tile, Units, dealt, owner, part_of, split};
-use iris_models::schedule::Shape as Tuned;
+use iris_kernels::schedule::{Grid, SplitGrid, Tile, Units, dealt, owner, part_of, split};
+use iris_models::schedule::{Shape as Tuned, grids, units};
 use iris_sync::barrier::Members;
 use iris_sync::flow::{
     self, AccumulateTiles, DeliverTiles, Delivery, Exchange, GatherTiles, Launch, LlRows, LlTiles,
@@ -52,30 +52,6 @@ fn config() -> ProptestConfig {
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
 
-fn grid() -> impl Strategy<Value = Grid> {
-    (0..120u32, 0..120u32, 1..50u32, 1..50u32).prop_map(|(rows, cols, tile_m, tile_n)| Grid {
-        rows,
-        cols,
-        tile_m,
-        tile_n,
-    })
-}
-
-fn units() -> impl Strategy<Value = Units> {
-    let shard = prop_oneof![Just(Shard::Rows), Just(Shard::Columns)];
-    (shard, 1..9u32, 0..90u32, 0..90u32, 1..40u32, 1..40u32, any::<bool>()).prop_map(
-        |(shard, size, m, k, tile_m, k_group, m_contiguous)| Units {
-            shard,
-            size,
-            m,
-            k,
-            tile_m,
-            k_group,
-            m_contiguous,
-        },
-    )
-}
-
 /// Whether the tiles cover `rows` x `cols` with no element twice.
 fn covers(tiles: impl Iterator<Item = Tile>, rows: u32, cols: u32) -> bool {
     let mut seen = vec![false; (rows * cols) as usize];
@@ -108,13 +84,13 @@ proptest! {
     }
 
     #[test]
-    fn tiles_cover_a_matrix_once(grid in grid()) {
+    fn tiles_cover_a_matrix_once(grid in grids()) {
         let tiles = (0..grid.tiles()).map(|tile| grid.tile(tile));
         prop_assert!(covers(tiles, grid.rows, grid.cols));
     }
 
     #[test]
-    fn tiles_of_split_rows_cover_it_once_and_cross_no_boundary(grid in grid(), size in 1..9u32) {
+    fn tiles_of_split_rows_cover_it_once_and_cross_no_boundary(grid in grids(), size in 1..9u32) {
         let all = SplitGrid { grid, size };
         let tiles = (0..all.tiles()).map(|tile| all.tile(tile));
         prop_assert!(covers(tiles, grid.rows, grid.cols));
@@ -141,7 +117,7 @@ proptest! {
 
     /// Fewer rows never need more words or places than the plan's rows.
     #[test]
-    fn smaller_calls_fit(grid in grid(), units in units(), fewer in 0..90u32) {
+    fn smaller_calls_fit(grid in grids(), units in units(), fewer in 0..90u32) {
         let size = units.size;
         let less = Grid { rows: grid.rows.min(fewer), ..grid };
         prop_assert!(less.tiles() <= grid.tiles());

@@ -1,4 +1,4 @@
-//! Folders of jobs: which of them a living launcher holds.
+//! Private folders of jobs, and detection of those whose launcher is dead.
 
 use std::fs::{self, File};
 use std::io;
@@ -6,12 +6,12 @@ use std::path::Path;
 
 use rustix::fs::{FlockOperation, flock};
 
-/// The file of a job's folder whose lock the launcher holds.
+/// Name of the file in a job's folder that the launcher keeps locked.
 const LOCK: &str = "launcher";
 
-/// Makes and locks the file by which others see that a job's launcher lives.
+/// Creates and locks the file that shows that the job's launcher lives.
 pub(super) fn hold(folder: &Path) -> io::Result<File> {
-    // Under another name until it is locked: without a lock it is a dead launcher's.
+    // Under another name until it is locked, because an unlocked file means a dead launcher.
     let part = folder.join("launcher.part");
     let file = File::create(&part)?;
     flock(&file, FlockOperation::NonBlockingLockExclusive)?;
@@ -19,7 +19,7 @@ pub(super) fn hold(folder: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Removes the folders that launchers have left which were killed together with their keepers.
+/// Removes folders of launchers that were killed together with their keepers.
 pub(super) fn sweep(own: &Path) {
     let entries = own.parent().and_then(|temporary| fs::read_dir(temporary).ok());
     for entry in entries.into_iter().flatten().flatten() {
@@ -27,7 +27,8 @@ pub(super) fn sweep(own: &Path) {
         if entry.file_name().to_string_lossy().starts_with("iris-")
             && File::open(entry.path().join(LOCK)).is_ok_and(left)
         {
-            // Another user's, or another launcher was faster.
+            // Errors are ignored: the folder is another user's, or another launcher removed it
+            // first.
             let _ = fs::remove_dir_all(entry.path());
         }
     }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::mpsc;
 
-/// Runs a shell program as `ranks` ranks; what rank 0 printed is not passed on.
+/// Runs a shell program as `ranks` ranks; rank 0's output is not forwarded.
 fn shell(text: &str, ranks: usize, options: Options) -> Outcome {
     launch(Path::new("/bin/sh"), &["-c", text], ranks, options).expect("the job did not start")
 }
@@ -13,7 +13,7 @@ fn quiet() -> Options {
     Options::default().stdout(io::sink()).deadline(Duration::from_secs(60))
 }
 
-/// Hands on what is written to it, so that a test sees it while the job runs.
+/// Writer that sends what is written over a channel, so that a test sees output while the job runs.
 struct Channel(mpsc::Sender<Vec<u8>>);
 
 impl Write for Channel {
@@ -65,7 +65,7 @@ fn output_of_rank_0_is_passed_on_as_it_comes() {
     let (sender, receiver) = mpsc::channel();
     let folder = tempfile::tempdir().expect("no temporary folder");
     let gate = folder.path().join("gate");
-    // Rank 0 ends only once its first line has been seen here.
+    // Rank 0 ends only after its first line has been received here.
     let text = "echo first $RANK; while [ $RANK = 0 ] && ! [ -e $GATE ]; do sleep 0.01; done";
     let options = quiet().env("GATE", &gate).stdout(Channel(sender));
     let job = thread::spawn(move || shell(text, 2, options));
@@ -112,7 +112,8 @@ fn the_first_failure_gives_the_exit_code() {
 
 #[test]
 fn of_ranks_that_end_together_the_killed_one_failed_first() {
-    // The others learn of its end as they do in earnest: the system closes what it held open.
+    // The other ranks notice the end of rank 2 as real ranks do: the system closes its file
+    // descriptors.
     let text = "cd $FIFOS; case $RANK in
         2) exec 5>0 6>1 7>3; sleep 0.05; kill -KILL $$;;
         3) cat $RANK; kill -ABRT $$;;
@@ -132,7 +133,7 @@ fn of_ranks_that_end_together_the_killed_one_failed_first() {
 
 #[test]
 fn a_rank_that_ended_leaves_word_in_the_folder() {
-    // Nobody else ends before both have been seen.
+    // Rank 0 ends only after both files have appeared.
     let text = "case $RANK in
         0) while ! [ -e $IRIS_RENDEZVOUS/lost-1 ] || ! [ -e $IRIS_RENDEZVOUS/lost-2 ]; do
                sleep 0.01; done; ls $IRIS_RENDEZVOUS;;
@@ -146,7 +147,7 @@ fn a_rank_that_ended_leaves_word_in_the_folder() {
 #[test]
 fn a_job_ends_at_its_deadline() {
     let start = Instant::now();
-    // The shell's child would outlive it, and hold the pipes open.
+    // `sleep` is a child of the shell; it would outlive the shell and hold the pipes open.
     let outcome = shell("sleep 50; true", 2, quiet().deadline(Duration::from_millis(300)));
     assert_eq!(ends(&outcome), [End::Late; 2]);
     assert_eq!(outcome.exit_code(), 124);
@@ -162,7 +163,7 @@ fn what_can_not_start_is_an_error_that_names_it() {
     launch(Path::new("/bin/sh"), &[""; 0], 0, quiet()).expect_err("a job of no rank");
 }
 
-/// Whether the process is there, and no mere entry that its new parent has yet to reap.
+/// Whether the process runs, and is not a zombie that has yet to be reaped.
 fn alive(pid: &str) -> bool {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
@@ -176,20 +177,21 @@ fn within_30_s(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// The variable with the folder of notes, in a launcher that a test below kills, and in its ranks.
+/// Environment variable with the folder of notes, set in a launcher that a test kills, and in its
+/// ranks.
 const NOTES: &str = "IRIS_LAUNCH_TEST_NOTES";
 
-/// A launcher of two ranks that this test program started as a process of its own.
+/// Launcher of two ranks that this test program started as a process of its own.
 struct Started {
     launcher: Child,
-    /// The ranks' process numbers.
+    /// Process ids of the ranks.
     ranks: [String; 2],
-    /// The launcher's temporary folder.
+    /// Temporary folder of the launcher.
     temporary: PathBuf,
     _folder: TempDir,
 }
 
-/// Starts this program once more, to play the launcher of this test, and waits until both ranks run.
+/// Starts this program as the launcher of a test; returns when both ranks run.
 fn start_launcher(test: &str) -> Started {
     let folder = tempfile::tempdir().expect("no temporary folder");
     let (notes, temporary) = (folder.path().join("notes"), folder.path().join("tmp"));
@@ -240,7 +242,7 @@ fn ranks_end_with_a_launcher_that_is_killed_with_its_keeper() {
 fn a_launcher_that_is_killed_takes_its_ranks_along() {
     const NAME: &str = "a_launcher_that_is_killed_takes_its_ranks_along";
     if let Some(notes) = std::env::var_os(NOTES) {
-        // The launcher that the test below kills. Rank 1 does not heed a polite signal.
+        // Role of the launcher, which the test below kills. Its rank 1 ignores SIGTERM.
         let text = "[ $RANK = 1 ] && trap '' TERM; echo $$ > $NOTES/$RANK.part; \
             mv $NOTES/$RANK.part $NOTES/$RANK; while :; do sleep 1; done";
         let _ = shell(text, 2, quiet().env("NOTES", notes));

@@ -1,52 +1,53 @@
-//! What an op means, as one row of a table: all that tests and programs know of it by its name.
+//! Meaning of every op, as rows of a table: everything that tests and programs know about an op by
+//! its name.
 
 use iris_ops::{Op, Shard};
 
-/// Which rows of a matrix a rank has.
+/// Distribution of a matrix's rows over the ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rows {
-    /// All.
+    /// All rows on every rank.
     All,
-    /// Its part of them.
+    /// The rank's own part of the rows.
     Own,
-    /// As many from each rank as fall to this one.
+    /// One block from each rank, each as large as this rank's part.
     Blocks,
-    /// All on the root, elsewhere none.
+    /// All rows on the root, none on other ranks.
     Root,
-    /// Its part of them, or all with its part of the columns, as the options say.
+    /// The rank's part of the rows, or all rows with its part of the columns, as the options say.
     Shard,
     /// No matrix.
     None,
 }
 
-/// Where an op has its product.
+/// Position of an op's product relative to its message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Product {
-    /// Nowhere.
+    /// No product.
     None,
-    /// Ahead of the message.
+    /// Product before the message.
     First,
-    /// Behind it.
+    /// Product after the message.
     Last,
 }
 
-/// What an op means. A row of what a rank gets is the sum of all ranks' rows, or the row of one rank.
+/// Meaning of an op. A row of the output is the sum of all ranks' rows, or the row of one rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Meaning {
-    /// Where its product is.
+    /// Position of the product.
     pub product: Product,
-    /// What a rank has of A, or of the message.
+    /// Distribution of A, or of the message: the rows that a rank contributes.
     pub gives: Rows,
-    /// What it gets of C.
+    /// Distribution of C: the rows that a rank gets.
     pub gets: Rows,
-    /// Whether that is a sum over ranks; in front of it K is split.
+    /// Whether C is a sum over ranks; if a product comes first, K is split over the ranks.
     pub sums: bool,
-    /// The same in words, for a program's user: M, N and K are those of the whole.
+    /// Description for users of programs; M, N and K are those of the whole problem.
     pub about: &'static str,
 }
 
 impl Meaning {
-    /// That of `op`.
+    /// Meaning of `op`.
     pub const fn of(op: Op) -> Self {
         use Product::{First, Last};
         use Rows::{All, Blocks, Own, Root, Shard};
@@ -91,7 +92,7 @@ impl Meaning {
         self.product == Product::Last
     }
 
-    /// The ways in which A can be split.
+    /// Ways in which A can be split.
     pub fn shards(&self) -> &'static [Shard] {
         match self.gives {
             Rows::Shard => &[Shard::Rows, Shard::Columns],
@@ -99,23 +100,25 @@ impl Meaning {
         }
     }
 
-    /// Whether matrices go from rank to rank.
+    /// Whether data goes from rank to rank.
     pub fn exchanges(&self) -> bool {
         self.sums || self.gives != self.gets
     }
 
-    /// Whether each rank sends as many rows to all as it owns: of sums beside what it sends to their owners.
+    /// Whether each rank sends the rows that it owns to all ranks; for a sum, in addition to
+    /// sending partials to their owners.
     pub fn spreads(&self) -> bool {
         self.gets == Rows::All
     }
 
-    /// Whether every rank gets the same matrix: not where nothing is exchanged, nor where each multiplies
-    /// what it got by a B of its own.
+    /// Whether every rank gets the same matrix: not if nothing is exchanged, nor if each rank
+    /// multiplies by a B of its own.
     pub fn replicates(&self) -> bool {
         self.gets == Rows::All && self.exchanges() && self.product != Product::Last
     }
 
-    /// Whether C may be A itself at this rank: where it has all of both, and does not multiply.
+    /// Whether the call may run in place (C is A) on this rank: it has all rows of both, and there
+    /// is no product.
     pub fn in_place(&self, is_root: bool) -> bool {
         let whole = |rows| rows == Rows::All || rows == Rows::Root && is_root;
         self.product == Product::None && whole(self.gives) && whole(self.gets)

@@ -1,37 +1,38 @@
-// What the stress test runs around an op: fill its inputs, run it, compare what came of it. Inputs
-// are small integers that anybody can work out from call, rank and place, so sums are exact, nothing
-// has to be sent for comparison, and no host takes part.
+// Kernels that the stress test runs around an op: they fill its inputs and compare its output.
+// Inputs are small integers that every rank can compute from call, rank and position. So sums are
+// exact, nothing is sent for the comparison, and no host takes part.
 #include "iris/view.h"
 
 using namespace iris;
 
-// As in oracle.rs, whose Meaning says the same of ops.
+// Same values as the enums of oracle.rs, whose Meaning describes ops.
 enum class Rows : u32 { All, Own, Blocks, Root, Shard, None };
 enum class Product : u32 { None, First, Last };
 
 struct Stress {
     HeapView heap;
-    // Addresses of A (or the message), B and C of this rank.
+    // Addresses of A (or the message), B and C on this rank.
     u64 a, b, c;
-    // Words in the data segment: see report().
+    // Report in the data segment: report() documents its words.
     Slice<i32> report;
-    // Words in the data segment that other ranks write: one of each before a barrier; and the two of
-    // the ring, with what it carries.
+    // Words in the data segment that other ranks write: for a barrier one per rank; for the ring
+    // two words (and `cargo`, the message).
     Slice<i32> words, cargo;
     u32 call, dtype, root;
-    // What the op means: where its product is, which rows a rank gives and gets, and whether these are sums.
+    // Meaning of the op: position of its product, the rows that a rank gives and gets, and whether
+    // these are sums.
     Product product;
     Rows gives, gets;
     u32 sums;
-    // Shapes of A and B, and of C: the call has `rows` of it, there is room for `room`.
+    // Shapes of A, B and C: the call has `rows` rows of C, and the block has room for `room`.
     u32 a_rows, a_cols, b_rows, b_cols, rows, room, cols;
-    // Where the rows of each rank begin, and its columns of A.
+    // First row of each rank, and its first column of A.
     u32 first_row[MAX_RANKS], first_col[MAX_RANKS];
 };
 
 enum Which : u32 { A, B };
 
-/// The element of a rank's input: -1, 0 or 1 of factors, -8 to 8 of messages.
+/// Element of a rank's input: -1, 0 or 1 for factors, -8 to 8 for messages.
 IRIS_DEVICE float input(const Stress& s, u32 rank, u32 which, u32 row, u32 col) {
     u32 x = s.call * 0x9e3779b1u ^ rank * 0x85ebca77u ^ which * 0xc2b2ae3du;
     x = (x ^ row * 0x27d4eb2fu ^ col * 0x165667b1u);
@@ -44,10 +45,11 @@ IRIS_DEVICE float input(const Stress& s, u32 rank, u32 which, u32 row, u32 col) 
 
 IRIS_DEVICE float not_a_number() { return __builtin_bit_cast(float, 0x7fc00000u); }
 
-/// In one call of eight one rank is late by far, so that the others run ahead as far as they may.
+/// Delays one rank by far in one call of eight, so that the others run ahead as far as they may.
 ///
-/// Where a build holds up who has received something, the root comes late to the first call: the
-/// others are in it then, whenever their hosts began, and see the root's entry before it runs away.
+/// If a build stalls a rank that has received data (Hold::Received), the root is late in the first
+/// call: the other ranks are then in the call, whenever their hosts started it, and see the root's
+/// entry before the root runs ahead.
 IRIS_DEVICE void straggle(const Stress& s) {
     hold<Hold::Filling>(s.heap.rank);
     if (static_cast<int>(Hold::Received) == IRIS_TEST_HOLD && s.call == 0 && s.heap.rank == s.root) {
@@ -59,17 +61,18 @@ IRIS_DEVICE void straggle(const Stress& s) {
     port::sleep(min_of(20u * IRIS_TEST_DELAY_NS, 500000u));
 }
 
-/// Whose part this row (or column) is in.
+/// Rank that owns row (or column) `at`.
 IRIS_DEVICE u32 owner(const u32 (&first)[MAX_RANKS], u32 size, u32 at) {
     u32 rank = 0;
     while (rank + 1 < size && at >= first[rank + 1]) ++rank;
     return rank;
 }
 
-/// What must be in C of this rank.
+/// Expected element of C on this rank.
 IRIS_DEVICE float expected(const Stress& s, u32 row, u32 col) {
     const u32 me = s.heap.rank, size = s.heap.size;
-    // Whose row it is, if it is one rank's alone, and which of those that a rank contributes.
+    // Rank that the row comes from (unless it is a sum), and the row's index in that rank's
+    // contribution.
     u32 source = me, there = row;
     if (s.sums != 0) {
         if (s.gets == Rows::Own) there += s.first_row[me];
@@ -86,7 +89,7 @@ IRIS_DEVICE float expected(const Stress& s, u32 row, u32 col) {
     float sum = 0.0f;
     if (s.product == Product::Last) {
         for (u32 k = 0; k < s.b_rows; ++k) {
-            // One of the two is split: the other begins with all of it.
+            // A is split by rows or by columns; along the other dimension there is only one part.
             const u32 by_col = owner(s.first_col, size, k);
             const float a = s.a_cols == s.b_rows
                                 ? input(s, source, A, there, k)
@@ -105,8 +108,9 @@ IRIS_DEVICE float expected(const Stress& s, u32 row, u32 col) {
     return sum;
 }
 
-/// Words 0: how much was wrong; 1: whether the first was kept; 2 to 6: its call, row, column, what
-/// was there and what should have been, as bits of f32; 7: how much was compared.
+/// Adds a wrong element to the report. Words: 0, number of wrong elements; 1, whether the first one
+/// is recorded; 2 to 6, its call, row, column, actual and expected value as bits of f32; 7, number
+/// of compared elements.
 IRIS_DEVICE void report(const Stress& s, u32 row, u32 col, float seen, float wanted) {
     const auto words = s.heap.at(s.report, s.heap.rank);
     words.word(0).add<Order::Relaxed>(1);
@@ -118,7 +122,7 @@ IRIS_DEVICE void report(const Stress& s, u32 row, u32 col, float seen, float wan
     words.put(6, __builtin_bit_cast(i32, wanted));
 }
 
-/// Call `each(row, col)` for every element, spread over the threads of all workgroups.
+/// Calls `each(row, col)` for every element, spread over the threads of all workgroups.
 template <class Each> IRIS_DEVICE void for_each(u32 rows, u32 cols, Each each) {
     const u64 step = port::workgroups() * port::threads();
     for (u64 i = port::workgroup() * port::threads() + port::thread(); i < u64(rows) * cols; i += step) {
@@ -126,7 +130,7 @@ template <class Each> IRIS_DEVICE void for_each(u32 rows, u32 cols, Each each) {
     }
 }
 
-/// Fill the inputs, and C, gaps included, with what is no number.
+/// Fills the inputs, and C with its gaps with NaN.
 IRIS_KERNEL iris_stress_fill(IRIS_ARGS Stress s) {
     const u32 size = element_bytes(s.dtype);
     straggle(s);
@@ -142,22 +146,22 @@ IRIS_KERNEL iris_stress_fill(IRIS_ARGS Stress s) {
         store_element(s.c + (u64(row) * s.cols + col) * size, s.dtype, not_a_number());
     });
     if (s.gets != Rows::None || port::workgroup() != 0) return;
-    // A barrier must carry this: plain stores to all ranks.
+    // Data for a barrier: plain stores to all ranks, which must be visible after it.
     for (u32 rank = port::thread(); rank < s.heap.size; rank += port::threads()) {
         s.heap.at(s.words, rank).put(s.heap.rank * LINE_WORDS, static_cast<i32>(s.call));
     }
 }
 
-/// Whether this rank has left a fault: its own calls since then had no result. The abort word, which
-/// is near, says whether it is worth looking at the record of it, which is the host's memory.
+/// Whether this rank has a fault, so that its calls since then have no result. The fault record is
+/// in host memory, so it is read only if the abort word, which is local, is set.
 IRIS_DEVICE bool gave_up(const Stress& s) {
     const u32 me = s.heap.rank;
     return s.heap.word(me, ABORT_WORD).load<Order::Relaxed>() != 0 &&
            port::read<i32>(s.heap.control + 4) != 0;
 }
 
-/// Compare what the call left behind. A call that was given up counts as none: that it ended by a
-/// fault is told by the host, and what was found wrong is wrong without one.
+/// Compares the output of the call. A call that was given up is skipped: the host reports its
+/// fault, and wrong elements must be found without one.
 IRIS_KERNEL iris_stress_compare(IRIS_ARGS Stress s) {
     if (gave_up(s)) return;
     const u32 size = element_bytes(s.dtype);
@@ -180,15 +184,16 @@ IRIS_KERNEL iris_stress_compare(IRIS_ARGS Stress s) {
     s.heap.at(s.report, s.heap.rank).word(7).add<Order::Relaxed>(compared);
 }
 
-/// One message to the next rank, beside a versioned lock, and one from the rank before, which learns
-/// that its place is free again. One workgroup.
+/// Sends a message to the next rank with a versioned lock beside it, and receives one from the
+/// previous rank, which learns that its buffer is free again. Runs as one workgroup.
 IRIS_KERNEL iris_stress_ring(IRIS_ARGS Stress s) {
     const u32 me = s.heap.rank, size = s.heap.size, len = static_cast<u32>(s.cargo.len);
     const u32 next = (me + 1) % size, before = (me + size - 1) % size;
     const Channel channel{~0u, me, size, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
     const Words m{s.heap, channel};
     const Call version(static_cast<i32>(s.call));
-    // Word 0 says that the message is here, word 1 that the next rank has read ours.
+    // Word 0 says that the message has arrived; word 1 that the next rank has read this rank's
+    // message.
     const auto filled = [&](u32 rank) { return s.heap.at(s.words, rank).word(0); };
     const auto taken = [&](u32 rank) { return s.heap.at(s.words, rank).word(LINE_WORDS); };
     const auto wait = [&](SymWord word, Call wanted, u32 from) {

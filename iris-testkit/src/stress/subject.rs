@@ -1,4 +1,4 @@
-//! What is put under stress.
+//! Subjects of the stress test.
 
 use iris_heap::{BackendKind, DType, DeviceInfo, Element};
 use iris_kernels::build::{Hold, Without};
@@ -10,45 +10,45 @@ use super::Setting;
 use crate::oracle::Meaning;
 use crate::suite::{Case, Op, Options, plan};
 
-/// What is put under stress.
+/// Subject of the stress test.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Subject {
-    /// An op.
+    /// Operator with one of its variants.
     Op {
-        /// Which.
+        /// Operator.
         op: Op,
-        /// Which variant.
+        /// Name of the variant.
         variant: &'static str,
-        /// How A is split, where it is gathered.
+        /// Dimension of A that is split, if A is gathered.
         shard: Shard,
-        /// Where C lies.
+        /// Location of C.
         place: Place,
-        /// Whether copy engines, and products of whole matrices that wait for peers and store to them, do
-        /// it, as they do in a program; else kernels of messages do, which can be held up at more places.
+        /// Whether copy engines and whole-matrix GEMMs that communicate take part, as in a program.
+        /// If not, kernels of messages replace them, which can be stalled at more places.
         whole: bool,
     },
-    /// A ring of ranks with a versioned lock beside each message.
+    /// Ring of ranks, each with a versioned lock beside its message.
     Ring,
 }
 
-/// Where the result of an op lies.
+/// Location of an op's result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
-    /// At the same place of the heap on all ranks, so that peers may write it directly.
+    /// Same offset in the heap on all ranks, so that peers may write it directly.
     Same,
-    /// Elsewhere in the heap on every other rank: each rank finds that out in each call.
+    /// Different offset in the heap on every other rank; ranks find out in each call.
     Apart,
-    /// As the caller's own memory, which no peer knows.
+    /// External memory, which peers cannot write.
     Own,
 }
 
 impl Subject {
-    /// Every op, variant and shard; those that products of whole matrices take part in; and the ring.
+    /// All subjects: every op, variant and shard; those with whole-matrix GEMMs; and the ring.
     pub fn all() -> Vec<Subject> {
         let mut all = Vec::new();
         for op in Op::ALL {
             for variant in op.variants().into_iter().map(Variant::name) {
-                // Where peers may write results, every way is tried.
+                // Variants that may write results directly are tried with every location of C.
                 let places: &[Place] = match variant {
                     "two_shot" | "push" => &[Place::Same, Place::Apart, Place::Own],
                     _ => &[Place::Same],
@@ -69,10 +69,10 @@ impl Subject {
         all
     }
 
-    /// Why these ranks cannot run it, if they cannot.
+    /// Reason why these ranks cannot run the subject; `None` if they can.
     ///
     /// # Errors
-    /// Those of a driver that is there and does not work.
+    /// Errors of a driver that exists but does not work.
     pub fn missing(self, backend: BackendKind, ranks: usize) -> anyhow::Result<Option<String>> {
         let devices = backend.devices()?;
         let mut unable = devices.iter().filter(|device| !self.has_kernels(device));
@@ -87,10 +87,10 @@ impl Subject {
         })
     }
 
-    /// Ranks that a product stores to, and itself.
+    /// Maximum number of ranks of a GEMM that stores to peers, itself included.
     const MOST_RANKS: usize = 8;
 
-    /// Whether a device has the kernels that it is about.
+    /// Whether a device has the kernels that the subject tests.
     fn has_kernels(self, device: &DeviceInfo) -> bool {
         match self {
             Subject::Op { whole: true, .. } => Gemm::is_there_for(device),
@@ -101,12 +101,12 @@ impl Subject {
         }
     }
 
-    /// Whether products of whole matrices take part in it.
+    /// Whether whole-matrix GEMMs take part in the subject.
     pub(super) fn is_whole(self) -> bool {
         matches!(self, Subject::Op { whole: true, .. })
     }
 
-    /// The types of matrices that it is run with.
+    /// Element types with which the subject is run.
     pub fn types(self) -> [DType; 2] {
         match self.is_whole() {
             true => [DType::F16, DType::BF16],
@@ -114,38 +114,41 @@ impl Subject {
         }
     }
 
-    /// How many calls it gets where so many are asked for: of large matrices one takes as long as many.
+    /// Number of calls for the subject if `asked` are asked for; fewer for large matrices, whose
+    /// calls take longer.
     pub fn calls(self, asked: usize) -> usize {
         if self.is_whole() { asked.div_ceil(20) } else { asked }
     }
 
-    /// M, N, K where products of whole matrices take part: tiles of 256 columns by clusters of two, or of 64
-    /// columns of few rows, fill the device once, and sums are exact in 16 bits. And by how many rows calls
-    /// differ: where A is split by rows, those of each rank stay whole tiles. So many ranks may share a device, of
-    /// which each has its part.
+    /// M, N, K and row granularity for subjects with whole-matrix GEMMs; `None` for others. The
+    /// tiles (256 columns in clusters of two, or 64 columns for few rows) fill the device once, and
+    /// sums are exact in 16 bits. If A is split by rows, each rank's rows stay whole tiles.
+    /// `sharing` ranks share a device, of which each gets a part.
     pub(super) fn whole_shape(
         self,
         ranks: usize,
         sharing: usize,
     ) -> Option<((usize, usize, usize), usize)> {
         const UNIT: usize = 256;
-        // A tile is stored in the shadow of the next from so many slabs of 64 on.
+        // Minimum K, in slabs of 64, for which the epilogue of a tile overlaps the mainloop of the
+        // next.
         const DEPTH: usize = 5 * 64;
         let Subject::Op { op, variant, shard, whole: true, .. } = self else { return None };
         if matches!(variant, "unfused_ll" | "unfused_one_shot") {
-            // A tile for each multiprocessor, or nearly each.
+            // One tile for nearly every multiprocessor.
             return Some(((64, 128 / sharing * 64, DEPTH), 7));
         }
         let (m, n) = ((16 / ranks).max(1) * UNIT * ranks, 4 * UNIT);
         Some(match (op, shard) {
             (Op::AllGatherMatmul, Shard::Rows) => ((m, n, DEPTH), UNIT * ranks),
-            // Of each rank as many slabs.
+            // Every rank has the same number of slabs.
             (Op::AllGatherMatmul, _) => ((m, n, DEPTH.next_multiple_of(64 * ranks)), 67),
             _ => ((m, n, DEPTH), 67),
         })
     }
 
-    /// The tile of a message of few rows that a product does itself: on a part of a device the plan has another.
+    /// Tile of a message of few rows that a GEMM sends itself. It must be set explicitly because
+    /// the plan chooses another one if ranks share a device.
     pub(super) fn exchanged_tile(self) -> Option<TileShape> {
         match self {
             Subject::Op { variant: "unfused_one_shot", whole: true, .. } => {
@@ -155,7 +158,8 @@ impl Subject {
         }
     }
 
-    /// Whether peers read or write matrices in it, in the way that is usual, however large they are.
+    /// Whether peers read or write whole matrices in the subject, at usual locations, whatever the
+    /// size of the matrices.
     pub fn moves_matrices(self) -> bool {
         match self {
             Subject::Op { op, variant, place, whole, .. } => {
@@ -168,7 +172,7 @@ impl Subject {
         }
     }
 
-    /// Its plan, if it is an op.
+    /// Plan and case of the subject; `None` for the ring.
     pub(super) fn plan<T: Element>(
         self,
         ranks: Ranks,
@@ -185,7 +189,7 @@ impl Subject {
         }
         let options = options.shard(shard).root(ranks.size - 1);
         let options = options.first_call(setting.first_call).injected(setting.injected);
-        // So that ours multiplies on any number of ranks.
+        // Our own GEMM must run for any number of ranks.
         let options = if self.is_whole() { options.library(Library::Ours) } else { options };
         let plan = plan(op, variant, ranks, &options)?;
         Ok(Some((plan, Case::new(op, variant, options))))
@@ -199,7 +203,7 @@ impl Subject {
         Subject::Op { op, variant, shard, place, whole: true }
     }
 
-    /// What products of whole matrices take part in.
+    /// Subjects with whole-matrix GEMMs.
     const WHOLE: [Subject; 12] = {
         use {Op::AllGatherMatmul as Gather, Place::Own, Place::Same, Shard::Columns, Shard::Rows};
         [
@@ -237,21 +241,21 @@ impl std::fmt::Display for Subject {
     }
 }
 
-/// Every wait of the protocols, a subject that must be found wrong without it, and the place where
-/// that is certain: who is held up there has not yet done, or not yet read, what the wait is about,
-/// while the others, who should wait for it, go on.
+/// Waits of the protocols, each with a subject that must be found wrong without it, and the place
+/// of a stall that makes the failure certain: the stalled workgroup has not yet done, or not yet
+/// read, what the wait protects, while other ranks, which should wait for it, go on.
 ///
-/// | without | who is late | what the others do meanwhile |
+/// | without | stalled | meanwhile |
 /// |---|---|---|
-/// | CreditLoad | a receiver that has seen a tile's signal | the root is two calls on and writes the same slot again |
-/// | EntryLoad | a rank before it fills C with NaN | its peers write their rows into its C, and NaN goes over them |
-/// | SignalLoad | a rank that has entered and sent nothing | its peers add up what an older call left in their inboxes |
-/// | DoneLoad | a rank that has entered and read nothing | its peers end the call and fill A for the next |
-/// | BarrierLoad | a rank that has entered and pushed nothing | its peers multiply what an older call left |
-/// | VersionLoad | a rank before it sends its message | the next one reads its own place |
-/// | LockTake | every rank, having read a sum | each writes its own over those of the others |
-/// | FlagLoad | the workgroups that fetch | the others multiply what is in the buffer |
-/// | LlLoad | a rank that has the credit and sent nothing | its peers add up what an older call left in the words |
+/// | CreditLoad | a receiver that has seen a tile's signal | the root is two calls ahead and overwrites the slot |
+/// | EntryLoad | a rank before it fills C with NaN | peers write their rows into its C, then NaN overwrites them |
+/// | SignalLoad | a rank that has entered and sent nothing | peers add data of an older call in their inboxes |
+/// | DoneLoad | a rank that has entered and read nothing | peers end the call and fill A for the next |
+/// | BarrierLoad | a rank that has entered and pushed nothing | peers multiply data of an older call |
+/// | VersionLoad | a rank before it sends its message | the next rank reads its own memory too early |
+/// | LockTake | every rank after it has read a sum | each rank overwrites the sums of the others |
+/// | FlagLoad | workgroups that fetch | the others multiply old data of the staging buffer |
+/// | LlLoad | a rank that has the credit and sent nothing | peers add data of an older call in the words |
 pub const WAITS: [(Access, Subject, Hold); 9] = [
     (Access::CreditLoad, Subject::op(Op::Broadcast, "push", Place::Own), Hold::Received),
     (Access::EntryLoad, Subject::op(Op::AllGather, "push", Place::Same), Hold::Filling),
@@ -264,19 +268,19 @@ pub const WAITS: [(Access, Subject, Hold); 9] = [
     (Access::LlLoad, Subject::op(Op::AllReduce, "ll", Place::Same), Hold::Entered),
 ];
 
-/// The waits that are not those of the kernels above: of gates, which stand in front of what reads what engines
-/// or products brought, and of the products of whole matrices that wait for it themselves. Where such a product
-/// takes part, which kernels go without the wait: the others keep it.
+/// Further waits: those of gates, which precede steps that read data from copy engines or GEMMs,
+/// and those inside whole-matrix GEMMs. If such a GEMM takes part, the entry says which kernels
+/// lack the wait; the others keep it.
 ///
-/// | who goes without | who is late | what the others do meanwhile |
+/// | without the wait | stalled | meanwhile |
 /// |---|---|---|
-/// | gates | a rank that has entered, whose A has not left | its peers multiply what an older call left |
-/// | the product, of an A that comes | the same | the same, by the same launch |
-/// | gates | a rank that has entered, whose partial has not left | its peers add up what an older call left |
-/// | the product, of a sum | a rank that has entered and multiplied nothing | the same, by the same launch |
-/// | gates, behind such a product | a rank that has its sums, and has not stored them | its peers end the call without them |
-/// | the same, of a C that ranks own | a rank that has entered and multiplied nothing | the same |
-/// | the product of few rows, by words or by signals | a rank that has the credit, or has entered, and sent nothing | its peers add up what an older call left |
+/// | gates | a rank that has entered, whose A has not been sent | peers multiply data of an older call |
+/// | GEMM that waits for parts of A | a rank that has entered, whose A has not been sent | peers multiply data of an older call, in the same launch |
+/// | gates | a rank that has entered, whose partial has not been sent | peers add data of an older call |
+/// | GEMM that adds partials | a rank that has entered and multiplied nothing | peers add data of an older call, in the same launch |
+/// | gates after such a GEMM | a rank that has its sums and has not stored them | peers end the call without them |
+/// | gates, if ranks own rows of C | a rank that has entered and multiplied nothing | peers end the call without its rows |
+/// | GEMM of few rows, by LL words or by signals | a rank that has the credit, or has entered, and sent nothing | peers add data of an older call |
 pub const MORE_WAITS: [(Access, Option<Without>, Subject, Hold); 10] = {
     use {Access::LlLoad, Access::SignalLoad, Without::Others, Without::Products};
     let [rows, columns, copied, scattered, summed, _, gathered, _, words, few, ..] = Subject::WHOLE;

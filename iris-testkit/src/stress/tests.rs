@@ -1,3 +1,6 @@
+use std::sync::Arc;
+
+use iris_heap::SymmetricHeap;
 use iris_kernels::gemm::Config;
 use iris_ops::Device;
 use iris_sync::Access;
@@ -17,13 +20,15 @@ fn every_wait_has_a_subject() {
     let all = Subject::all();
     assert!(WAITS.iter().all(|(_, subject, _)| all.contains(subject)));
     assert!(MORE_WAITS.iter().all(|(_, _, subject, _)| all.contains(subject)));
-    // A product that stores to others waits itself, and gates wait behind it: each is left out alone.
+    // A GEMM that stores to peers has waits of its own, and gates after it have others; each kind
+    // is left out separately.
     for (_, without, subject, _) in MORE_WAITS {
         assert_eq!(without.is_some(), subject.is_whole(), "{subject}");
     }
 }
 
-/// What the products of whole matrices are for: that they take these calls is seen on a device only.
+/// Tests that subjects with whole-matrix GEMMs can be planned. Only a device shows whether the
+/// GEMMs accept these calls.
 #[test]
 fn subjects_of_whole_products_are_planned_for_every_world() {
     for subject in Subject::all().into_iter().filter(|it| it.is_whole()) {
@@ -87,7 +92,7 @@ fn a_heap_that_is_dropped_on_purpose_logs_nothing() {
     assert_eq!(said(true), "");
 }
 
-/// What was logged.
+/// Writer that collects log output.
 #[derive(Clone, Default)]
 struct Log(Arc<std::sync::Mutex<Vec<u8>>>);
 

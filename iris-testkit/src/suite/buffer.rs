@@ -1,36 +1,36 @@
-//! Matrices in the heap, with gaps that nobody may touch.
+//! Test matrices in the heap, with gaps that nobody may write.
+
+#![allow(unsafe_code, reason = "ops are given the addresses of memory in the heap")]
 
 use std::sync::Arc;
 
-use half::{bf16, f16};
 use iris_heap::{DType, Element, RawSlice, SymmetricHeap};
 use iris_ops::MatRef;
 
+use crate::matrix::{POISON, with_type};
 use crate::oracle::Dense;
-
-/// Every byte of what was not written: all element types read it as NaN.
-pub(super) const POISON: u8 = 0xff;
 
 /// How a matrix lies in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Layout {
-    /// Stored column by column.
+    /// Whether the matrix is column-major.
     pub transposed: bool,
-    /// Elements between the end of a line and the next.
+    /// Number of elements between the end of a row and the start of the next.
     pub pad: usize,
-    /// Elements of a line that is shorter than this, with the gap after it counted from there.
+    /// Minimum length of a row; a shorter one is padded to it, and `pad` is counted from there.
     pub line: usize,
-    /// Elements between the start of the block and the first element.
+    /// Number of elements between the start of the block and the first element.
     pub before: usize,
-    /// Whether rank r has r more elements before the first: its offset differs between ranks.
+    /// Whether rank r has r more elements before the first, so that the offset differs between
+    /// ranks.
     pub skewed: bool,
-    /// Whether the op is given the address instead of the symmetric slice.
+    /// Whether the op gets the address (external memory) instead of the symmetric slice.
     pub external: bool,
-    /// The same, on ranks with an odd number only.
+    /// Whether ranks with an odd number use external memory.
     pub external_on_odd: bool,
 }
 
-/// Room for a matrix in the heap, at the same place on all ranks.
+/// Memory for a matrix in the heap, at the same offset on all ranks.
 pub(super) struct Buffer {
     slice: RawSlice,
     dtype: DType,
@@ -38,7 +38,8 @@ pub(super) struct Buffer {
 }
 
 impl Layout {
-    /// Elements that a matrix of `rows` x `cols` needs on any of `size` ranks.
+    /// Number of elements that a matrix of `rows` x `cols` with this layout needs on any of `size`
+    /// ranks.
     pub(super) fn room(&self, (rows, cols): (usize, usize), size: usize) -> usize {
         let (lines, len) = if self.transposed { (cols, rows) } else { (rows, cols) };
         let gaps = 2 * self.before + self.pad + if self.skewed { size } else { 0 };
@@ -54,41 +55,20 @@ impl Layout {
         len.max(self.line) + self.pad
     }
 
-    /// Where element (r, c) of a matrix of this shape lies.
+    /// Index of element (row, col) of a matrix with this shape in the block.
     fn place(&self, rank: usize, shape: (usize, usize), row: usize, col: usize) -> usize {
         let (line, at) = if self.transposed { (col, row) } else { (row, col) };
         self.first(rank) + line * self.ld(shape) + at
     }
 }
 
-/// `$call` with `$type` being the type of `$dtype`.
-macro_rules! with_type {
-    ($dtype:expr, $type:ident => $call:expr) => {
-        match $dtype {
-            DType::F32 => {
-                type $type = f32;
-                $call
-            }
-            DType::F16 => {
-                type $type = f16;
-                $call
-            }
-            DType::BF16 => {
-                type $type = bf16;
-                $call
-            }
-            other => anyhow::bail!("no matrices of {other}"),
-        }
-    };
-}
-
 impl Buffer {
-    /// A buffer in a block of the heap.
+    /// Buffer in a block of the heap.
     pub(super) fn new(slice: RawSlice, dtype: DType, layout: Layout) -> Self {
         Self { slice, dtype, layout }
     }
 
-    /// Fill it with poison, and with `values` where the matrix lies.
+    /// Fills the buffer with poison, then writes `values` at the elements of the matrix.
     pub(super) fn fill(&self, heap: &SymmetricHeap, values: Option<&Dense>) -> anyhow::Result<()> {
         let mut bytes = vec![POISON; self.slice.len()];
         if let Some(values) = values {
@@ -108,10 +88,10 @@ impl Buffer {
         Ok(heap.write(self.slice, &bytes)?)
     }
 
-    /// The matrix of this shape, and the bytes it was read from.
+    /// Reads the matrix of this shape; returns it and its bytes.
     ///
     /// # Errors
-    /// If a byte outside the matrix is no longer poison.
+    /// If a byte outside the matrix has been written.
     pub(super) fn read(
         &self,
         heap: &SymmetricHeap,
@@ -146,7 +126,7 @@ impl Buffer {
         Ok((values, bits))
     }
 
-    /// The matrix of this shape, as ops take it.
+    /// Reference to the matrix of this shape, as ops take it.
     pub(super) fn matrix(
         &self,
         heap: &Arc<SymmetricHeap>,
@@ -159,7 +139,7 @@ impl Buffer {
             let slice = whole.slice(layout.first(heap.rank())..)?;
             if layout.external || layout.external_on_odd && heap.rank() % 2 == 1 {
                 let address = heap.resolve(slice, heap.rank())?;
-                // SAFETY: the memory is the heap's own and is given back after the calls.
+                // SAFETY: the memory is the heap's own and is freed after the calls.
                 unsafe { MatRef::external_mut(address, slice.len(), rows, cols) }
             } else {
                 MatRef::sym(slice, rows, cols)

@@ -2,32 +2,35 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use iris_heap::{DType, Request, Segment, Stream, SymmetricHeap, random_unit};
+use iris_heap::{DType, HeapOptions, Request, Segment, Stream, SymmetricHeap, World, random_unit};
 use iris_ops::{AnyOp, Counters, MatRef, NormArgs, Operands, Plan, Ranks, Shard, Variant};
 
 use super::buffer::Buffer;
-use super::options::plan;
 use super::traffic::{self, Traffic};
 use super::{Case, Input, Layout, Op, Residual};
+use crate::matrix::values;
 use crate::numeric::{Measured, compare, rounded};
+use crate::options::plan;
 use crate::oracle::{Dense, Meaning, Part, Rows, Task, rms_norm};
+use crate::rig::{Crossing, Rig, Room};
 
-/// What came of a case on one rank.
+/// Result of a case on one rank.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Report {
-    /// The variant, chosen if that was left to the plan.
+    /// Variant of the largest call, as asked for or chosen by the plan.
     pub variant: Variant,
-    /// The worst of the calls.
+    /// Largest errors over all calls.
     pub measured: Measured,
-    /// Largest difference between two ranks' results, where all have the same matrix; else 0.
+    /// Largest difference between two ranks' results, if all ranks have the same matrix; else 0.
     pub max_rank_difference: f64,
-    /// What the calls moved on this rank, where it was counted.
+    /// Counters of the calls on this rank; `None` if nothing was counted.
     pub counters: Option<Counters>,
-    /// From `run` to the end of `sync`, for each call; of a burst, for all of them as one.
+    /// Duration of each call, from `run` to the end of `sync`; for a burst, one duration for all
+    /// calls.
     pub times: Vec<Duration>,
 }
 
-/// What rounds to what, and where the matrices are, for one call that may still be under way.
+/// Buffers of one call, which may still be running.
 struct Set {
     a: Buffer,
     b: Buffer,
@@ -38,7 +41,7 @@ struct Set {
     normed: Buffer,
 }
 
-/// One call with its inputs, and its output once it is known.
+/// Call with its inputs, and its output once it has been read.
 struct Called {
     m: usize,
     a: Dense,
@@ -49,41 +52,55 @@ struct Called {
     output: Option<Output>,
 }
 
-/// What a call has written.
+/// Output of a call.
 struct Output {
     c: Dense,
     normed: Option<Dense>,
-    /// Those of all of it.
+    /// Bytes of C and of the normalised rows.
     bits: Vec<u8>,
 }
 
-/// Bytes of the data and the signal segment that the case needs on a world of this size.
+/// Room that the case needs on every rank of a world of this size.
 ///
 /// # Errors
 /// Those of the plan.
-pub fn heap_bytes(case: &Case, size: usize) -> anyhow::Result<(u64, u64)> {
-    heap_bytes_on(case, size, 1)
+pub fn room_for(case: &Case, size: usize) -> anyhow::Result<Room> {
+    room_for_nodes(case, size, 1)
 }
 
-/// As [`heap_bytes`], for ranks on several nodes.
+/// Room for a case as [`room_for`], for ranks on several nodes.
 ///
 /// # Errors
 /// Those of the plan.
-pub fn heap_bytes_on(case: &Case, size: usize, nodes: usize) -> anyhow::Result<(u64, u64)> {
-    let (mut data, mut signal) = (0, 0);
-    for rank in 0..size {
-        let ranks = Ranks::new(rank, size).on_nodes(nodes);
-        let plan = plan(case.op, &case.variant, ranks, &case.options_of(rank))?;
-        (data, signal) = (plan.data_bytes().max(data), plan.signal_bytes().max(signal));
-    }
+pub fn room_for_nodes(case: &Case, size: usize, nodes: usize) -> anyhow::Result<Room> {
+    let plans = Room::of(size, |ranks| {
+        plan(case.op, &case.variant, ranks.on_nodes(nodes), &case.options_of(ranks.rank))
+    })?;
     let sets = if case.burst { case.rows.len() } else { 1 };
     let set: usize =
         rooms(case, size).map(|(elements, dtype, _)| elements * dtype.size() + 1024).iter().sum();
-    Ok((data + (sets * set) as u64 + 4096, signal + 8192))
+    Ok(Room { data: plans.data + (sets * set) as u64 + 4096, signal: plans.signal + 4096 })
 }
 
-/// Elements, type and layout of A, B, C and the bias, of residual, weight and what is normalised: the same
-/// on all ranks.
+/// Opens a heap on which each of these cases can run: collective.
+///
+/// # Errors
+/// Those of the plans and of the heap.
+#[track_caller]
+pub fn open<'a>(
+    world: &World,
+    options: HeapOptions,
+    cases: impl IntoIterator<Item = &'a Case>,
+) -> anyhow::Result<Rig> {
+    let mut room = Room::default();
+    for case in cases {
+        room = room.or(room_for(case, world.size())?);
+    }
+    Rig::open(world, options, room)
+}
+
+/// Elements, type and layout of A, B, C, bias, residual, weight and normalised rows; the same on
+/// all ranks.
 fn rooms(case: &Case, size: usize) -> [(usize, DType, Layout); 7] {
     let options = &case.options;
     let room = |which: usize, layout: Layout| {
@@ -96,10 +113,10 @@ fn rooms(case: &Case, size: usize) -> [(usize, DType, Layout); 7] {
     let mut a = case.a;
     let sharded = Meaning::of(case.op).gives == Rows::Shard;
     if sharded && options.shard == Shard::Columns && a.pad > 0 {
-        // Lines of A with gaps are equally far apart on all ranks.
+        // Rows of A with gaps must have the same leading dimension on all ranks.
         a.line = options.k.div_ceil(size);
     }
-    // Of other calls there is none.
+    // Calls without an RMSNorm have none of these matrices.
     let normed = |elements, layout| match options.rms_norm {
         Some(_) => (elements, output, layout),
         None => (1, output, Layout::default()),
@@ -108,7 +125,7 @@ fn rooms(case: &Case, size: usize) -> [(usize, DType, Layout); 7] {
         (room(0, a), input, a),
         (room(1, case.b), input, case.b),
         (room(2, case.c), output, case.c),
-        // The bias has a type of its own.
+        // The bias is always f32.
         (bias, DType::F32, Layout::default()),
         normed(room(2, case.c), case.c),
         normed(bias, Layout::default()),
@@ -116,11 +133,11 @@ fn rooms(case: &Case, size: usize) -> [(usize, DType, Layout); 7] {
     ]
 }
 
-/// Run a case on the heap of this rank and check all of it. Collective: every rank of the heap's
+/// Runs a case on this rank's heap and checks everything. Collective: every rank of the heap's
 /// world runs the same case.
 ///
 /// # Errors
-/// What the op reported, or what is wrong with its results: which call, which element.
+/// Errors of the op, and wrong results, with the call and the element.
 pub fn run_case(heap: &Arc<SymmetricHeap>, case: &Case) -> anyhow::Result<Report> {
     let world = heap.whole_world();
     let what = || format!("rank {} of {}: {case:?}", world.rank(), world.size());
@@ -147,14 +164,18 @@ fn run(heap: &Arc<SymmetricHeap>, case: &Case) -> anyhow::Result<Report> {
         let mut promised = Traffic::default();
         case.rows.iter().for_each(|&m| promised += traffic::expected(case, &plan, m));
         let moved = Traffic { pushed, pulled, flags };
-        ensure!(moved == promised, "moved {moved:?}, but {} promises {promised:?}", plan.variant());
+        ensure!(
+            moved == promised,
+            "the calls moved {moved:?}, but variant {} should move {promised:?}",
+            plan.variant()
+        );
     }
     op.free()?;
     let (measured, max_rank_difference) = verify(heap, case, &plan, &calls)?;
     Ok(Report { variant: plan.variant(), measured, max_rank_difference, counters, times })
 }
 
-/// Random inputs of one kind, the same for the same seed.
+/// Random matrix of one kind; the same for the same seed.
 fn random(
     input: Input,
     dtype: DType,
@@ -171,7 +192,7 @@ fn random(
     })
 }
 
-/// Run all calls and read their outputs; the first call's input comes once more at the end.
+/// Runs all calls and reads their outputs.
 fn calls(
     heap: &Arc<SymmetricHeap>,
     case: &Case,
@@ -202,7 +223,8 @@ fn calls(
     for (index, &m) in case.rows.iter().enumerate() {
         let set = &sets[index % count];
         let [a, b, c] = case.shapes(ranks, m);
-        // Calls with as many rows as the first one get its input: the bits must be the same.
+        // Calls with as many rows as the first one get the first one's input, so their results must
+        // have the same bits.
         let seed = case.seed * 1000 + if m == case.rows[0] { 0 } else { 10 * index as u64 };
         let input =
             |add: u64, dtype, rank, shape| random(case.input, dtype, seed + add, rank, shape);
@@ -210,14 +232,15 @@ fn calls(
             m,
             a: input(1, dtype, ranks.rank, a),
             b: input(2, dtype, ranks.rank, b),
-            // The same on all ranks, but for those with more columns.
+            // The bias is the same on all ranks, except that ranks with more columns have more of
+            // it.
             bias: (case.bias && case.op.multiplies()).then(|| input(3, DType::F32, 0, (1, c.1))),
             residual: (normed && case.residual != Residual::None)
                 .then(|| input(4, case.options.output_dtype(), 0, c)),
             weight: normed.then(|| input(5, case.options.output_dtype(), 0, (1, c.1))),
             output: None,
         };
-        // Where the output is the input, the residual is not in it.
+        // In place, C holds the input, so it cannot hold the residual.
         let in_c = case.residual == Residual::InC && !in_place;
         set.residual.fill(heap, call.residual.as_ref().filter(|_| !in_c))?;
         set.weight.fill(heap, call.weight.as_ref())?;
@@ -268,7 +291,7 @@ fn calls(
     Ok((called, times))
 }
 
-/// What a call has written.
+/// Reads the output of a call.
 fn read(
     heap: &SymmetricHeap,
     set: &Set,
@@ -284,7 +307,7 @@ fn read(
     Ok(Output { c, normed, bits })
 }
 
-/// What is stored before a barrier is there after it, at every member.
+/// Runs barriers, and checks that data stored before a barrier is visible after it on every member.
 fn barriers(
     heap: &Arc<SymmetricHeap>,
     case: &Case,
@@ -292,30 +315,28 @@ fn barriers(
     stream: &Stream,
 ) -> anyhow::Result<Vec<Duration>> {
     let members = case.options.members.clone().unwrap_or((0..heap.size()).collect());
-    let word = heap.zeros::<i32>(1)?;
-    let nothing = MatRef::sym(word, 0, 0);
+    let mut crossing = Crossing::new(heap)?;
+    let empty = heap.alloc::<i32>(1)?;
+    let nothing = MatRef::sym(empty, 0, 0);
     let none = Operands::new(nothing, nothing, nothing);
     let mut times = Vec::new();
-    for call in 1..=case.rows.len() as i32 {
+    for _ in 0..case.rows.len() {
         if !members.contains(&heap.rank()) {
             break;
         }
-        heap.write_on(stream, word, &[call])?;
+        crossing.before(heap, stream, Duration::ZERO)?;
         let begun = Instant::now();
         op.run(&none, stream)?;
         stream.sync()?;
         times.push(begun.elapsed());
-        for &member in &members {
-            let seen = heap.read_from(word, member)?[0];
-            // A member may be in its next call, but not behind it.
-            ensure!((call..=call + 1).contains(&seen), "after barrier {call}: {member} at {seen}");
-        }
+        crossing.after(heap, members.iter().copied())?;
     }
-    heap.free(word)?;
+    heap.free(empty)?;
+    crossing.free(heap)?;
     Ok(times)
 }
 
-/// Compare all outputs with the oracle, with other ranks' and with each other.
+/// Compares all outputs with the oracle, with the outputs of other ranks, and with each other.
 fn verify(
     heap: &SymmetricHeap,
     case: &Case,
@@ -343,7 +364,7 @@ fn verify(
         if let (Some(normed), Some(weight), Some(epsilon)) =
             (normed, &call.weight, case.options.rms_norm)
         {
-            // Of the rows that this rank has, which were compared just now.
+            // Expected from the rows of C that this rank has, which have just been compared.
             let expected = rms_norm(seen, weight, epsilon, case.options.output_dtype());
             let (wanted, allowed) = expected.allowed(false);
             let what = format!("RMSNorm of {what}");
@@ -352,33 +373,29 @@ fn verify(
         }
         if Meaning::of(case.op).replicates() {
             for (peer, theirs) in heap.whole_world().allgather(bits)?.iter().enumerate() {
-                difference = difference.max(differing(case.options.output_dtype(), bits, theirs));
+                difference = difference.max(differing(case.options.output_dtype(), bits, theirs)?);
                 let same = bits == theirs || !case.same_on_all_ranks(variant);
                 ensure!(same, "{what}: ranks {rank} and {peer} have different bits");
             }
         }
         let (first, first_bits) = (&calls[0], calls[0].output.as_ref().map(|output| &output.bits));
         if call.m == first.m && case.same_in_all_runs(variant) {
-            ensure!(Some(bits) == first_bits, "{what}: other bits than call 0 with the same input");
+            ensure!(
+                Some(bits) == first_bits,
+                "{what}: bits differ from call 0, which had the same input"
+            );
         }
     }
     Ok((worst, difference))
 }
 
 /// Largest difference between two results of one type.
-fn differing(dtype: DType, ours: &[u8], theirs: &[u8]) -> f64 {
-    use half::{bf16, f16};
-    use iris_heap::Element;
-    let value = |bytes: &[u8]| match dtype {
-        DType::F16 => bytemuck::pod_read_unaligned::<f16>(bytes).to_f64(),
-        DType::BF16 => bytemuck::pod_read_unaligned::<bf16>(bytes).to_f64(),
-        _ => bytemuck::pod_read_unaligned::<f32>(bytes).to_f64(),
-    };
-    let pairs = ours.chunks_exact(dtype.size()).zip(theirs.chunks_exact(dtype.size()));
-    pairs.map(|(a, b)| (value(a) - value(b)).abs()).fold(0.0, f64::max)
+fn differing(dtype: DType, ours: &[u8], theirs: &[u8]) -> anyhow::Result<f64> {
+    let pairs = values(dtype, ours)?.into_iter().zip(values(dtype, theirs)?);
+    Ok(pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max))
 }
 
-/// One matrix of each rank, by rank: a collective step of the host.
+/// All-gather of one contribution per rank between the hosts. Collective.
 fn exchange(heap: &SymmetricHeap, part: &Part) -> anyhow::Result<Vec<Part>> {
     let mut numbers = Vec::with_capacity(4 + 2 * part.value.data.len());
     for matrix in [&part.value, &part.magnitude] {
@@ -392,7 +409,9 @@ fn exchange(heap: &SymmetricHeap, part: &Part) -> anyhow::Result<Vec<Part>> {
                 bytes.chunks_exact(8).map(bytemuck::pod_read_unaligned::<f64>).collect();
             let mut rest = &numbers[..];
             let mut matrix = || -> anyhow::Result<Dense> {
-                let [rows, cols, after @ ..] = rest else { anyhow::bail!("a broken message") };
+                let [rows, cols, after @ ..] = rest else {
+                    anyhow::bail!("a contribution of a rank cannot be decoded")
+                };
                 let (rows, cols) = (*rows as usize, *cols as usize);
                 let (data, after) = after.split_at(rows * cols);
                 rest = after;

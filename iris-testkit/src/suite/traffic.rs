@@ -1,4 +1,4 @@
-//! What each variant moves, by its name alone.
+//! Expected traffic of each variant: bytes and signals, derived from the op's meaning.
 
 use iris_ops::{OpRequest as Request, Plan, TileShape, Variant};
 
@@ -12,7 +12,7 @@ pub struct Traffic {
     pub pushed: u64,
     /// Bytes read from peers.
     pub pulled: u64,
-    /// Signals and flags raised.
+    /// Number of signals and flags that are raised.
     pub flags: u64,
 }
 
@@ -28,12 +28,12 @@ fn traffic(pushed: usize, pulled: usize, flags: usize) -> Traffic {
     Traffic { pushed: pushed as u64, pulled: pulled as u64, flags: flags as u64 }
 }
 
-/// Tiles that rows and columns are cut into.
+/// Number of tiles that a matrix is cut into.
 fn tiles((rows, cols): (usize, usize), tile: TileShape) -> usize {
     rows.div_ceil(tile.m) * cols.div_ceil(tile.n)
 }
 
-/// What `rank` moves in a call of `m` rows. None for a barrier.
+/// Expected traffic of this rank in a call of `m` rows; zero for a barrier.
 pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
     let (rank, size) = (plan.ranks().rank, plan.ranks().size);
     let options = plan.request();
@@ -47,10 +47,11 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
     let output = options.output_dtype().size();
     let meaning = Meaning::of(case.op);
     let task = case.task(plan.ranks(), m);
-    // Rows of what this rank has to send, by peer, and the bytes of an element of them.
+    // Number of rows that this rank sends, by peer, and the bytes of an element of them.
     let sent = (0..size).filter(|&peer| peer != rank).map(|peer| task.sent(rank, peer));
     let bytes = if meaning.sums { wire } else { output };
-    // Tiles whose owners take turns, one of `owners`: how many are this one's, and their elements.
+    // Number of tiles, and their elements, that owner `first` of `owners` has if owners alternate
+    // from tile to tile.
     let in_turn = |first: usize, owners: usize| {
         let (mut own, mut elements) = (0, 0);
         let across = n.div_ceil(tile.n).max(1);
@@ -64,11 +65,11 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
     };
     match variant {
         _ if meaning.product == Product::Last => gathered(case, plan, m),
-        // Two words of eight bytes for each eight bytes, with no flag besides.
+        // Two words of 8 bytes for each 8 bytes of data, and no signals.
         Variant::Ll | Variant::UnfusedLl => {
             traffic(sent.map(|rows| 16 * (rows * n * bytes).div_ceil(8)).sum(), 0, 0)
         }
-        // Parts of rows to their owners, and those of the sums from there; and a flag of its own.
+        // Partials to their owners, then sums from the owners to all, and one flag of this rank.
         Variant::CopyEngine | Variant::Epilogue if meaning.sums => {
             let part = |rank| split(m, size, rank).len();
             let others = (0..size).filter(|&other| other != rank);
@@ -93,7 +94,8 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
                 traffic(others * 4, others * 4, 0)
             }
         }
-        // The root's tiles to their owners, the rank behind it first; who sends them to the other ones.
+        // Tiles from the root to the other ranks in turn, starting with the rank after it; each
+        // passes its tiles on to the rest.
         Variant::TwoShot if meaning.gives == Rows::Root => {
             let first = (rank + peers - options.root) % size;
             let (own, elements) = in_turn(first, peers);
@@ -102,7 +104,8 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
                 false => traffic(elements * output * (peers - 1), 0, own * (peers - 1)),
             }
         }
-        // What a peer needs, by tiles; and a flag of its own for copies.
+        // The rows that each peer needs, with a signal per tile; and one flag of this rank for
+        // copies by engines.
         _ => {
             let own = usize::from(matches!(variant, Variant::CopyEngine | Variant::Epilogue));
             sent.fold(traffic(0, 0, own), |mut all, rows| {
@@ -113,7 +116,7 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
     }
 }
 
-/// The same of an A that is gathered in front of a product.
+/// Expected traffic of an all-gather of A before a product.
 fn gathered(case: &Case, plan: &Plan, m: usize) -> Traffic {
     let (rank, size) = (plan.ranks().rank, plan.ranks().size);
     let options = plan.request();
@@ -126,7 +129,7 @@ fn gathered(case: &Case, plan: &Plan, m: usize) -> Traffic {
     let remote = m * k - area(shard(rank));
     match variant {
         Variant::Baseline => traffic(area(shard(rank)) * bytes * peers, 0, 0),
-        // Tiles of A, signalled to each peer; a copy engine's has a flag of its own besides.
+        // A signal per tile of A and peer; and one flag of this rank for copies by engines.
         Variant::Unfused | Variant::CopyEngine | Variant::Epilogue => {
             let own = usize::from(matches!(variant, Variant::CopyEngine | Variant::Epilogue));
             let flags = tiles(shard(rank), tile) * peers + own;

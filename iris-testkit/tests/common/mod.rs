@@ -1,47 +1,42 @@
-//! What the tests of the ops have in common.
+//! Common parts of the tests of ops.
 
 #![allow(dead_code, unreachable_pub, reason = "each test program uses some of it")]
 
 pub mod ready;
 
-use iris_heap::{BackendKind, HeapOptions, SymmetricHeap, World};
+use iris_heap::{BackendKind, HeapOptions, World};
 use iris_ops::Epilogue;
-use iris_testkit::suite::{Case, Op, heap_bytes, run_case};
+use iris_testkit::suite::{Case, Op, open, run_case};
 
-/// The device that long tests run on: `IRIS_TEST_BACKEND`, by default the CPU.
+/// Backend that long tests run on, from `IRIS_TEST_BACKEND`; by default the CPU.
 pub fn backend() -> BackendKind {
     let asked = std::env::var("IRIS_TEST_BACKEND").unwrap_or_default();
     if asked.is_empty() { BackendKind::Cpu } else { asked.parse().unwrap() }
 }
 
-/// Whether the op takes such matrices; what it refuses is tested elsewhere.
+/// Whether the op accepts the matrices of the case; refusals are tested elsewhere.
 pub fn taken(case: &Case, size: usize) -> bool {
     let pulls = case.op == Op::AllGatherMatmul && case.variant != "baseline" && size > 1;
     let finishes = case.op.options().contains(&"epilogue") || case.op == Op::Barrier;
-    // Peers read A where it lies.
+    // Variants that pull need A at the same offset in the heap, row-major, because peers read it in
+    // place.
     (finishes || case.options.epilogue == Epilogue::None)
         && !(pulls
             && (case.a.external || case.a.external_on_odd || case.a.transposed || case.a.skewed))
 }
 
-/// Run all cases on one world of `size` ranks with heaps of `threads` threads.
+/// Runs all cases in one world of `size` ranks, with heaps of `threads` threads.
 pub fn run_all(size: usize, threads: usize, cases: &[Case]) -> anyhow::Result<()> {
     let cases: Vec<_> = cases.iter().filter(|case| taken(case, size)).collect();
     assert!(!cases.is_empty());
-    let needs = cases.iter().map(|case| heap_bytes(case, size));
-    let (mut data, mut signal) = (0, 0);
-    for need in needs {
-        let need = need?;
-        (data, signal) = (need.0.max(data), need.1.max(signal));
-    }
     let begun = std::time::Instant::now();
     World::run_threads(size, |world| -> anyhow::Result<()> {
-        let options = HeapOptions::new().data_bytes(data).signal_bytes(signal).threads(threads);
-        let heap = SymmetricHeap::open(&world, options)?;
+        let options = HeapOptions::new().threads(threads);
+        let rig = open(&world, options, cases.iter().copied())?;
         for case in &cases {
-            run_case(&heap, case)?;
+            run_case(&rig.heap, case)?;
         }
-        heap.close()?;
+        rig.heap.close()?;
         world.close()?;
         Ok(())
     })?;

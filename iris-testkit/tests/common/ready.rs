@@ -1,4 +1,4 @@
-//! An op that is ready to run, for tests of what goes wrong.
+//! Op that is ready to run, for tests of failures.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,12 +7,14 @@ use iris_heap::{HeapOptions, Stream, SymSlice, SymmetricHeap, World};
 use iris_ops::{MatRef, Ranks, TileShape};
 use iris_testkit::suite::{AnyOp, Case, Operands, Options, plan};
 
-/// An op with its matrices, the same small shapes for all ops.
+/// Op with its matrices, in the same small shapes for all ops.
 pub struct Ready {
     pub op: AnyOp,
     pub operands: Operands,
     pub stream: Stream,
     pub heap: Arc<SymmetricHeap>,
+    pub a: SymSlice<f32>,
+    pub b: SymSlice<f32>,
     pub c: SymSlice<f32>,
 }
 
@@ -31,15 +33,16 @@ impl Ready {
         let c = heap.full::<f32>(room, f32::NAN)?;
         let operands = operands(case, ranks, [a, b, c], case.options.m);
         let stream = heap.stream()?;
-        Ok(Self { op, operands, stream, heap, c })
+        Ok(Self { op, operands, stream, heap, a, b, c })
     }
 
     pub fn call(&mut self) -> iris_ops::OpResult<()> {
         self.op.run(&self.operands, &self.stream)
     }
 
-    /// Lets the deadline of progress pass for the call that this rank has enqueued, unless that is done: a
-    /// tenth of the deadline of entry. Returns when the kernel that waits has seen it, with the time that passed.
+    /// Advances the heap's clock until the progress deadline has passed for the call that this rank
+    /// has enqueued, unless the call ends; that is a tenth of the entry deadline. Returns when the
+    /// waiting kernel has noticed, with the time that was added.
     pub fn pass_progress_deadline(&self) -> iris_heap::Result<Duration> {
         let call = self.stream.record()?;
         let control = self.heap.control();
@@ -47,7 +50,7 @@ impl Ready {
         control.let_time_pass(passed);
         while !control.has_seen_time_pass() && !call.is_done() {
             std::thread::sleep(Duration::from_millis(1));
-            // The wait may have begun after it.
+            // The wait may have begun after the clock was advanced, so advance it again.
             if !control.has_seen_time_pass() {
                 control.let_time_pass(Duration::from_millis(1));
                 passed += Duration::from_millis(1);
@@ -56,7 +59,8 @@ impl Ready {
         Ok(passed)
     }
 
-    /// Lets time pass until a call has failed, on this rank or on one that told it so.
+    /// Advances the heap's clock until a call has failed on this rank or on one that told it so;
+    /// returns the time that was added.
     pub fn pass_until_a_fault(&self) -> Duration {
         let mut passed = Duration::ZERO;
         let step = self.heap.world().settings().progress_deadline();
@@ -79,7 +83,7 @@ pub fn operands(case: &Case, ranks: Ranks, slices: [SymSlice<f32>; 3], m: usize)
     Operands::new(a, b, c)
 }
 
-/// One case of every op and variant; small.
+/// One small case of every op and variant.
 pub fn all_cases() -> Vec<Case> {
     Case::each(&Options::new(8, 6, 9).tile(TileShape { m: 2, n: 4 }).columns_per_flag(4))
 }

@@ -1,12 +1,15 @@
-// A library with the interface of hipBLASLt over the host, for tests of whoever calls it: a product is computed
-// by three loops, on the stream of the runtime in runtime.cpp, or at once where that is not loaded. It is strict
-// where AMD's library is not: sizes must fit each other, attributes must be as long as they are, an algorithm is for
-// the problem that it was named for, all of the workspace that it asked for is written, and calls are made with the
-// handle's device current. It says nothing about AMD's.
+// Fake of hipBLASLt that computes on the host, for tests of its callers. A product is computed by
+// three loops, on a stream of the runtime in runtime.cpp, or at once if that is not loaded. The
+// fake is stricter than AMD's library: sizes must match, attributes must have their exact length,
+// an algorithm is accepted only for the problem for which it was returned, the whole requested
+// workspace is written, and the handle's device must be current. It says nothing about AMD's
+// library.
 //
-// With FAKE_CUBLASLT it has the names, numbers and layouts of cuBLASLt instead. With HEADER it is compiled after
-// AMD's header, with which its numbers and layouts must agree. In the environment: FAKE_HIP_LOG (a file that calls are
-// noted in), FAKE_BLASLT_VERSION (100202), FAKE_BLASLT_NO_KERNELS (its heuristic answers as AMD's 1.2.2 does without kernels for the device).
+// With FAKE_CUBLASLT it has the names, numbers and layouts of cuBLASLt instead. With HEADER it is
+// compiled after AMD's header, and its numbers and layouts must agree with it. Environment
+// variables: FAKE_HIP_LOG (file to which calls are logged), FAKE_BLASLT_VERSION (100202),
+// FAKE_BLASLT_NO_KERNELS (the heuristic answers as AMD's 1.2.2 does if it has no kernels for the
+// device).
 #include <dlfcn.h>
 
 #include <array>
@@ -83,7 +86,7 @@ void note(const std::string& line) {
     const char* file = std::getenv("FAKE_HIP_LOG");
     if (file != nullptr) std::ofstream(file, std::ios::app) << line + "\n";
 }
-/// The outcome of a call, noted where it is not success.
+/// Returns the code of a call, and logs it unless it is success.
 template <class... Parts> int outcome(int code, Parts... parts) {
     std::ostringstream line;
     line << "blaslt";
@@ -98,7 +101,7 @@ constexpr const char* RUNTIME = "libcuda.so.1";
 #else
 constexpr const char* RUNTIME = "libamdhip64.so.7";
 #endif
-/// A function of the runtime, if that is loaded and has it.
+/// Function of the HIP runtime; null if the runtime is not loaded or lacks it.
 template <class Function> Function runtime(const char* name) {
     static void* library = dlopen(RUNTIME, RTLD_NOW | RTLD_NOLOAD);
     return library == nullptr ? nullptr : reinterpret_cast<Function>(dlsym(library, name));
@@ -109,7 +112,7 @@ int current() {
     int device = 0;
     return get == nullptr || get(&device) == 0 ? device : -1;
 }
-/// Whether a device reaches so many bytes.
+/// Whether a device can access this range of memory.
 bool reaches(int device, u64 address, u64 bytes) {
     auto may = runtime<bool (*)(int, u64, u64)>("fake_reaches");
     if (may == nullptr) may = runtime<bool (*)(int, u64, u64)>("standin_reaches");
@@ -134,10 +137,10 @@ struct Preference {
 };
 
 std::mutex lock;
-/// All that was made and not destroyed.
+/// Objects that were created and not destroyed.
 std::set<void*> live;
 std::atomic<int> handles = 0;
-/// Number that were ever made, and the rows of products that are refused.
+/// Number of objects that were ever created; number of rows for which products are refused.
 u64 ever = 0, refused = 0;
 template <class Thing> int made(Thing** to, Thing value) {
     std::lock_guard guard(lock);
@@ -188,7 +191,7 @@ void write(int type, u64 base, u64 at, float value) {
     if (type == BF16) {
         half = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
     } else {
-        // To the nearest of the steps that halves have at this size, the even one of two as near.
+        // Rounds to the nearest f16, ties to even.
         float size = value < 0 ? -value : value, step = 0x1p-24f;
         u32 exponent = 0;
         while (size >= step * 2048 || (exponent == 0 && size >= step * 1024)) {
@@ -202,8 +205,8 @@ void write(int type, u64 base, u64 at, float value) {
     reinterpret_cast<std::uint16_t*>(base)[at] = static_cast<std::uint16_t>(half);
 }
 
-/// Sizes of the product, if those of the matrices fit each other: rows, columns, depth. What is added, C, is like
-/// the result, D, but for its leading dimension.
+/// Computes the product's sizes (rows, columns, depth); returns whether the matrices match. C,
+/// which is added, must be like the result D except for its leading dimension.
 bool sizes(const Desc& desc, const Layout& a, const Layout& b, const Layout& c, const Layout& d, u64 (&to)[3]) {
     const u64 depth = desc.left == OP_N ? a.cols : a.rows;
     const bool fit = (desc.left == OP_N ? a.rows : a.cols) == d.rows && (desc.right == OP_N ? b.cols : b.rows) == d.cols &&
@@ -213,7 +216,8 @@ bool sizes(const Desc& desc, const Layout& a, const Layout& b, const Layout& c, 
     return fit && alike && a.type == b.type && (d.type == a.type || d.type == F32);
 }
 
-/// What an algorithm is for, but for the columns of the result. One that was asked for with a layout of C's own adds.
+/// Hash of everything that an algorithm depends on, except the number of columns of the result.
+/// `adds`: the algorithm was requested with a layout for C, and adds C.
 u64 problem(const Desc& desc, const Layout& a, [[maybe_unused]] const Layout& b, [[maybe_unused]] const Layout& c,
             [[maybe_unused]] const Layout& d, bool adds, const u64 (&size)[3]) {
     u64 hash = 1469598103934665603u;
@@ -227,14 +231,15 @@ u64 problem(const Desc& desc, const Layout& a, [[maybe_unused]] const Layout& b,
     return hash;
 }
 
-/// An algorithm writes to so much of the workspace.
+/// Bytes of the workspace that an algorithm writes.
 constexpr u64 USED = 4096;
 
 } // namespace
 
 extern "C" {
 
-// For tests: objects that were made, those that are there, and rows of products to be refused.
+// Functions for tests: number of objects ever created, number of live ones, and rows for which
+// products are refused.
 u64 fake_made() {
     std::lock_guard guard(lock);
     return ever;
@@ -269,7 +274,7 @@ int NAME(Create)(Handle** handle) {
 int NAME(Destroy)(Handle* handle) {
     const int code = destroyed(handle);
     std::lock_guard guard(lock);
-    // Nothing outlives the last handle.
+    // No object may outlive the last handle.
     if (--handles == 0 && !live.empty()) outcome(INVALID_VALUE, "Destroy leaves", live.size());
     return code;
 }
@@ -311,7 +316,7 @@ int NAME(MatmulPreferenceSetAttribute)(Preference* preference, int wish, const v
     return SUCCESS;
 }
 
-/// Knows no product of a depth of 13, and else one algorithm.
+/// Heuristic: no algorithm for a depth of 13, one for every other problem.
 int NAME(MatmulAlgoGetHeuristic)(Handle* handle, Desc* desc, Layout* a, Layout* b, Layout* c, Layout* d,
                                  Preference* preference, int most, Answer* answers, int* count) {
     u64 size[3];
@@ -346,7 +351,7 @@ int NAME(Matmul)(Handle* handle, Desc* desc, const float* alpha, u64 a, Layout* 
     const auto whole = [](const Layout& it) { return ((it.cols - 1) * it.ld + it.rows) * size_of(it.type); };
     const bool biased = desc->epilogue == BIAS;
     const int bias_type = desc->bias_type < 0 ? ld->type : desc->bias_type;
-    // What is added is the result itself, or nowhere overlaps it.
+    // C must be the result itself, or must not overlap it.
     const bool apart = c + whole(*lc) <= d || d + whole(*ld) <= c;
     const bool same = c == d && lc->ld == ld->ld;
     const bool there = reaches(device, a, whole(*la)) && reaches(device, b, whole(*lb)) && reaches(device, c, whole(*lc)) &&
@@ -354,14 +359,14 @@ int NAME(Matmul)(Handle* handle, Desc* desc, const float* alpha, u64 a, Layout* 
     if (!there || device != current() || !(same || apart) || bytes < USED || workspace % 16 != 0 || algorithm == nullptr) {
         return outcome(INVALID_VALUE, "Matmul on", current());
     }
-    // The rows of a result by rows are the columns that this library sees.
+    // The library is column-major, so its columns are the rows of a row-major result.
     if (size[1] == refused) return NOT_SUPPORTED;
     std::memcpy(of, algorithm->data, sizeof of);
     if (of[0] != problem(*desc, *la, *lb, *lc, *ld, *beta != 0, size) || of[1] < size[1]) {
-        // AMD's would do something else by it.
+        // AMD's library would compute something wrong with such an algorithm.
         return outcome(sizeof *algorithm == 64 ? NOT_SUPPORTED : INVALID_VALUE, "Matmul by an algorithm of another product");
     }
-    // A stand-in that runs nothing is told what would be multiplied.
+    // Inside a stand-in driver, which runs nothing, the product is logged.
     if (const auto enqueue = runtime<u32 (*)(void*, const char*, const char*)>("standin_enqueue")) {
         const auto shown = runtime<const char* (*)(u64)>("standin_shown");
         std::ostringstream line;
@@ -417,7 +422,7 @@ int NAME(Matmul)(Handle* handle, Desc* desc, const float* alpha, u64 a, Layout* 
 }
 
 #ifdef HEADER
-/// Bytes of what a function returns and of its arguments.
+/// Bytes of a function's return value and of its arguments.
 template <class Gives, class... Takes> constexpr std::array<std::size_t, 1 + sizeof...(Takes)> form(Gives (*)(Takes...)) {
     return {sizeof(Gives), sizeof(Takes)...};
 }

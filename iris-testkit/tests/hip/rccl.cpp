@@ -1,10 +1,10 @@
-// A library with the interface of RCCL over the host, for tests of whoever calls it: ranks are threads of one process,
-// a collective is done by the stream that it is enqueued on, when those of all ranks have come to it. It is strict where
-// AMD's library is not: calls are made with the communicator's device current, and buffers are that device's. It says
-// nothing about AMD's.
+// Fake of RCCL that computes on the host, for tests of its callers. Ranks are threads of one
+// process; a collective is done on the streams when those of all ranks have reached it. The fake is
+// stricter than AMD's library: the communicator's device must be current, and buffers must be that
+// device's. It says nothing about AMD's library.
 //
-// In the environment: FAKE_HIP_LOG (a file that calls are noted in), FAKE_RCCL_REFUSES (no id is given unless
-// HSA_NO_SCRATCH_RECLAIM is 1, as on devices with old firmware).
+// Environment variables: FAKE_HIP_LOG (file to which calls are logged), FAKE_RCCL_REFUSES (no id is
+// returned unless HSA_NO_SCRATCH_RECLAIM is 1, as on devices with old firmware).
 #include <dlfcn.h>
 
 #include <condition_variable>
@@ -46,10 +46,10 @@ int current() {
     return device;
 }
 
-/// Where the ranks of a communicator meet.
+/// State that the ranks of a communicator share.
 struct World {
     explicit World(u64 size) : size(size), from(size), to(size) {}
-    /// The last one who comes does it for all.
+    /// Barrier of all ranks; the last one to arrive runs `last` for all.
     void meet(const std::function<void()>& last) {
         std::unique_lock guard(own);
         const u64 round = rounds;
@@ -62,7 +62,8 @@ struct World {
         }
     }
     u64 size;
-    /// What the ranks bring to a collective: where to read and write, of each peer in an all-to-all.
+    /// Addresses that the ranks read and write in a collective; for an all-to-all one for each
+    /// peer.
     std::vector<std::vector<u64>> from, to;
     std::mutex own;
     std::condition_variable changed;
@@ -78,7 +79,7 @@ std::map<std::string, std::shared_ptr<World>> worlds;
 
 u64 size_of(int type) { return type == INT32 || type == FLOAT32 ? 4 : type == FLOAT16 || type == BFLOAT16 ? 2 : 0; }
 
-/// The sum of an element of all. Halves are not added here.
+/// Adds one element of all ranks. f16 is not supported.
 void add(int type, const std::vector<std::vector<u64>>& from, u64 at, u64 to, u64 place) {
     float sum = 0;
     std::int32_t whole = 0;
@@ -99,7 +100,7 @@ void add(int type, const std::vector<std::vector<u64>>& from, u64 at, u64 to, u6
 }
 void copy(u64 to, u64 from, u64 bytes) { std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes); }
 
-/// Enqueues what the last of the ranks does, when all have brought this.
+/// Enqueues a collective: the last rank whose stream reaches it runs `last`.
 int collective(const char* name, Communicator* of, std::vector<u64> from, std::vector<u64> to, u64 reads, u64 writes,
                void* stream, std::function<void(World&)> last) {
     const auto reaches = runtime<bool (*)(int, u64, u64)>("fake_reaches");
@@ -110,7 +111,7 @@ int collective(const char* name, Communicator* of, std::vector<u64> from, std::v
     const auto world = of->world;
     const u64 rank = of->rank;
     auto* work = new std::function<void()>([=] {
-        // All have brought theirs before one does it.
+        // All ranks must have stored their addresses before one runs the collective.
         world->from[rank] = from, world->to[rank] = to;
         world->meet([&] { last(*world); });
     });
@@ -123,7 +124,7 @@ int collective(const char* name, Communicator* of, std::vector<u64> from, std::v
     return outcome(enqueue(stream, run, work) == 0 ? SUCCESS : INVALID_ARGUMENT, name);
 }
 
-/// What is sent and received in a group.
+/// Sends and receives of an open group.
 struct Group {
     bool open = false;
     Communicator* of = nullptr;

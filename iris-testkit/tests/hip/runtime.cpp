@@ -1,14 +1,14 @@
-// A runtime with the interface of HIP and hiprtc over the host, for tests of the backend where there is no
-// device: memory of a device is a file in memory, a stream is a thread, and a kernel is the device source as
-// host code, built by g++ with the hooks of iris-kernels/tests/host. It is strict where AMD's runtime is not:
-// a call on a stream takes that the stream's device is current, memory is given back once and by the call
-// that fits, and flags that a release does not know are refused. It says nothing about a device.
+// Fake of HIP and hiprtc that runs on the host, for tests of the backend without a device. Device
+// memory is a file in memory, a stream is a thread, and a kernel is the device source compiled as
+// host code by g++ with the hooks of iris-kernels/tests/host. The fake is stricter than AMD's
+// runtime: the stream's device must be current, memory is freed exactly once by the matching
+// function, and flags unknown to the release are refused. It says nothing about a device.
 //
 // Long because it is one library, with the names that HIP gives it.
 //
-// FAKE_RELEASE is the release of HIP, 5 or 7. In the environment: FAKE_HIP_DEVICES (2), FAKE_HIP_LOG (a file
-// that calls are noted in), FAKE_HIP_NO_MASKS (streams get no hardware queue of their own), FAKE_HIP_HOOKS (the
-// folder of hooks.cpp).
+// FAKE_RELEASE is the release of HIP, 5 or 7. Environment variables: FAKE_HIP_DEVICES (2),
+// FAKE_HIP_LOG (file to which calls are logged), FAKE_HIP_NO_MASKS (streams get no hardware queue
+// of their own), FAKE_HIP_HOOKS (folder of hooks.cpp).
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -77,7 +77,7 @@ struct Memory {
 std::map<u64, Memory> memory;
 std::set<std::pair<int, int>> peers;
 
-/// The memory that a range lies in.
+/// Allocation that contains a range; null if none does.
 const Memory* of(u64 address, u64 bytes) {
     auto next = memory.upper_bound(address);
     if (next == memory.begin()) return nullptr;
@@ -90,7 +90,7 @@ bool reaches(int device, u64 address, u64 bytes) {
     return found != nullptr && (found->opened || found->device == device || peers.count({device, found->device}));
 }
 
-/// The device that has it, or has opened it.
+/// Device that allocated the memory, or opened it.
 int owner_of(u64 address) {
     std::lock_guard guard(lock);
     const Memory* found = of(address, 1);
@@ -145,7 +145,8 @@ struct Stream {
     std::thread worker;
 };
 
-/// A recording of an event: whoever waits has the one of his time.
+/// One recording of an event; a waiter keeps the recording that was current when it started to
+/// wait.
 struct Mark {
     std::mutex own;
     std::condition_variable changed;
@@ -178,7 +179,7 @@ std::shared_ptr<Mark> last_of(Event* event) {
     std::lock_guard guard(lock);
     return events.count(event) ? event->last : nullptr;
 }
-/// Whether something may be enqueued: the stream's device must be current.
+/// Whether work may be enqueued on a stream: its device must be current.
 Error ready(Stream* stream) {
     if (!known(stream)) return INVALID_HANDLE;
     return stream->device == current ? SUCCESS : INVALID_DEVICE;
@@ -341,10 +342,10 @@ Error hipLaunchHostFunc(Stream* stream, void (*call)(void*), void* data) {
     stream->enqueue([=] { call(data); });
     return SUCCESS;
 }
-/// For libraries of our own: whether a device reaches all of this.
+/// For the other fakes: whether a device can access this range.
 bool fake_reaches(int device, u64 address, u64 bytes) { return reaches(device, address, bytes); }
 Error hipEventCreateWithFlags(Event** event, u32 flags) {
-    // No timing; each record is a release at system scope.
+    // Expected flags: no timing, and a release at system scope for each record.
     if (flags != (2 | 0x80000000u)) return outcome(INVALID_VALUE, "hipEventCreateWithFlags", flags);
     std::lock_guard guard(lock);
     events.insert(*event = new Event);
@@ -383,11 +384,11 @@ static Error copy(const char* call, u64 to, bool device_to, u64 from, bool devic
     if ((device_to && !reaches(stream->device, to, bytes)) || (device_from && !reaches(stream->device, from, bytes))) {
         return outcome(ILLEGAL_ADDRESS, call, bytes);
     }
-    // AMD's would make it on the owner's null stream, behind all that the owner has to do.
+    // AMD's runtime would copy on the null stream of the owning device, after all of its work.
     const int owner = owner_of(device_to ? to : from);
     if (device_to != device_from && owner != stream->device) return outcome(INVALID_DEVICE, call, bytes, "of", owner);
     stream->enqueue([=] { std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes); });
-    // What was seen to hang is refused.
+    // Large copies from pageable memory are refused, because they were seen to hang.
     const bool pageable = !device_to || !device_from;
     return pageable && bytes > 64 << 10 ? outcome(INVALID_VALUE, call, bytes) : SUCCESS;
 }
@@ -422,7 +423,7 @@ static Error take(const char* call, u64* address, u64 bytes, u32 flags) {
     if (file < 0 || ftruncate(file, static_cast<off_t>(bytes)) != 0) return 2;
     *address = map(file, bytes);
     if (*address == 0) return 2;
-    // What new memory holds is not defined.
+    // New memory has undefined content.
     std::memset(reinterpret_cast<void*>(*address), 0xa5, bytes);
     std::lock_guard guard(lock);
     memory[*address] = {bytes, current, file, false};
@@ -484,7 +485,8 @@ Error hipIpcGetMemHandle(Handle* handle, u64 address) {
     return outcome(SUCCESS, "hipIpcGetMemHandle");
 }
 Error hipIpcOpenMemHandle(u64* address, Handle handle, u32 flags) {
-    // As AMD's: nothing but the one flag is taken, and not by the process whose memory it is.
+    // Like AMD's runtime: only this one flag is accepted, and not in the process that owns the
+    // memory.
     if (flags != LAZY_PEER || handle.process == getpid()) return outcome(INVALID_VALUE, "hipIpcOpenMemHandle", flags);
     const auto place = "/proc/" + std::to_string(handle.process) + "/fd/" + std::to_string(handle.file);
     FILE* opened = std::fopen(place.c_str(), "r+");
@@ -499,7 +501,7 @@ Error hipIpcOpenMemHandle(u64* address, Handle handle, u32 flags) {
 Error hipIpcCloseMemHandle(u64 address) { return give("hipIpcCloseMemHandle", address, true); }
 
 Error hipModuleLoadData(Module** module, const unsigned char* image) {
-    // The end of an ELF file, by its header: behind the table of sections, which g++ puts last.
+    // End of the ELF file, from its header: the section table, which g++ writes last.
     u64 sections;
     std::memcpy(&sections, image + 40, 8);
     const u64 bytes = sections + u64{image[58]} * (image[60] + 256u * image[61]);
@@ -533,7 +535,7 @@ Error hipModuleLaunchKernel(Function* function, u32 groups, u32 gy, u32 gz, u32 
     if (code != SUCCESS || odd || function->module->device != stream->device) {
         return outcome(code != SUCCESS ? code : INVALID_VALUE, "hipModuleLaunchKernel", function->name);
     }
-    // The parameters are copied before this returns.
+    // Parameters must be copied before the launch returns.
     const auto* first = static_cast<const char*>(parameters[0]);
     const std::vector<char> args(first, first + function->args);
     const bool has_more = function->name == "iris_barrier" || function->name == "iris_gate";
@@ -586,7 +588,7 @@ int hiprtcCompileProgram(Program* program, int count, const char** options) {
     for (int i = 0; i < count; ++i) {
         if (std::strncmp(options[i], "-D", 2) == 0) command += std::string(" ") + options[i];
     }
-    // Each thread of a workgroup is one of the host's.
+    // Each thread of a workgroup is a host thread.
     command += " -DIRIS_THREADS=2 -o " + at + "/code.so " + at + "/source.cpp 2> " + at + "/log";
     const int status = std::system(command.c_str());
     const auto read = [&](const char* name) {

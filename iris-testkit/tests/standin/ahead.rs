@@ -1,4 +1,4 @@
-//! Operators on a machine without a compiler, whose program carries its kernels with it.
+//! Operators on a machine without a compiler, whose program carries compiled kernels.
 
 use std::collections::HashMap;
 
@@ -16,8 +16,9 @@ use crate::cases::{Extent, Planned, all};
 use crate::library::{Machine, Standin};
 use crate::logs::title;
 
-/// Fills the folder beside this program with an entry for each build that is made ahead; runs in a child. Builds of one
-/// source share an image, because the stand-in compiler takes long, and only their keys matter here.
+/// Fills the folder beside this program with an entry for each build that is compiled ahead of
+/// time; runs in a child process. Builds of one source share an image, because the stand-in
+/// compiler is slow and only the keys matter here.
 pub(crate) fn precompile(machine: &Machine) {
     let arch = Target::nvidia(&format!("sm_{}", machine.arch)).arch;
     let (compiler, folder) =
@@ -31,12 +32,13 @@ pub(crate) fn precompile(machine: &Machine) {
     }
 }
 
-/// Makes operators in worlds of these sizes and prints a line for each that lacks a kernel; runs in a child. Two ranks
-/// make those of all cases, other worlds those on which the number of ranks has an influence.
+/// Makes operators with these numbers of ranks and prints a line for each that lacks a kernel; runs
+/// in a child process. Two ranks make the operators of all cases, other numbers only those whose
+/// builds depend on it.
 pub(crate) fn operators(machine: &Machine, worlds: &[usize]) {
     let backend = machine.backend();
     let mut cases = all(backend, Extent::All);
-    // Kernels that count or trace are not compiled ahead.
+    // Kernels that count or trace are not compiled ahead of time.
     cases.retain(|it| !it.case.options.counted && it.case.options.trace_spans == 0);
     for &size in worlds {
         let missing = World::run_threads(size, |world| -> Result<Vec<String>> {

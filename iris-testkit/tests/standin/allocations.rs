@@ -1,4 +1,5 @@
-//! Calls after the first of each problem, on their own thread: they allocate nothing, on a stream and in a capture.
+//! Allocations of calls after the first of each problem: on a stream and in a capture, calls must
+//! allocate nothing on their own thread.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,7 @@ use crate::cases::{Extent, all};
 use crate::library::{Machine, Standin};
 use crate::logs::title;
 
-/// Runs all cases in a world of this size.
+/// Runs all cases with `size` ranks.
 ///
 /// # Errors
 /// The calls that allocate, with the number of their allocations.
@@ -63,7 +64,7 @@ fn of_rank(calls: &Calls<'_>, machine: &Machine) -> Result<Vec<(String, u64)>> {
         ended.map_err(|code| anyhow::anyhow!("the capture ends with {code}"))
     };
     for (way, m) in all() {
-        // The first is a problem's first call.
+        // The first call of a problem may allocate.
         let first = calls.run(way, m, &stream);
         let (allocations, _) = Counting::during(|| calls.run(way, m, &stream));
         if first.is_ok() {

@@ -1,4 +1,4 @@
-//! Calls of a case on one rank: its heap, matrices, streams, and what each call enqueues.
+//! Calls of a case on one rank: its heap, matrices and streams.
 
 use std::sync::Arc;
 
@@ -13,8 +13,9 @@ use iris_testkit::suite::{Layout, Options, Residual, plan};
 use crate::cases::{Call, Planned};
 use crate::library::{Machine, Standin};
 
-/// Bytes of each matrix: as many as any call of a plan has, at the same place in all. Where new memory is cleared by
-/// copies (HIP), a plan of less takes less; elsewhere nobody touches its pages.
+/// Bytes of each matrix's block. It is large enough for every call of any plan, so that offsets are
+/// the same in all. HIP clears new memory by copies, so there it depends on the plan; elsewhere the
+/// pages are never touched.
 fn room(planned: &Planned, backend: BackendKind) -> u64 {
     if backend != BackendKind::Hip {
         return 1 << 30;
@@ -25,7 +26,7 @@ fn room(planned: &Planned, backend: BackendKind) -> u64 {
     ((m * n).max(n * k).max(m * k) * bytes).next_power_of_two() as u64
 }
 
-/// A heap with room for a plan and its matrices.
+/// Opens a heap with room for a plan and its matrices.
 pub(crate) fn heap(
     world: &World,
     machine: &Machine,
@@ -33,13 +34,13 @@ pub(crate) fn heap(
 ) -> Result<Arc<SymmetricHeap>> {
     let backend = machine.backend();
     let room = room(planned, backend);
-    // And for what a library of products needs.
+    // Includes room for the workspace of a GEMM library.
     let options = HeapOptions::new().backend(backend).data_bytes(16 * room + (64 << 20));
     let options = options.signal_bytes(room.max(64 << 20)).device_words(1 << 20);
     Ok(SymmetricHeap::open(world, options.device(world.rank() % machine.devices))?)
 }
 
-/// An operator with its matrices on one rank.
+/// Operator with its matrices on one rank.
 pub(crate) struct Calls<'a> {
     planned: &'a Planned,
     ranks: Ranks,
@@ -49,7 +50,7 @@ pub(crate) struct Calls<'a> {
 }
 
 impl<'a> Calls<'a> {
-    /// Makes the operator; collective.
+    /// Makes the operator and allocates its matrices. Collective.
     pub(crate) fn new(planned: &'a Planned, heap: &Arc<SymmetricHeap>) -> Result<Calls<'a>> {
         let case = &planned.case;
         let ranks = Ranks::from(heap);
@@ -61,13 +62,13 @@ impl<'a> Calls<'a> {
         Ok(Calls { planned, ranks, heap: heap.clone(), op, slices })
     }
 
-    /// Whether this rank takes part.
+    /// Whether this rank takes part in calls: a barrier may have fewer members.
     pub(crate) fn takes_part(&self) -> bool {
         let members = &self.planned.case.options.members;
         members.as_ref().is_none_or(|members| members.contains(&self.ranks.rank))
     }
 
-    /// Enqueues a call of so many rows.
+    /// Enqueues a call of `m` rows.
     pub(crate) fn run(&self, call: &Call, m: usize, stream: &Stream) -> Result<()> {
         let Call { case, bias, .. } = call;
         let ranks = self.ranks;
@@ -122,7 +123,7 @@ fn matrix(
 ) -> Result<MatRef> {
     let (rows, cols) = if layout.transposed { (shape.1, shape.0) } else { shape };
     let first = layout.before + if layout.skewed { 8 * rank } else { 0 };
-    // Nothing is asked of a matrix that the operator does not have.
+    // A matrix that the operator does not have is not accessed.
     let len = (rows * (cols + layout.pad)).max(1);
     macro_rules! of {
         ($type:ty) => {{
@@ -148,7 +149,7 @@ fn matrix(
     Ok(if layout.transposed { matrix.transposed() } else { matrix })
 }
 
-/// A stream of the caller's, for captures.
+/// Stream of the caller, for captures.
 pub(crate) struct Captured {
     standin: &'static Standin,
     raw: u64,
@@ -159,13 +160,13 @@ impl Captured {
     pub(crate) fn new(heap: &SymmetricHeap, machine: &Machine) -> Result<Captured> {
         let standin = Standin::get(machine.backend());
         let raw = standin.stream(heap.rank() % machine.devices);
-        // SAFETY: the stream is destroyed behind what is made of it.
+        // SAFETY: the stream is destroyed after everything that was made from it.
         #[allow(unsafe_code, reason = "a stream by its handle")]
         let stream = unsafe { heap.stream_from_raw(raw) }?;
         Ok(Captured { standin, raw, stream: Some(stream) })
     }
 
-    /// Captures what `enqueue` does; returns the outcome of the capture.
+    /// Captures the work that `enqueue` enqueues; returns the error code of the capture's end.
     pub(crate) fn capture(&self, enqueue: impl FnOnce(&Stream)) -> Result<(), u32> {
         self.standin.begin_capture(self.raw);
         if let Some(stream) = &self.stream {
@@ -182,10 +183,10 @@ impl Drop for Captured {
     }
 }
 
-/// An error in a line that is the same in every run.
+/// Error as one line that is the same in every run.
 pub(crate) fn in_line(error: &anyhow::Error) -> String {
     let text = format!("{error:#}");
-    // Addresses of the host differ.
+    // Host addresses differ between runs.
     let mut words = Vec::new();
     for word in text.split(' ') {
         let is_address = word.contains("0x7f") && word.len() > 12;

@@ -4,21 +4,21 @@ use iris_heap::{BackendKind, DType};
 use iris_ops::{Epilogue, Library, Op, Shard, TileShape};
 use iris_testkit::suite::{Case, Layout, Options, Residual};
 
-/// Number of cases.
+/// Selection of cases.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Extent {
-    /// A few of each variant.
+    /// A few cases of each variant.
     Few,
-    /// Shapes with each option by itself.
+    /// All shapes, and each option by itself.
     All,
 }
 
-/// N and K of a rank, and rows of calls, of which the last are the most that is planned for.
+/// N and K of a rank, and the numbers of rows of its calls; the last one is the plan's maximum.
 type Shape = (usize, usize, &'static [usize]);
 
 const LARGE: Shape = (8192, 3584, &[1, 8, 16, 128, 512, 2048, 8192]);
 const MIDDLE: Shape = (8192, 3584, &[16, 512, 2048]);
-/// Few enough for messages in words that carry their data.
+/// Shape small enough for the LL protocol.
 const SMALL: Shape = (8192, 3584, &[1, 8, 16, 128]);
 const RAGGED: Shape = (1000, 333, &[3, 17, 130]);
 const UNEVEN: Shape = (3000, 520, &[1000, 3001]);
@@ -28,23 +28,23 @@ const DEEP: Shape = (1024, 8192, &[1, 64, 4096]);
 const EMPTY: Shape = (8, 0, &[0, 2]);
 const FLAT: Shape = (0, 8, &[2]);
 
-/// A plan, and calls of it.
+/// Plan, and calls of it.
 pub(crate) struct Planned {
     pub(crate) what: String,
     pub(crate) case: Case,
     pub(crate) calls: Vec<Call>,
 }
 
-/// Matrices of a call, however many rows it has.
+/// Matrices of a call with any number of rows.
 pub(crate) struct Call {
     pub(crate) what: String,
-    /// Case of the plan, but for how matrices lie, the bias, and the residual.
+    /// Case of the plan, except for layouts, bias and residual.
     pub(crate) case: Case,
-    /// Type of the bias.
+    /// Element type of the bias.
     pub(crate) bias: DType,
 }
 
-/// All plans on this kind of device.
+/// All plans for a backend.
 pub(crate) fn all(backend: BackendKind, extent: Extent) -> Vec<Planned> {
     let mut all = Vec::new();
     for op in Op::ALL {
@@ -58,8 +58,8 @@ pub(crate) fn all(backend: BackendKind, extent: Extent) -> Vec<Planned> {
 
 type Change<'a> = &'a dyn Fn(&mut Case);
 
-/// Whether the operator has what is asked for: what it does not have is refused by its plan, in the same words for
-/// all variants.
+/// Whether the operator has all requested options; others would be refused by every variant in the
+/// same way.
 fn is_asked_well(case: &Case) -> bool {
     let options = &case.options;
     let asked = [
@@ -167,12 +167,12 @@ fn call(of: &Case, what: &str, change: Change<'_>) -> Call {
     Call { what: what.to_owned(), bias: case.options.output_dtype(), case }
 }
 
-/// Matrices one behind the other.
+/// One call with contiguous matrices.
 fn once(of: &Case) -> Vec<Call> {
     vec![call(of, "plain", &|_| {})]
 }
 
-/// Matrices that lie otherwise, one at a time, and a bias.
+/// Calls with another layout of one matrix at a time, and with a bias.
 fn each_layout(of: &Case) -> Vec<Call> {
     let mut calls = each_residual(of);
     type Lay = fn(&mut Case) -> &mut Layout;
@@ -199,7 +199,7 @@ fn each_layout(of: &Case) -> Vec<Call> {
     calls
 }
 
-/// With a bias and without; where rows are normalised, with each residual.
+/// Calls with and without a bias and, for an RMSNorm, with each kind of residual.
 fn each_residual(of: &Case) -> Vec<Call> {
     let mut calls = once(of);
     if of.options.rms_norm.is_some() {

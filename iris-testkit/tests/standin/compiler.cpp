@@ -1,8 +1,8 @@
-// A compiler with the interface of NVRTC and of hiprtc that compiles nothing: the image says what was asked for, and how
-// the parameters of each kernel lie, which it reads from the source. As strict as that needs: structures are lists of
-// numbers and of other structures.
+// Stand-in for NVRTC and hiprtc that compiles nothing. The image records what was asked for and the
+// parameter layout of each kernel, which is parsed from the source. The parser is as strict as that
+// needs: structures are lists of numbers and of other structures.
 //
-// Long because it reads a language.
+// Long because it parses a language.
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
@@ -26,7 +26,7 @@ struct Program {
 
 [[noreturn]] void fail(const std::string& why) { throw std::runtime_error(why); }
 
-/// The source and the headers that it includes, each once, with the name of each ahead of it.
+/// Collects the source and the headers that it includes, each once, with its name before it.
 void gather(const std::string& text, const Texts& headers, std::set<std::string>& seen, std::string& all) {
     std::istringstream lines(text);
     std::string line;
@@ -41,7 +41,8 @@ void gather(const std::string& text, const Texts& headers, std::set<std::string>
     all += text + "\n";
 }
 
-/// Names and numbers of a text, and single signs; values of its macros and of those that are given.
+/// Tokens of a text (names, numbers, single signs), and the values of macros: its own, and those on
+/// the command line.
 struct Text {
     Words words;
     std::map<std::string, std::string> values;
@@ -91,7 +92,7 @@ struct Text {
         if (found == values.end()) fail("the stand-in does not know how much " + word + " is");
         return number(found->second);
     }
-    /// The place behind the sign that closes what this one opens.
+    /// Index after the token that closes the bracket at `at`.
     std::size_t behind(std::size_t at) const {
         const std::string open = words[at], close = open == "(" ? ")" : open == "{" ? "}" : "]";
         for (u32 depth = 0; at < words.size(); ++at) {
@@ -107,7 +108,7 @@ struct Type {
     std::vector<Field> fields;
 };
 
-/// Types as they are asked for.
+/// Types, parsed when they are first asked for.
 struct Types {
     const Text& text;
     std::map<std::string, Type> known;
@@ -133,7 +134,7 @@ struct Types {
         fail("the stand-in finds no structure " + name);
     }
 
-    /// Text behind its opening brace.
+    /// Parses a structure; `at` is the token after its opening brace.
     Type structure(std::size_t at) {
         Type type{0, 1, {}};
         const Words& words = text.words;
@@ -157,7 +158,7 @@ struct Types {
         return type;
     }
 
-    /// Fields of one type: `u32 rows, cols[N]`.
+    /// Adds the fields of one declaration, such as `u32 rows, cols[N]`.
     void add(Type& to, const Words& statement) {
         const Type type = of(statement[0]);
         for (std::size_t at = 1; at < statement.size(); ++at) {
@@ -185,7 +186,7 @@ struct Types {
     }
 };
 
-/// Writes the kernels of a source, and the types of their parameters.
+/// Writes the kernels of a source and the types of their parameters.
 void write_kernels(const Text& text, std::ostringstream& image) {
     Types types(text);
     std::ostringstream kernels;
@@ -197,7 +198,7 @@ void write_kernels(const Text& text, std::ostringstream& image) {
         kernels << "kernel " << words[at + 1];
         const std::size_t end = text.behind(at + 2) - 1;
         for (std::size_t word = at + 3; word < end; ++word) {
-            // The two words ahead of a comma or of the end: type and name.
+            // A parameter's type and name are the two tokens before a comma or before the end.
             if (words[word + 1] != "," && word + 1 != end) continue;
             kernels << " " << words[word - 1] << " " << words[word];
             used.insert(words[word - 1]);

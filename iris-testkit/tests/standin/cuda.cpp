@@ -1,4 +1,4 @@
-// A driver with CUDA's interface over core.h.
+// Stand-in for the CUDA driver, based on core.h.
 #include "core.h"
 
 using namespace standin;
@@ -7,7 +7,7 @@ namespace {
 
 using Address = u64;
 
-/// Counts a call, which may be one that is to fail.
+/// Counts a call of `function`; returns an error if it is the one that is to fail.
 #define ENTER(function)                                                                                                \
     if (is_to_fail(#function, false)) return LAUNCH_FAILED
 
@@ -199,7 +199,7 @@ Error cuMemcpyAsync(Address to, Address from, u64 bytes, Stream* stream) {
 }
 Error cuMemcpy2DAsync_v2(const Lines* lines, Stream* stream) {
     const auto &from = lines->from, &to = lines->to;
-    // By address, from the first byte on.
+    // Only copies by address, from the first byte on, are supported.
     if (from.kind != 4 || to.kind != 4 || (from.x | from.y | to.x | to.y) != 0) return INVALID_VALUE;
     return copy("cuMemcpy2DAsync", stream, {to.address, to.apart, false}, {from.address, from.apart, false}, lines->bytes,
                 lines->lines);
@@ -296,7 +296,7 @@ Error cuMemMap(Address address, u64 bytes, u64 offset, Physical* handle, u64) {
     std::lock_guard guard(lock);
     if (offset != 0 || bytes > handle->bytes) return INVALID_VALUE;
     const Error code = map_at(address, bytes, dup(handle->file), handle->device);
-    // It cannot be reached yet.
+    // Mapped memory cannot be accessed before access has been granted.
     if (code == SUCCESS) memory[address].device = -1;
     return code;
 }
@@ -373,8 +373,8 @@ Error cuLaunchKernelEx(const Configuration* shape, Function* function, void** pa
     return launch("cuLaunchKernelEx", function, groups[0], threads[0], shape->shared, shape->stream, parameters, attributes);
 }
 
-/// Takes what the driver takes: address and strides of whole 16 bytes, boxes of up to 256 and of the width of the
-/// swizzle.
+/// Checks the arguments as the driver does: address and strides are multiples of 16 bytes; boxes
+/// are at most 256 elements, and at most as wide as the swizzle.
 Error cuTensorMapEncodeTiled(Map* map, int kind, u32 dimensions, u64 address, const u64* sizes, const u64* strides,
                              const u32* box, const u32* steps, int interleave, int swizzle, int promotion, int fill) {
     const u64 width = u64{box[0]} * 2;

@@ -1,8 +1,8 @@
-//! Each enqueue of a call fails in turn, on one rank: what the call says, which ranks' heaps are poisoned, and what a
-//! second attempt does.
+//! Failures of each enqueue of a call in turn, on one rank: the error of the call, the ranks whose
+//! heaps are poisoned, and the result of a second attempt.
 //!
-//! A call that fails leaves nothing that a peer can see, so that it can be tried again; or it poisons the heap on all
-//! ranks. A call that fails in a capture poisons nothing: the capture is discarded.
+//! A failed call must leave nothing that a peer can see, so that it can be retried, or poison the
+//! heap on all ranks. A call that fails in a capture poisons nothing: the capture is discarded.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,38 +16,38 @@ use crate::cases::{Extent, Planned, all};
 use crate::library::{Machine, Standin};
 use crate::logs::{captures, title};
 
-/// The rank on which calls fail.
+/// Rank on which calls fail.
 const FAILING: usize = 0;
 
 /// Way in which a call is issued.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum How {
-    /// On the stream of the call before.
+    /// On the stream of the previous call.
     Eager,
-    /// On another stream than the call before, so that events order them.
+    /// On another stream than the previous call, so that events order the two.
     OtherStream,
     /// In a capture of its own.
     Captured,
 }
 
-/// A call of a case in which an enqueue fails.
+/// Call of a case in which an enqueue fails.
 #[derive(Clone, Copy)]
 struct Attempt {
     m: usize,
     how: How,
-    /// From 1 on; 0 for none.
+    /// Number of the enqueue that fails, from 1; 0 for none.
     number: u64,
 }
 
 /// Outcome of an attempt on one rank.
 #[derive(Default, Debug)]
 struct Seen {
-    /// Enqueues of the call, and its error.
+    /// Log of the call's enqueues, and its error.
     log: String,
     error: Option<String>,
-    /// Fault that the heap tells afterwards.
+    /// Fault that the heap reports afterwards.
     poisoned: Option<String>,
-    /// Enqueues of a second attempt, and its error.
+    /// Log of the second attempt's enqueues, and its error.
     again: String,
     again_error: Option<String>,
 }
@@ -55,23 +55,24 @@ struct Seen {
 /// State that a failure leaves behind.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Verdict {
-    /// Nothing that a peer can see, and the call can be tried again.
+    /// Nothing is visible to peers, and the call can be retried.
     Again,
-    /// A heap that is poisoned on all ranks.
+    /// The heap is poisoned on all ranks.
     Poisoned,
-    /// All of a call: only the event that orders the next one behind it was not recorded.
+    /// The whole call is enqueued; only the event that orders the next call after it was not
+    /// recorded.
     Enqueued,
-    /// Something that peers can see, of a call that will not end; nobody is told.
+    /// Wrong: peers see part of a call that will not end, and no rank is told.
     Kept,
-    /// The same, though no peer can see anything.
+    /// Wrong: the heap is poisoned though no peer can see anything.
     PoisonedUnseen,
-    /// A heap that is poisoned by a capture.
+    /// Wrong: a failure in a capture poisons the heap.
     PoisonedByCapture,
-    /// A heap that is poisoned on some ranks only.
+    /// Wrong: the heap is poisoned on some ranks only.
     PoisonedInPart,
-    /// A call that enqueues something else, or fails, when it is tried again.
+    /// Wrong: the second attempt enqueues something else, or fails.
     Otherwise,
-    /// A call that says that it was enqueued.
+    /// Wrong: the call reports success though an enqueue failed.
     Unsaid,
 }
 
@@ -97,11 +98,11 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Prints a row for each call: what each of its enqueues leaves behind if it fails; then what is wrong, by variants, and
-/// the errors.
+/// Prints a row for each call with the state after a failure of each enqueue; then the wrong states
+/// by variant, and the errors.
 ///
 /// # Errors
-/// The kinds of failures that leave a call half-issued.
+/// The kinds of failures that leave a call half issued.
 pub(crate) fn table(machine: &Machine, size: usize) -> Result<()> {
     let mut counts: BTreeMap<Verdict, u32> = BTreeMap::new();
     let mut wrong: BTreeMap<String, Vec<String>> = BTreeMap::new();
@@ -153,14 +154,14 @@ pub(crate) fn table(machine: &Machine, size: usize) -> Result<()> {
     Ok(())
 }
 
-/// Outcome on each rank; none where the case is refused.
+/// Outcome on each rank; `None` if the case is refused.
 fn attempt(
     planned: &Planned,
     machine: &Machine,
     size: usize,
     attempt: Attempt,
 ) -> Result<Option<Vec<Seen>>> {
-    // Worlds know of errors, and may refuse to meet after one.
+    // Barriers outside the world, because a world may refuse collectives after an error.
     let (called, checked) = (Barrier::new(size), Barrier::new(size));
     let of_rank = |world: World| -> Result<Option<Seen>> {
         let standin = Standin::get(machine.backend());
@@ -180,7 +181,7 @@ fn attempt(
         let run = |stream: usize, log: &mut String| {
             let mut outcome = Ok(());
             if attempt.how == How::Captured {
-                // One that broke is discarded, however it ends.
+                // A broken capture is discarded, whatever its end returns.
                 let _ = captured.capture(|stream| outcome = calls.run(way, m, stream));
                 *log = captures(&standin.take());
             } else {
@@ -190,7 +191,7 @@ fn attempt(
             outcome.err().map(|error| in_line(&error))
         };
         standin.take();
-        // The first call of an operator makes what the later ones have.
+        // The first call of an operator creates objects that later calls reuse.
         let others = usize::from(attempt.how == How::OtherStream);
         for stream in [others, 0, others] {
             run(stream, &mut seen.log);
@@ -213,16 +214,16 @@ fn attempt(
     Ok(seen.into_iter().collect())
 }
 
-/// Short name of what a line enqueues.
+/// Short name of the operation in a log line.
 fn step(line: &str) -> String {
     let words: Vec<&str> = line.split(' ').collect();
     if line.contains("Launch") { words[2].to_owned() } else { words[0].to_owned() }
 }
 
-/// Kernels that write nothing that a peer sees, and no word of a call.
+/// Kernels that write nothing that peers can see, and no word of a call.
 const PRIVATE: [&str; 4] = ["iris_local", "iris_gemm", "iris_norm", "iris_sums"];
 
-/// Whether a peer can see what a line enqueues.
+/// Whether peers can see the effect of the operation in a log line.
 fn is_visible(line: &str) -> bool {
     let words: Vec<&str> = line.split(' ').collect();
     let of_own =
@@ -234,14 +235,14 @@ fn is_visible(line: &str) -> bool {
     }
 }
 
-/// State that a failure leaves behind, of a call that enqueues `clean` without one.
+/// State that a failure leaves behind; `clean` is the log of the same call without a failure.
 fn verdict(seen: &[Seen], clean: &str, how: How) -> Verdict {
     let own = &seen[FAILING];
     let poisoned = seen.iter().filter(|rank| rank.poisoned.is_some()).count();
     let mut before = own.log.lines().take_while(|line| !line.contains("FAILED"));
     let (captured, visible) = (how == How::Captured, before.any(is_visible));
     let alike = match how {
-        // The events that order calls depend on the call before.
+        // Events that order calls depend on the previous call, so only kernels are compared.
         How::OtherStream => kernels(&own.again) == kernels(clean),
         _ => own.again == clean,
     };

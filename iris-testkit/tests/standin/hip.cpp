@@ -1,4 +1,4 @@
-// A runtime with HIP's interface, as of release 7, over core.h.
+// Stand-in for the HIP runtime, release 7, based on core.h.
 #include <algorithm>
 
 #define STANDIN_HIP
@@ -10,11 +10,11 @@ namespace {
 
 using Address = u64;
 
-/// Counts a call, which may be one that is to fail.
+/// Counts a call of `function`; returns an error if it is the one that is to fail.
 #define ENTER(function)                                                                                                \
     if (is_to_fail(#function, false)) return LAUNCH_FAILED
 
-/// Copies between addresses say nothing of where they lie.
+/// Kind of a copy whose direction follows from the addresses (hipMemcpyDefault).
 constexpr u32 BY_ADDRESS = 4;
 
 } // namespace
@@ -134,7 +134,7 @@ Error hipStreamEndCapture(Stream* stream, u64* graph) { return end_capture(strea
 
 Error hipEventCreateWithFlags(Event** event, u32 flags) {
     ENTER(hipEventCreateWithFlags);
-    // No timing; each record is a release at system scope.
+    // Expected flags: no timing, and a release at system scope for each record.
     return flags == (2 | 0x80000000u) ? create(event) : INVALID_VALUE;
 }
 Error hipEventRecord(Event* event, Stream* stream) { return record("hipEventRecord", event, stream); }

@@ -1,5 +1,5 @@
-// The image that the stand-in compiler makes: a text that names what was compiled, and how the parameters of each of its
-// kernels lie. The stand-in drivers read it, so that they can write parameters by their names.
+// Image that the stand-in compiler makes: a text with what was compiled and the parameter layout of
+// each kernel. The stand-in drivers read it, so that they can log parameters by name.
 #ifndef STANDIN_IMAGE_H
 #define STANDIN_IMAGE_H
 
@@ -15,10 +15,10 @@ namespace standin {
 using u32 = std::uint32_t;
 using u64 = std::uint64_t;
 
-/// Begins like machine code of both vendors, for whoever looks.
+/// Start of an image: the magic number of ELF files, which both vendors' machine code has.
 inline const std::string MAGIC = "\x7f" "ELF stand-in\n";
 
-/// A number, or so many in a row; a tensor map.
+/// Field of a structure: a number, an array of `count` numbers, or a tensor map.
 struct Field {
     std::string name, kind;
     u32 offset, bytes, count;
@@ -34,16 +34,16 @@ struct Kernel {
 struct Image {
     std::string source, arch, options, hash;
     std::map<std::string, Kernel> kernels;
-    /// The build, as launches have it.
+    /// Name of the build, as logs show it.
     std::string title() const { return source + "{" + options + "}"; }
-    /// The value of a macro that it was compiled with.
+    /// Value of a macro with which the image was compiled.
     u32 option(const std::string& name, u32 otherwise) const {
         const auto at = (" " + options).find(" " + name + "=");
         return at == std::string::npos ? otherwise : static_cast<u32>(std::stoul(options.substr(at + name.size() + 1)));
     }
 };
 
-/// Reads an image; whether it is one.
+/// Parses an image; returns false if the text is none.
 inline bool read_image(const char* text, Image& image) {
     if (std::strncmp(text, MAGIC.c_str(), MAGIC.size()) != 0) return false;
     std::istringstream lines(text + MAGIC.size());
@@ -60,7 +60,7 @@ inline bool read_image(const char* text, Image& image) {
         else if (word == "field") {
             Field field;
             words >> field.name >> field.kind >> field.offset >> field.bytes >> field.count;
-            // A value that is no structure has no name of its own.
+            // A value that is not a structure has no field name.
             if (field.name == "-") field.name.clear();
             types[type].push_back(field);
         } else if (word == "kernel") {
@@ -69,7 +69,8 @@ inline bool read_image(const char* text, Image& image) {
             std::string name;
             while (words >> type >> name) {
                 const bool single = types[type].size() == 1 && types[type][0].name.empty();
-                // Every kernel of an operator has these.
+                // OpArgs is the parameter of every operator's kernels, so its fields are logged
+                // without a prefix.
                 const std::string prefix = type == "OpArgs" ? "" : single ? name : name + ".";
                 kernel.parameters.push_back({prefix, types[type]});
             }
@@ -79,7 +80,7 @@ inline bool read_image(const char* text, Image& image) {
     return !image.source.empty();
 }
 
-/// A tensor map that can be read: 128 bytes.
+/// Tensor map of 128 bytes in a readable layout.
 struct Map {
     u64 magic, address, sizes[2], stride;
     u32 box[2], steps[2];
@@ -89,7 +90,7 @@ struct Map {
 static_assert(sizeof(Map) == 128, "as the driver's");
 constexpr u64 MAP = 0x70616d2d6e692d64;
 
-/// A map as the log has it; empty where there is none.
+/// Tensor map as the log shows it; empty if there is none.
 template <class Shown> std::string map_shown(const char* at, Shown shown) {
     Map map;
     std::memcpy(&map, at, sizeof map);

@@ -1,4 +1,5 @@
-//! The stand-ins for a vendor's driver, compiler and library of products: built, given to a child, and spoken to there.
+//! Stand-ins for a vendor's driver, compiler and GEMM library: compiled, passed to a child process,
+//! and called there.
 
 #![allow(unsafe_code, reason = "functions of libraries of our own")]
 
@@ -12,16 +13,16 @@ use iris_testkit::harness;
 use libloading::Library;
 use tempfile::TempDir;
 
-/// Tells this program that it is a child, and which.
+/// Environment variable that makes this program a child process and gives its task.
 pub(crate) const CHILD: &str = "STANDIN_CHILD";
 
-/// The machine that a child sees.
+/// Machine that a child process sees.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Machine {
-    /// `sm_90` as 90, or AMD's name of it.
+    /// Architecture: `sm_90` as 90, or AMD's name.
     pub(crate) arch: &'static str,
     pub(crate) devices: usize,
-    /// Whether the vendor's library of products is there.
+    /// Whether the vendor's GEMM library is installed.
     pub(crate) library: bool,
 }
 
@@ -31,13 +32,13 @@ impl Machine {
     }
 }
 
-/// The folder of all of them.
+/// Folder with the compiled stand-ins.
 struct Built {
     folder: TempDir,
 }
 
 impl Built {
-    /// Stand-ins of one vendor.
+    /// Stand-ins of one vendor, compiled at the first use.
     fn get(backend: BackendKind) -> &'static Built {
         static BUILT: [OnceLock<Built>; 2] = [const { OnceLock::new() }; 2];
         let hip = backend == BackendKind::Hip;
@@ -67,12 +68,12 @@ impl Built {
     }
 }
 
-/// Runs this very program as the child of this name, on a machine.
+/// Runs this program as the child process `name` on a machine.
 pub(crate) fn child(name: &str, machine: Machine, set: &[(&str, &str)]) -> Output {
     child_of(&std::env::current_exe().unwrap(), name, machine, set)
 }
 
-/// Runs a copy of this program as the child of this name, on a machine.
+/// Runs a copy of this program as the child process `name` on a machine.
 pub(crate) fn child_of(
     program: &Path,
     name: &str,
@@ -100,7 +101,7 @@ pub(crate) fn child_of(
         .unwrap()
 }
 
-/// In a child: the stand-in of the driver that it has loaded.
+/// Functions of the stand-in driver that a child process has loaded.
 pub(crate) struct Standin {
     rank: unsafe extern "C" fn(u32),
     log: unsafe extern "C" fn() -> *const c_char,
@@ -122,11 +123,11 @@ impl Standin {
                 BackendKind::Hip => "libamdhip64.so.7",
                 _ => "libcuda.so.1",
             };
-            // SAFETY: a library of ours, which does nothing when it is loaded.
+            // SAFETY: the library is our own and does nothing when it is loaded.
             let library = unsafe { Library::new(name) }.unwrap();
             macro_rules! function {
                 ($name:literal) => {
-                    // SAFETY: the type is the one that core.h gives it.
+                    // SAFETY: core.h declares the function with this type.
                     *unsafe { library.get($name) }.unwrap()
                 };
             }
@@ -145,56 +146,56 @@ impl Standin {
         })
     }
 
-    /// Makes this thread a rank, whose memory, streams and events are numbered from 0.
+    /// Makes this thread rank `rank`, whose memory, streams and events are numbered from 0.
     pub(crate) fn rank(&self, rank: usize) {
-        // SAFETY: takes any number.
+        // SAFETY: the function accepts any number.
         unsafe { (self.rank)(rank as u32) };
     }
 
-    /// Enqueues of this thread since the last time, a line each.
+    /// Takes the log of this thread: enqueues since the last call, one per line.
     pub(crate) fn take(&self) -> String {
-        // SAFETY: the text stays until it is cleared, on this thread.
+        // SAFETY: the text stays valid on this thread until it is cleared.
         let text = unsafe { CStr::from_ptr((self.log)()) }.to_str().unwrap().to_owned();
-        // SAFETY: of this thread alone.
+        // SAFETY: the log belongs to this thread alone.
         unsafe { (self.clear)() };
         text
     }
 
-    /// Lets the call of this number, from 1 on, fail on this thread, of `function` or, if that is empty, of all that
-    /// enqueue; 0 for none.
+    /// Makes call number `number` (from 1) of `function` fail on this thread; with "" any enqueuing
+    /// function counts. 0 cancels.
     pub(crate) fn fail(&self, function: &str, number: u64) {
         let function = CString::new(function).unwrap();
-        // SAFETY: the name is copied.
+        // SAFETY: the function copies the name.
         unsafe { (self.fail)(function.as_ptr(), number) };
     }
 
-    /// The function that failed so, if one has.
+    /// Name of the function that failed; `None` if none has.
     pub(crate) fn failed(&self) -> Option<String> {
-        // SAFETY: the text stays until the next call of `fail` on this thread.
+        // SAFETY: the text stays valid until the next call of `fail` on this thread.
         let name = unsafe { CStr::from_ptr((self.failed)()) }.to_str().unwrap();
         (!name.is_empty()).then(|| name.to_owned())
     }
 
-    /// A stream of the caller's.
+    /// Creates a stream on behalf of the caller.
     pub(crate) fn stream(&self, device: usize) -> u64 {
-        // SAFETY: takes any number.
+        // SAFETY: the function accepts any number.
         unsafe { (self.stream)(device as c_int) }
     }
 
     pub(crate) fn destroy_stream(&self, stream: u64) {
-        // SAFETY: takes any number.
+        // SAFETY: the function accepts any number.
         assert_eq!(unsafe { (self.destroy_stream)(stream) }, 0);
     }
 
     pub(crate) fn begin_capture(&self, stream: u64) {
-        // SAFETY: takes any number.
+        // SAFETY: the function accepts any number.
         assert_eq!(unsafe { (self.begin_capture)(stream) }, 0);
     }
 
-    /// Ends a capture; what is wrong with it otherwise.
+    /// Ends a capture; returns the driver's error code if it is not valid.
     pub(crate) fn end_capture(&self, stream: u64) -> Result<(), u32> {
         let mut graph = 0;
-        // SAFETY: `graph` is where the answer goes.
+        // SAFETY: `graph` receives the result and outlives the call.
         match unsafe { (self.end_capture)(stream, &mut graph) } {
             0 => Ok(()),
             code => Err(code),

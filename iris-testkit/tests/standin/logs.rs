@@ -1,4 +1,5 @@
-//! Logs of what every case enqueues, to be compared with those of another commit: one file a world.
+//! Logs of the enqueues of every case, for comparison with those of another commit: one file for
+//! each number of ranks.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -12,7 +13,7 @@ use crate::calls::{Calls, Captured, heap, in_line};
 use crate::cases::{Extent, Planned, all};
 use crate::library::{Machine, Standin};
 
-/// Writes the logs of all cases in worlds of these sizes to a folder.
+/// Writes the logs of all cases with these numbers of ranks to a folder.
 pub(crate) fn write(
     folder: &Path,
     machine: &Machine,
@@ -42,14 +43,14 @@ pub(crate) fn write(
     Ok(())
 }
 
-/// A case in a line.
+/// Title of a case, in one line.
 pub(crate) fn title(planned: &Planned) -> String {
     let Planned { case, what, .. } = planned;
     let options = &case.options;
     format!("{} {} {}x{} {} {what}", case.op, case.variant, options.n, options.k, options.dtype)
 }
 
-/// Enqueues of each rank of a world.
+/// Log of each rank for a case with `size` ranks.
 pub(crate) fn of_case(planned: &Planned, machine: &Machine, size: usize) -> Result<Vec<String>> {
     World::run_threads(size, |world| {
         Standin::get(machine.backend()).rank(world.rank());
@@ -63,7 +64,7 @@ pub(crate) fn of_case(planned: &Planned, machine: &Machine, size: usize) -> Resu
     })
 }
 
-/// Each call twice, then captured.
+/// Log of one rank: each call twice, then captured.
 fn of_rank(calls: &Calls<'_>, machine: &Machine) -> Result<String> {
     let standin = Standin::get(machine.backend());
     if !calls.takes_part() {
@@ -94,7 +95,7 @@ fn of_rank(calls: &Calls<'_>, machine: &Machine) -> Result<String> {
     Ok(log.text)
 }
 
-/// The lines of a captured call without what says so; a line of which nothing says so is marked.
+/// Lines of a captured call without the mark of a capture; lines that lack the mark are flagged.
 pub(crate) fn captures(text: &str) -> String {
     let marked = |line: &str| {
         line.split(' ').find(|it| it.starts_with('s')).is_some_and(|it| it.ends_with('*'))
@@ -106,12 +107,12 @@ pub(crate) fn captures(text: &str) -> String {
     text.lines().map(mark).collect()
 }
 
-/// The log of a rank, where what is the same stands once.
+/// Log of one rank; text that repeats is written once.
 #[derive(Default)]
 struct Log {
     text: String,
     calls: HashMap<String, usize>,
-    /// Views of the heap and of an operator's words.
+    /// Distinct views of the heap and of an operator's words.
     views: HashMap<String, usize>,
 }
 
@@ -135,7 +136,7 @@ impl Log {
         }
     }
 
-    /// A line with a name for its fields of heap and channel.
+    /// Line in which the fields of heap and channel are replaced by the number of their view.
     fn short(&mut self, line: &str) -> String {
         let of_view = |word: &&str| word.starts_with("heap.") || word.starts_with("channel.");
         let view: Vec<&str> = line.split(' ').filter(of_view).collect();

@@ -1,4 +1,4 @@
-// Memory of devices: files in memory, mapped at addresses that nobody else has.
+// Memory of devices: files in memory, each mapped at an address range of its own.
 #ifndef STANDIN_MEMORY_H
 #define STANDIN_MEMORY_H
 
@@ -16,18 +16,18 @@ namespace standin {
 struct Memory {
     u64 bytes;
     int device, file;
-    /// `rank.number`, as the log has it.
+    /// Name in the log: `rank.number`.
     std::string name;
-    /// Whether somebody wrote to it: until then it is zero.
+    /// Whether the memory has been written; until then it is zero.
     bool written;
-    /// Devices that it is mapped for by name; else peers ask for access.
+    /// Devices to which access was granted explicitly; other devices need peer access.
     std::set<int> granted;
     bool opened;
 };
 inline std::map<u64, Memory> memory;
-/// A device, and another whose plain memory it accesses.
+/// Pairs of a device and a peer whose plain memory it may access.
 inline std::set<std::pair<int, int>> peers;
-/// Blocks of pinned memory that devices were told of.
+/// Blocks of pinned host memory, by address, with their names in the log.
 inline std::map<u64, std::string> pinned;
 
 inline Memory* memory_at(u64 address, u64 bytes) {
@@ -38,7 +38,7 @@ inline Memory* memory_at(u64 address, u64 bytes) {
 }
 inline u64 base_of(u64 address) { return std::prev(memory.upper_bound(address))->first; }
 
-/// An address as the log has it; empty for what is none.
+/// Address as the log shows it; empty if it is in no known memory.
 inline std::string named(u64 address) {
     std::ostringstream text;
     if (const Memory* found = memory_at(address, 0)) {
@@ -53,7 +53,7 @@ inline std::string named(u64 address) {
 inline std::string shown(u64 address) {
     const std::string name = named(address);
     if (!name.empty()) return name;
-    // No part of a run's log may differ in the next.
+    // Host addresses are replaced, because logs must not differ between runs.
     return address == 0 ? "0" : "host";
 }
 inline bool reaches(int device, u64 address, u64 bytes) {
@@ -63,9 +63,9 @@ inline bool reaches(int device, u64 address, u64 bytes) {
 }
 
 constexpr u64 PAGE = 4096, BLOCK = 2 << 20;
-/// Bytes that are reserved for memory: whole pages, and one behind them that nobody has.
+/// Bytes of address space for an allocation: whole pages, and one unmapped page after them.
 inline u64 reserved(u64 bytes) { return (bytes + PAGE - 1) / PAGE * PAGE + PAGE; }
-/// Addresses that nobody else has, at a multiple of a block.
+/// Reserves an address range, at a multiple of BLOCK.
 inline u64 reserve(u64 bytes) {
     const u64 all = reserved(bytes) + BLOCK;
     void* at = mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -80,8 +80,8 @@ inline int file_of(u64 bytes) {
     const int file = memfd_create("memory of a stand-in", MFD_CLOEXEC);
     return file >= 0 && ftruncate(file, static_cast<off_t>(bytes)) != 0 ? (close(file), -1) : file;
 }
-/// Maps a file, which is the memory's from then on. What is smaller than a page has no number: a device's scratch
-/// belongs to no rank.
+/// Maps a file, which the memory then owns. Memory smaller than a page gets no number: it is a
+/// device's scratch, which belongs to no rank.
 inline Error map_at(u64 address, u64 bytes, int file, int device, bool opened = false) {
     void* to = reinterpret_cast<void*>(address);
     if (mmap(to, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) == MAP_FAILED) return OUT_OF_MEMORY;
@@ -110,7 +110,7 @@ inline Error allocate(u64* address, u64 bytes, int device) {
     return map_at(*address, bytes, file, device);
 }
 
-/// A handle that other processes open memory by.
+/// Handle by which other processes open memory.
 struct Handle {
     u64 bytes;
     int process, file;

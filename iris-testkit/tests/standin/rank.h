@@ -1,4 +1,4 @@
-// State of one thread, a rank: its log, and the call that is to fail.
+// State of one thread, which is a rank: its log, and the call that is to fail.
 #ifndef STANDIN_RANK_H
 #define STANDIN_RANK_H
 
@@ -32,14 +32,15 @@ inline int multiprocessors() {
     return count;
 }
 
-/// Guards everything but what is a thread's own.
+/// Guards everything that threads share.
 inline std::mutex lock;
 
-/// State of one thread, a rank.
+/// State of one thread, which is a rank.
 struct Rank {
     u32 number = 0, allocations = 0, pinned = 0;
     std::string log;
-    /// Streams and events by their first appearance in the log: how many of them a program makes is its own affair.
+    /// Numbers of streams and events by their first appearance in the log, because the number that
+    /// a program creates must not matter.
     struct Numbers {
         std::map<u64, u32> known;
         u32 next = 0;
@@ -50,7 +51,8 @@ struct Rank {
         }
         void forget(const void* handle) { known.erase(reinterpret_cast<u64>(handle)); }
     } streams, events;
-    /// Calls of `fails` ("": of whatever enqueues) until one fails; 0 for never.
+    /// Function whose calls are counted until one fails ("" for any enqueuing function), and the
+    /// number of calls left; 0 for never.
     std::string fails, failed;
     u64 until = 0;
     u32 mode = GLOBAL;

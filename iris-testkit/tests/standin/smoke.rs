@@ -1,4 +1,4 @@
-//! The part of the logs that CI keeps: that they are those of the calls, and the same in every run.
+//! Smoke test of the logs, which CI runs: they must match the calls and be the same in every run.
 
 use anyhow::Result;
 use iris_heap::{BackendKind, World};
@@ -10,13 +10,13 @@ use crate::cases::{Extent, Planned, all};
 use crate::library::{Machine, Standin};
 use crate::logs::{captures, of_case, title};
 
-/// A case by its title.
+/// Case with this title.
 fn case(machine: &Machine, wanted: &str) -> Planned {
     let mut all = all(machine.backend(), Extent::Few).into_iter();
     all.find(|planned| title(planned) == wanted).unwrap_or_else(|| panic!("no case {wanted}"))
 }
 
-/// Calls of a case on each rank of two.
+/// Runs `rank` on each of two ranks with a case.
 fn on_two<T: Send>(
     machine: &Machine,
     wanted: &str,
@@ -32,7 +32,7 @@ fn on_two<T: Send>(
     all.unwrap()
 }
 
-/// Function and kernel, or the memory that a copy goes to, of each line.
+/// Function and kernel, or the memory that a copy writes, for each line.
 fn steps(log: &str) -> Vec<String> {
     let step = |line: &str| {
         let words: Vec<&str> = line.split(' ').collect();
@@ -42,14 +42,14 @@ fn steps(log: &str) -> Vec<String> {
     log.lines().map(step).collect()
 }
 
-/// A field of the first launch of a kernel.
+/// Field of the first launch of a kernel.
 fn field<'a>(log: &'a str, kernel: &str, name: &str) -> Option<&'a str> {
     let line = log.lines().find(|line| line.split(' ').nth(2) == Some(kernel));
     let line = line.unwrap_or_else(|| panic!("no launch of {kernel} in {log}"));
     line.split(' ').find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
 }
 
-/// The image that the stand-in compiler makes of a source.
+/// Tests that the stand-in compiler's image has the parameter layout that the host uses.
 fn parameters_lie_as_the_host_has_them(machine: &Machine) {
     let vendor = rtc::Vendor::of(&format!("sm_{}", machine.arch));
     let source = source::kernel("all_gather").unwrap().into();
@@ -71,7 +71,8 @@ fn parameters_lie_as_the_host_has_them(machine: &Machine) {
     has("options IRIS_THREADS=512");
 }
 
-/// A call that gathers A by copy engines, and its first rows: each step on its stream, with its place in memory.
+/// Tests the log of a call that gathers A by copy engines: each step on its stream, with its
+/// offsets.
 fn a_call_is_logged_step_by_step(machine: &Machine) {
     const CASE: &str = "all_gather_matmul copy_engine 8192x3584 bf16 plain";
     let logs = on_two(machine, CASE, |calls, standin| {
@@ -106,13 +107,14 @@ fn a_call_is_logged_step_by_step(machine: &Machine) {
         assert_eq!(gate("source"), (peer > 0).then_some("1"));
         assert_eq!(gate("parts"), Some("1"));
         assert_eq!(gate("heap.data[1]"), Some("1.0+0x0"));
-        // B by rows, of which a box has 64 columns: types and swizzles as the driver numbers them.
+        // B is row-major with boxes of 64 columns; types and swizzles have the driver's numbers.
         let a = field(log, "iris_gemm", "a").unwrap();
         assert!(a.starts_with(&format!("map({rank}.0+0x")) && a.ends_with("type9/0/3/3/0)"), "{a}");
     }
 }
 
-/// Streams that join a capture must be joined to its own, and what cannot be captured is refused without an end to it.
+/// Tests captures: other streams must join the capture that they are used in, and a refused call
+/// must not end the capture.
 fn captures_are_kept(machine: &Machine) {
     const CASE: &str = "all_reduce two_shot 8192x0 bf16 plain";
     on_two(machine, CASE, |calls, standin| {
@@ -143,7 +145,7 @@ fn captures_are_kept(machine: &Machine) {
         };
         assert_eq!(fork(false), Err(904));
         assert_eq!(fork(true), Ok(()));
-        // An event of before is no part of a graph.
+        // An event from before the capture is not part of the graph.
         let before = other.record()?;
         let ended = captured.capture(|stream| {
             let error = stream.wait(&before).unwrap_err().to_string();
@@ -154,7 +156,7 @@ fn captures_are_kept(machine: &Machine) {
     });
 }
 
-/// The call whose number is told fails, once.
+/// Tests that the requested call fails, once.
 fn a_call_fails_on_request(machine: &Machine) {
     const CASE: &str = "matmul_all_reduce two_shot 8192x3584 bf16 plain";
     on_two(machine, CASE, |calls, standin| {
@@ -178,11 +180,12 @@ fn a_call_fails_on_request(machine: &Machine) {
     });
 }
 
-/// Every operator and variant: twice the same, with no address of the host's and no parameter that is none.
+/// Tests every operator and variant: two runs have the same log, without host addresses or invalid
+/// parameters.
 fn logs_are_the_same_in_every_run(machine: &Machine) {
     let mut launched = Vec::new();
     let mut cases = all(machine.backend(), Extent::Few);
-    // Clearing the memory of others takes long.
+    // Clearing the memory of other backends is slow, so only small cases run.
     let is_small = |planned: &Planned| planned.case.options.n < 8192;
     cases.retain(|planned| machine.backend() == BackendKind::Cuda || is_small(planned));
     for planned in cases {
@@ -206,7 +209,7 @@ fn logs_are_the_same_in_every_run(machine: &Machine) {
     }
 }
 
-/// Runs in a child.
+/// Runs the smoke test in a child process.
 pub(crate) fn run(machine: &Machine) {
     if machine.backend() == BackendKind::Cuda && machine.arch == "90" && !machine.library {
         parameters_lie_as_the_host_has_them(machine);

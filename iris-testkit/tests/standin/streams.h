@@ -1,4 +1,4 @@
-// Streams, events and captures, and the one place where something is enqueued.
+// Streams, events and captures, and the only place where operations are enqueued.
 #ifndef STANDIN_STREAMS_H
 #define STANDIN_STREAMS_H
 
@@ -10,7 +10,7 @@ namespace standin {
 
 struct Stream;
 
-/// Point up to which a captured stream depends on each stream of its capture.
+/// Positions up to which a captured stream depends on each stream of its capture.
 using Clock = std::map<const Stream*, u64>;
 
 struct Capture {
@@ -28,7 +28,7 @@ struct Stream {
 struct Event {
     int device;
     bool recorded;
-    /// State at its last record.
+    /// State at the event's last record.
     std::shared_ptr<Capture> capture;
     Clock clock;
 };
@@ -39,7 +39,8 @@ inline std::set<std::shared_ptr<Capture>> captures;
 inline void invalidate(const std::shared_ptr<Capture>& capture) {
     if (capture != nullptr) capture->valid = false;
 }
-/// Whether a call that a capture forbids is about to break one: it is made in a thread's relaxed mode only.
+/// Checks a call that captures forbid: unless the thread is in relaxed mode, it invalidates every
+/// global capture and returns an error.
 inline Error check_apart() {
     for (const auto& capture : captures) {
         if (rank.mode == RELAXED || capture->mode != GLOBAL) continue;
@@ -52,11 +53,11 @@ inline Error check_apart() {
 #ifdef STANDIN_HIP
 inline thread_local int current = 0;
 #else
-/// None before a context is pushed.
+/// -1 until a context is pushed.
 inline thread_local int current = -1;
 #endif
 
-/// Enqueues what the rest of the line says: the one place where something is logged.
+/// Enqueues an operation and logs it; the only place that writes to the log.
 inline Error enqueue(Stream* stream, const char* function, const std::string& what) {
     if (streams.count(stream) == 0) return INVALID_HANDLE;
     if (stream->device != current) return INVALID_CONTEXT;
@@ -89,7 +90,7 @@ inline Error destroy(Stream* stream) {
     delete stream;
     return SUCCESS;
 }
-/// Whether all is done, which it always is; a captured stream cannot be asked.
+/// Reports that all work is done, which is always so; asking for a captured stream is an error.
 inline Error finished(Stream* stream) {
     std::lock_guard guard(lock);
     if (streams.count(stream) == 0) return INVALID_HANDLE;
@@ -170,11 +171,11 @@ inline Error wait(const char* function, Stream* stream, Event* event) {
         return CAPTURE_MERGE;
     }
     if (stream->capture != nullptr && event->capture == nullptr) {
-        // A graph cannot wait for what is no part of it.
+        // A graph cannot wait for an event outside of it.
         invalidate(stream->capture);
         return CAPTURE_ISOLATION;
     }
-    // Joins the capture, if it fails or not.
+    // The stream joins the capture; this is undone if the enqueue fails.
     const bool joins = event->capture != nullptr && stream->capture == nullptr;
     if (joins) {
         stream->capture = event->capture;

@@ -1,4 +1,4 @@
-// Enqueues besides events: copies, which are carried out at once, and launches, which are not.
+// Operations other than events: copies, which are done at once, and launches, which are not run.
 #ifndef STANDIN_WORK_H
 #define STANDIN_WORK_H
 
@@ -21,18 +21,18 @@ inline std::string hex(const void* from, u64 bytes) {
 
 struct Place {
     u64 address, apart;
-    /// Memory of the host, which is not checked.
+    /// Whether the memory is the host's, which is not checked.
     bool host;
 };
 
-/// Whether nothing but zeros is known to be there.
+/// Whether the range is known to hold only zeros.
 inline bool is_zero(const Place& from, u64 bytes, u64 lines) {
     if (!from.host) return !memory_at(from.address, bytes)->written;
     const char* all = reinterpret_cast<const char*>(from.address);
     return lines == 1 && *all == 0 && std::memcmp(all, all + 1, bytes - 1) == 0;
 }
 
-/// Copies so many lines at once. What moves zeros to zeros touches no page.
+/// Copies `lines` lines at once. A copy of zeros onto zeros touches no page.
 inline Error copy(const char* function, Stream* stream, Place to, Place from, u64 bytes, u64 lines) {
     std::lock_guard guard(lock);
     if (streams.count(stream) == 0) return INVALID_HANDLE;
@@ -50,7 +50,7 @@ inline Error copy(const char* function, Stream* stream, Place to, Place from, u6
     }
     line << bytes;
     if (lines > 1) line << " x " << lines;
-    // Short data that the host sends is part of the log.
+    // Short data from the host is part of the log.
     if (from.host && bytes <= 64 && stream->capture == nullptr) {
         line << " = " << hex(reinterpret_cast<const void*>(from.address), bytes);
     }
@@ -79,7 +79,7 @@ inline Error fill(const char* function, Stream* stream, u64 to, int value, u64 b
     return SUCCESS;
 }
 
-/// Pinned memory, each block of which is somebody's when its address is asked for.
+/// Registers pinned memory; a block belongs to the rank that asks for its address.
 inline u64 pin(void* host) {
     std::lock_guard guard(lock);
     const u64 address = reinterpret_cast<u64>(host);
@@ -103,7 +103,7 @@ inline u64 read(const char* at, u32 bytes) {
     return value;
 }
 
-/// A field that is not zero, as `name=value`.
+/// Writes a field as `name=value` unless it is zero.
 inline void write_field(std::ostringstream& line, const std::string& name, const Field& field, const char* at) {
     if (field.kind == "map") {
         const std::string map = map_shown(at, shown);
@@ -148,7 +148,7 @@ inline Error launch(const char* function, Function* kernel, u32 groups, u32 thre
     return enqueue(stream, function, line.str());
 }
 
-/// Workgroups that a multiprocessor takes, with 64 registers a thread.
+/// Number of workgroups that a multiprocessor can hold, at 64 registers per thread.
 inline u32 resident(u64 threads, u64 shared) {
     const u64 by_threads = 65536 / 64 / (threads == 0 ? 1 : threads), by_shared = (228 << 10) / (shared + 1024);
     return static_cast<u32>(std::min<u64>({by_threads, by_shared, 32}));

@@ -1,21 +1,23 @@
-//! No circles: whoever reads a file of a library finds what it imports by going down, and never comes back.
+//! No circles: whoever reads a file of a package finds what it names by going down, and never comes back.
 //!
-//! A file imports another by `use`. What children take from the file of their own module is that module's
-//! business; what is imported from the root is of the file that the root has it from.
+//! A file names another by `use`, or by a path in its code or its macros. What children take from the file of their
+//! own module is that module's business; what is taken from the root is of the file that the root has it from.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Finding;
 use super::tree::{Tree, code_of};
 
-/// Members whose files are looked at.
-const LIBRARIES: [&str; 4] = ["iris-sync", "iris-heap", "iris-kernels", "iris-ops"];
-
 /// The path of a module, from the root of its crate.
 type Module = Vec<String>;
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
-    LIBRARIES.into_iter().flat_map(|library| circles(tree, &format!("{library}/src/"))).collect()
+    let roots = ["lib.rs", "main.rs"];
+    let folders = tree.files().iter().filter_map(|file| {
+        let folder = roots.iter().find_map(|root| file.path.strip_suffix(root))?;
+        folder.ends_with("src/").then_some(folder)
+    });
+    folders.collect::<BTreeSet<_>>().into_iter().flat_map(|it| circles(tree, it)).collect()
 }
 
 fn circles(tree: &Tree, folder: &str) -> Vec<Finding> {
@@ -27,7 +29,9 @@ fn circles(tree: &Tree, folder: &str) -> Vec<Finding> {
             // Tests stand at the end, and may see everything.
             let code = code_of(&file.text, true);
             let code = code.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
-            Some((module, (file.path.as_str(), imports(code))))
+            let mut paths = imports(code);
+            paths.extend(named(code));
+            Some((module, (file.path.as_str(), paths)))
         })
         .collect();
     let root = exports(&files);
@@ -130,6 +134,24 @@ fn imports(code: &str) -> Vec<Module> {
     paths
 }
 
+/// Every path in some code, of macros too, that begins at a module known without a `use`.
+fn named(code: &str) -> Vec<Module> {
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    let mut paths = Vec::new();
+    for start in ["crate", "super", "self"] {
+        for (at, _) in code.match_indices(&format!("{start}::")) {
+            let before = code[..at].chars().next_back();
+            if before.is_some_and(|c| is_word(c) || c == ':') {
+                continue;
+            }
+            let end = code[at..].find(|c| !is_word(c) && c != ':').unwrap_or(code.len() - at);
+            let parts = code[at..at + end].split("::").filter(|part| !part.is_empty());
+            paths.push(parts.map(str::to_owned).collect());
+        }
+    }
+    paths
+}
+
 /// The paths of a tree of imports behind `before`.
 fn expand(text: &str, before: &[String], paths: &mut Vec<Module>) {
     let (head, group) = match text.split_once('{') {
@@ -171,12 +193,19 @@ mod tests {
     #[test]
     fn a_circle_is_found_however_it_is_written() {
         assert_eq!(two("use crate::b::X;\n", ""), [""; 0]);
+        assert_eq!(
+            two("// crate::b::X\nfn f() { x::super_b(\"crate::b\") }", "use crate::a::A;"),
+            [""; 0]
+        );
         for a in [
             "use crate::b::X;",
             "use crate::{other, b::{self, Y}};",
             "use super::b::X as Z;",
             "pub(crate) use super::{\n    b,\n};",
             "use crate::Thing;",
+            "fn f() -> Vec<crate::b::X> {}",
+            "fn f() { super::b::g() }",
+            "macro_rules! m { () => { $crate::b::g() } }",
         ] {
             assert_eq!(two(a, "use crate::a::{A, B};\n"), ["iris-ops/src/a.rs:0"], "{a}");
         }

@@ -1,25 +1,26 @@
-//! Comments of the source: how they open, and samples of them for readers to rate.
+//! Rule: comments of the source open with a noun or a verb; and random samples of comments, for
+//! readers to rate.
 
 use super::Finding;
 use super::tree::{File, Tree};
 
-/// Openings by which a reader cannot tell what the item below is.
+/// Opening words from which a reader cannot tell whether a comment names a thing or an action.
 const OPENINGS: &[&str] = &[
     "What", "How", "Who", "Of", "Those", "As", "Such", "The same", "Likewise", "Which", "Nobody",
     "Whoever",
 ];
 
-/// Number of comments with such an opening that the tree may have.
+/// Number of comments with one of [`OPENINGS`] that the tree may have.
 const ALLOWED: usize = 725;
 
-/// Folders and files whose GEMM kernels are about to be designed anew.
+/// Prefixes of paths that are not checked: GEMM code that is to be replaced.
 const LEFT_OUT: &[&str] =
     &["iris-kernels/kernels/iris/gemm/", "iris-kernels/kernels/gemm_", "iris-kernels/src/gemm/"];
 
-/// Lines of code that are shown below a comment of a sample.
+/// Number of lines of code that a sample shows below each comment.
 const CODE_LINES: usize = 4;
 
-/// A block of comment lines, and the code that it describes.
+/// Block of adjacent comment lines, with the code that it describes.
 struct Comment<'a> {
     path: &'a str,
     /// First line, from 1.
@@ -34,7 +35,8 @@ impl<'a> Comment<'a> {
     /// Comments of a file that stand on lines of their own.
     fn all(file: &'a File) -> Vec<Comment<'a>> {
         let mut all: Vec<Comment<'_>> = Vec::new();
-        // Style of the last line, if it was a comment: a change from `//!` to `///` begins another block.
+        // Comment marker of the last line, `None` if it was no comment. A change of the marker,
+        // such as from `//!` to `///`, begins another block.
         let mut last = None;
         for (number, line) in file.text.lines().enumerate() {
             let line = line.trim();
@@ -80,7 +82,7 @@ impl<'a> Comment<'a> {
     }
 }
 
-/// Source files whose comments count.
+/// Source files whose comments are checked and sampled.
 fn files(tree: &Tree) -> impl Iterator<Item = &File> {
     let counts = |file: &&File| {
         (file.extension() == "rs" || file.is_device())
@@ -89,12 +91,12 @@ fn files(tree: &Tree) -> impl Iterator<Item = &File> {
     tree.files().iter().filter(counts)
 }
 
-/// Finds the comments whose first word names nothing, if there are more than allowed.
+/// Reports the comments with one of [`OPENINGS`] if there are more than [`ALLOWED`].
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     beyond(ALLOWED, tree)
 }
 
-/// Findings of [`check`] if there are more than `allowed`.
+/// Violations that [`check`] reports if `allowed` comments may have a bad opening.
 fn beyond(allowed: usize, tree: &Tree) -> Vec<Finding> {
     let comments = files(tree).flat_map(Comment::all).filter(Comment::opens_badly);
     let finding = |it: Comment<'_>| {
@@ -105,8 +107,8 @@ fn beyond(allowed: usize, tree: &Tree) -> Vec<Finding> {
     if found.len() > allowed { found } else { Vec::new() }
 }
 
-/// Draws `count` comments with the code below each, as numbered text for readers; the same seed draws the same ones
-/// from the same tree.
+/// Draws `count` comments at random, and returns them with the code below each as numbered text. The
+/// same seed draws the same comments from the same tree.
 pub(super) fn sample(tree: &Tree, count: usize, seed: &str) -> String {
     let mut comments: Vec<_> = files(tree).flat_map(Comment::all).collect();
     comments.sort_by_key(|comment| (comment.lot(seed), comment.line));

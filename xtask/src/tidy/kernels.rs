@@ -1,16 +1,15 @@
-//! The rules of device source: what may be written only in the headers made for it.
+//! Rules of device source: constructs that may be used only in the headers made for them.
 
 use super::Finding;
 use super::tree::Tree;
 
-/// Where device source lies.
+/// Folder of the device source.
 const KERNELS: &str = "iris-kernels/kernels/";
 
-/// Identifiers that belong into few files.
+/// Identifiers that may be used in few files only.
 struct Confined {
     what: &'static str,
-    /// A word that ends in `*` stands for every identifier that begins so, one that ends in `(` for
-    /// a call of it.
+    /// Identifiers; a `*` at the end matches any suffix, a `(` at the end matches calls only.
     words: &'static [&'static str],
     may: fn(&str) -> bool,
     place: &'static str,
@@ -34,7 +33,7 @@ const RULES: &[Confined] = &[
         place: "iris/port*.h and the instructions in iris/gemm/",
     },
     Confined {
-        // The scope of an access is in the type of its word; these would go around it.
+        // A word's type fixes the scope of its accesses; these constructs would bypass the type.
         what: "a raw atomic, fence or assembly",
         words: &[
             "asm",
@@ -72,7 +71,8 @@ const RULES: &[Confined] = &[
         place: "iris/port*.h and the instructions in iris/gemm/",
     },
     Confined {
-        // The types of words say it; whoever says it besides goes around them.
+        // Types of words and the table fix orders and scopes; naming them elsewhere would bypass
+        // both.
         what: "an order or a scope",
         words: &["Order", "Scope", "ScopedWord"],
         may: |path| {
@@ -82,8 +82,8 @@ const RULES: &[Confined] = &[
         place: "iris/port*.h, sym.h, memory.h, wait.h, trace.h and body/accumulate.h",
     },
     Confined {
-        // A kernel calls the protocols (enter, credit, push_signal, wait_tile, finish), which a
-        // model has checked; a word that it touches itself would be checked by nobody.
+        // Kernels call protocol functions (enter, credit, push_signal, wait_tile, finish), which
+        // models have checked. Direct accesses to words would be unchecked.
         what: "a word",
         words: &["SymWord", "DevWord", "SymPair", "device_word", "word("],
         may: |path| WORDS.contains(&header(path)),
@@ -91,7 +91,7 @@ const RULES: &[Confined] = &[
     },
 ];
 
-/// The headers that operate on words.
+/// Headers that operate on words.
 const WORDS: [&str; 10] = [
     "sym.h",
     "memory.h",
@@ -109,12 +109,13 @@ fn is_port(path: &str) -> bool {
     path.starts_with("iris/port") && path.ends_with(".h")
 }
 
-/// The name of a header in `iris/`; empty for any other file.
+/// Name of a header in `iris/`; empty for any other file.
 fn header(path: &str) -> &str {
     path.strip_prefix("iris/").unwrap_or_default()
 }
 
-/// The instructions of products: what is written with them names none.
+/// Whether a file contains the instructions of GEMMs; files that use these may not contain
+/// instructions.
 fn is_gemm(path: &str) -> bool {
     const CORES: [&str; 3] = ["gemm/cdna3.h", "gemm/sm80.h", "gemm/sm90.h"];
     CORES.contains(&header(path))
@@ -135,7 +136,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
             };
             let broken = rules.iter().filter(|rule| rule.words.iter().any(|it| listed(it)));
             findings.extend(broken.map(|rule| {
-                let message = format!("{word}: {} belongs into {}", rule.what, rule.place);
+                let message = format!("{word}: {} is allowed only in {}", rule.what, rule.place);
                 Finding::new(&file.path, line, message)
             }));
         }
@@ -143,11 +144,11 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Where the headers are embedded, in the order of their layers.
+/// File that embeds the headers in the order of their layers.
 const SOURCE: &str = "iris-kernels/src/source.rs";
 
-/// Headers include only what stands before them in the list of what is embedded: no circle, and a
-/// reader's order.
+/// Rule: a header includes only headers that precede it in the list of embedded headers, so there
+/// are no cycles and the list is a reading order.
 pub(super) fn check_layers(tree: &Tree) -> Vec<Finding> {
     let Some(source) = tree.file(SOURCE) else { return Vec::new() };
     let listed = source.text.lines().filter_map(|line| {
@@ -163,23 +164,24 @@ pub(super) fn check_layers(tree: &Tree) -> Vec<Finding> {
             let Some(name) = included.filter(|name| place(name).is_none_or(|it| it >= own)) else {
                 continue;
             };
-            let message = format!("{name} does not stand before this header in {SOURCE}");
+            let message = format!("{SOURCE} must list {name} before this header");
             findings.push(Finding::new(&file.path, number + 1, message));
         }
     }
     findings
 }
 
-/// How instructions begin that touch memory, shared memory included, or wait.
+/// Prefixes of instructions that access memory, including shared memory, or wait.
 const TOUCHES: [&str; 9] =
     ["ld.", "st.", "atom.", "red.", "fence", "nanosleep", "cp.async", "ldmatrix", "wgmma"];
 
-/// Assembly that touches memory is kept where it stands: it is volatile and clobbers memory.
+/// Rule: inline assembly that accesses memory must be volatile and clobber memory, so that the
+/// compiler does not move it.
 pub(super) fn check_assembly(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in tree.files().iter().filter(|file| file.path.starts_with(KERNELS)) {
         let mut line = 1;
-        // What lies between one `asm` and the next holds one statement.
+        // The text between one `asm` and the next contains one statement.
         for (number, statement) in file.text.split("asm").enumerate() {
             let first = line;
             line += statement.matches('\n').count();
@@ -215,7 +217,7 @@ mod tests {
     use super::*;
     use crate::tidy::tests::found;
 
-    /// The lines found where a device source of this path holds this text.
+    /// Lines of violations in a device source with this path and text.
     fn lines(path: &str, text: &str) -> Vec<String> {
         let path = format!("{KERNELS}{path}");
         let found = found(check, &[(&path, text)]);
@@ -240,11 +242,11 @@ mod tests {
 
     #[test]
     fn raw_atomics_stay_in_the_port() {
-        // The last line is a vendor's function besides.
+        // The last line also contains a vendor's function.
         assert_eq!(lines("iris/memory.h", RAW), ["2", "3", "4", "5"]);
         assert_eq!(lines("gemm/sm90.h", RAW), ["2", "3", "4", "5"]);
         assert!(lines("iris/port.h", RAW).is_empty());
-        // The instructions of the core, but not what is written with them.
+        // The core's instruction headers may contain instructions, but not files that use them.
         assert!(lines("iris/gemm/sm90_ptx.h", RAW).is_empty());
         assert_eq!(lines("iris/gemm/core.h", RAW), ["2", "3", "4", "5"]);
         assert_eq!(lines("gemm_sm90.cu", RAW), ["2", "3", "4", "5"]);

@@ -1,4 +1,4 @@
-//! The layers: which package may depend on which; and no dependency without a use.
+//! Rule: which packages may depend on which, and no dependency without a use.
 
 use std::collections::BTreeSet;
 
@@ -7,8 +7,8 @@ use toml::{Table, Value};
 use super::Finding;
 use super::tree::{File, Tree};
 
-/// Each package, and the packages of the workspace that it may depend on. A library may also have iris-testkit among its
-/// dev-dependencies.
+/// Each package with the packages of the workspace that it may depend on. A library may also have
+/// iris-testkit as dev-dependency.
 const LAYERS: &[(&str, &[&str])] = &[
     ("iris-sync", &[]),
     ("iris-heap", &["iris-sync"]),
@@ -16,15 +16,16 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("iris-ops", &["iris-sync", "iris-heap", "iris-kernels"]),
     ("iris-testkit", &["iris-sync", "iris-heap", "iris-kernels", "iris-ops"]),
     // A protocol of one's own is checked without operators.
-    ("iris-models", &["iris-sync", "iris-heap", "iris-kernels"]),
+    ("iris-models", &["iris-sync", "iris-kernels"]),
     ("iris-cli", &["iris-sync", "iris-heap", "iris-kernels", "iris-ops", "iris-testkit"]),
     ("xtask", &[]),
 ];
 
-/// The crate that only tests and programs may see.
+/// Crate that only tests and programs may use.
 const TESTKIT: &str = "iris-testkit";
 
-/// Members whose other dependencies are counted too: the protocols run inside a model checker.
+/// Members whose external dependencies are restricted, too, because the protocols run inside a
+/// model checker.
 const OUTSIDE: &[(&str, &[&str])] = &[("iris-sync", &["bytemuck"])];
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
@@ -53,7 +54,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
         let package = table(&manifest, "package").and_then(|it| it.get("name"));
         let package = package.and_then(Value::as_str).unwrap_or(member);
         let Some((_, may)) = LAYERS.iter().find(|(name, _)| *name == package) else {
-            let message = format!("{package} has no layer in xtask's table");
+            let message = format!("{package} is missing from the table LAYERS of xtask");
             findings.push(Finding::new(&path, 0, message));
             continue;
         };
@@ -72,7 +73,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Identifiers in the Rust sources of a member; the folder of another member inside it is not its own.
+/// Identifiers in the Rust sources of a member, without the folders of other members inside it.
 fn words(tree: &Tree, member: &str, members: &[&str]) -> BTreeSet<String> {
     let inside = |path: &str, folder: &str| {
         path.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'))
@@ -86,30 +87,30 @@ fn words(tree: &Tree, member: &str, members: &[&str]) -> BTreeSet<String> {
     own.flat_map(File::identifiers).map(|(_, word)| word).collect()
 }
 
-/// Why `member` may not have `name` among its dependencies of this kind.
+/// Reason why `member` may not have `name` among its dependencies of this kind; `None` if it may.
 fn refused(member: &str, may: &[&str], kind: &str, name: &str) -> Option<String> {
     let ours = LAYERS.iter().any(|(layer, _)| *layer == name);
     let test_only = kind == "dev-dependencies";
     if ours {
         let for_tests = test_only && name == TESTKIT && member != "xtask";
         let allowed = may.contains(&name) || for_tests || (test_only && name == member);
-        return (!allowed).then(|| format!("{member} may not have {name} among its {kind}"));
+        return (!allowed).then(|| format!("{member} must not have {name} among its {kind}"));
     }
     let (_, only) = OUTSIDE.iter().find(|(layer, _)| *layer == member)?;
     (!test_only && !only.contains(&name))
         .then(|| format!("{member} may have only {only:?} among its {kind}, not {name}"))
 }
 
-/// An entry of a manifest's tables of dependencies.
+/// Entry of a manifest's tables of dependencies.
 struct Dependency {
     /// Name of the table.
     kind: &'static str,
-    /// Name by which sources know the package.
+    /// Name by which the sources refer to the package.
     key: String,
     package: String,
 }
 
-/// Every dependency of a manifest, those of single targets included.
+/// All dependencies of a manifest, including target-specific ones.
 fn dependencies(manifest: &Table, shared: Option<&Table>) -> Vec<Dependency> {
     let targets = table(manifest, "target").into_iter().flat_map(Table::values);
     let tables = targets.filter_map(Value::as_table).chain([manifest]);
@@ -141,7 +142,8 @@ mod tests {
     use super::*;
     use crate::tidy::tests::found;
 
-    /// Number of findings for one member that has this manifest and uses all that the tests name.
+    /// Number of violations if one member has this manifest, and a source that uses every
+    /// dependency which the tests name.
     fn member(name: &str, manifest: &str) -> usize {
         const USES: &str = "use iris_ops; use ops; use iris_heap; use iris_kernels; use iris_sync;
             use iris_testkit; use rayon; use loom; use bytemuck; use x;";

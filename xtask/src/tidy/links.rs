@@ -1,4 +1,4 @@
-//! The local links of the documents lead somewhere.
+//! Rule: local links of the documents have existing targets.
 
 use super::Finding;
 use super::tree::{File, Tree};
@@ -8,14 +8,14 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     for file in tree.files().iter().filter(|file| file.extension() == "md") {
         for (line, target) in links(&file.text) {
             if !resolves(tree, file, &target) {
-                findings.push(Finding::new(&file.path, line, format!("{target} leads nowhere")));
+                findings.push(Finding::new(&file.path, line, format!("{target} does not exist")));
             }
         }
     }
     findings
 }
 
-/// The targets of `[text](target)` and `[name]: target`, code left out, each with its line.
+/// Targets of `[text](target)` and `[name]: target` outside of code, each with its line.
 fn links(text: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for (number, line) in prose(text) {
@@ -27,7 +27,7 @@ fn links(text: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// The lines outside fenced blocks, numbered from 1, their `code` taken out.
+/// Lines outside of fenced code blocks, numbered from 1, without inline code.
 fn prose(text: &str) -> Vec<(usize, String)> {
     let mut fenced = false;
     let mut lines = Vec::new();
@@ -60,7 +60,7 @@ fn resolves(tree: &Tree, from: &File, target: &str) -> bool {
     }
 }
 
-/// `target` as seen from the folder of `from`; `None` where it leaves the tree.
+/// Path of `target` relative to the folder of `from`; `None` if it leaves the tree.
 fn joined(from: &str, target: &str) -> Option<String> {
     let mut parts: Vec<&str> = from.split('/').collect();
     parts.pop();
@@ -74,9 +74,9 @@ fn joined(from: &str, target: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// The anchors of a document's headings.
+/// Anchors of a document's headings.
 fn headings(text: &str) -> Vec<String> {
-    // The code in a heading belongs to its anchor, so only fenced blocks are left out.
+    // Inline code in a heading belongs to its anchor, so only fenced blocks are left out.
     let outside: Vec<usize> = prose(text).into_iter().map(|(number, _)| number).collect();
     let lines = text.lines().enumerate().filter(|(i, _)| outside.contains(&(i + 1)));
     let titles = lines.filter_map(|(_, line)| line.strip_prefix('#'));

@@ -1,12 +1,13 @@
-//! The sizes of the source files: a long one says why it is.
+//! Rule: a long source file gives the reason for its length.
 
 use super::Finding;
 use super::tree::{File, Tree};
 
-/// Above this many lines a file needs a sentence why.
+/// Number of lines above which a file needs a reason.
 const LONG: usize = 500;
 
-/// How the sentence begins, and within how many lines from the top.
+/// Beginning of the sentence with the reason, and the number of lines from the top within which it
+/// must stand.
 const WHY: (&str, usize) = ("Long because", 40);
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
@@ -16,7 +17,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     files.map(|file| Finding::new(&file.path, 0, message.clone())).collect()
 }
 
-/// The long files with their lines, the longest first.
+/// Long files with their numbers of lines, longest first.
 pub(super) fn long(tree: &Tree) -> Vec<(usize, &str)> {
     let files = tree.files().iter().filter(|file| is_long(file));
     let mut long: Vec<_> = files.map(|file| (lines(file), file.path.as_str())).collect();

@@ -1,17 +1,17 @@
-//! The source tree: every file of the workspace, read once, and its text without comments.
+//! Source tree: every file of the workspace, read once, and its text without comments.
 
 use std::path::Path;
 
 use anyhow::{Context, Result};
 
-/// Folders that hold no source of ours.
+/// Folders without source files of the project.
 const SKIPPED: &[&str] = &[".git", "target", "dist"];
 
-/// One file of the tree.
+/// File of the tree.
 pub(super) struct File {
-    /// Relative to the root, with `/` between folders.
+    /// Path relative to the root, with `/` between folders.
     pub(super) path: String,
-    /// Empty where the file is not UTF-8.
+    /// Text of the file; empty if it is not UTF-8.
     pub(super) text: String,
 }
 
@@ -26,7 +26,7 @@ impl File {
         matches!(self.extension(), "h" | "cu" | "cpp" | "cc" | "hpp" | "cuh")
     }
 
-    /// The identifiers of the code, comments and strings left out, each with its line from 1.
+    /// Identifiers in the code, without comments and strings, each with its line from 1.
     pub(super) fn identifiers(&self) -> Vec<(usize, String)> {
         let code = code_of(&self.text, self.extension() == "rs");
         let mut found = Vec::new();
@@ -39,13 +39,13 @@ impl File {
     }
 }
 
-/// The files below one folder.
+/// All files of a source tree.
 pub(super) struct Tree {
     files: Vec<File>,
 }
 
 impl Tree {
-    /// Reads every file below `root`, in the order of their paths.
+    /// Reads all files below `root`, ordered by path.
     pub(super) fn read(root: &Path) -> Result<Tree> {
         let mut files = Vec::new();
         read_folder(root, "", &mut files)?;
@@ -61,7 +61,7 @@ impl Tree {
         self.files.iter().find(|file| file.path == path)
     }
 
-    /// Whether a file or a folder of this path is there.
+    /// Whether a file or folder of this path exists.
     pub(super) fn has(&self, path: &str) -> bool {
         let inside = |file: &File| {
             file.path
@@ -92,9 +92,10 @@ fn read_folder(folder: &Path, prefix: &str, files: &mut Vec<File>) -> Result<()>
     Ok(())
 }
 
-/// The code of a Rust or C++ source: comments, strings and characters become spaces, lines stay.
+/// Code of a Rust or C++ source: comments, strings and character literals become spaces; line
+/// breaks stay.
 ///
-/// Raw strings are known in Rust only; the device sources have none.
+/// Raw strings are recognised in Rust only; the device sources contain none.
 pub(super) fn code_of(text: &str, rust: bool) -> String {
     let chars: Vec<char> = text.chars().collect();
     let at = |i: usize| chars.get(i).copied().unwrap_or('\0');
@@ -108,7 +109,8 @@ pub(super) fn code_of(text: &str, rust: bool) -> String {
             ('"', _) => quote_end(&chars, i, '"'),
             ('r', '"' | '#') if rust && !in_word => raw_end(&chars, i, i),
             ('b', 'r') if rust && !in_word => raw_end(&chars, i, i + 1),
-            // A lifetime, or a digit separator, is no character: `'a` has no quote two further.
+            // A lifetime or a digit separator is not a character literal: `'a` has no quote two
+            // characters later.
             ('\'', '\\') => quote_end(&chars, i, '\''),
             ('\'', _) if at(i + 2) == '\'' => i + 3,
             _ => i,
@@ -124,7 +126,7 @@ pub(super) fn code_of(text: &str, rust: bool) -> String {
     code
 }
 
-/// Where the block comment that begins at `start` ends; Rust's are nested.
+/// Index after the block comment that begins at `start`; Rust's are nested.
 fn comment_end(chars: &[char], start: usize, nested: bool) -> usize {
     let mut depth = 1;
     let mut i = start + 2;
@@ -138,7 +140,7 @@ fn comment_end(chars: &[char], start: usize, nested: bool) -> usize {
     i.min(chars.len())
 }
 
-/// Where the string or character that begins at `start` ends.
+/// Index after the string or character literal that begins at `start`.
 fn quote_end(chars: &[char], start: usize, quote: char) -> usize {
     let mut i = start + 1;
     while i < chars.len() && chars[i] != quote {
@@ -147,7 +149,8 @@ fn quote_end(chars: &[char], start: usize, quote: char) -> usize {
     (i + 1).min(chars.len())
 }
 
-/// Where the raw string that begins at `start`, its `r` at `r`, ends; `start` where there is none.
+/// Index after the raw string that begins at `start`, with its `r` at index `r`; `start` if there
+/// is none.
 fn raw_end(chars: &[char], start: usize, r: usize) -> usize {
     let hashes = chars[r + 1..].iter().take_while(|&&c| c == '#').count();
     let open = r + 1 + hashes;

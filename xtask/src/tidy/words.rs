@@ -1,10 +1,11 @@
-//! What no file of the project holds: words of one machine or one sitting, and Python.
+//! Rules: forbidden words, which are meaningless outside of one machine or conversation, and no
+//! Python.
 
 use super::Finding;
 use super::tree::Tree;
 
-/// Words that mean something to one machine or one conversation only, and how to read them here:
-/// in two parts, so that this table is not found by itself. Compared without regard to case.
+/// Words that are meaningful on one machine or in one conversation only, each written in two parts,
+/// so that this table does not match itself. Compared case-insensitively.
 const WORDS: &[(&str, &str)] = &[
     ("/wor", "k/"),
     ("/ro", "ot/"),
@@ -26,7 +27,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
         for (number, line) in file.text.lines().enumerate() {
             let line = line.to_lowercase();
             findings.extend(words.iter().filter(|word| line.contains(*word)).map(|word| {
-                let message = format!("{word:?} means nothing to a reader elsewhere");
+                let message = format!("{word:?} is unknown outside the project");
                 Finding::new(&file.path, number + 1, message)
             }));
         }
@@ -34,7 +35,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// No Python: neither source nor what its tools leave.
+/// Rule: no Python, neither source files nor files that Python tools leave.
 pub(super) fn check_python(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in tree.files() {

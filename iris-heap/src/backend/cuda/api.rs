@@ -118,7 +118,7 @@ macro_rules! functions {
                 );
             }
             sometimes {
-                /// Launch with attributes; since CUDA 11.8.
+                /// Enqueues a kernel launch with attributes; exists since CUDA 11.8.
                 cuLaunchKernelEx(*const Configuration, RawFunction, *mut *mut c_void, *mut *mut c_void);
                 /// Loads a kernel now that lazy loading would load at its first launch; since CUDA
                 /// 12.4.
@@ -159,7 +159,7 @@ functions!(signatures);
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct RawContext(u64);
-/// Index-like handle of a device; not an address.
+/// Handle of a device: a small number, not an address.
 pub(super) type Device = c_int;
 /// Address in device memory.
 pub(super) type Address = u64;
@@ -404,7 +404,7 @@ pub(crate) fn check(api: &'static str, code: u32) -> Result<()> {
     }
 }
 
-/// [`check`] whose error also names the object of the call.
+/// Does [`check`]; the error also names the object that the call concerned.
 pub(super) fn check_for(api: &str, what: impl FnOnce() -> String, code: u32) -> Result<()> {
     match code {
         SUCCESS => Ok(()),
@@ -449,7 +449,7 @@ mod tests {
 
     #[test]
     fn a_missing_driver_is_an_error_that_says_where_it_was_looked_for() {
-        // Nothing to test on a machine with a driver; the device tests run there.
+        // On a machine with a driver this test checks nothing; the device tests run there.
         if let Err(error @ Error::Library { .. }) = driver().map(drop) {
             let text = error.to_string();
             assert!(text.contains("libcuda.so.1"), "{text}");

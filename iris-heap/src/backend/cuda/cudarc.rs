@@ -52,7 +52,7 @@ mod tests {
         }
     }
 
-    /// Holds for every CUDA version that cudarc's types can be built for.
+    /// Passes with every CUDA version for which cudarc's types can be built.
     #[test]
     fn our_numbers_and_structures_are_those_of_cudarc() {
         for (name, ours, theirs) in api::numbers() {

@@ -290,8 +290,8 @@ impl Backend for Gpu {
     }
 
     fn fill(&self, to: &dyn Mapping, offset: u64, bytes: u64, value: u8) -> Result<()> {
-        // By copies, because a fill of the driver's is a kernel, which would need free
-        // multiprocessors beside kernels that wait for this rank.
+        // The memory is cleared by copies, because the driver's fill is a kernel, which would need
+        // free multiprocessors beside kernels that wait for this rank.
         const CHUNK: u64 = 1 << 20;
         let to = as_gpu(to)?.at(offset, bytes)?;
         let chunk = vec![value; bytes.min(CHUNK) as usize];
@@ -370,7 +370,8 @@ impl Backend for Gpu {
 }
 
 impl Drop for Gpu {
-    /// Does not wait: running kernels are told to leave, and their memory is never freed.
+    /// Tells running kernels to leave, and does not wait for them; the memory that they may access
+    /// is never freed.
     fn drop(&mut self) {
         if self.closed.load(Ordering::Relaxed) {
             return;

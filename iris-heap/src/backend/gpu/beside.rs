@@ -19,7 +19,7 @@ pub(super) struct CopyStreams(Mutex<Vec<Arc<CopyStream>>>);
 
 pub(super) struct CopyStream {
     queue: Arc<Queue>,
-    /// Whether the stream is for captures.
+    /// Whether the copy stream is used in captures of graphs, and not outside of them.
     captured: bool,
     /// Whether copies were enqueued since the last join.
     forked: AtomicBool,
@@ -103,7 +103,8 @@ impl CopyStream {
                 unsafe { device.copy_lines(&copy, self.queue.raw()) }
             }
         });
-        // Also after a failure, so that a join waits for the copies that were enqueued before it.
+        // The event is recorded also after a failure, so that a join waits for the copies that were
+        // enqueued before it.
         self.end.record(self.queue.raw()).and(enqueued)
     }
 

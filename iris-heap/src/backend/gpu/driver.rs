@@ -119,8 +119,8 @@ pub(crate) trait Driver: Send + Sync {
     /// Free and total memory of the device in bytes. Capture-neutral.
     fn memory_info(&self) -> Result<(u64, u64)>;
 
-    /// Makes this device current on the thread, for a library that is called next; apart if `apart`
-    /// is true.
+    /// Makes this device current on the thread, for a library that is called next; capture-neutral
+    /// if `relaxed` is true.
     fn make_current(&self, relaxed: bool) -> Result<Before>;
 
     /// Undoes [`Driver::make_current`] on this thread.
@@ -160,7 +160,7 @@ pub(crate) trait Driver: Send + Sync {
     /// Makes an event without timing. Capture-neutral.
     fn create_event(&self) -> Result<RawEvent>;
 
-    /// Destroys an event; waits for it that are enqueued stay valid. Capture-neutral.
+    /// Destroys an event; enqueued waits for the event stay valid. Capture-neutral.
     unsafe fn destroy_event(&self, event: RawEvent) -> Result<()>;
 
     /// Records an event after the work enqueued on a stream so far.

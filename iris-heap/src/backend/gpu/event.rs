@@ -8,7 +8,7 @@ use super::driver::{Driver, RawEvent, RawStream, warn};
 use crate::backend::EventBackend;
 use crate::error::Result;
 
-/// Point in a GPU stream.
+/// Event of a GPU stream, done when the work enqueued before it is done.
 pub(super) struct GpuEvent {
     device: Arc<dyn Driver>,
     raw: RawEvent,

@@ -42,7 +42,7 @@ pub(crate) trait Region: Send + Sync {
 pub(crate) struct Wanted {
     /// Use of the memory.
     pub(crate) purpose: Purpose,
-    /// Whether other processes must be able to map it.
+    /// Whether other processes must be able to map the memory.
     pub(crate) exported: bool,
     /// Whether to use plain memory even if the device has virtual memory management.
     pub(crate) legacy: bool,

@@ -70,13 +70,13 @@ impl Shared {
         }
     }
 
-    /// Makes later enqueueing fail, and waits for calls that are just enqueueing.
+    /// Makes later enqueueing fail, and waits for calls that are enqueueing at this moment.
     pub(crate) fn refuse_work(&self) {
         self.closed.store(true, Ordering::Relaxed);
         drop(self.enqueueing.write().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// `refuse_work` without waiting; returns whether no call is just enqueueing.
+    /// Makes later enqueueing fail, without waiting. Returns false if a call is still enqueueing.
     pub(crate) fn refuse_work_now(&self) -> bool {
         self.closed.store(true, Ordering::Relaxed);
         !matches!(self.enqueueing.try_write(), Err(TryLockError::WouldBlock))
@@ -153,7 +153,7 @@ impl Shared {
     }
 }
 
-/// Owner of a stream.
+/// Owner of a stream, who keeps it alive and destroys it.
 enum Owner {
     Ours,
     /// Another library, which keeps the stream alive as long as this reference is held.
@@ -167,7 +167,7 @@ enum Owner {
     },
 }
 
-/// Stream of the device.
+/// Stream of the device, with the state that enqueueing in the order of the heap needs.
 pub(crate) struct Queue {
     raw: RawStream,
     number: u64,
@@ -421,7 +421,8 @@ impl Drop for GpuStream {
 impl StreamBackend for GpuStream {
     fn sync(&self) -> Result<()> {
         let queue = &self.0;
-        // Held only for the check, so that closing the heap need not wait for this.
+        // The guard is held only for this check, so that closing the heap need not wait for the
+        // sync below.
         drop(queue.shared.open()?);
         let done = queue.finish();
         // The fault record explains more than the driver's error that it may have caused.

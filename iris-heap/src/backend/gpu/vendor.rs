@@ -11,11 +11,11 @@ use crate::util::{lock, unsupported};
 /// Driver of a vendor, loaded at its first use.
 pub(crate) struct Vendor {
     pub(crate) kind: BackendKind,
-    /// Version of the driver, in the vendor's encoding.
+    /// Returns the version of the driver, in the vendor's encoding.
     pub(crate) version: fn() -> Result<u32>,
-    /// Number of devices that the process sees.
+    /// Returns the number of devices that the process sees.
     pub(crate) count: fn() -> Result<usize>,
-    /// The device with this index.
+    /// Returns the device with this index among those that the process sees.
     pub(crate) get: fn(usize) -> Result<Arc<dyn MemoryDriver>>,
 }
 

@@ -98,9 +98,10 @@ macro_rules! functions {
                 );
             }
             sometimes {
-                /// Device properties in the layout of release 6.0, which first has this function.
+                /// Returns device properties in the layout of release 6.0, the first release with
+                /// this function.
                 hipGetDevicePropertiesR0600(*mut c_void, c_int);
-                /// Device of a stream; since release 5.6.
+                /// Returns the device of a stream; exists since release 5.6.
                 hipStreamGetDevice(RawStream, *mut c_int);
             }
         }
@@ -300,7 +301,7 @@ pub(crate) fn check(api: &str, code: u32) -> Result<()> {
     }
 }
 
-/// [`check`] whose error also names the object of the call.
+/// Does [`check`]; the error also names the object that the call concerned.
 pub(super) fn check_for(api: &str, what: impl FnOnce() -> String, code: u32) -> Result<()> {
     match code {
         SUCCESS => Ok(()),
@@ -410,7 +411,7 @@ mod tests {
         assert_eq!(release(70_253_211), &SINCE_6);
     }
 
-    /// Nothing to test on a machine with a runtime and a device.
+    /// Checks nothing on a machine that has the runtime and a device.
     #[test]
     fn what_is_missing_is_said_by_name() {
         match runtime() {

@@ -17,7 +17,8 @@ use crate::backend::{BackendKind, LaunchShape};
 use crate::error::{Error, Result};
 use crate::util::{lock, unsupported};
 
-/// A device. There is no context: streams and memory on the device belong to the process.
+/// Device of the HIP runtime. Unlike CUDA it has no context: streams and memory belong to the
+/// process.
 pub(super) struct Device {
     pub(super) runtime: &'static Runtime,
     pub(super) ordinal: c_int,

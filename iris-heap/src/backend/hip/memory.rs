@@ -28,7 +28,7 @@ enum Caching {
     Plain,
     /// Fine-grained memory: writes of one device are visible to others while kernels run.
     Fine,
-    /// Uncached memory.
+    /// Uncached memory: accesses bypass all caches of the device.
     Uncached,
 }
 
@@ -237,7 +237,7 @@ impl Drop for HipRegion {
     }
 }
 
-/// Size in whole blocks.
+/// Size rounded up to whole blocks.
 fn round(bytes: u64) -> Result<usize> {
     let size = bytes.max(1).checked_next_multiple_of(BLOCK);
     size.filter(|&s| s <= isize::MAX as u64).map(|s| s as usize).ok_or_else(|| {

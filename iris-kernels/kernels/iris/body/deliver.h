@@ -26,7 +26,7 @@ struct AllGatherPlan {
     }
     /// Whether this rank itself needs `tile` of the data that it sends.
     IRIS_DEVICE bool own(u32) const { return true; }
-    /// Index of the source in an inbox.
+    /// Index of the slots of `source` within an inbox.
     IRIS_DEVICE u32 place(u32 source) const { return source; }
     /// Whether this rank forwards data that it has received into C.
     IRIS_DEVICE bool relays() const { return false; }
@@ -38,7 +38,7 @@ struct AllToAllPlan {
     u32 me;
     IRIS_DEVICE explicit AllToAllPlan(const OpArgs& args)
         : split_grid(split_of(args)), me(args.channel.rank) {}
-    /// The first parts are the largest.
+    /// Largest number of tiles of a rank: no part has more than part 0.
     IRIS_DEVICE u32 produced() const { return split_grid.part(0).tiles(); }
     IRIS_DEVICE u32 sent(u32, u32 to) const { return split_grid.part(to).tiles(); }
     IRIS_DEVICE Tile area(u32, u32 to, u32 tile) const { return split_grid.part(to).tile(tile); }
@@ -63,7 +63,7 @@ struct BroadcastPlan {
     IRIS_DEVICE u32 source_row(u32) const { return 0; }
     IRIS_DEVICE u32 target_row(u32, u32) const { return 0; }
     IRIS_DEVICE bool own(u32) const { return true; }
-    /// A broadcast has one source only.
+    /// Index of the source's slots within an inbox: 0, since a broadcast has one source only.
     IRIS_DEVICE u32 place(u32) const { return 0; }
     IRIS_DEVICE bool relays() const { return root != me; }
 };
@@ -98,11 +98,12 @@ template <class Plan, class Producer, bool PRODUCT> class DeliverBody {
             direct ? places.peers_c(peer).from(plan.target_row(me(), peer) + area.row, area.col)
                    : places.slot(peer, plan.place(me()), tile, parity, args.c.dtype);
         if constexpr (PRODUCT) {
-            // Other threads have written the product to C.
+            // Other threads of this workgroup have written the product that is now read from C.
             port::barrier(Site::Body);
             copy_view(to, own_c(tile, area), area.rows, area.cols);
         } else {
-            // Other threads may have copied the received data to C.
+            // Other threads of this workgroup may have copied the received data, which is now read,
+            // to C.
             if (plan.relays()) port::barrier(Site::Body);
             const View from = plan.relays() ? own_c(tile, area) : own_a(peer, area);
             copy_view(to, from, area.rows, area.cols);

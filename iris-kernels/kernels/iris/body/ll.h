@@ -52,7 +52,8 @@ IRIS_COLD void store_items_pieces(Elements to, u64 first, u32 shift, u64 item) {
     }
 }
 
-/// Values of an item's elements.
+/// Elements of an item (8 bytes of a message), converted to f32: two of f32 or four of a 16-bit
+/// type.
 struct ItemValues {
     float v[4];
 };
@@ -80,7 +81,7 @@ IRIS_COLD ItemValues finish_item(View bias, u32 epilogue, u32 cols, u64 first, I
     return values;
 }
 
-/// Rows of a matrix as a sequence of items.
+/// Rows of a matrix as a sequence of items of 8 bytes, the data of one pair of LL words.
 class ItemsOf {
   public:
     IRIS_DEVICE ItemsOf(const View& view, u32 rows, u32 cols, u32 shift)
@@ -166,7 +167,7 @@ class ItemsOf {
     const u32 whole;
 };
 
-/// Body for the items of one thread of a call.
+/// Body of a collective by the LL protocol: loads, adds and stores the items of one thread.
 template <Collective C, u32 N> class ExchangeBody {
   protected:
     static constexpr bool REDUCES = C == Collective::AllReduce || C == Collective::ReduceScatter;

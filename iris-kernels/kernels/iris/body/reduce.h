@@ -41,7 +41,7 @@ struct ScatterPlan {
     static constexpr bool OWN_FIRST = true;
     SplitGrid split;
     IRIS_DEVICE explicit ScatterPlan(const OpArgs& args) : split(split_of(args)) {}
-    /// The first parts are the largest.
+    /// Largest number of tiles of a rank: no part has more than part 0.
     IRIS_DEVICE u32 most() const { return split.part(0).tiles(); }
     IRIS_DEVICE bool owned(u32 owner, u32 place, u32& tile) const {
         tile = split.first(owner) + place;
@@ -70,7 +70,7 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
     IRIS_DEVICE void produce(u32 tile) { producer.produce(plan.tile(tile)); }
 
     IRIS_DEVICE void keep(u32 tile, u32 parity) {
-        // If it is read from A it need not be stored in the inbox.
+        // A partial that reduce() reads from A need not be stored in the inbox.
         if (!from_a) put(me(), tile, parity);
     }
 
@@ -90,7 +90,8 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
     /// Adds up the partials in the order of the plan. This rank's own partial is rounded to the
     /// transfer type, too, so that the result has the same bits on whichever rank it is computed.
     IRIS_DEVICE void reduce(u32 tile, u32 parity) {
-        // Other threads have written this rank's own partial.
+        // Other threads of this workgroup have written the partial that is now read from this
+        // rank's own slot.
         port::barrier(Site::Body);
         const Tile at = plan.result(tile);
         const View c = View::of(args.c).from(at.row, at.col);
@@ -139,7 +140,7 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
     }
 
     IRIS_DEVICE void push_result(u32 peer, u32 tile, u32 parity, bool direct) {
-        // Other threads have written the result to C.
+        // Other threads of this workgroup have written the result that is now read from C.
         port::barrier(Site::Body);
         const Tile area = plan.tile(tile);
         const View to = direct ? places.peers_c(peer).from(area.row, area.col)
@@ -178,7 +179,8 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
         }
         return whole;
     }
-    /// Writes the current partial to this rank's slot at `at`, rounded to the transfer type.
+    /// Writes this rank's partial of `tile`, rounded to the transfer type, to this rank's slot in
+    /// the inbox of rank `at`.
     IRIS_DEVICE void put(u32 at, u32 tile, u32 parity) {
         producer.write_to(slot(at, me(), tile, parity));
     }

@@ -6,10 +6,11 @@
 
 namespace iris::flow {
 
-// Body: zero(tile, parity)              clear the tile of this rank's own workspace
-//       produce(tile)                   compute this rank's partial, in the transfer format
-//       add(owner, tile, parity)        add it to the owner's workspace
-//       convert(owner, tile, parity)    read the owner's workspace and write C
+// Functions that class Body must have, called by all threads of a workgroup:
+// Body: zero(tile, parity)              set `tile` of this rank's own workspace to zero
+//       produce(tile)                   compute this rank's partial of `tile`
+//       add(owner, tile, parity)        add the partial to the workspace of rank `owner`
+//       convert(owner, tile, parity)    read `tile` from the workspace of `owner`, write it to C
 
 /// Clear the tiles that this rank owns. A device barrier must follow before any rank adds.
 template <class Owner, class Body>

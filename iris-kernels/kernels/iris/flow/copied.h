@@ -8,9 +8,9 @@
 
 namespace iris::flow {
 
-// Body: copy(peer, part)                write `part` of what the peer gets to it
-
-// Plan: produced(), sent(from, to)      as of deliver
+// Functions that the template arguments must have:
+// Body: copy(peer, part)                write `part` of the data for `peer` to it
+// Plan: produced(), sent(from, to)      numbers of parts, as for deliver() in deliver.h
 
 /// Opens the call: the first launch, of one workgroup. It waits until all peers have entered, so
 /// that data which they read in the previous call may be overwritten, then stores the call number

@@ -6,11 +6,14 @@
 
 namespace iris::flow {
 
-// Delivery: produced()                  tiles that this rank produces
-//           sent(from, to)              tiles that `from` sends to `to`: the first so many
-// Body: produce(tile)                   compute or load, and put it where this rank wants it
-//       push(peer, tile, parity, direct)   write it to the peer, or pass it on from C: into its C or its inbox
-//       take(source, tile, parity)      copy it from the inbox to C
+// Functions that the template arguments must have; parity is the half of the inbox (0 or 1) that
+// the call uses:
+// Delivery: produced()                  number of tiles that this rank produces
+//           sent(from, to)              number of tiles that `from` sends to `to`: its first ones
+// Body: produce(tile)                   compute or load `tile`, store it at its place on this rank
+//       push(peer, tile, parity, direct)  write `tile` to `peer`: into its C if `direct`, else into
+//                                       its inbox; a relay writes what has arrived in its own C
+//       take(source, tile, parity)      copy `tile` of the data from `source` from the inbox to C
 
 /// Set of the peers for which `which` is true.
 template <class Which> IRIS_DEVICE Members peers_that(const Workgroup& wg, Which which) {
@@ -28,7 +31,7 @@ template <class Body> IRIS_DEVICE void produce(Workgroup& wg, Body& body, u32 ti
     wg.trace.end(Span::Gemm);
 }
 
-/// Write `tile` at these peers and raise their signals.
+/// Write `tile` at these peers, then raise the signal of `tile` at each of them.
 template <class Body> IRIS_DEVICE bool send(Workgroup& wg, Body& body, Members to, u32 tile) {
     if (!wg.meet(to)) return false;
     wg.trace.begin(Span::Signal, tile);

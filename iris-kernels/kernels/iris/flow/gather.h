@@ -6,9 +6,10 @@
 
 namespace iris::flow {
 
-// Body: push_part(peer, part, parity)   write `part` of this rank's shard to the peer's inbox
-//       multiply(tile, source, parity)  multiply what of `tile` comes from `source`'s shard
-//       store(tile)                     write the finished tile to C
+// Functions that class Body must have; parity is the half of the inbox (0 or 1) that the call uses:
+// Body: push_part(peer, part, parity)   write `part` of this rank's shard to the inbox of `peer`
+//       multiply(tile, source, parity)  add the product of the shard of `source` to `tile`
+//       store(tile)                     write the finished `tile` to C
 
 /// Push all `parts` of this rank's shard to every inbox. A device barrier must follow before
 /// local().
@@ -69,15 +70,17 @@ template <class Body> IRIS_DEVICE bool pull(const Launch& launch, u32 tiles, Bod
     });
 }
 
-// Staging: units()                      units of the gathered matrix; each comes from one rank
-//          fetched(position)            which unit is fetched as number `position`
-//          source(unit)                 the rank it comes from
-//          tiles()                      tiles of C
-//          needs(tile)                  how many units `tile` needs
-//          need(tile, i)                the unit it takes as number `i`
-// Body: fetch(unit)                     copy it from its source to the staging buffer
-//       multiply_unit(tile, unit)       multiply what of `tile` depends on it
-//       store(tile)                     write the finished tile to C
+// Functions that the template arguments must have. A unit is the piece of the gathered matrix that
+// is copied and signalled as a whole:
+// Staging: units()                      number of units; each comes from one rank
+//          fetched(position)            unit that is fetched at `position` of the fetch order
+//          source(unit)                 rank that owns the data of `unit`
+//          tiles()                      number of tiles of C
+//          needs(tile)                  number of units that `tile` needs
+//          need(tile, i)                i-th unit that `tile` needs, in the order of use
+// Body: fetch(unit)                     copy `unit` from its source to the staging buffer
+//       multiply_unit(tile, unit)       add the product of `unit` to `tile`
+//       store(tile)                     write the finished `tile` to C
 
 /// The first `fetchers` workgroups copy remote units to a staging buffer and raise a flag for each;
 /// the other workgroups multiply, and wait for the flag of each unit that they need. This rank's

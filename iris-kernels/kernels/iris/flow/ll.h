@@ -6,15 +6,16 @@
 
 namespace iris::flow {
 
-// Exchange: sent(from, to)              items that `from` sends to `to`, eight bytes each
-// Body: load(first, item)               look at an item that is about to be given to peers: the N
-//                                       of them from number `first` of Channel::peer on
-//       give(i, peer, item, data)       what goes to the peer, the one behind those first of number i
-//       begin(item)                     it is about to be taken: what this rank has itself
-//       take(source, item, data)        take what a source sent; sources come in ascending order
-//       end(item)                       all have been taken
+// Functions that the template arguments must have; an item is the data of one pair of LL words:
+// Exchange: sent(from, to)              number of items (8 bytes) that `from` sends to `to`
+// Body: load(first, item)               begin to load `item` for the next give(): for N peers, from
+//                                       number `first` of Channel::peer on
+//       give(i, peer, item, data)       return in `data` the item for `peer`, the i-th of those N
+//       begin(item)                     load this rank's own `item`, or store it at its destination
+//       take(source, item, data)        take `item` from `source`; sources come in ascending order
+//       end(item)                       all contributions have been taken: store the item
 
-/// Steps of exchange() for the items of this thread.
+/// Steps of exchange() for the items of this thread: push, then take; false on failure.
 template <u32 N, class Exchange, class Body>
 IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, Body& body) {
     const ll::Share share = wg.share_of_threads();
@@ -30,12 +31,13 @@ IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, Body& b
         if (rank != me && out > pushed) pushed = out;
         if (in > taken) taken = in;
     }
-    // These loads are in flight while the credits are awaited.
+    // Loading overlaps with the wait for the peers' credits (permission to write their slots).
     if (share.first < pushed) body.load(1, share.first);
     if (!wg.begin_push(to)) return false;
     wg.trace.begin(Span::Signal, 0);
     wg.count_out();
-    // All threads of a wave push before any of them waits.
+    // All threads of a wave push before any waits: in a lockstep wave, one that waited would
+    // hold up pushes for which peers wait.
     port::divergent([&]() IRIS_INLINE {
         wg.push_head(to);
         IRIS_NO_UNROLL
@@ -92,19 +94,20 @@ IRIS_DEVICE bool exchange(const Launch& launch, const Exchange& exchange, Body& 
     Workgroup wg(launch);
     const bool result = exchange_steps<N>(wg, exchange, body);
     return wg.finish_push(End::Advance, result, [&](u32 peer) {
-        // A message with items also has the header pairs.
+        // A message with items begins with the pairs of its header.
         const u32 items = exchange.sent(wg.rank(), peer);
         return items == 0 ? 0 : ll::HEAD + items;
     });
 }
 
-// Body of rows: PIECE, ITEMS            items side by side that one thread takes, and items at once
-//               load(batch)             look at items that are about to be given to peers
-//               give(k, data)           number k of those goes to a peer
-//               begin(row, batch)       they are about to be taken: what this rank has itself
-//               take(source, data)      take what a source sent; sources come in ascending order
-//               end()                   all have been taken
-//               row(row)                all threads of this workgroup have taken theirs
+// Members that the body of an exchange of rows must have:
+// Body of rows: PIECE, ITEMS            adjacent items of one thread, and its items per batch
+//               load(batch)             begin to load the items of `batch` for the next give()
+//               give(k, data)           return in `data` item k of the batch, for a peer
+//               begin(row, batch)       load this rank's own contribution to the batch
+//               take(source, data)      take the batch from `source`, in ascending order of sources
+//               end()                   all contributions have been taken: store the batch
+//               row(row)                all threads of the workgroup have taken items of `row`
 
 /// Push the items of a batch: all items to one peer, then the same items to the next peer.
 template <class Batch, class Body>
@@ -122,7 +125,7 @@ IRIS_DEVICE void push_batch(Workgroup& wg, const Batch& batch, Body& body) {
     }
 }
 
-/// Steps of exchange_rows().
+/// Steps of exchange_rows() for this workgroup: push, then take; false on failure.
 template <bool PAIR, class Body>
 IRIS_DEVICE bool row_steps(Workgroup& wg, const ll::Rows& rows, Body& body) {
     constexpr u32 ITEMS = Body::ITEMS, PIECE = Body::PIECE, HEADS = PAIR ? 1 : ll::HEADS_OF_ROWS;
@@ -135,13 +138,14 @@ IRIS_DEVICE bool row_steps(Workgroup& wg, const ll::Rows& rows, Body& body) {
         return wg.share_of_threads().template batch<ITEMS>(rows.items, number);
     };
     u32 row = share.first;
-    // These loads are in flight while the credits are awaited.
+    // Loading overlaps with the wait for the peers' credits (permission to write their slots).
     if (rows.spread) body.load(even_batch(0));
     else body.load(batch_of(row, 0));
     if (!wg.begin_push(all)) return false;
     wg.trace.begin(Span::Signal, 0);
     wg.count_out();
-    // All threads of a wave push before any of them waits.
+    // All threads of a wave push before any waits: in a lockstep wave, one that waited would
+    // hold up pushes for which peers wait.
     port::divergent([&]() IRIS_INLINE {
         wg.push_head(all);
         if (rows.spread) {
@@ -209,11 +213,12 @@ IRIS_DEVICE bool exchange_rows(const Launch& launch, const ll::Rows& rows, Body&
     return wg.finish_push(End::Advance, result, [&](u32) { return used; });
 }
 
-// Body of a tile: ITEMS, load, give, take, end as of rows
-//               begin(batch)            they are about to be taken: what this rank has itself
-//               multiply()              all threads of the workgroup end the product of its tile
+// Members that the body of an exchange of one tile of a product must have:
+// Body of a tile: ITEMS, load, give, take, end as in a body of rows
+//               begin(batch)            load this rank's own contribution to the batch
+//               multiply()              finish the product of the workgroup's tile, all threads
 
-/// Steps of exchange_tile().
+/// Steps of exchange_tile() for this workgroup: multiply, push, then take; false on failure.
 template <bool PAIR, class Body>
 IRIS_DEVICE bool tile_steps(Workgroup& wg, const ll::Strip& strip, Body& body) {
     constexpr u32 ITEMS = Body::ITEMS, HEADS = PAIR ? 1 : ll::SOURCES;
@@ -233,7 +238,8 @@ IRIS_DEVICE bool tile_steps(Workgroup& wg, const ll::Strip& strip, Body& body) {
     body.multiply();
     if (!begun) return false;
     wg.trace.begin(Span::Signal, 0);
-    // All threads of a wave push before any of them waits.
+    // All threads of a wave push before any waits: in a lockstep wave, one that waited would
+    // hold up pushes for which peers wait.
     port::divergent([&]() IRIS_INLINE {
         IRIS_NO_UNROLL
         for (u32 number = 0;; ++number) {

@@ -6,17 +6,21 @@
 
 namespace iris::flow {
 
-// Body: AT_ONCE                         whether sums begin before all is pushed: not those of products,
-//                                       whose accumulators fill the registers
-//       produce(tile)                   compute this rank's partial, in the format it travels in
-//       push(peer, tile, parity)        write it to the peer's inbox, at this rank's place
-//       keep(tile, parity)              keep it at this rank's own place in its own inbox
-//       reduce(tile, parity)            add up the partials in the op's order, write C
-//       push_result(peer, tile, parity, direct)   write the result to the peer: C or inbox
-//       take_result(tile, parity)       copy the result from the inbox to C
-
-// Owners: most()                        most tiles that a rank owns
-//         owned(owner, place, tile)     which tile is its number `place`, if it has so many
+// Members that the template arguments must have; parity is the half of the inbox (0 or 1) that the
+// call uses:
+// Body: AT_ONCE                         whether tiles are reduced while others are still pushed;
+//                                       false for products, whose accumulators fill the registers
+//       produce(tile)                   compute this rank's partial of `tile`
+//       push(peer, tile, parity)        write the partial to this rank's slot in the peer's inbox
+//       keep(tile, parity)              store the partial in this rank's slot of its own inbox
+//       reduce(tile, parity)            add the partials of `tile` in the fixed order, write C
+//       push_result(peer, tile, parity, direct)  write the result to `peer`: into its C if
+//                                       `direct`, else into its inbox
+//       take_result(tile, parity)       copy the result of `tile` from the inbox to C
+//
+// Owners: most()                        largest number of tiles that any rank owns
+//         owned(owner, place, tile)     return in `tile` the place-th tile of `owner`; false if it
+//                                       owns fewer
 
 /// Round-robin ownership: tile t belongs to rank t mod `owners`.
 struct Turns {

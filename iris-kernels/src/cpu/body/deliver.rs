@@ -7,7 +7,7 @@ use crate::cpu::view;
 use crate::cpu::words::Words;
 use crate::schedule::{Grid, SplitGrid, Tile, split};
 
-/// Mapping of tiles between ranks.
+/// Data movement of an op: which tiles go from which rank to which, and their positions in A and C.
 #[derive(Clone, Copy)]
 pub(crate) enum Plan {
     /// Each rank's rows go to all ranks; C has the rows of all ranks.
@@ -19,10 +19,10 @@ pub(crate) enum Plan {
 }
 
 impl Plan {
-    /// Position, in A or in the product of `from`, of `tile` in the data for `to`.
+    /// Position, in the sender's A or product, of `tile` in the data for `to`.
     fn source(&self, to: u32, tile: u32) -> Tile {
         match self {
-            // A rank's product has only its own rows.
+            // The product of a rank has only that rank's rows, so positions count from its first.
             Plan::AllGather(_) | Plan::Broadcast { .. } => self.area(to, to, tile),
             Plan::AllToAll(grid) => {
                 let area = grid.part(to).tile(tile);
@@ -73,7 +73,8 @@ pub(crate) struct Deliver<'a> {
     pub(crate) plan: Plan,
 }
 
-/// Numbers of tiles between ranks, for the skeleton [`flow::deliver`](iris_sync::flow::deliver).
+/// Numbers of tiles that ranks send to each other, for [`flow::deliver`](iris_sync::flow::deliver):
+/// the plan, and the rank that asks.
 pub(crate) struct Sent(pub(crate) Plan, pub(crate) u32);
 
 impl Delivery for Sent {
@@ -81,7 +82,7 @@ impl Delivery for Sent {
         let Sent(plan, me) = *self;
         match plan {
             Plan::AllGather(grid) => grid.part(me).tiles(),
-            // The first parts are the largest.
+            // No part has more tiles than part 0.
             Plan::AllToAll(grid) => grid.part(0).tiles(),
             Plan::Broadcast { grid, root } => {
                 if root == me {

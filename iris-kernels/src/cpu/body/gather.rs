@@ -12,7 +12,8 @@ pub(crate) struct Gather<'a> {
     pub(crate) units: Units,
     /// Whether A is read from the peers' own memory rather than from the inbox.
     pub(crate) pulls: bool,
-    /// Whether the current tile already contains a first partial product.
+    /// Whether the accumulator already holds a part of the current tile, so that products are added
+    /// to it.
     pub(crate) begun: bool,
 }
 
@@ -36,8 +37,8 @@ impl Gather<'_> {
         (Tile { row, col, rows, cols: args.tile_n.min(args.n - col) }, block)
     }
 
-    /// The shard of `source` in the memory where it is read: this rank's own A, a peer's A, or the
-    /// inbox. Element (0, 0) is the first of the shard.
+    /// Shard of A of rank `source`, in the memory where it is read: this rank's own A, a peer's A,
+    /// or the inbox.
     fn shard(&self, source: u32, parity: u32) -> Matrix {
         let args = self.partial.args;
         let (rows, cols) = self.units.shard_of(source);
@@ -76,7 +77,7 @@ impl Gather<'_> {
         }
     }
 
-    /// The staging buffer as a matrix of the whole A.
+    /// Staging buffer as a matrix that has the size of the whole gathered A.
     fn staging(&self) -> Matrix {
         let args = self.partial.args;
         let across = args.m_contiguous == 1;
@@ -176,7 +177,8 @@ impl StagedTiles for Gather<'_> {
     }
 }
 
-/// Assignment of staging units, for the skeleton [`flow::staged`](iris_sync::flow::staged).
+/// Assignment of staging units (pieces of the gathered A) to tiles, for
+/// [`flow::staged`](iris_sync::flow::staged).
 pub(crate) struct Staged {
     pub(crate) units: Units,
     pub(crate) rank: u32,

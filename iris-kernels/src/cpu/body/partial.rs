@@ -85,7 +85,7 @@ impl<'a> Partial<'a> {
     }
 }
 
-/// The same tile moved to row 0, column 0: its position in a slot.
+/// This tile moved to row 0, column 0: its position in a slot.
 pub(crate) fn in_slot(tile: Tile) -> Tile {
     Tile { row: 0, col: 0, ..tile }
 }

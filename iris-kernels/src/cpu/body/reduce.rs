@@ -28,7 +28,7 @@ impl Plan {
         }
     }
 
-    /// Position of the tile in C of the rank that reduces it.
+    /// Position of tile number `tile` in C of the rank that reduces the tile.
     fn result(&self, tile: u32) -> Tile {
         match self {
             Plan::Scatter(split) => {
@@ -39,7 +39,7 @@ impl Plan {
         }
     }
 
-    /// Slot index of the tile in an inbox.
+    /// Index of the tile's slot among the slots of one source in an inbox.
     fn place(&self, tile: u32) -> u32 {
         match self {
             Plan::OneShot(_) => tile,
@@ -54,7 +54,7 @@ impl Owners for Plan {
         match self {
             Plan::OneShot(grid) => grid.tiles(),
             Plan::TwoShot(grid, size) => turns(grid, *size).most(),
-            // The first parts are the largest.
+            // No part has more tiles than part 0.
             Plan::Scatter(split) => split.part(0).tiles(),
         }
     }

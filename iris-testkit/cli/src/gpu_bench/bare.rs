@@ -1,5 +1,5 @@
-//! The enqueues of captured calls from a bare loop: the least that the host can spend on them, beside which `run` is
-//! timed.
+//! Bare loop that repeats the enqueues of captured calls: the least time that the host can spend on
+//! them, as a baseline for `run`.
 
 #![allow(unsafe_code, reason = "the driver's own calls")]
 
@@ -12,8 +12,8 @@ use anyhow::Result;
 use cudarc::driver::{CudaEvent, CudaGraph, CudaStream, sys};
 use libloading::{Library, Symbol};
 
-/// The driver's function for what a node of a graph waits for, with 8 bytes of data for each edge: since CUDA 12.3, with
-/// launches that begin early.
+/// Type of the driver function cuGraphNodeGetDependencies_v2 (CUDA 12.3), which returns 8 bytes of
+/// data for each edge; launches that begin early need it.
 type Dependencies = unsafe extern "C" fn(
     sys::CUgraphNode,
     *mut sys::CUgraphNode,
@@ -21,22 +21,22 @@ type Dependencies = unsafe extern "C" fn(
     *mut usize,
 ) -> sys::CUresult;
 
-/// The driver's function for the name of a kernel, since CUDA 12.3.
+/// Type of the driver function cuFuncGetName (CUDA 12.3).
 type NameOf = unsafe extern "C" fn(*mut *const c_char, sys::CUfunction) -> sys::CUresult;
 
-/// The enqueues of a graph: kernels on the stream that it was captured on, copies on one beside it.
+/// Enqueues of a graph: kernels on the captured stream, copies on a second one.
 pub(super) struct Bare {
     steps: Vec<Step>,
     main: Arc<CudaStream>,
     side: Arc<CudaStream>,
 }
 
-/// An enqueue and what orders it with the other stream.
+/// Enqueue, and its order relative to the other stream.
 struct Step {
     what: Enqueue,
-    /// Steps of the other stream that come before.
+    /// Indices of steps on the other stream that this one waits for.
     waits: Vec<usize>,
-    /// Recorded behind it, if a step of the other stream waits for it.
+    /// Event recorded after the step, if a step of the other stream waits for it.
     event: Option<CudaEvent>,
 }
 
@@ -52,20 +52,20 @@ impl Enqueue {
 }
 
 impl Bare {
-    /// Reads a graph, which must live as long: parameters lie in it. None if it has other nodes than our
-    /// kernels and copies, and where the driver is older than CUDA 12.3: kernels of cuBLASLt are launched with attributes
-    /// that are not known here.
+    /// Reads a graph, which must outlive the result because it owns the parameters. `None` if the
+    /// graph has nodes other than our kernels and copies (cuBLASLt launches with attributes unknown
+    /// here), or if the driver is older than CUDA 12.3.
     pub(super) fn new(graph: &CudaGraph, main: &Arc<CudaStream>) -> Result<Option<Bare>> {
-        // SAFETY: it is loaded already.
+        // SAFETY: the library is already loaded.
         let Ok(driver) = (unsafe { Library::new("libcuda.so.1") }) else { return Ok(None) };
-        // SAFETY: the type is that of the driver's interface.
+        // SAFETY: the type is the one in the driver's interface.
         let dependencies: Result<Symbol<'_, Dependencies>, _> =
             unsafe { driver.get(b"cuGraphNodeGetDependencies_v2") };
-        // SAFETY: as above.
+        // SAFETY: the type is the one in the driver's interface.
         let name_of: Result<Symbol<'_, NameOf>, _> = unsafe { driver.get(b"cuFuncGetName") };
         let (Ok(dependencies), Ok(name_of)) = (dependencies, name_of) else { return Ok(None) };
         let nodes = listed(|list, count| {
-            // SAFETY: the graph lives; the driver writes as many nodes as `count` says.
+            // SAFETY: the graph lives; the driver writes at most `count` nodes.
             unsafe { sys::cuGraphGetNodes(graph.cu_graph(), list, count) }
         })?;
         let mut before = Vec::new();
@@ -73,7 +73,7 @@ impl Bare {
             before.push(listed(|list, count| {
                 let mut edges = vec![[0; 8]; if list.is_null() { 0 } else { *count }];
                 let data = if edges.is_empty() { null_mut() } else { edges.as_mut_ptr() };
-                // SAFETY: as above, of nodes and edges.
+                // SAFETY: the graph lives; the driver writes at most `count` nodes and edges.
                 unsafe { dependencies(node, list, data, count) }
             })?);
         }
@@ -83,7 +83,7 @@ impl Bare {
             let Some(what) = read(nodes[at])? else { return Ok(None) };
             if let Enqueue::Kernel(kernel) = &what {
                 let mut name = null();
-                // SAFETY: the function is that of a node; its name lives as long.
+                // SAFETY: the function belongs to a node of the graph, and its name lives as long.
                 let name = unsafe {
                     name_of(&mut name, kernel.func).result()?;
                     CStr::from_ptr(name)
@@ -106,14 +106,14 @@ impl Bare {
         Ok(Some(Bare { steps, main: main.clone(), side: main.context().new_stream()? }))
     }
 
-    /// Enqueues all of it, in place of a launch of the graph.
+    /// Enqueues all steps, instead of a launch of the graph.
     pub(super) fn enqueue(&self) -> Result<()> {
         for Step { what, waits, event } in &self.steps {
             let stream = if what.is_copy() { &self.side } else { &self.main };
             for event in waits.iter().filter_map(|&at| self.steps[at].event.as_ref()) {
                 stream.wait(event)?;
             }
-            // SAFETY: the graph can be launched, and parameters are its own.
+            // SAFETY: the graph is valid, and its parameters are used unchanged.
             unsafe {
                 match what {
                     Enqueue::Kernel(it) => sys::cuLaunchKernel(
@@ -140,14 +140,14 @@ impl Bare {
         Ok(())
     }
 
-    /// Waits until it is done.
+    /// Waits until all steps are done.
     pub(super) fn sync(&self) -> Result<()> {
         self.side.synchronize()?;
         Ok(self.main.synchronize()?)
     }
 }
 
-/// Nodes that a function of the driver lists; it is first asked how many there are.
+/// Calls a driver function that lists nodes: once for their number, once for the nodes.
 fn listed(
     list: impl Fn(*mut sys::CUgraphNode, &mut usize) -> sys::CUresult,
 ) -> Result<Vec<sys::CUgraphNode>> {
@@ -160,8 +160,8 @@ fn listed(
     Ok(nodes)
 }
 
-/// The numbers of nodes in an order in which each is behind those before it, as the driver lists them where it can be;
-/// none of a graph with a circle.
+/// Topological order of the nodes, by index, as close as possible to the driver's order; `None` if
+/// the graph has a cycle.
 fn sorted<T: PartialEq>(nodes: &[T], before: &[Vec<T>]) -> Option<Vec<usize>> {
     let mut order: Vec<usize> = Vec::new();
     while order.len() < nodes.len() {
@@ -173,11 +173,12 @@ fn sorted<T: PartialEq>(nodes: &[T], before: &[Vec<T>]) -> Option<Vec<usize>> {
     Some(order)
 }
 
-/// The enqueue that a node is, if it is one of a kernel or a copy.
+/// Reads a node; `None` if it is neither a kernel nor a copy.
 fn read(node: sys::CUgraphNode) -> Result<Option<Enqueue>> {
     use sys::CUgraphNodeType::{CU_GRAPH_NODE_TYPE_KERNEL, CU_GRAPH_NODE_TYPE_MEMCPY};
     let mut kind = CU_GRAPH_NODE_TYPE_KERNEL;
-    // SAFETY: the node is one of a graph that lives; the answers go where they are read.
+    // SAFETY: the node belongs to a graph that lives; the results are written to locals of the
+    // right type.
     unsafe {
         sys::cuGraphNodeGetType(node, &mut kind).result()?;
         Ok(match kind {

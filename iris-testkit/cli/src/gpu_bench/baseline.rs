@@ -1,4 +1,4 @@
-//! What an op is timed beside: NCCL's collective and cuBLASLt's product (on AMD's devices RCCL's and
+//! Vendor baseline of an op: NCCL's collective and cuBLASLt's product (on AMD RCCL's and
 //! hipBLASLt's), one after the other on one stream.
 
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use iris_testkit::suite::{Op, Options};
 
 use super::vendor::{self, Buffer, Communicator, Multiplier};
 
-/// The matrices of a shape at one rank: A, B, the baseline's result, what lies between its two
-/// parts, and the workspace of products.
+/// Matrices of a baseline on one rank: A, B, the result, the intermediate matrix between product
+/// and collective, and the workspace of products.
 pub(crate) struct Buffers {
     a: Buffer,
     b: Buffer,
@@ -27,14 +27,14 @@ impl Buffers {
         Ok(Buffers { a: a?, b: b?, c: c?, between: between?, workspace: workspace? })
     }
 
-    /// From the first of them to the end of the last.
+    /// Memory range that contains all of the buffers.
     pub(crate) fn all(&self) -> Buffer {
         let Buffers { a, b, c, between, workspace } = self;
         Buffer::around(&[a, b, c, between, workspace])
     }
 }
 
-/// A baseline, ready to be enqueued any number of times.
+/// Baseline that can be enqueued any number of times.
 pub(crate) struct Baseline<'a> {
     steps: Vec<Step<'a>>,
     dtype: DType,
@@ -46,7 +46,7 @@ enum Step<'a> {
     Collective { of: &'a Communicator<'a>, kind: Kind, from: Buffer, to: Buffer, count: usize },
 }
 
-/// A collective; what its count is of is said by [`Communicator`].
+/// Collective; [`Communicator`] documents the meaning of its count.
 #[derive(Clone, Copy)]
 enum Kind {
     AllReduce,
@@ -54,12 +54,12 @@ enum Kind {
     AllGather,
     AllToAll,
     Broadcast,
-    /// The least that makes all ranks meet: the sum of one word.
+    /// Smallest collective that synchronises all ranks: the sum of one word.
     Meet,
 }
 
 impl Kind {
-    /// What does the same as an op without a product.
+    /// Collective that does the same as an op without a product; `None` if there is none.
     fn of(op: Op) -> Option<Kind> {
         use Rows::{All, Blocks, Own, Root};
         let Meaning { product: Product::None, gives, gets, sums, .. } = Meaning::of(op) else {
@@ -77,12 +77,12 @@ impl Kind {
     }
 }
 
-/// The libraries of a rank; of one that is missing, why.
+/// Libraries of a rank, or the reasons why they are missing.
 pub(crate) type Libraries<'a> =
     (Result<&'a Communicator<'a>, String>, Result<&'a Multiplier, String>);
 
 impl<'a> Baseline<'a> {
-    /// The product of this rank alone: of its own A, or of one that was gathered.
+    /// Baseline for this rank's product alone, of its own A or of the gathered one.
     pub(crate) fn product(
         blas: &'a Multiplier,
         shape: [usize; 3],
@@ -92,18 +92,18 @@ impl<'a> Baseline<'a> {
     ) -> Result<Baseline<'a>> {
         let product = blas.product(shape, dtype, false)?;
         let a = if gathered { &at.between } else { &at.a }.clone();
-        // A result that does not fit C of this rank goes between.
+        // If the result does not fit this rank's C, it goes to the intermediate matrix.
         let [m, n, _] = shape;
         let c = if at.c.holds(m * n, dtype) { &at.c } else { &at.between }.clone();
         let step = Step::Multiply { product, a, b: at.b.clone(), c };
         Ok(Baseline { steps: vec![step], dtype, workspace: at.workspace.clone() })
     }
 
-    /// What does the same as the op.
+    /// Baseline that does the same as the op.
     ///
     /// # Errors
-    /// A library that is missing; rows or columns that do not split evenly, which NCCL's
-    /// collectives do not take.
+    /// A missing library; rows or columns that do not split evenly, which NCCL's collectives do not
+    /// support.
     pub(crate) fn new(
         op: Op,
         options: &Options,
@@ -114,7 +114,10 @@ impl<'a> Baseline<'a> {
         let Options { m, n, k, dtype, .. } = *options;
         let (size, rank) = (ranks.size, ranks.rank);
         let even = |total: usize, what: &str| {
-            ensure!(total.is_multiple_of(size), "{total} {what} for {size} ranks");
+            ensure!(
+                total.is_multiple_of(size),
+                "{total} {what} cannot be split evenly over {size} ranks"
+            );
             Ok(total / size)
         };
         let collective = |kind, from: &Buffer, to: &Buffer, count| -> Result<Step<'a>> {
@@ -145,7 +148,8 @@ impl<'a> Baseline<'a> {
                 ]
             }
             Op::AllGatherMatmul if options.shard == Shard::Columns => {
-                // The shards come one behind the other, and each is multiplied by its part of B.
+                // The gathered shards are stored one after the other; each is multiplied by its
+                // part of B.
                 let depth = even(k, "columns")?;
                 let mut steps = vec![collective(Kind::AllGather, a, between, m * depth)?];
                 for source in 0..size {
@@ -165,13 +169,13 @@ impl<'a> Baseline<'a> {
                     vec![collective(kind, a, c, m * n)?]
                 }
                 Some(kind) => vec![collective(kind, a, c, even(m, "rows")? * n)?],
-                None => bail!("nothing of a library's that does {op} is called here"),
+                None => bail!("no library collective does the same as {op}"),
             },
         };
         Ok(Baseline { steps, dtype, workspace: at.workspace.clone() })
     }
 
-    /// Enqueues one call on the driver's stream of this number, with its device current.
+    /// Enqueues one call on the driver's stream `stream`, whose device must be current.
     pub(crate) fn run(&self, stream: u64) -> Result<()> {
         for step in &self.steps {
             match step {

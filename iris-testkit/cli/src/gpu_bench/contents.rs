@@ -1,40 +1,26 @@
-//! What matrices are filled with, and what of a result is compared.
+//! Input values of matrices, and the part of a result that is compared.
 
-use anyhow::{Result, bail};
-use half::{bf16, f16};
+use anyhow::Result;
 use iris_heap::{DType, SymSlice, SymmetricHeap, random_unit};
-use iris_ops::MatRef;
+use iris_testkit::matrix::{POISON, bytes, values};
+use iris_testkit::numeric::frobenius;
 
-use crate::matrices::values;
-
-/// The bytes of a random message, repeated: random numbers take longer than what they are for.
+/// Pool of random elements that is repeated, because drawing all elements would take too long.
 pub(super) struct Noise {
     bytes: Vec<u8>,
 }
 
 impl Noise {
-    /// Elements that are drawn.
+    /// Number of elements of the pool.
     const POOL: usize = 1 << 20;
 
     pub(super) fn new(dtype: DType, seed: u64, rank: usize) -> Result<Noise> {
-        let value = |at: usize| random_unit(seed, rank, at);
-        let bytes = match dtype {
-            DType::F32 => (0..Self::POOL).flat_map(|at| (value(at) as f32).to_ne_bytes()).collect(),
-            DType::F16 => {
-                let half = |at| f16::from_f64(value(at)).to_ne_bytes();
-                (0..Self::POOL).flat_map(half).collect()
-            }
-            DType::BF16 => {
-                let half = |at| bf16::from_f64(value(at)).to_ne_bytes();
-                (0..Self::POOL).flat_map(half).collect()
-            }
-            other => bail!("{other} is not timed"),
-        };
+        let bytes = bytes(dtype, (0..Self::POOL).map(|at| random_unit(seed, rank, at)))?;
         Ok(Noise { bytes })
     }
 
-    /// Fills the slice. Each stretch begins elsewhere in the pool, so that no two lines of a matrix
-    /// are the same soon.
+    /// Fills the slice from the pool. Each stretch starts elsewhere in the pool, so that rows do
+    /// not repeat soon.
     pub(super) fn fill(&self, heap: &SymmetricHeap, slice: SymSlice<u8>) -> Result<()> {
         let (len, mut at, mut turn) = (slice.len(), 0, 0);
         while at < len {
@@ -47,7 +33,7 @@ impl Noise {
     }
 }
 
-/// The lines of a result that are compared.
+/// Rows of a result that are compared.
 pub(super) struct Sampled {
     rows: Vec<usize>,
     line: usize,
@@ -63,9 +49,9 @@ impl Sampled {
         Sampled { rows: rows.collect(), line: cols * dtype.size(), dtype }
     }
 
-    /// What nobody writes shows as NaN.
+    /// Fills the rows with NaN, so that elements that are not written are found.
     pub(super) fn poison(&self, heap: &SymmetricHeap, slice: SymSlice<u8>) -> Result<()> {
-        let bytes = vec![0xff; self.line];
+        let bytes = vec![POISON; self.line];
         for row in &self.rows {
             heap.write(slice.slice(row * self.line..(row + 1) * self.line)?, &bytes)?;
         }
@@ -82,25 +68,11 @@ impl Sampled {
     }
 }
 
-/// `|a - b| / |b|`; 0 of nothing.
+/// Relative difference `|a - b| / |b|`; 0 if both are empty or equal.
 pub(super) fn relative(a: &[f64], b: &[f64]) -> f64 {
-    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
-    let base = norm(&mut b.iter().copied());
-    let apart = norm(&mut a.iter().zip(b).map(|(a, b)| a - b));
+    let base = frobenius(b.iter().copied());
+    let apart = frobenius(a.iter().zip(b).map(|(a, b)| a - b));
     if a.is_empty() || apart == 0.0 { 0.0 } else { apart / base }
-}
-
-pub(super) fn matrix(
-    slice: SymSlice<u8>,
-    dtype: DType,
-    (rows, cols): (usize, usize),
-) -> Result<MatRef> {
-    Ok(match dtype {
-        DType::F32 => MatRef::sym(slice.cast::<f32>()?, rows, cols),
-        DType::F16 => MatRef::sym(slice.cast::<f16>()?, rows, cols),
-        DType::BF16 => MatRef::sym(slice.cast::<bf16>()?, rows, cols),
-        other => bail!("no matrices of {other}"),
-    })
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Where a rank measures: its device, and the stream and the clock that it has there.
+//! Device of a rank during measurements, with its stream and clock.
 
 use std::sync::Arc;
 
@@ -6,15 +6,15 @@ use anyhow::{Context, Result};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, sys};
 use iris_heap::{BackendKind, HeapOptions, Stream, SymmetricHeap, World};
 
-/// A rank's device.
+/// Device of a rank.
 pub(super) enum Home {
-    /// With one stream for all shapes, and the device's clock.
+    /// CUDA device: one stream for all shapes, timed by events of the device.
     Cuda { context: Arc<CudaContext>, stream: Arc<CudaStream> },
-    /// By a heap of its own, which makes it current. Times are the host's.
+    /// Other device: made current through a heap of its own, timed by the host's clock.
     Other(Arc<SymmetricHeap>),
 }
 
-/// Events around what is timed, on the stream that it is on.
+/// Events before and after the timed work, and the stream that they are recorded on.
 pub(super) struct Events {
     pub(super) stream: Arc<CudaStream>,
     pub(super) begin: CudaEvent,
@@ -22,10 +22,10 @@ pub(super) struct Events {
 }
 
 impl Home {
-    /// Collective.
+    /// Opens the device. Collective.
     pub(super) fn new(kind: BackendKind, world: &World) -> Result<Home> {
         if kind != BackendKind::Cuda {
-            // Nothing is taken from it.
+            // The heap is only used to make the device current; no memory is allocated in it.
             let options = HeapOptions::new().backend(kind).data_bytes(64 << 10);
             return Ok(Home::Other(SymmetricHeap::open(world, options.signal_bytes(64 << 10))?));
         }
@@ -35,7 +35,7 @@ impl Home {
         Ok(Home::Cuda { context, stream })
     }
 
-    /// Collective.
+    /// Closes the device. Collective.
     pub(super) fn close(self) -> Result<()> {
         match self {
             Home::Cuda { .. } => Ok(()),
@@ -54,7 +54,7 @@ impl Home {
         outcome.context("the device was not made current")?
     }
 
-    /// A stream for the ops of this heap, and the same as the driver has it, for libraries.
+    /// Stream for the ops of this heap, and the driver's handle of the same stream for libraries.
     pub(super) fn stream(&self, heap: &SymmetricHeap) -> Result<(Stream, u64)> {
         let gpu = heap.gpu()?;
         if let Home::Cuda { stream, .. } = self {
@@ -68,7 +68,7 @@ impl Home {
         Ok((stream, raw))
     }
 
-    /// The device's clock, if it is read.
+    /// Events for timing; `None` if the host's clock is used.
     pub(super) fn events(&self) -> Result<Option<Events>> {
         let Home::Cuda { context, stream } = self else { return Ok(None) };
         let event = || context.new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT));

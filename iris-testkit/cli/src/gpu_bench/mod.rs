@@ -1,9 +1,9 @@
-//! `iris bench --backend cuda`: every op beside NCCL and cuBLASLt, in one process with a thread a
-//! GPU. Times are of the device, by events, around replays of a graph of some calls; beside them is what
-//! `run` takes of the host.
+//! `iris bench --backend cuda`: times every op beside NCCL and cuBLASLt, in one process with a
+//! thread per GPU. Times are the device's, by events around replays of a graph of several calls;
+//! the host time of `run` is measured, too.
 //!
-//! With `--backend hip` the same beside RCCL and hipBLASLt, where they are. Times are of the host there, of some calls
-//! one behind the other: graphs and events of AMD's runtime are not used.
+//! With `--backend hip` the baselines are RCCL and hipBLASLt, if installed. Times are then the
+//! host's, for several calls in a row, because graphs and events of AMD's runtime are not used.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,7 +18,8 @@ use iris_testkit::{harness, note, say};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::bench::{self, Options, Sink};
+use crate::bench::options::{self, Options, Sink};
+use crate::bench::origin::date;
 use crate::errors::usage;
 use crate::problem::known_variant;
 use crate::record;
@@ -40,11 +41,11 @@ mod torch;
 mod tuned;
 mod vendor;
 
-/// What is measured unless another file is given: its name and text.
+/// Cases to measure if no file is given: name and content.
 const CUDA: (&str, &str) = ("bench/cuda.toml", include_str!("../../../../bench/cuda.toml"));
 const HIP: (&str, &str) = ("bench/hip.toml", include_str!("../../../../bench/hip.toml"));
 
-/// A table of the file: an op, and the shapes it is measured on.
+/// Table of the case file: an op, and the shapes to measure.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Row {
@@ -53,15 +54,15 @@ struct Row {
     variants: Vec<String>,
     #[serde(default = "bf16")]
     dtype: DType,
-    /// M, N, K as the op's options have them.
+    /// M, N and K, as in the op's options.
     shapes: Vec<[usize; 3]>,
     /// Whether A is split by columns.
     #[serde(default)]
     columns: bool,
-    /// Instead of the plan's choice.
+    /// Tile instead of the plan's choice.
     tile: Option<[usize; 2]>,
     workgroups: Option<usize>,
-    /// The epsilon of an RMSNorm that is fused into the op, with a residual.
+    /// Epsilon of an RMSNorm with residual that is fused into the op.
     rms_norm: Option<f32>,
 }
 
@@ -79,33 +80,33 @@ struct Rows {
     row: Vec<Row>,
 }
 
-/// One shape of a row.
+/// One shape of a row, with the variants to time.
 #[derive(Clone, Debug)]
 pub(crate) struct Shape {
     pub(crate) op: Op,
     choices: Vec<Choice>,
-    /// All but variant and tile.
+    /// Options of the plan, except variant and tile.
     pub(crate) options: OpOptions,
     beside: Beside,
 }
 
-/// How it is done.
+/// Variant and tile.
 #[derive(Clone, PartialEq, Debug)]
 struct Choice {
     variant: String,
     tile: Option<TileShape>,
 }
 
-/// What the choices are timed beside.
+/// Baseline that the choices are timed beside.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Beside {
-    /// NCCL and cuBLASLt; of a norm, our own in two steps.
+    /// NCCL and cuBLASLt; for an RMSNorm, our own op and kernel in two steps.
     Libraries,
-    /// The first of them.
+    /// First of the choices.
     First,
 }
 
-/// Measures and prints; whether nothing failed.
+/// Measures and prints; returns whether nothing failed.
 pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
     let kind = options.backend;
     let shapes = read(kind, options.cases.as_deref(), options.only.as_deref())?;
@@ -140,7 +141,7 @@ pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
     let mut about = json!({
         "device": format!("{} x {name}", devices.len().min(ranks)), "driver": driver(kind)?,
         collectives.to_lowercase(): nccl, products.to_lowercase(): blas, "commit": options.commit(),
-        "date": bench::date(SystemTime::now()), "ranks": ranks,
+        "date": date(SystemTime::now()), "ranks": ranks,
     });
     if kind != BackendKind::Cuda {
         about["clock"] = "host".into();
@@ -148,7 +149,7 @@ pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
     let torch = torch::Torch::read(options.torch.as_deref())?;
     let old = options.compare.as_deref().map(record::read).transpose()?;
     let begun = watch(options.limit)?;
-    // What was measured, and until when each operator took.
+    // Results so far, and the time at which each operator was done.
     let measured = Mutex::new((sink, Vec::new(), Vec::<(String, Instant)>::new()));
     let wrong = AtomicUsize::new(0);
     let failed = each_shape(ranks, (&vendors, options.windows), &shapes, &|_, lines| {
@@ -183,8 +184,8 @@ pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
     Ok(failed == 0 && wrong == 0)
 }
 
-/// Measures each shape in its turn, and has its lines told; returns how many failed. After a failure the rest is
-/// measured in a world that knows nothing of it.
+/// Measures the shapes one by one and passes the result lines to `tell`; returns how many shapes
+/// failed. After a failure the rest is measured in a new world.
 fn each_shape(
     ranks: usize,
     beside: (&Vendors, bool),
@@ -211,7 +212,7 @@ fn each_shape(
     }
 }
 
-/// Whether the result was not that of the libraries: further from it than types of 16 bits round.
+/// Whether the result differs from the libraries' by more than rounding to 16-bit types explains.
 fn is_wrong(line: &Value) -> bool {
     const MOST: f64 = 0.02;
     let error = line.get("rel_error");
@@ -223,7 +224,7 @@ fn skipped(reason: &str) -> Result<bool> {
     Ok(true)
 }
 
-/// The shapes of the cases, with the variants that the GPU of this machine has kernels for.
+/// Reads the shapes of the cases, with those variants that the machine's GPU has kernels for.
 pub(crate) fn read(
     kind: BackendKind,
     cases: Option<&Path>,
@@ -231,7 +232,7 @@ pub(crate) fn read(
 ) -> Result<Vec<Shape>> {
     let device = Ranks::new(0, 2).on(kind).device;
     let usual = if kind == BackendKind::Cuda { CUDA } else { HIP };
-    let rows: Rows = bench::read(cases, usual)?;
+    let rows: Rows = options::read(cases, usual)?;
     let mut shapes = Vec::new();
     for row in rows.row {
         let op: Op = row.op.parse()?;
@@ -243,7 +244,7 @@ pub(crate) fn read(
         for name in row.variants {
             match known_variant("variant", op, &name)? {
                 Some(variant) if !able.contains(&variant) => {
-                    note!("{op} {name} is left out: there are no kernels for it on {device}");
+                    note!("{op} {name} is left out: {device} has no kernels for it");
                 }
                 _ => variants.push(name),
             }
@@ -252,7 +253,7 @@ pub(crate) fn read(
             continue;
         }
         for [m, n, k] in row.shapes {
-            // All ranks have the same shapes here.
+            // All ranks have the same shapes in the benchmark.
             let mut options = OpOptions::new(m, n, k).dtype(row.dtype).backend(kind).even(true);
             options.workgroups = row.workgroups;
             options.rms_norm = row.rms_norm;
@@ -275,12 +276,12 @@ pub(crate) fn read(
     Ok(shapes)
 }
 
-/// Ends the program when the time is over, whatever waits: a kernel that hangs cannot be called off.
+/// Ends the program after the time limit, because a hanging kernel cannot be stopped.
 pub(crate) fn watch(limit: Option<u64>) -> Result<Instant> {
     let limit = limit.unwrap_or(400);
     let end = move || {
         std::thread::sleep(Duration::from_secs(limit));
-        note!("iris: the benchmark took longer than {limit} s (--limit): given up");
+        note!("iris: the benchmark took longer than {limit} s (--limit), so it is ended");
         give_up();
     };
     let started = std::thread::Builder::new().name("iris-limit".into()).spawn(end);
@@ -288,7 +289,7 @@ pub(crate) fn watch(limit: Option<u64>) -> Result<Instant> {
     Ok(Instant::now())
 }
 
-/// The version of NVIDIA's kernel module, or of AMD's runtime.
+/// Version of NVIDIA's kernel module, or of AMD's runtime.
 fn driver(kind: BackendKind) -> Result<String> {
     if kind != BackendKind::Cuda {
         return Ok(kind.driver_version()?.to_string());
@@ -347,19 +348,19 @@ fn merge(line: &mut Value, more: &Value) {
     }
 }
 
-/// What a rank has in all shapes.
+/// State of a rank that all shapes share.
 struct Rank<'a> {
     world: &'a World,
     home: Home,
     nccl: Result<Communicator<'a>, String>,
-    /// A second one, for memory that is registered as a window, where that is asked for.
+    /// Second communicator for memory registered as a window; `None` unless asked for.
     windowed: Option<Communicator<'a>>,
     blas: Result<Multiplier, String>,
-    /// Whether either library is there, though it may refuse.
+    /// Whether at least one of the libraries was found, even if it cannot be used.
     has_library: bool,
 }
 
-/// One rank's part. Rank 0 reports the lines of each shape.
+/// Measures all shapes on one rank. Rank 0 reports the lines of each shape.
 fn all_shapes(
     world: &World,
     (vendors, windows): (&Vendors, bool),
@@ -370,7 +371,7 @@ fn all_shapes(
     let devices = kind.device_count()?;
     let home = Home::new(kind, world)?;
     let place = (world.rank(), world.size());
-    // Rank 0's id, or why it has none, on all ranks.
+    // All ranks get rank 0's id, or the reason why it has none.
     let id = || -> Result<Result<Vec<u8>, String>> {
         let own = match world.rank() {
             0 => home.current(|| Communicator::id(vendors)).map_err(|error| error.to_string()),
@@ -384,7 +385,7 @@ fn all_shapes(
         let [name, _] = vendors.names();
         Err(format!("{name} wants a GPU a rank: {} for {devices}", world.size()))
     } else {
-        // All ranks succeed or none: the library is the same.
+        // All ranks succeed or none, because the library is the same.
         let new = |id: Vec<u8>| home.current(|| Communicator::new(vendors, &id, place));
         id()?.and_then(|id| new(id).map_err(|e| e.to_string()))
     };
@@ -406,7 +407,7 @@ fn all_shapes(
         if world.rank() == 0 {
             report(lines)?;
         }
-        // What the report may have failed with must not leave the others behind.
+        // The barrier keeps the ranks together if the report fails.
         world.barrier()?;
     }
     let Rank { home, nccl, windowed, blas, .. } = rank;

@@ -1,5 +1,5 @@
-// What stands behind a sum where nothing is fused with it: C += residual, and the RMSNorm of its rows, a
-// workgroup each.
+// Kernel of the baseline of an all-reduce with RMSNorm: C += residual, and the RMSNorm of the rows
+// of C, one workgroup per row.
 #include "iris/body/norm.h"
 #include "iris/body/partial.h"
 

@@ -1,5 +1,5 @@
-//! What a sum with a norm fused into it is timed beside: the same sum, then a kernel of our own that adds the
-//! residual and normalises.
+//! Baseline for an all-reduce with a fused RMSNorm: the same sum, then a kernel of our own that
+//! adds the residual and normalises.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use iris_testkit::suite::{AnyOp, Operands};
 
 const SOURCE: KernelSource<'_> = KernelSource { name: "norm.cu", text: include_str!("norm.cu") };
 
-/// The two launches, or more, of one call.
+/// Two-step baseline: the op and the kernel.
 pub(super) struct Apart {
     pub(super) op: AnyOp,
     operands: Operands,
@@ -22,7 +22,7 @@ pub(super) struct Apart {
     args: OpArgs,
 }
 
-/// Where what the kernel reads and writes lies, of so many rows and columns of one type.
+/// Location, shape and type of the matrices that the kernel reads and writes.
 pub(super) struct Rows {
     pub(super) shape: (usize, usize),
     pub(super) dtype: DType,
@@ -34,7 +34,7 @@ pub(super) struct Rows {
 }
 
 impl Apart {
-    /// The operands are those of a sum without a norm, into C of `rows`.
+    /// Makes the baseline; `operands` are those of the sum without an RMSNorm, into C of `rows`.
     pub(super) fn new(
         heap: &Arc<SymmetricHeap>,
         (op, operands): (AnyOp, Operands),
@@ -59,8 +59,8 @@ impl Apart {
     pub(super) fn run(&self, stream: &Stream) -> Result<()> {
         self.op.run(&self.operands, stream)?;
         let groups = self.args.m.clamp(1, self.kernel.resident());
-        // SAFETY: the parameter is that of `add_norm`; the matrices are the heap's and stay until it is
-        // closed, which is when the stream has finished.
+        // SAFETY: the parameter has the type of `add_norm`'s; the matrices are the heap's and live
+        // until it is closed, after the stream has finished.
         unsafe { self.kernel.launch(stream, groups, &[bytemuck::bytes_of(&self.args)]) }?;
         Ok(())
     }

@@ -1,38 +1,39 @@
-//! One shape: its matrices, its sides, and what comes of them.
+//! Measurement of one shape: its matrices, its sides, and the result lines.
 
 use std::sync::Arc;
 
 use anyhow::Result;
 use iris_heap::{HeapOptions, SymSlice, SymmetricHeap};
 use iris_ops::{NormArgs, Plan, Ranks, Shard};
+use iris_testkit::matrix::matrix;
 use iris_testkit::oracle::{Meaning, Rows, split};
+use iris_testkit::rig::{Rig, Room};
 use iris_testkit::suite::{self, AnyOp, Case, Op, Operands, Options as OpOptions};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::baseline::{Baseline, Buffers};
-use super::contents::{Noise, Sampled, matrix, relative};
+use super::contents::{Noise, Sampled, relative};
 use super::norm::{self, Apart};
 use super::sides::{Clock, Side, Times};
 use super::vendor::{Multiplier, Window};
 use super::{Beside, Choice, Rank, Shape};
 use crate::job::{gather, median, slowest};
-use crate::matrices::room;
 
 impl Shape {
-    /// How it is done by one of the choices.
+    /// Plan of one of the choices.
     pub(super) fn plan(&self, choice: &Choice, ranks: Ranks) -> Result<Plan> {
         let options = OpOptions { tile: choice.tile, ..self.options.clone() };
         suite::plan(self.op, &choice.variant, ranks, &options)
     }
 }
 
-/// What is planned on a rank.
+/// Plans of a rank.
 struct Plans {
     variants: Vec<Plan>,
-    /// The product of this rank alone, if there is one in the op: M, N, K.
+    /// M, N, K and plan of this rank's product alone; `None` if the op has no product.
     alone: Option<([usize; 3], Plan)>,
-    /// The op without its norm, if it has one.
+    /// Plan of the op without its RMSNorm; `None` if it has none.
     apart: Option<Plan>,
 }
 
@@ -56,22 +57,22 @@ impl Plans {
         Ok(Plans { variants, alone: Some(([m, n, k], alone)), apart })
     }
 
-    fn heap_bytes(&self) -> (u64, u64) {
+    fn room(&self) -> Room {
         let others = self.alone.iter().map(|(_, plan)| plan).chain(&self.apart);
         let all = self.variants.iter().chain(others);
-        all.fold((0, 64 << 10), |(data, signal), plan| {
-            (data + plan.data_bytes(), signal + plan.signal_bytes())
-        })
+        let words = Room { data: 0, signal: 60 << 10 };
+        all.fold(words, |room, plan| room.and(plan.into()))
     }
 }
 
-/// Shapes of A, B and C at a rank.
+/// Shapes of A, B and C on a rank.
 fn shapes(shape: &Shape, ranks: Ranks) -> [(usize, usize); 3] {
     Case::new(shape.op, "auto", shape.options.clone()).shapes(ranks, shape.options.m)
 }
 
-/// The matrices: A, B, C of the ops, C of the libraries, and what these gather in front of a product
-/// or scatter behind it. Of a norm the sum goes between, and what is normalised to the C of either.
+/// Matrices: A, B, C of the ops, C of the libraries, and the intermediate matrix that libraries
+/// gather or scatter. With an RMSNorm the sum goes to the intermediate matrix, and the normalised
+/// rows to the C of either.
 struct Matrices {
     heap: Arc<SymmetricHeap>,
     a: SymSlice<u8>,
@@ -85,7 +86,7 @@ struct Matrices {
 }
 
 impl Matrices {
-    /// A heap with room for them and for all plans: collective.
+    /// Opens a heap with room for the matrices and for all plans. Collective.
     fn new(rank: &Rank<'_>, shape: &Shape, plans: &Plans) -> Result<Matrices> {
         let OpOptions { m, n, k, dtype, .. } = shape.options;
         let size = rank.world.size();
@@ -103,14 +104,14 @@ impl Matrices {
         };
         let (residual, weight) = if plans.apart.is_some() { (m * n, n) } else { (0, 0) };
         let elements = [most[0], most[1], most[2], most[2], between, residual, weight];
-        let (mut data, signal) = plans.heap_bytes();
-        data += elements.iter().map(|&elements| room(dtype, elements)).sum::<u64>();
-        data += Multiplier::WORKSPACE as u64 + 4096;
+        let Room { data, signal } = plans.room().matrices(dtype, elements);
         // All ranks ask for the same, though their plans may need different amounts.
         let all: Vec<(u64, u64)> = gather(rank.world, &(data, signal))?;
-        let (data, signal) = all.into_iter().fold((0, 0), |a, b| (a.0.max(b.0), a.1.max(b.1)));
+        let all = all.into_iter().map(|(data, signal)| Room { data, signal });
+        let workspace = Room { data: Multiplier::WORKSPACE as u64 + 4096, signal: 0 };
+        let room = all.fold(Room::default(), Room::or).and(workspace);
         let options = HeapOptions::new().backend(shape.options.backend);
-        let heap = SymmetricHeap::open(rank.world, options.data_bytes(data).signal_bytes(signal))?;
+        let heap = Rig::open(rank.world, options, room)?.heap;
         let alloc = |at: usize| heap.alloc::<u8>(elements[at].max(1) * dtype.size());
         let (a, b, c, other_c, between) = (alloc(0)?, alloc(1)?, alloc(2)?, alloc(3)?, alloc(4)?);
         let workspace = heap.alloc::<u8>(Multiplier::WORKSPACE)?;
@@ -118,7 +119,7 @@ impl Matrices {
         for (seed, slice) in [(1, a), (2, b), (3, between)] {
             Noise::new(dtype, seed, rank.world.rank())?.fill(&heap, slice)?;
         }
-        // The same on all ranks.
+        // Residual and weight are the same on all ranks.
         for (seed, slice) in [(4, residual), (5, weight)] {
             Noise::new(dtype, seed, 0)?.fill(&heap, slice)?;
         }
@@ -137,7 +138,7 @@ impl Matrices {
         Ok(Operands::new(a, b, matrix(self.between, c)?).norm(norm))
     }
 
-    /// What such an op is timed beside.
+    /// Baseline of an op with an RMSNorm.
     fn apart(&self, shape: &Shape, plan: &Plan, ranks: Ranks) -> Result<Apart> {
         let OpOptions { m, n, dtype, rms_norm, .. } = shape.options;
         let op = AnyOp::new(&self.heap, plan)?;
@@ -154,8 +155,9 @@ impl Matrices {
         Apart::new(&self.heap, (op, operands), &rows)
     }
 
-    /// What this rank must at least send in a call, as a block of memory, and to whom; of what
-    /// one rank has all of it to the next rank, as if each passed it on while it comes.
+    /// Data that this rank must send in a call, as a block of memory, and its receivers; `None` if
+    /// nothing must be sent. A broadcast is counted as a pipeline in which each rank sends to the
+    /// next one.
     fn crossing(&self, shape: &Shape, ranks: Ranks) -> Result<Option<(SymSlice<u8>, Vec<usize>)>> {
         let OpOptions { m, n, k, dtype, .. } = shape.options;
         let part = |elements: usize| elements / ranks.size;
@@ -174,7 +176,7 @@ impl Matrices {
         Ok(block.filter(|_| ranks.size > 1 && bytes > 0).map(|block| (block, peers)))
     }
 
-    /// Of the product of this rank alone, as the libraries have it.
+    /// Operands of this rank's product alone, in the matrices that the libraries use.
     fn operands_alone(&self, shape: &Shape, [m, n, k]: [usize; 3]) -> Result<Operands> {
         let a = if shape.op == Op::AllGatherMatmul { self.between } else { self.a };
         let scattered = shape.op == Op::MatmulReduceScatter;
@@ -185,15 +187,15 @@ impl Matrices {
     }
 }
 
-/// What a rank tells the others.
+/// Results of a rank, as sent to rank 0.
 #[derive(Serialize, Deserialize)]
 struct Seen {
     times: Vec<Times>,
-    /// Errors of the variants, as their bits: JSON has no NaN.
+    /// Relative errors of the variants, as the bits of f64, because JSON has no NaN.
     errors: Vec<u64>,
 }
 
-/// Measures one shape on all ranks; rank 0 has the lines.
+/// Measures one shape on all ranks; rank 0 returns the lines.
 pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     let (world, dtype) = (rank.world, shape.options.dtype);
     let ranks = Ranks::from(world);
@@ -201,7 +203,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     let matrices = Matrices::new(rank, shape, &plans)?;
     let heap = &matrices.heap;
 
-    // The ops first, then this rank's product by our kernel, then the libraries.
+    // Order of the sides: the ops, this rank's product by our kernel, the libraries.
     let mut sides = Vec::new();
     let operands = matrices.operands(shape, ranks)?;
     for plan in &plans.variants {
@@ -221,7 +223,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         if let Ok(blas) = blas {
             let gathered = shape.op == Op::AllGatherMatmul;
             let product = || Baseline::product(blas, *dimensions, dtype, &buffers, gathered);
-            // Why there is none is noted with the baseline, which takes the same product.
+            // If there is no product, the baseline below reports the reason.
             if let Ok(product) = rank.home.current(product) {
                 library = Some(sides.len());
                 sides.push(Side::libraries(product, "the product by a library"));
@@ -232,10 +234,10 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         let with = (nccl, blas.clone());
         rank.home.current(|| Baseline::new(shape.op, &shape.options, ranks, with, &buffers))
     };
-    // That there is neither library is said once, ahead of all shapes.
+    // If neither library exists, this is reported once before all shapes.
     match libraries(nccl) {
         _ if shape.beside == Beside::First => base = Some(0),
-        // They have no norm to stand behind what they do.
+        // The libraries have no RMSNorm, so there is no vendor baseline.
         _ if plans.apart.is_some() => {}
         Ok(baseline) => {
             base = Some(sides.len());
@@ -252,10 +254,9 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         transfer = Some(sides.len());
         sides.push(Side::copies(heap, block, peers));
     }
-    // All of the heap's data that the libraries touch, as one window of a communicator of its own: the
-    // other one stays as it is.
-    // Not of what gains nothing by it: an all_to_all and a broadcast took as long (NCCL 2.28.9 on 2 x H200, 2026-11-23), and
-    // an all_to_all stood still twice at 16 MiB.
+    // All data that the libraries touch is registered as one window of a second communicator; the
+    // first one stays as it is. all_to_all and broadcast are left out because they gain nothing
+    // (NCCL 2.28.9, 2 x H200: same times; an all_to_all of 16 MiB hung twice; 2026-11-23).
     let gains = !matches!(shape.op, Op::AllToAll | Op::Broadcast);
     let window = match &rank.windowed {
         Some(of) if base.is_some() && plans.apart.is_none() && gains => {
@@ -268,7 +269,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         sides.push(Side::libraries(libraries(Ok(of))?, "the same in windows"));
     }
 
-    // One call of each, compared; then times.
+    // One call of each side is compared; then all are timed.
     let sampled = Sampled::of(shapes(shape, ranks)[2], dtype);
     let clock = Clock::new(rank, heap)?;
     let mut results = Vec::new();
@@ -301,7 +302,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     let calls: fn(&Times) -> &Vec<f64> = |times| &times.calls;
     let eager: fn(&Times) -> &Vec<f64> = |times| &times.eager;
     let time = |side: usize, of| round(median(samples(side, of)), 100.0);
-    // What all lines have in common: the better of NCCL's two ways, and what bounds the op.
+    // Values that all lines share: the faster way of NCCL, and the limits of the op.
     let better = [base, windowed].into_iter().flatten();
     let better = better.min_by(|&a, &b| time(a, calls).total_cmp(&time(b, calls)));
     let product = [library, own].into_iter().flatten().map(|side| time(side, calls));
@@ -330,7 +331,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
             (!samples.is_empty()).then(|| round(median(samples), 100.0).into())
         };
         set("eager_us", eagerly(at));
-        // Of the rank whose host takes longest.
+        // Host time of the rank with the slowest host.
         let runs = all.iter().map(|seen| median(seen.times[at].run.clone()));
         set("run_us", runs.reduce(f64::max).map(|us| round(us, 100.0).into()));
         let bare = all.iter().map(|seen| seen.times[at].bare.clone());
@@ -339,7 +340,8 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         set("baseline_us", better.map(|side| time(side, calls).into()));
         set("baseline_eager_us", base.and_then(eagerly));
         set("windowed_us", windowed.map(|side| time(side, calls).into()));
-        // Each sample by the one beside it: both had the same clocks.
+        // Each sample is divided by the baseline's sample next to it, because both had the same
+        // clocks.
         let paired = |base| {
             let both = samples(at, calls).into_iter().zip(samples(base, calls));
             both.map(|(time, base)| time / base).collect()
@@ -355,7 +357,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         set("product_us", library.map(|side| time(side, calls).into()));
         set("own_product_us", own.map(|side| time(side, calls).into()));
         let errors = all.iter().map(|seen| f64::from_bits(seen.errors[at]));
-        // Not a number must not get lost.
+        // The maximum must not lose a NaN.
         let worse = |worst: f64, e: f64| if e <= worst || worst.is_nan() { worst } else { e };
         let error = errors.fold(0.0, worse);
         let error = if error.is_nan() { "NaN".into() } else { Value::from(error) };
@@ -366,7 +368,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     Ok(lines.collect())
 }
 
-/// A quarter of the values is below the first, half of them below the second; none of none.
+/// Quartiles of the values; `None` if there are no values.
 fn quartiles(mut values: Vec<f64>) -> [Option<f64>; 3] {
     values.sort_by(f64::total_cmp);
     let last = values.len().saturating_sub(1);

@@ -1,4 +1,4 @@
-//! What is timed, and how.
+//! Sides of a measurement (ops, libraries, copies), and their timing.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,36 +18,36 @@ use super::norm::Apart;
 use crate::job::gather;
 use crate::watch::give_up;
 
-/// Samples of each side, of replays and of eager calls.
+/// Number of samples of each side: of graph replays, and of eager calls.
 const SAMPLES: usize = 20;
 const EAGER_SAMPLES: usize = 5;
-/// Of these many no long call is spared.
+/// Minimum number of samples, also for long calls.
 const LEAST: usize = 5;
-/// Calls in a graph, unless they are long; and one behind the other, where the clock is the host's.
+/// Number of calls in a graph, unless they are long; and number of calls in a row if the clock is
+/// the host's.
 const CALLS: usize = 10;
 const HOST_CALLS: usize = 20;
-/// Calls whose enqueueing is timed, one behind the other, so few that the driver's queue has room for them
-/// all; and how often.
+/// Number of calls in a row whose enqueue time is measured, small enough to fit the driver's queue;
+/// and number of repetitions.
 const QUEUED_CALLS: usize = 20;
 const QUEUES: usize = 10;
-/// How long such a queue may take on the device, in microseconds.
+/// Maximum device time of the calls in such a queue, in microseconds.
 const QUEUE_US: f64 = 20_000.0;
-/// How long a graph may take that has more than one call, and all samples of a side, in
-/// microseconds.
+/// Maximum time of a graph with more than one call, and of all samples of a side, in microseconds.
 const GRAPH_US: f64 = 3000.0;
 const SIDE_US: f64 = 600_000.0;
 
-/// How long a device may take for what it is given at once.
+/// Time after which the device is considered hung.
 const MOST: Duration = Duration::from_secs(60);
 
-/// What a side does.
+/// Work of a side.
 pub(super) enum Work<'a> {
     Op(Box<(AnyOp, Operands)>),
-    /// An op, and a norm behind it.
+    /// Op, followed by a separate RMSNorm.
     Apart(Box<Apart>),
-    /// What libraries do, and what that is.
+    /// Library calls, and their name in messages.
     Libraries(Baseline<'a>, &'static str),
-    /// What the links have to carry, by the copy engines: to each of these peers so much.
+    /// Copies by the copy engines of the data that the links must carry, to each of these peers.
     Copies {
         heap: Arc<SymmetricHeap>,
         block: SymSlice<u8>,
@@ -55,10 +55,10 @@ pub(super) enum Work<'a> {
     },
 }
 
-/// Something that is timed, with its graph and its times.
+/// Side: work that is timed, with its graph and its times.
 pub(super) struct Side<'a> {
     work: Work<'a>,
-    /// In the graph, and about how long one takes.
+    /// Number of calls in the graph, and estimated microseconds per call.
     calls: usize,
     estimate: f64,
     graph: Option<CudaGraph>,
@@ -66,16 +66,16 @@ pub(super) struct Side<'a> {
     times: Times,
 }
 
-/// Microseconds of one call, a sample each.
+/// Microseconds per call, one value per sample.
 #[derive(Clone, Default, Serialize, Deserialize)]
 pub(super) struct Times {
-    /// In replays of graphs, or in calls by the host's clock.
+    /// Times in graph replays, or by the host's clock.
     pub(super) calls: Vec<f64>,
-    /// Beside replays, those without.
+    /// Times of calls that are enqueued one by one.
     pub(super) eager: Vec<f64>,
-    /// Of the host, from the begin to the end of `run`, while the device has work enough.
+    /// Host time of `run`, while the device is busy.
     pub(super) run: Vec<f64>,
-    /// Time of the host for the same enqueues from a bare loop.
+    /// Host time of the same enqueues from a bare loop.
     pub(super) bare: Vec<f64>,
 }
 
@@ -117,7 +117,7 @@ impl<'a> Side<'a> {
         }
     }
 
-    /// Gives back what the op has: collective. The graph goes before what it launches.
+    /// Frees the op. Collective. The graph is dropped first, because it refers to the op's kernels.
     pub(super) fn free(self) -> Result<()> {
         drop((self.bare, self.graph));
         match self.work {
@@ -129,11 +129,11 @@ impl<'a> Side<'a> {
     }
 }
 
-/// Times what is enqueued on a rank's stream: by the device's clock and with graphs, or, where there are no
-/// events, by the host's and call by call.
+/// Clock of a rank: times work by the device's events and with graphs or, without events, by the
+/// host's clock and call by call.
 pub(super) struct Clock<'a> {
     rank: &'a Rank<'a>,
-    /// The stream of the ops, and the same for libraries.
+    /// Stream of the ops, and the driver's handle of it for libraries.
     stream: Stream,
     raw: u64,
     events: Option<Events>,
@@ -163,8 +163,8 @@ impl<'a> Clock<'a> {
         Ok(())
     }
 
-    /// Waits for the end event, but not for ever: what a device never ends nobody can, and the program ends
-    /// instead. Returns microseconds since the first.
+    /// Waits for the end event with a time limit; if the device hangs, the program ends. Returns
+    /// microseconds since the begin event.
     fn finish(&self, side: &Side<'_>, events: &Events) -> Result<f64> {
         let begun = Instant::now();
         while !events.end.try_is_complete()? {
@@ -180,7 +180,7 @@ impl<'a> Clock<'a> {
         Ok(f64::from(events.begin.elapsed_ms(&events.end)?) * 1e3)
     }
 
-    /// Microseconds of one of `calls` calls, enqueued one by one.
+    /// Microseconds per call for `calls` calls that are enqueued one by one.
     fn eager(&self, side: &mut Side<'_>, calls: usize) -> Result<f64> {
         self.rank.world.barrier()?;
         let us = if let Some(events) = &self.events {
@@ -197,7 +197,7 @@ impl<'a> Clock<'a> {
         Ok(us / calls as f64)
     }
 
-    /// Microseconds of one call in a replay that follows another: that one makes the ranks meet.
+    /// Microseconds per call in a graph replay; a replay before it synchronises the ranks.
     fn replay(&self, side: &Side<'_>, events: &Events) -> Result<f64> {
         let graph = side.graph.as_ref().context("the side has no graph")?;
         self.rank.world.barrier()?;
@@ -208,7 +208,7 @@ impl<'a> Clock<'a> {
         Ok(self.finish(side, events)? / side.calls as f64)
     }
 
-    /// Warms up, and captures as many calls as are worth it: the same number on all ranks.
+    /// Warms up and captures a graph; the number of calls in it is the same on all ranks.
     pub(super) fn prepare(&self, side: &mut Side<'_>) -> Result<()> {
         self.eager(side, 1)?;
         let time = self.eager(side, 2)?;
@@ -224,7 +224,7 @@ impl<'a> Clock<'a> {
         let captured = self.enqueue(side, side.calls);
         let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0));
         captured?;
-        let graph = graph?.context("nothing was captured")?;
+        let graph = graph?.context("the capture is empty")?;
         graph.upload()?;
         if let Work::Op(_) = &side.work {
             side.bare = Bare::new(&graph, stream)?;
@@ -233,11 +233,11 @@ impl<'a> Clock<'a> {
         Ok(())
     }
 
-    /// Times what `run` takes of the host: of each call by itself, without waiting for the device between. And what
-    /// the same enqueues take from a bare loop, of those of the graph.
+    /// Times the host: each `run` by itself, without waiting for the device in between; and the
+    /// same enqueues from a bare loop, for the calls of the graph.
     fn queue(&self, side: &mut Side<'_>) -> Result<()> {
         let Work::Op(called) = &side.work else { return Ok(()) };
-        // The same number on all ranks, as the estimate is.
+        // The same number on all ranks, because they share the estimate.
         let calls = ((QUEUE_US / side.estimate) as usize).clamp(1, QUEUED_CALLS);
         let queues = if calls == QUEUED_CALLS { QUEUES } else { LEAST };
         for _ in 0..queues {
@@ -258,7 +258,7 @@ impl<'a> Clock<'a> {
         Ok(())
     }
 
-    /// Takes all samples, of the sides in turns.
+    /// Takes all samples, one side after the other in turns.
     pub(super) fn sample(&self, sides: &mut [Side<'_>]) -> Result<()> {
         sides.iter_mut().try_for_each(|side| self.queue(side))?;
         for sample in 0..SAMPLES {

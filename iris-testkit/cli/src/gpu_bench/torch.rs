@@ -1,4 +1,4 @@
-//! Times that PyTorch reached on the same machine, measured by a program beside this one.
+//! Times of PyTorch on the same machine, measured by another program.
 
 use std::path::Path;
 
@@ -8,25 +8,27 @@ use serde_json::Value;
 
 use crate::errors::usage;
 
-/// A list of times.
+/// List of PyTorch's times.
 #[derive(Debug, Default)]
 pub(super) struct Torch(Vec<Entry>);
 
 #[derive(Debug, Deserialize)]
 struct Entry {
     world: usize,
-    /// `ag_matmul_M`, `ag_matmul_K`, `matmul_rs`, `matmul_ar`, or a collective's own name.
+    /// Operator: `ag_matmul_M`, `ag_matmul_K`, `matmul_rs`, `matmul_ar`, or a collective's own
+    /// name.
     op: String,
-    /// M, N, K; or a number and `KiB` or `MiB`; or nothing.
+    /// Shape: M, N, K; or a number and `KiB` or `MiB`; or empty.
     shape: Vec<Value>,
-    /// How it was done: `gemm only` and what begins with `nccl` are not PyTorch's own.
+    /// Implementation: `gemm only` and names that begin with `nccl` are not PyTorch's own
+    /// operators.
     who: String,
-    /// Microseconds; none where it failed.
+    /// Microseconds; `None` if it failed.
     us: Option<f64>,
 }
 
 impl Torch {
-    /// From a file, or none.
+    /// Reads the file; an empty list without one.
     pub(super) fn read(path: Option<&Path>) -> Result<Torch> {
         let Some(path) = path else { return Ok(Torch::default()) };
         let name = path.display().to_string();
@@ -36,7 +38,8 @@ impl Torch {
         Ok(Torch(entries.map_err(|e| usage(&name, e, form))?))
     }
 
-    /// The fastest of its own ways to do what a line of ours is of: not of f16, in which it was not timed.
+    /// Fastest of PyTorch's own implementations for the case of a line, in microseconds; `None` if
+    /// there is none, as for f16, which was not timed.
     pub(super) fn us(&self, line: &Value, ranks: usize) -> Option<f64> {
         if line["dtype"] == "f16" {
             return None;

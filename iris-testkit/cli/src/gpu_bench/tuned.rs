@@ -1,5 +1,6 @@
-//! `iris tune --backend cuda`: times what an op could choose beside what is predicted to be the quickest, in turns in one run on
-//! all ranks, and makes the rows of a tuning file that say what was faster; or times cases from which a machine is fitted.
+//! `iris tune --backend cuda`: times the choices of an op beside the predicted one, in turns in one
+//! run on all ranks, and makes tuning rows for faster ones; or times the cases from which machine
+//! parameters are fitted.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -12,14 +13,14 @@ use iris_testkit::{harness, note, say};
 use serde_json::Value;
 
 use super::{Beside, Choice, Shape, Vendors, each_shape, is_wrong, read, skipped, watch};
-use crate::bench::provenance;
-use crate::tune::Options;
+use crate::bench::origin::provenance;
+use crate::tune::options::Options;
 
-/// A choice takes the place of the rule's if the median of its samples, each by that of the rule beside it, is at
-/// most this, and three quarters of them are below one.
+/// Maximum ratio for a row: the median of a choice's samples, each divided by the rule's sample
+/// next to it, must be at most this, and three quarters of them below one.
 const WORTH_IT: f64 = 0.97;
 
-/// Measures, for a world of so many ranks, and calls `found` with each row; whether nothing failed.
+/// Measures with `ranks` ranks and calls `found` with each new row; returns whether nothing failed.
 pub(crate) fn tune(
     options: &Options,
     ranks: usize,
@@ -35,7 +36,7 @@ pub(crate) fn tune(
         shape.choices = choices(shape, planned);
         shape.beside = Beside::First;
     }
-    // One choice has nothing to be chosen from.
+    // A shape with a single choice needs no measurement.
     shapes.retain(|shape| shape.choices.len() > 1);
     watch(options.limit)?;
     let vendors = Vendors::load(kind, &[]);
@@ -43,7 +44,7 @@ pub(crate) fn tune(
     let from = provenance(kind, options.commit.clone());
     let failed = each_shape(ranks, (&vendors, false), &shapes, &|shape, lines| {
         wrong.fetch_add(lines.iter().filter(|line| is_wrong(line)).count(), Ordering::Relaxed);
-        let rule = lines.first().context("the rule was timed")?;
+        let rule = lines.first().context("the predicted choice was not timed")?;
         let ratio = |line: &Value| line["ratio"].as_f64().unwrap_or(f64::NAN);
         let best = lines.iter().filter(|line| !is_wrong(line));
         let best = best.min_by(|a, b| ratio(a).total_cmp(&ratio(b))).unwrap_or(rule);
@@ -60,11 +61,14 @@ pub(crate) fn tune(
     })?;
     let (faster, wrong) = (faster.into_inner(), wrong.into_inner());
     let all = shapes.len();
-    say!("# of {all} shapes of {ranks} ranks {faster} faster, {wrong} wrong, {failed} failed")?;
+    say!(
+        "# {all} shapes with {ranks} ranks: {faster} with a faster choice, {wrong} wrong, {failed} failed"
+    )?;
     Ok(failed == 0 && wrong == 0)
 }
 
-/// Times cases, an operator with its shape and the names of variants each, among so many ranks; the lines of all.
+/// Times cases (an operator with its shape and names of variants) with `ranks` ranks; returns the
+/// lines of all.
 pub(crate) fn timed(
     kind: BackendKind,
     ranks: usize,
@@ -84,11 +88,11 @@ pub(crate) fn timed(
     Ok(lines.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// The row that says so.
+/// Tuning row for a choice that was faster than the rule's.
 fn row(shape: &Shape, (rule, best): (&Value, &Value), ranks: usize, from: &str) -> String {
     let (m, n, k) = (&rule["m"], &rule["n"], &rule["k"]);
     let depth = if shape.op.multiplies() { format!("k = {k}\n") } else { String::new() };
-    // Where N or K is a rank's own, it decides where all have the same.
+    // The row holds only for calls with `even` if N or K may differ between ranks.
     let even = if shape.op.options().contains(&"even") { "even = true\n" } else { "" };
     let columns = if shape.options.shard == Shard::Columns { "columns = true\n" } else { "" };
     format!(
@@ -103,8 +107,8 @@ fn row(shape: &Shape, (rule, best): (&Value, &Value), ranks: usize, from: &str) 
     )
 }
 
-/// What the rules choose, and then all that differs from it: each variant that is not slower on principle, with
-/// the tile that the rules have for it, and with its halves and doubles.
+/// Choices to time: the rule's first, then each variant that is not slow by design, with the rule's
+/// tile and with tiles of half and double size.
 fn choices(shape: &Shape, ranks: Ranks) -> Vec<Choice> {
     let (mut choices, mut seen) = (Vec::new(), Vec::new());
     let mut add = |variant: &str, tile| {
@@ -129,8 +133,8 @@ fn choices(shape: &Shape, ranks: Ranks) -> Vec<Choice> {
     choices
 }
 
-/// Sums under locks add what others add, one after the other; and what is fused tile by tile multiplies at half of
-/// the rate of a product of whole matrices.
+/// Whether a variant may be the fastest. Sums under locks are serialised, and fused products run at
+/// half the rate of whole-matrix GEMMs.
 fn is_worth_it(op: Op, variant: Variant) -> bool {
     use Variant::*;
     match variant {

@@ -1,18 +1,21 @@
-//! Charts of a record, as SVG: how fast each operator is beside the vendor's libraries, over its sizes.
+//! Charts of a record, as SVG: one for each operator, with speed over size, and an overview with one dot per
+//! measured shape. Each has a panel for each machine; labels stand beside the axes, not in them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow};
+use plotters::coord::Shift;
 use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::{Line, Subject, baselines, message_bytes};
 use crate::errors::usage;
 
-/// Width and height, in pixels.
+/// Width and height of a chart, in pixels.
 pub(crate) const SIZE: (u32, u32) = (960, 540);
-/// Colours that people who see few of them can tell apart (Okabe and Ito).
+/// Colours that colour-blind people can tell apart (Okabe and Ito).
 pub(crate) const COLOURS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -22,14 +25,23 @@ pub(crate) const COLOURS: [RGBColor; 6] = [
     RGBColor(86, 180, 233),
 ];
 
-/// Fonts of titles and of all else.
+/// Fonts of titles and of other text.
 pub(crate) const TITLE: (&str, u32) = ("sans-serif", 24);
 pub(crate) const TEXT: (&str, u32) = ("sans-serif", 15);
-/// Around a chart, in pixels.
+/// Margin around a chart, in pixels.
 pub(crate) const MARGIN: i32 = 18;
+/// Font of labels beside the axes, and the height of a label, in pixels.
+const LABEL: (&str, u32) = ("sans-serif", 13);
+const LABEL_HEIGHT: i32 = 15;
+/// Width of a panel, and of its labels, in pixels.
+const PANEL: u32 = 640;
+const LABELS: i32 = 190;
 
-/// A line of a chart: its name, and points of size and speed. Speed is the libraries' time by ours:
-/// above 1 we are faster.
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type Drawn<'a> = Result<(), Box<dyn Error + 'a>>;
+
+/// A line of a chart: its name, and points of size and speed. Speed is the baseline's time divided by ours: above 1
+/// iris is faster.
 #[derive(Clone, PartialEq, Debug)]
 struct Series {
     name: String,
@@ -37,44 +49,52 @@ struct Series {
     points: Vec<(f64, f64)>,
 }
 
-/// Whose speed it is.
+/// Owner of a speed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Of {
     Us,
     Torch,
-    /// What cannot be passed.
+    /// Bound that no program passes: the product, or the bytes on the links.
     Limit,
 }
 
-/// The chart of an operator.
+/// Chart of an operator.
 #[derive(Debug)]
 struct Chart {
     op: String,
     by_bytes: bool,
-    /// The libraries.
+    /// Name of the baseline.
     beside: String,
-    series: Vec<Series>,
+    /// Series by machine.
+    panels: BTreeMap<String, Vec<Series>>,
 }
 
-/// Draws every operator that has points; returns the files.
+/// Draws every operator that has points, and the overview; returns the files.
 pub(super) fn draw_all(lines: &[Line], folder: &Path) -> Result<Vec<PathBuf>> {
     let written = |error: std::io::Error| {
-        usage(format!("folder {}", folder.display()), error, "one that can be written")
+        usage(format!("folder {}", folder.display()), error, "a path that can be written")
     };
     std::fs::create_dir_all(folder).map_err(written)?;
     let mut files = Vec::new();
-    for chart in charts(lines) {
-        let path = folder.join(format!("{}.svg", chart.op));
-        let mut text = String::new();
-        chart.draw(&mut text).map_err(|e| anyhow!("chart of {}: {e}", chart.op))?;
+    let mut write = |name: &str, text: String| {
+        let path = folder.join(format!("{name}.svg"));
         std::fs::write(&path, text).map_err(written)?;
         files.push(path);
+        anyhow::Ok(())
+    };
+    for chart in charts(lines) {
+        let mut text = String::new();
+        chart.draw(&mut text).map_err(|e| anyhow!("chart of {}: {e}", chart.op))?;
+        write(&chart.op, text)?;
     }
+    let mut text = String::new();
+    draw_overview(lines, &mut text).map_err(|e| anyhow!("overview: {e}"))?;
+    write("overview", text)?;
     Ok(files)
 }
 
-/// Points of size and speed, by what the line is called and whose it is.
-type Points = BTreeMap<(String, Of), Vec<(f64, f64)>>;
+/// Points of size and speed, by machine, name of the line and owner.
+type Points = BTreeMap<(String, String, Of), Vec<(f64, f64)>>;
 
 fn charts(lines: &[Line]) -> Vec<Chart> {
     let mut by_op: BTreeMap<&str, Points> = BTreeMap::new();
@@ -89,47 +109,114 @@ fn charts(lines: &[Line]) -> Vec<Chart> {
         let other = subject.other_type();
         let Subject { device, n, k, columns, .. } = subject;
         let columns = if columns { ", A by columns" } else { "" };
-        let name = match by_bytes {
-            true => device,
-            false => format!("{device}, N {n}, K {k}{columns}{other}"),
-        };
+        let name = if by_bytes { String::new() } else { format!("{n} x {k}{columns}{other}") };
         let series = by_op.entry(&line.op).or_default();
         let mut add = |of: Of, us: f64| {
-            let points = series.entry((name.clone(), of)).or_default();
+            let points = series.entry((device.clone(), name.clone(), of)).or_default();
             points.push((size as f64, base / us));
         };
         add(Of::Us, line.us);
         line.torch_us.into_iter().for_each(|us| add(Of::Torch, us));
-        line.limit_us.into_iter().for_each(|us| add(Of::Limit, us));
+        // A limit above our own time was measured by a slower transfer: it bounds nothing.
+        line.limit_us.filter(|&us| us <= line.us).into_iter().for_each(|us| add(Of::Limit, us));
     }
-    let chart = |(op, series): (&str, Points)| {
-        let series = series.into_iter().map(|((name, of), mut points)| {
+    let chart = |(op, points): (&str, Points)| {
+        let mut panels: BTreeMap<String, Vec<Series>> = BTreeMap::new();
+        for ((device, name, of), mut points) in points {
             points.sort_by(|a, b| a.0.total_cmp(&b.0));
-            Series { name, of, points }
-        });
+            panels.entry(device).or_default().push(Series { name, of, points });
+        }
         let (by_bytes, beside) = (!op.contains("matmul"), baselines(lines));
-        Chart { op: op.into(), by_bytes, beside, series: series.collect() }
+        Chart { op: op.into(), by_bytes, beside, panels }
     };
     by_op.into_iter().map(chart).collect()
 }
 
+impl Series {
+    /// Text beside the end of the line.
+    fn label(&self) -> String {
+        let of = match self.of {
+            Of::Us => "iris",
+            Of::Torch => "PyTorch",
+            Of::Limit => "limit",
+        };
+        match (&*self.name, self.of) {
+            ("", _) => of.into(),
+            (name, Of::Us) => name.into(),
+            (name, _) => format!("{of}, {name}"),
+        }
+    }
+}
+
+/// Draws the title and returns an area for each of `count` panels side by side.
+fn panels<'a>(
+    text: &'a mut String,
+    title: &str,
+    count: usize,
+    height: u32,
+) -> Result<Vec<Area<'a>>, Box<dyn Error + 'a>> {
+    let root =
+        SVGBackend::with_string(text, (PANEL * count.max(1) as u32, height)).into_drawing_area();
+    root.fill(&WHITE)?;
+    let root = root.margin(10, 0, 0, 0).titled(title, TITLE)?;
+    Ok(root.split_evenly((1, count.max(1))))
+}
+
+/// Ends a chart: its panels are one document.
+fn present(areas: &[Area<'_>]) -> Result<()> {
+    areas.first().map_or(Ok(()), |area| Ok(area.present()?))
+}
+
+/// Draws labels in a column, at the heights of what they name or as near as there is room.
+fn draw_labels<'a>(
+    area: &Area<'_>,
+    left: i32,
+    mut labels: Vec<(i32, String, RGBColor)>,
+) -> Drawn<'a> {
+    labels.sort_by_key(|label| label.0);
+    let (top, bottom) = (LABEL_HEIGHT, area.dim_in_pixel().1 as i32 - LABEL_HEIGHT);
+    let mut free = top;
+    for label in &mut labels {
+        label.0 = label.0.max(free);
+        free = label.0 + LABEL_HEIGHT;
+    }
+    let mut free = bottom;
+    for label in labels.iter_mut().rev() {
+        label.0 = label.0.min(free);
+        free = label.0 - LABEL_HEIGHT;
+    }
+    for (y, text, colour) in labels {
+        let style = LABEL.into_font().color(&colour).pos(Pos::new(HPos::Left, VPos::Center));
+        area.draw(&Text::new(text, (left, y), style)).map_err(|e| e.to_string())?;
+    }
+    Ok(())
+}
+
 impl Chart {
-    /// Draws it into `text`.
-    fn draw(&self, text: &mut String) -> Result<(), Box<dyn Error + '_>> {
-        let points = || self.series.iter().flat_map(|series| &series.points);
-        let log = |size: f64| size.log2();
-        let least = points().map(|point| log(point.0)).fold(f64::INFINITY, f64::min);
-        let most = points().map(|point| log(point.0)).fold(0.0, f64::max);
+    /// Draws the chart into `text`.
+    fn draw(&self, text: &mut String) -> Result<()> {
+        let title = format!("{}: speed relative to {}", self.op, self.beside);
+        let areas = panels(text, &title, self.panels.len(), SIZE.1).map_err(|e| anyhow!("{e}"))?;
+        for (area, (machine, series)) in areas.iter().zip(&self.panels) {
+            self.draw_panel(area, machine, series).map_err(|e| anyhow!("{machine}: {e}"))?;
+        }
+        present(&areas)
+    }
+
+    fn draw_panel<'a>(&self, area: &'a Area<'_>, machine: &str, series: &[Series]) -> Drawn<'a> {
+        // All panels have the same axes, so that machines can be compared.
+        let points = || self.panels.values().flatten().flat_map(|series| &series.points);
+        let least = points().map(|point| point.0.log2()).fold(f64::INFINITY, f64::min);
+        let most = points().map(|point| point.0.log2()).fold(0.0, f64::max).max(least + 1.0);
         let top = points().map(|point| point.1).fold(1.2, f64::max) * 1.08;
-        let root = SVGBackend::with_string(text, SIZE).into_drawing_area();
-        root.fill(&WHITE)?;
-        let title = format!("{}: speed beside {}", self.op, self.beside);
-        let mut chart = ChartBuilder::on(&root)
-            .caption(title, TITLE)
+        let (begin, end) = (least - 0.3, most + 0.3);
+        let mut chart = ChartBuilder::on(area)
+            .caption(machine, TEXT)
             .margin(MARGIN)
+            .margin_right(LABELS)
             .x_label_area_size(48)
-            .y_label_area_size(60)
-            .build_cartesian_2d(least - 0.3..most.max(least + 1.0) + 0.3, 0.0..top)?;
+            .y_label_area_size(56)
+            .build_cartesian_2d(begin..end, 0.0..top)?;
         let size = |at: &f64| {
             let whole = (at - at.round()).abs() < 1e-6;
             let size = 2f64.powf(*at) as usize;
@@ -143,56 +230,107 @@ impl Chart {
             .configure_mesh()
             .disable_x_mesh()
             .light_line_style(TRANSPARENT)
-            .x_labels((most - least) as usize + 3)
+            .x_labels(((most - least) as usize + 3).min(9))
             .x_label_formatter(&size)
             .y_label_formatter(&|speed| format!("{speed:.1}"))
-            .x_desc(if self.by_bytes { "size of the message" } else { "M, rows of the whole" })
+            .x_desc(if self.by_bytes { "bytes of the message" } else { "M, rows of the whole" })
             .y_desc("times as fast")
-            .label_style(TEXT)
+            .label_style(LABEL)
             .draw()?;
-        let (begin, end) = (least - 0.3, most.max(least + 1.0) + 0.3);
-        chart
-            .draw_series([PathElement::new([(begin, 1.0), (end, 1.0)], BLACK.stroke_width(2))])?
-            .label(&*self.beside)
-            .legend(|(x, y)| PathElement::new([(x, y), (x + 24, y)], BLACK.stroke_width(2)));
-        let names: Vec<&str> = self.series.iter().map(|series| &*series.name).collect();
-        for series in &self.series {
-            // A limit has the colour of what it limits.
-            let first = names.iter().position(|name| *name == series.name).unwrap_or_default();
-            let which = names[..first].iter().collect::<std::collections::BTreeSet<_>>().len();
+        chart.draw_series([PathElement::new([(begin, 1.0), (end, 1.0)], BLACK.stroke_width(2))])?;
+        let mut labels = vec![(chart.backend_coord(&(end, 1.0)).1, self.beside.clone(), BLACK)];
+        let all = self.panels.values().flatten();
+        let names: BTreeSet<&str> = all.map(|series| &*series.name).collect();
+        for series in series {
+            // The limit has the colour of the line that it limits.
+            let which = names.iter().position(|name| *name == series.name).unwrap_or_default();
             let colour = COLOURS[which % COLOURS.len()];
-            let at = series.points.iter().map(|&(size, speed)| (log(size), speed));
-            let dashes = match series.of {
-                Of::Us => None,
-                Of::Torch => Some((2, "PyTorch")),
-                Of::Limit => Some((8, "the limit")),
-            };
-            if let Some((dash, whose)) = dashes {
-                chart
-                    .draw_series(DashedLineSeries::new(at, dash, 5, colour.stroke_width(2)))?
-                    .label(format!("{whose}: {}", series.name))
-                    .legend(move |(x, y)| {
-                        PathElement::new([(x, y), (x + dash, y)], colour.stroke_width(2))
-                    });
-            } else {
-                chart
-                    .draw_series(LineSeries::new(at, colour.stroke_width(3)).point_size(4))?
-                    .label(series.name.clone())
-                    .legend(move |(x, y)| {
-                        PathElement::new([(x, y), (x + 24, y)], colour.stroke_width(3))
-                    });
+            let at = series.points.iter().map(|&(size, speed)| (size.log2(), speed));
+            match series.of {
+                Of::Us => {
+                    chart.draw_series(LineSeries::new(at, colour.stroke_width(3)).point_size(4))?;
+                }
+                Of::Torch => {
+                    chart.draw_series(DashedLineSeries::new(at, 9, 5, colour.stroke_width(2)))?;
+                }
+                Of::Limit => {
+                    chart.draw_series(DashedLineSeries::new(at, 2, 4, colour.stroke_width(1)))?;
+                }
             }
+            let last =
+                series.points.last().map_or((end, 1.0), |&(size, speed)| (size.log2(), speed));
+            labels.push((chart.backend_coord(&last).1, series.label(), colour));
         }
-        chart
-            .configure_series_labels()
-            .background_style(WHITE.mix(0.85))
-            .border_style(BLACK.mix(0.25))
-            .label_font(TEXT)
-            .position(SeriesLabelPosition::LowerRight)
-            .draw()?;
-        root.present()?;
-        Ok(())
+        let base = area.get_base_pixel();
+        let right = chart.backend_coord(&(end, 0.0)).0 - base.0 + 8;
+        for label in &mut labels {
+            label.0 -= base.1;
+        }
+        draw_labels(area, right, labels)
     }
+}
+
+/// Draws one dot per measured shape: a row for each operator, a panel for each machine.
+fn draw_overview(lines: &[Line], text: &mut String) -> Result<()> {
+    let mut machines: BTreeMap<String, BTreeMap<&str, Vec<f64>>> = BTreeMap::new();
+    for line in lines {
+        if let Some(ratio) = line.ratio() {
+            let speeds = machines.entry(line.subject().device).or_default();
+            speeds.entry(&line.op).or_default().push(1.0 / ratio);
+        }
+    }
+    let ops: BTreeSet<&str> = machines.values().flat_map(BTreeMap::keys).copied().collect();
+    let ops: Vec<&str> = ops.into_iter().rev().collect();
+    let speeds = || machines.values().flat_map(BTreeMap::values).flatten();
+    let most = speeds().copied().fold(1.5, f64::max) + 0.1;
+    let title = format!("Speed relative to {}: one dot per shape", baselines(lines));
+    let height = 130 + 34 * ops.len() as u32;
+    let areas = panels(text, &title, machines.len(), height).map_err(|e| anyhow!("{e}"))?;
+    for (area, (machine, speeds)) in areas.iter().zip(&machines) {
+        draw_row(area, (machine, speeds), &ops, most).map_err(|e| anyhow!("{machine}: {e}"))?;
+    }
+    present(&areas)
+}
+
+fn draw_row<'a>(
+    area: &'a Area<'_>,
+    (machine, speeds): (&str, &BTreeMap<&str, Vec<f64>>),
+    ops: &[&str],
+    most: f64,
+) -> Drawn<'a> {
+    let rows = ops.len() as f64;
+    let mut chart = ChartBuilder::on(area)
+        .caption(machine, TEXT)
+        .margin(MARGIN)
+        .margin_left(LABELS)
+        .x_label_area_size(44)
+        .build_cartesian_2d(0.5..most, -0.5..rows - 0.5)?;
+    chart
+        .configure_mesh()
+        .disable_y_mesh()
+        .light_line_style(TRANSPARENT)
+        .x_labels(8)
+        .y_labels(0)
+        .x_label_formatter(&|speed| format!("{speed:.1}"))
+        .x_desc("times as fast: right of the line iris is faster")
+        .label_style(LABEL)
+        .draw()?;
+    chart
+        .draw_series([PathElement::new([(1.0, -0.5), (1.0, rows - 0.5)], BLACK.stroke_width(2))])?;
+    let base = area.get_base_pixel();
+    let left = chart.backend_coord(&(0.5, 0.0)).0 - base.0 - 8;
+    for (row, op) in ops.iter().enumerate() {
+        let at = row as f64;
+        let style = LABEL.into_font().color(&BLACK).pos(Pos::new(HPos::Right, VPos::Center));
+        let y = chart.backend_coord(&(0.5, at)).1 - base.1;
+        area.draw(&Text::new((*op).to_owned(), (left, y), style))?;
+        let dot = |&speed: &f64| {
+            let colour = if speed < 1.0 { COLOURS[1] } else { COLOURS[0] };
+            Circle::new((speed, at), 5, colour.mix(0.55).filled())
+        };
+        chart.draw_series(speeds.get(op).into_iter().flatten().map(dot))?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -207,14 +345,13 @@ mod tests {
         let lines = [product(64, 40.0, None), product(1, 10.0, Some(5.0))];
         let charts = charts(&lines);
         let [chart] = &charts[..] else { panic!("{charts:?}") };
-        let name = "2 x X, N 4096, K 512".to_string();
+        let name = "4096 x 512".to_string();
         let ours = Series { name: name.clone(), of: Of::Us, points: vec![(1.0, 2.0), (64.0, 0.5)] };
-        assert_eq!(chart.series, [ours, Series { name, of: Of::Limit, points: vec![(1.0, 4.0)] }]);
+        let limit = Series { name, of: Of::Limit, points: vec![(1.0, 4.0)] };
+        assert_eq!(chart.panels, BTreeMap::from([("2 x X".to_string(), vec![ours, limit])]));
         let mut text = String::new();
         chart.draw(&mut text).unwrap();
-        for word in
-            ["<svg", "matmul_all_reduce: speed", "N 4096, K 512", "the limit: 2 x X", "</svg>"]
-        {
+        for word in ["<svg", "matmul_all_reduce: speed", "2 x X", "limit, 4096 x 512", "</svg>"] {
             assert!(text.contains(word), "{word} in {text}");
         }
     }
@@ -223,6 +360,20 @@ mod tests {
     fn messages_are_drawn_by_their_bytes_and_barriers_not() {
         let lines = [line("all_reduce", 32, 10.0, 10.0), line("barrier", 0, 1.0, 2.0)];
         let charts = charts(&lines);
-        assert_eq!((charts.len(), charts[0].series[0].points[0]), (1, (262_144.0, 1.0)));
+        assert_eq!(charts.len(), 1);
+        assert_eq!(charts[0].panels["2 x X"][0].points[0], (262_144.0, 1.0));
+    }
+
+    #[test]
+    fn the_overview_has_a_row_for_each_operator_and_a_dot_for_each_shape() {
+        let other = Line { device: "4 x X".into(), ..line("barrier", 0, 1.0, 2.0) };
+        let lines = [line("all_reduce", 32, 10.0, 10.0), Line { ranks: 4, ..other }];
+        let mut text = String::new();
+        draw_overview(&lines, &mut text).unwrap();
+        for word in ["2 x X", "4 x X", "all_reduce", "barrier"] {
+            assert!(text.contains(word), "{word} in {text}");
+        }
+        assert_eq!(text.matches("<circle").count(), 2);
+        assert_eq!(text.matches("</svg>").count(), 1);
     }
 }

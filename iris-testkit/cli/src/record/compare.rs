@@ -1,4 +1,4 @@
-//! Two records beside each other.
+//! Comparison of two records.
 
 use anyhow::Result;
 use comfy_table::Table;
@@ -7,19 +7,20 @@ use iris_testkit::say;
 use super::{Line, Subject};
 use crate::job::median;
 
-/// A subject that both records have, done in the same way.
+/// Subject that both records have, with the same variant.
 #[derive(Debug)]
 struct Pair {
     subject: Subject,
     variant: String,
-    /// Times: of old, of new.
+    /// Times in microseconds: of the old record, of the new one.
     us: [f64; 2],
-    /// The new one by the old one, each by the libraries' time in its own run if both have that, taken in the same
-    /// way: runs differ by the clocks of the day, and the libraries' kernels run at the same clocks.
+    /// New time divided by the old one. If both records have the libraries' time, measured in the
+    /// same way, each time is first divided by it: clocks differ between runs, and the libraries'
+    /// kernels run at the same clocks as ours.
     ratio: f64,
 }
 
-/// The last line of a record that is the same as `line` in all but its time.
+/// Last line of a record that equals `line` except for its time.
 fn same<'a>(lines: &'a [Line], line: &Line) -> Option<&'a Line> {
     lines.iter().rev().find(|other| {
         (other.subject(), &other.variant, other.workgroups, other.tile)
@@ -29,7 +30,7 @@ fn same<'a>(lines: &'a [Line], line: &Line) -> Option<&'a Line> {
 
 fn pairs(old: &[Line], new: &[Line]) -> Vec<Pair> {
     let pair = |(index, line): (usize, &Line)| {
-        // Of what was measured several times the last counts.
+        // If a subject was measured several times, its last line counts.
         if same(&new[index + 1..], line).is_some() {
             return None;
         }
@@ -50,7 +51,7 @@ fn pairs(old: &[Line], new: &[Line]) -> Vec<Pair> {
     pairs
 }
 
-/// Prints what both have, the most gained first, and the median.
+/// Prints the pairs, the largest gain first, and the median.
 pub(crate) fn print(old: &[Line], new: &[Line]) -> Result<()> {
     let pairs = pairs(old, new);
     let mut table = Table::new();
@@ -71,12 +72,12 @@ pub(crate) fn print(old: &[Line], new: &[Line]) -> Result<()> {
         ]);
     }
     if pairs.is_empty() {
-        say!("the records have nothing in common")?;
+        say!("the records have no subject in common")?;
         return Ok(());
     }
     say!("{table}")?;
     let middle = median(pairs.iter().map(|pair| pair.ratio).collect());
-    say!("* by the libraries' times in each run, where both took them in the same way")?;
+    say!("* each time divided by the libraries' time in its run, if both records have it")?;
     say!("{} in common; median {middle:.3}", pairs.len())?;
     Ok(())
 }
@@ -89,7 +90,7 @@ mod tests {
     #[test]
     fn the_clocks_of_a_run_are_divided_out() {
         let old = [line("all_reduce", 1, 10.0, 10.0), line("all_reduce", 8, 20.0, 10.0)];
-        // A run at half the clock; then the same again, which counts.
+        // A run at half the clock, then the same case again, which counts.
         let new = [
             line("all_reduce", 1, 99.0, 20.0),
             line("all_reduce", 1, 20.0, 20.0),
@@ -105,7 +106,7 @@ mod tests {
     fn without_the_libraries_times_are_compared_as_they_are() {
         let bare = |us| Line { baseline_us: None, ..line("matmul", 1, us, 1.0) };
         assert_eq!(pairs(&[bare(4.0)], &[bare(2.0)])[0].ratio, 0.5);
-        // Or taken in another way.
+        // The ratio is also of plain times if the libraries were timed in another way.
         let windowed = Line { windowed_us: Some(5.0), ..line("matmul", 1, 2.0, 5.0) };
         assert_eq!(pairs(&[line("matmul", 1, 4.0, 9.0)], &[windowed])[0].ratio, 0.5);
         let other = Line { tile: Some([8, 8]), ..bare(2.0) };

@@ -1,24 +1,24 @@
 //! Fit of a machine's parameters to measured calls.
 //!
-//! Least squares over logarithms of predicted by measured times, by damped Gauss-Newton steps (Levenberg, Marquardt); a
-//! loss that grows like the absolute value beyond [`LARGE`] keeps single rows from ruling. Parameters that the rows say
-//! nothing of stay where they start, which a weak prior sees to.
+//! Least squares over the logarithms of predicted divided by measured times, by damped Gauss-Newton
+//! steps (Levenberg-Marquardt). Beyond [`LARGE`] the loss grows linearly, so that single rows do
+//! not dominate. A weak prior keeps parameters that the rows do not determine at their start.
 
 use iris_ops::Machine;
 
-use super::regret::Measured;
+use super::measured::Measured;
 
-/// Error from which on the loss is no longer its square.
+/// Error beyond which the loss grows linearly instead of quadratically.
 const LARGE: f64 = 0.05;
-/// Weight of a parameter's distance from where it starts, in logarithms.
+/// Weight of a parameter's distance from its start, in logarithms.
 const PRIOR: f64 = 0.03;
-/// Weight of products on the tile core, which one rate describes badly.
+/// Weight of products on the tile core, which a single rate describes badly.
 const TILE_CORE: f64 = 0.3;
 const STEPS: usize = 40;
 
-/// The machine that fits these rows, from one to start with.
+/// Machine that fits these rows best, starting from `start`.
 pub(crate) fn fitted(rows: &[&Measured], start: &Machine) -> Machine {
-    // A parameter that is 0 has no logarithm: it stays.
+    // A parameter that is 0 has no logarithm, so it is not changed.
     let values = start.values();
     let free: Vec<usize> = (0..values.len()).filter(|&at| values[at] > 0.0).collect();
     let machine = |logs: &[f64]| {
@@ -53,7 +53,7 @@ pub(crate) fn fitted(rows: &[&Measured], start: &Machine) -> Machine {
                 moved.iter().zip(&now).map(|(moved, now)| (moved - now) / APART).collect()
             })
             .collect();
-        // Weights make of the squares that loss.
+        // Weights turn the sum of squares into the loss.
         let weights: Vec<f64> =
             now.iter().map(|it| (1.0 + (it / LARGE).powi(2)).sqrt().recip()).collect();
         let product = |a: &[f64], b: &[f64]| -> f64 {
@@ -88,7 +88,7 @@ pub(crate) fn fitted(rows: &[&Measured], start: &Machine) -> Machine {
     machine(&logs)
 }
 
-/// The solution of linear equations, by elimination with pivots.
+/// Solution of a system of linear equations, by elimination with pivots.
 fn solved(mut matrix: Vec<Vec<f64>>, mut right: Vec<f64>) -> Vec<f64> {
     let size = right.len();
     for at in 0..size {

@@ -1,5 +1,4 @@
-//! `iris record`: what a record of benchmarks says: a table for readers, charts, and how it differs
-//! from another.
+//! `iris record`: prints a record of benchmarks as a table, draws charts, and compares two records.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -16,34 +15,37 @@ pub(crate) use compare::print as compare;
 pub(crate) mod chart;
 mod compare;
 pub(crate) mod fit;
+pub(crate) mod measured;
 pub(crate) mod regret;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// The record, as `iris bench --record` appends to it for GPUs [default: bench/record/h200.jsonl of the workspace].
+    /// Record, as `iris bench --record` writes it for GPUs [default: bench/record/h200.jsonl of the
+    /// workspace].
     file: Option<PathBuf>,
-    /// Only lines of commits that begin so.
+    /// Use only lines of commits that begin with this text.
     #[arg(long, value_name = "COMMIT")]
     commit: Option<String>,
-    /// Prints how the times differ from those of another record, in place of the table.
+    /// Print the differences from another record, instead of the table.
     #[arg(long, value_name = "FILE")]
     compare: Option<PathBuf>,
-    /// Prints, for each commit that has variants by name, errors of predicted times, and what choosing by them costs.
+    /// Print, for each commit with variants by name, errors of predicted times and the cost of
+    /// choosing by them.
     #[arg(long)]
     regret: bool,
-    /// The same after the machine's parameters were fitted to these commits, which it prints.
+    /// Fit the machine's parameters to these commits first, and print them; then as --regret.
     #[arg(long, value_name = "COMMITS")]
     fit: Option<String>,
-    /// Draws a chart of each operator into this folder, as OP.svg.
+    /// Draw a chart of each operator into this folder, as OP.svg.
     #[arg(long, value_name = "FOLDER")]
     charts: Option<PathBuf>,
-    /// Replaces the table between the lines <!-- record --> and <!-- /record --> of this file.
+    /// Replace the table between the lines <!-- record --> and <!-- /record --> of this file.
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
 }
 
-/// The file of this name in the folder bench/record of the workspace that the current folder is in; of the current
-/// folder if it is in none.
+/// Path of this file in the folder bench/record of the workspace that contains the current folder,
+/// or of the current folder if there is no workspace.
 pub(crate) fn kept(name: &str) -> PathBuf {
     let folder = Path::new("bench/record");
     let here = std::env::current_dir().unwrap_or_default();
@@ -51,12 +53,12 @@ pub(crate) fn kept(name: &str) -> PathBuf {
     found.unwrap_or_else(|| folder.into()).join(name)
 }
 
-/// A measured operator: one line of a record. Lines of other things have no `op` and no `us`.
+/// Measured operator: one line of a record. Other lines have no `op` or no `us` and are skipped.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Line {
     pub(crate) op: String,
     pub(crate) variant: String,
-    /// The variant that was asked for, which may be `auto`; not in records of old.
+    /// Variant that was asked for, possibly `auto`; `None` in old records.
     asked: Option<String>,
     #[serde(default)]
     dtype: String,
@@ -74,35 +76,37 @@ pub(crate) struct Line {
     commit: String,
     pub(crate) us: f64,
     pub(crate) baseline_us: Option<f64>,
-    /// The same by the library with its buffers registered as windows, where that was timed: the base is the faster.
+    /// Time of the library with its buffers registered as windows, if measured; `baseline_us` is
+    /// the faster of both.
     windowed_us: Option<f64>,
-    /// The version of RCCL, which is in records of AMD's devices.
+    /// Version of RCCL, in records of AMD devices.
     rccl: Option<String>,
-    /// The median of samples, each by the one beside it; not in records of old.
+    /// Median of samples, each divided by the baseline's next to it; `None` in old records.
     ratio: Option<f64>,
-    /// Nothing can be faster: the product, or what crosses the links, whichever takes longer.
+    /// Lower limit of the time: the product or the transfer, whichever takes longer.
     pub(crate) limit_us: Option<f64>,
-    /// The same by PyTorch's own operators, on the same machine.
+    /// Time of PyTorch's own operators on the same machine.
     pub(crate) torch_us: Option<f64>,
-    /// Of a sum with a norm, whose base is no library's.
+    /// Epsilon of an RMSNorm, for which the baseline is not a library.
     rms_norm: Option<f64>,
 }
 
-/// What is measured, whatever it is done by: the operator, its matrices, and the ranks' devices.
+/// Subject of a measurement, without the variant: the operator, its matrices, and the ranks'
+/// devices.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Subject {
     pub(crate) device: String,
     pub(crate) op: String,
     pub(crate) dtype: String,
     pub(crate) columns: bool,
-    /// N and K, by which rows of a table are told apart, then M.
+    /// N and K, by which rows of a table differ, then M.
     pub(crate) n: usize,
     pub(crate) k: usize,
     pub(crate) m: usize,
 }
 
 impl Subject {
-    /// The type where it is not the usual one, behind a comma.
+    /// Element type after a comma if it is not the usual one, else empty.
     pub(crate) fn other_type(&self) -> String {
         if self.dtype == "bf16" { String::new() } else { format!(", {}", self.dtype) }
     }
@@ -118,35 +122,38 @@ impl Line {
         Subject { device, op, dtype, columns, n, k, m }
     }
 
-    /// What it was measured beside.
+    /// Names of the libraries of the baseline.
     pub(crate) fn baseline(&self) -> &'static str {
         if self.rccl.is_some() { "RCCL with hipBLASLt" } else { "NCCL with cuBLASLt" }
     }
 
-    /// Time by that of the vendor's libraries: as measured, sample by sample, where the record has that.
+    /// Time divided by that of the vendor's libraries: the recorded ratio if there is one, which
+    /// was taken sample by sample.
     pub(crate) fn ratio(&self) -> Option<f64> {
         self.ratio.or_else(|| self.baseline_us.map(|base| self.us / base))
     }
 
-    /// Whether nobody chose for the plan how it is done.
+    /// Whether the number of workgroups was set by hand, so that the plan did not choose
+    /// everything.
     fn is_tuned_by_hand(&self) -> bool {
         self.workgroups.is_some()
     }
 }
 
-/// The lines of a file that are of operators, in their order.
+/// Lines of a file that describe operators, in their order.
 pub(crate) fn read(path: &Path) -> Result<Vec<Line>> {
     let name = path.display().to_string();
     let text = std::fs::read_to_string(path).map_err(|e| usage(&name, e, "a readable record"))?;
     parse(&text).map_err(|(line, error)| usage(format!("{name}, line {line}"), error, "JSON"))
 }
 
-/// Those of a run that has just been.
+/// Lines of a run that has just finished.
 pub(crate) fn of_values(values: Vec<serde_json::Value>) -> Vec<Line> {
     values.into_iter().filter_map(line_of).collect()
 }
 
-/// A line of an operator beside libraries; what is not, or is of stress, is not looked at.
+/// Line of an operator with a library baseline; `None` for other lines and for those with an
+/// RMSNorm.
 fn line_of(value: serde_json::Value) -> Option<Line> {
     let line: Option<Line> = serde_json::from_value(value).ok();
     line.filter(|line| line.rms_norm.is_none())
@@ -162,8 +169,8 @@ fn parse(text: &str) -> Result<Vec<Line>, (usize, serde_json::Error)> {
     Ok(lines)
 }
 
-/// What `auto` took, the latest of each subject; in records of old, which do not say what was asked, the
-/// fastest of a run.
+/// Latest line of each subject for which `auto` chose; in old records, which do not say what was
+/// asked for, the fastest line of a run.
 pub(crate) fn automatic(lines: &[Line]) -> Vec<Line> {
     let mut found: BTreeMap<Subject, Line> = BTreeMap::new();
     for line in lines.iter().filter(|line| !line.is_tuned_by_hand()) {
@@ -218,7 +225,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
 const BEGIN: &str = "<!-- record -->";
 const END: &str = "<!-- /record -->";
 
-/// The text with another table between the marks.
+/// Text in which the table between the marks is replaced.
 fn replaced(text: &str, table: &str) -> Option<String> {
     let (before, rest) = text.split_once(BEGIN)?;
     let (_, after) = rest.split_once(END)?;
@@ -233,7 +240,7 @@ fn write_table(path: &Path, table: &str) -> Result<()> {
     std::fs::write(path, text).map_err(|e| usage(&name, e, "a file that can be written"))
 }
 
-/// Sizes as people say them.
+/// Number of bytes with a unit.
 fn bytes(bytes: usize) -> String {
     match bytes {
         0..1024 => format!("{bytes} B"),
@@ -242,22 +249,22 @@ fn bytes(bytes: usize) -> String {
     }
 }
 
-/// Bytes of a message of this dtype.
+/// Bytes of a message with this element type.
 pub(crate) fn message_bytes(subject: &Subject) -> usize {
     let size = if subject.dtype == "f32" { 4 } else { 2 };
     subject.m * subject.n * size
 }
 
-/// What these were measured beside, in words.
+/// Names of the libraries that these lines were measured beside.
 fn baselines(lines: &[Line]) -> String {
     let all: BTreeSet<&str> = lines.iter().map(Line::baseline).collect();
     all.into_iter().collect::<Vec<_>>().join(" or ")
 }
 
-/// The table, as Markdown: a row for each operator, its N and K and the devices; in it time by time of
-/// the vendor's libraries, by M or by size.
+/// Table as Markdown: a row for each operator, N and K, and devices, with ratios to the vendor's
+/// libraries by M or by size.
 pub(crate) fn table(automatic: &[Line]) -> String {
-    // By device and operator; of products by N and K, of messages all sizes in one row.
+    // Rows are grouped by device and operator; products also by N and K, messages not.
     let mut rows: BTreeMap<(String, String, String), Vec<&Line>> = BTreeMap::new();
     for line in automatic.iter().filter(|line| line.ratio().is_some()) {
         let other = line.subject().other_type();
@@ -289,7 +296,7 @@ pub(crate) fn table(automatic: &[Line]) -> String {
             lines.iter().map(|line| line.commit.chars().take(7).collect::<String>()).collect();
         commits.dedup();
         let on = format!("{device} ({})", commits.join(", "));
-        // Writing to a string does not fail.
+        // Writing to a String cannot fail.
         let _ = writeln!(text, "| `{op}` | {on} | {factors} | {} |", cells.join(", "));
     }
     text
@@ -365,10 +372,10 @@ mod tests {
             "| `matmul_all_reduce` | 2 x X (abcdef0) | 4096 x 512 | 1: 0.50, 64: 1.50 |"
         );
         assert_eq!(rows.len(), 2);
-        // What was measured sample by sample goes before the quotient of two medians.
+        // The recorded ratio, taken sample by sample, is preferred to the quotient of two medians.
         let paired = Line { ratio: Some(1.3), ..line("all_reduce", 1, 12.0, 10.0) };
         assert!(table(&[paired]).contains("8 KiB: 1.30"));
-        // It says whose libraries they are.
+        // The table's heading names the vendor's libraries.
         let amd = Line { rccl: Some("2.27.7".into()), ..line("all_reduce", 1, 12.0, 10.0) };
         let beside = |lines: &[Line]| table(lines).lines().next().unwrap_or_default().to_owned();
         assert!(beside(std::slice::from_ref(&amd)).contains("time of RCCL with hipBLASLt;"));
@@ -384,13 +391,17 @@ mod tests {
         assert_eq!(replaced("a\n", "new\n"), None);
     }
 
-    /// Whoever changes the record writes the table anew: `iris record --write README.md`.
+    /// Tests that docs/performance.md has the table of the record. After a change of the record, run `iris
+    /// record --write docs/performance.md`.
     #[test]
     fn the_readmes_table_is_that_of_the_record() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let lines = read(&root.join("bench/record/h200.jsonl")).unwrap();
-        let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
+        let page = std::fs::read_to_string(root.join("docs/performance.md")).unwrap();
         let table = table(&automatic(&lines));
-        assert!(readme.contains(&format!("{BEGIN}\n{table}{END}\n")), "not in README.md:\n{table}");
+        assert!(
+            page.contains(&format!("{BEGIN}\n{table}{END}\n")),
+            "not in docs/performance.md:\n{table}"
+        );
     }
 }

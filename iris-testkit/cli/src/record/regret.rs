@@ -1,69 +1,19 @@
-//! Predictions beside a record: their errors, and what choosing by them costs.
+//! Predictions compared with a record: their errors, and the cost of choosing by them (regret).
 //!
-//! The regret of a choice is the measured time of the variant that is predicted to be the quickest by that of the
-//! variant that was. Rows of a shape that were timed several times count once, by their median.
+//! The regret of a choice is the measured time of the variant that is predicted to be the fastest,
+//! divided by that of the variant that was the fastest. If a shape was timed several times, the
+//! median counts.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Result;
-use iris_ops::{Device, Machine, Plan, Ranks, Shard, TileShape, Variant};
+use iris_ops::{Device, Machine, Ranks, Variant};
 use iris_testkit::say;
-use iris_testkit::suite::{Op, Options, plan};
-use serde::Deserialize;
 
 use super::fit::fitted;
+use super::measured::{Measured, Row, Shape, measured};
 use crate::errors::usage;
-
-/// A row of a record whose variant is known.
-#[derive(Debug, Deserialize)]
-struct Row {
-    op: String,
-    variant: String,
-    asked: Option<String>,
-    dtype: String,
-    m: usize,
-    n: usize,
-    k: usize,
-    columns: Option<bool>,
-    tile: Option<[usize; 2]>,
-    rms_norm: Option<f32>,
-    ranks: usize,
-    #[serde(default)]
-    commit: String,
-    us: f64,
-    ratio_spread: Option<[f64; 2]>,
-}
-
-/// What was measured: whoever does it, it has the same result.
-pub(crate) type Shape = (String, [usize; 3], String, bool, bool);
-
-/// A measured call, and the plan that did it.
-#[derive(Debug)]
-pub(crate) struct Measured {
-    pub(super) shape: Shape,
-    pub(super) variant: Variant,
-    size: usize,
-    pub(super) us: f64,
-    /// Whether `auto` took it.
-    auto: bool,
-    /// High by low of its samples.
-    spread: f64,
-    plan: Plan,
-}
-
-impl Measured {
-    pub(crate) fn predicted(&self, machine: &Machine) -> Option<f64> {
-        self.plan.predicted_on(machine, self.size)
-    }
-
-    /// Whether its product is on the portable tile core, of which one rate says little.
-    pub(super) fn is_tile_core(&self) -> bool {
-        use Variant::*;
-        self.plan.op().multiplies()
-            && matches!(self.variant, OneShot | TwoShot | Push | Baseline | Pull | Staged)
-    }
-}
 
 /// The rows of one machine: of commits, and of a number of ranks.
 #[derive(Debug)]
@@ -72,7 +22,8 @@ pub(super) struct Record {
     pub(super) rows: Vec<Measured>,
 }
 
-/// Records of a file that have variants by name: of each commit and number of ranks, oldest first.
+/// Records of a file that have variants by name: one for each commit and number of ranks, oldest
+/// first.
 pub(super) fn records(path: &Path) -> Result<Vec<Record>> {
     let name = path.display().to_string();
     let text = std::fs::read_to_string(path).map_err(|e| usage(&name, e, "a readable record"))?;
@@ -90,34 +41,6 @@ pub(super) fn records(path: &Path) -> Result<Vec<Record>> {
     }
     found.retain(|record| record.groups().values().any(|group| group.len() > 1));
     Ok(found)
-}
-
-/// A line of a benchmark of these ranks, if it is of an operator and a variant.
-pub(crate) fn of_line(line: serde_json::Value, ranks: Ranks) -> Option<Measured> {
-    measured(serde_json::from_value(line).ok()?, ranks.untuned())
-}
-
-/// The row with its plan, if there is such a variant today.
-fn measured(row: Row, ranks: Ranks) -> Option<Measured> {
-    let (op, variant) = (row.op.parse::<Op>().ok()?, row.variant.parse::<Variant>().ok()?);
-    let columns = row.columns.unwrap_or(false);
-    let mut options = Options::new(row.m, row.n, row.k).backend(ranks.device.backend).even(true);
-    options.dtype = row.dtype.parse().ok()?;
-    options.tile = row.tile.map(|[m, n]| TileShape { m, n });
-    options.rms_norm = row.rms_norm;
-    options.shard = if columns { Shard::Columns } else { Shard::Rows };
-    let name = if op.options().contains(&"variant") { variant.name() } else { "auto" };
-    let plan = plan(op, name, ranks, &options).ok()?;
-    let [low, high] = row.ratio_spread.unwrap_or([1.0; 2]);
-    Some(Measured {
-        shape: (row.op, [row.m, row.n, row.k], row.dtype, columns, row.rms_norm.is_some()),
-        variant,
-        size: row.m,
-        us: row.us,
-        auto: row.asked.as_deref() == Some("auto"),
-        spread: high / low,
-        plan,
-    })
 }
 
 /// A variant of a shape: its median time, and its prediction.
@@ -162,7 +85,8 @@ impl Record {
         self.groups().into_iter().map(of).collect()
     }
 
-    /// Errors of predictions, each by its measured time; products on the tile core count in the regret alone.
+    /// Relative errors of the predictions, sorted. Products on the tile core are left out; they
+    /// count in the regret only.
     pub(super) fn errors(&self, machine: &Machine) -> Vec<f64> {
         let counted = self.rows.iter().filter(|row| !row.is_tile_core());
         let errors = counted.filter_map(|row| Some((row.predicted(machine)? / row.us - 1.0).abs()));
@@ -171,13 +95,13 @@ impl Record {
         errors
     }
 
-    /// Regret of each shape with several variants, and what was chosen in place of what.
+    /// Regret of each shape with several variants, with the chosen variant and the fastest one.
     pub(super) fn regrets(&self, machine: &Machine) -> Vec<Regret> {
         let chosen = |(shape, group): (&Shape, Vec<Timed>)| {
             if group.len() < 2 {
                 return None;
             }
-            // Those that need A in the heap are asked for by name.
+            // Variants that need A in the heap are excluded, because `auto` never chooses them.
             let any =
                 group.iter().filter(|it| !matches!(it.variant, Variant::Pull | Variant::Staged));
             let chosen = any.min_by(|a, b| a.predicted_us.total_cmp(&b.predicted_us))?;
@@ -194,7 +118,8 @@ impl Record {
     }
 }
 
-/// Errors of predictions of rows, each by its measured time, sorted; products on the tile core are left out.
+/// Relative errors of the predictions for these rows, sorted; products on the tile core are left
+/// out.
 pub(crate) fn errors(rows: &[Measured], machine: &Machine) -> Vec<f64> {
     let counted = rows.iter().filter(|row| !row.is_tile_core());
     let errors = counted.filter_map(|row| Some((row.predicted(machine)? / row.us - 1.0).abs()));
@@ -203,14 +128,14 @@ pub(crate) fn errors(rows: &[Measured], machine: &Machine) -> Vec<f64> {
     errors
 }
 
-/// A choice by predictions.
+/// Choice by predictions for one shape.
 #[derive(Debug)]
 pub(super) struct Regret {
     pub(super) shape: Shape,
-    /// Chosen variant, its time, and its samples' high by low.
+    /// Chosen variant, its time, and its highest sample divided by the lowest.
     pub(super) chosen: (Variant, f64, f64),
     pub(super) best: (Variant, f64),
-    /// Time of what `auto` took when this was measured, and its spread.
+    /// Time of the variant that `auto` chose when this was measured, and its spread.
     pub(super) ruled: Option<(f64, f64)>,
 }
 
@@ -220,20 +145,21 @@ impl Regret {
     }
 }
 
-/// The geometric mean and the largest of regrets; 1 of none.
+/// Geometric mean and maximum of regrets; 1 if there are none.
 pub(super) fn summary(regrets: impl IntoIterator<Item = f64>) -> (f64, f64) {
     let all: Vec<f64> = regrets.into_iter().collect();
     let mean = all.iter().map(|it| it.ln()).sum::<f64>() / all.len().max(1) as f64;
     (mean.exp(), all.iter().copied().fold(1.0, f64::max))
 }
 
-/// The value below which this part of sorted values is.
+/// Quantile of sorted values: the value below which the fraction `part` of them lies.
 pub(crate) fn quantile(sorted: &[f64], part: f64) -> f64 {
     let at = (sorted.len() as f64 * part) as usize;
     sorted.get(at.min(sorted.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
 }
 
-/// Prints, for each record, errors and regret of a machine: fitted to the records whose names begin so, or the built-in.
+/// Prints errors and regret for each record. The machine is fitted to the records whose names begin
+/// with `fit`, or is the built-in one.
 pub(super) fn print(path: &Path, fit: Option<&str>) -> Result<()> {
     let all = records(path)?;
     let h200 = Machine::of(Device::named("h200")?);
@@ -330,7 +256,7 @@ mod tests {
         assert!(mean <= 1.01 && worst <= 1.10, "{mean} {worst}");
     }
 
-    /// The choices of the built-in machine beside those that `auto` made by thresholds.
+    /// Compares the choices of the built-in machine with those that `auto` made by thresholds.
     #[test]
     fn predictions_choose_as_well_as_thresholds_did() {
         let record = record("e64434f, 2 ranks");

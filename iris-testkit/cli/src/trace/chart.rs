@@ -1,4 +1,4 @@
-//! The trace of one call as a chart: a lane for each workgroup of each rank, over time.
+//! Chart of one call's trace: a lane for each workgroup of each rank, over time.
 
 use std::cmp::Reverse;
 use std::error::Error;
@@ -10,18 +10,16 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use super::{KINDS, RankTrace, kind, origin};
 use crate::record::chart::{COLOURS, MARGIN, SIZE, TEXT, TITLE};
 
-/// Pixels above the lanes, left of them, below them, and between two ranks.
+/// Pixels above, left of and below the lanes, and between two ranks.
 const ABOVE: i32 = 118;
 const LEFT: i32 = 150;
 const BELOW: i32 = 52;
 const GAP: i32 = 12;
 
-/// The chart as SVG, under two lines that say what it is of.
+/// Chart as SVG, under a title and a line of description.
 pub(crate) fn chart(traces: &[RankTrace], title: &str, about: &str) -> Result<String> {
     if traces.iter().all(|trace| trace.lanes().next().is_none()) {
-        bail!(
-            "{title}: there is nothing to draw: no spans were left, or fewer calls leave room for them"
-        );
+        bail!("{title}: there are no spans to draw; with fewer calls more of them fit the trace");
     }
     let mut text = String::new();
     draw(&mut text, traces, title, about).map_err(|error| anyhow!("chart of {title}: {error}"))?;
@@ -36,7 +34,7 @@ fn draw<'a>(
 ) -> Result<(), Box<dyn Error + 'a>> {
     let spans = || traces.iter().flat_map(|trace| trace.groups.iter().flatten());
     let lanes: usize = traces.iter().map(|trace| trace.lanes().count()).sum();
-    // Lanes of many workgroups are thin, and have no names.
+    // With many workgroups the lanes are thin and have no names.
     let lane = (640 / lanes.max(1) as i32).clamp(2, 32);
     let height = lanes as i32 * lane + traces.len() as i32 * GAP;
     let begin = origin(traces);
@@ -89,10 +87,10 @@ fn draw<'a>(
                 root.draw_text(&format!("workgroup {group}"), &from_right, middle)?;
             }
             let mut spans = spans.clone();
-            // What lies within another span is drawn after it.
+            // Spans inside another span are drawn after it.
             spans.sort_by_key(|span| (span.2, Reverse(span.3)));
             for (number, _, begin, end) in spans {
-                // No span is too short to be seen.
+                // Every span is at least one pixel wide.
                 let corners =
                     [(x(begin), top + lane / 8), (x(end).max(x(begin) + 1), top + lane - lane / 8)];
                 root.draw(&Rectangle::new(corners, COLOURS[kind(number).colour].filled()))?;
@@ -112,7 +110,7 @@ mod tests {
 
     use super::*;
 
-    /// Left edge, top edge and width of the rectangles of a kind, that of the legend first.
+    /// Left edge, top edge and width of the rectangles of a kind; the first one is the legend's.
     fn rectangles(svg: &str, kind: usize) -> Vec<[i32; 3]> {
         let RGBColor(red, green, blue) = COLOURS[KINDS[kind].colour];
         let fill = format!("fill=\"#{red:02X}{green:02X}{blue:02X}\"");
@@ -144,10 +142,10 @@ mod tests {
         let [_, late, thin, early] = rectangles(&svg, 1)[..] else { panic!("{svg}") };
         let [_, wait] = rectangles(&svg, 2)[..] else { panic!("{svg}") };
         let [_, signal] = rectangles(&svg, 3)[..] else { panic!("{svg}") };
-        // Lanes: rank 0 has two, rank 1 one, in this order from above.
+        // Lanes from the top: two of rank 0, one of rank 1.
         assert!(late[1] < thin[1] && thin[1] < early[1], "{svg}");
         assert_eq!((signal[1], wait[1]), (late[1], early[1]));
-        // Time: what began first is leftmost, as wide as it took long; nothing is too short to be seen.
+        // Positions and widths are proportional to time; even the shortest span is one pixel wide.
         assert_eq!((early[0], signal[2]), (LEFT, 1));
         let near = |is: i32, wanted: i32| assert!((is - wanted).abs() <= 1, "{is} for {wanted}");
         near(late[2], early[2] / 2);

@@ -1,4 +1,4 @@
-//! cuBLASLt or hipBLASLt: products of one device, as the benchmark times them.
+//! cuBLASLt or hipBLASLt: products on one device, for the benchmark.
 
 #![allow(unsafe_code, reason = "products over memory of the device")]
 
@@ -10,22 +10,22 @@ use iris_kernels::vendor::{self, Addresses, Layout, Problem};
 
 use super::{Buffer, Vendors};
 
-/// Products of row-major matrices on one device: f32 sums, the first algorithm of the heuristic.
+/// Products of row-major matrices on one device, with f32 sums and the heuristic's first algorithm.
 pub(crate) struct Multiplier(Arc<vendor::Multiplier>);
 
-/// A product with its algorithm: C (m x n) = A (m x k) * B (k x n), or added to C.
+/// Product with its algorithm: C (m x n) = A (m x k) * B (k x n), or added to C.
 pub(crate) struct Product(Box<vendor::Product>);
 
 impl Multiplier {
-    /// Bytes of the workspace that products are given.
+    /// Bytes of the workspace for products.
     pub(crate) const WORKSPACE: usize = vendor::Prepared::WORKSPACE as usize;
 
-    /// Of the device that is current.
+    /// Opens the library for the current device.
     pub(crate) fn new(vendors: &Vendors) -> Result<Multiplier> {
         Ok(Multiplier(Arc::new(vendor::Multiplier::new(vendors.blas()?)?)))
     }
 
-    /// Chooses the algorithm.
+    /// Chooses the algorithm of a product; `adds` adds it to C.
     pub(crate) fn product(&self, shape: [usize; 3], dtype: DType, adds: bool) -> Result<Product> {
         let [_, n, k] = shape;
         let problem = Problem {
@@ -36,7 +36,8 @@ impl Multiplier {
             bias: false,
             rounds_once: false,
             addend: adds.then_some(n as u64),
-            // Blocks of the heap begin at multiples of more, and parts of them at rows.
+            // Blocks of the heap are aligned to more than 16 bytes, and parts of them begin at
+            // rows.
             alignment: 16,
             workspace: Self::WORKSPACE as u64,
         };
@@ -45,7 +46,7 @@ impl Multiplier {
 }
 
 impl Product {
-    /// Enqueues it.
+    /// Enqueues the product.
     pub(crate) fn run(&self, [a, b, c, workspace]: [&Buffer; 4], stream: u64) -> Result<()> {
         let Problem { shape: [m, n, k], a: Layout { dtype, .. }, .. } = *self.0.problem();
         let c = c.address(m * n, dtype)?;
@@ -57,8 +58,8 @@ impl Product {
             addend: c,
             workspace: workspace.address(Multiplier::WORKSPACE, DType::U8)?,
         };
-        // SAFETY: the buffers hold the matrices of the problem and its workspace, of a device that
-        // is current, as the stream's; whoever enqueues waits before the heap is closed.
+        // SAFETY: the buffers hold the problem's matrices and its workspace, on the current device,
+        // which is the stream's; the caller waits before the heap is closed.
         unsafe { self.0.enqueue(at, stream) }.map_err(Into::into)
     }
 }

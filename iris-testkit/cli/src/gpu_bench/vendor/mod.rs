@@ -1,7 +1,7 @@
-//! NCCL and cuBLASLt, or RCCL and hipBLASLt, loaded at run time: the few functions that are called, each through one place.
+//! NCCL and cuBLASLt, or RCCL and hipBLASLt, loaded at run time: the few functions that are used.
 //!
-//! cudarc has them too, but looks for neither by the names that CUDA 13 gives them, and panics where
-//! one is missing.
+//! cudarc is not used for them, because it does not search for the file names of CUDA 13 and panics
+//! if a library is missing.
 
 #![allow(unsafe_code, reason = "libraries are loaded, and functions found by name")]
 
@@ -13,8 +13,8 @@ use anyhow::{Result, ensure};
 use iris_heap::{BackendKind, DType, SymSlice, SymmetricHeap};
 use iris_kernels::vendor::{Blas, Dialect};
 
-/// The variable that keeps NCCL away from NVLink multicast, and the value it must have: multicast
-/// can put the GPUs of a host that others share out of service.
+/// Environment variable and value that keep NCCL from using NVLink multicast, which can put GPUs
+/// that others share out of service.
 pub(crate) const NO_MULTICAST: (&str, &str) = ("NCCL_NVLS_ENABLE", "0");
 
 pub(super) use blas::{Multiplier, Product};
@@ -23,10 +23,10 @@ pub(super) use nccl::{Communicator, Window};
 mod blas;
 mod nccl;
 
-/// What the libraries call an object of theirs, or the driver a stream.
+/// Handle of a library object or of a driver's stream.
 type Handle = *mut c_void;
 
-/// The libraries of this machine; of one that is missing, why.
+/// Libraries of this machine, or the reasons why they are missing.
 pub(crate) struct Vendors {
     kind: BackendKind,
     nccl: Result<nccl::Nccl, String>,
@@ -34,28 +34,28 @@ pub(crate) struct Vendors {
 }
 
 impl Vendors {
-    /// Looks in `folders`, then among CUDA's and Python's packages or beside the HIP runtime that is loaded,
-    /// then where the loader does.
+    /// Loads the libraries: from `folders`, then from CUDA's and Python's packages or beside the
+    /// loaded HIP runtime, then from the loader's path.
     pub(crate) fn load(kind: BackendKind, folders: &[PathBuf]) -> Vendors {
         let nccl = nccl::load(kind, folders).map_err(|error| error.to_string());
         let blas = Blas::load(dialect(kind), folders).map_err(|error| error.to_string());
         Vendors { kind, nccl, blas: blas.map(Arc::new) }
     }
 
-    /// What the library of collectives is called, and that of products.
+    /// Names of the collective library and of the GEMM library.
     pub(crate) fn names(&self) -> [&'static str; 2] {
         [nccl::name(self.kind), dialect(self.kind).name]
     }
 
-    /// What is there, by version, for the record; of a device that is current.
+    /// Versions of the libraries, for the record. A device must be current.
     pub(crate) fn versions(&self) -> [Result<String, String>; 2] {
         let nccl = self.nccl.as_ref().map(|nccl| nccl.version()).map_err(Clone::clone);
         let blas = self.blas.clone().and_then(|it| it.version().map_err(|e| e.to_string()));
         [nccl, blas]
     }
 
-    /// The versions of libraries that can do something on a device that is current: hipBLASLt may have no kernels for
-    /// it.
+    /// Versions of libraries that can be used on the current device; hipBLASLt may have no kernels
+    /// for it.
     pub(crate) fn usable(&self) -> [Result<String, String>; 2] {
         let [nccl, blas] = self.versions();
         let tried = || Multiplier::new(self)?.product([256; 3], DType::BF16, false).map(drop);
@@ -63,17 +63,20 @@ impl Vendors {
         [nccl, blas]
     }
 
-    /// The files that they are in.
+    /// Paths of the libraries' files.
     pub(crate) fn paths(&self) -> [Result<&Path, &str>; 2] {
         let nccl = self.nccl.as_ref().map(|nccl| &*nccl.path);
         [nccl.map_err(|e| &**e), self.blas.as_ref().map(|blas| blas.path()).map_err(|e| &**e)]
     }
 
-    /// For communicators.
+    /// Collective library, for communicators; an error if multicast is not disabled.
     fn nccl(&self) -> Result<&nccl::Nccl> {
         let (variable, value) = NO_MULTICAST;
         let set = std::env::var(variable).is_ok_and(|set| set == value);
-        ensure!(set || self.kind != BackendKind::Cuda, "{variable} is not {value}");
+        ensure!(
+            set || self.kind != BackendKind::Cuda,
+            "environment variable {variable} must be {value}"
+        );
         let name = nccl::name(self.kind);
         self.nccl.as_ref().map_err(|e| anyhow::anyhow!("no {name}: {e}"))
     }
@@ -88,8 +91,8 @@ fn dialect(kind: BackendKind) -> &'static Dialect {
     if kind == BackendKind::Cuda { &Dialect::CUBLASLT } else { &Dialect::HIPBLASLT }
 }
 
-/// A part of this rank's data segment. The heap is held, and whoever enqueues work on a buffer
-/// waits for it before the heap is closed.
+/// Part of this rank's data segment. It holds the heap; work that is enqueued on a buffer must be
+/// waited for before the heap is closed.
 #[derive(Clone)]
 pub(crate) struct Buffer {
     heap: Arc<SymmetricHeap>,
@@ -98,35 +101,43 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
-    /// Of a slice of this heap.
+    /// Buffer of a slice of this heap.
     pub(crate) fn of(heap: &Arc<SymmetricHeap>, slice: SymSlice<u8>) -> Result<Buffer> {
         heap.resolve(slice, heap.rank())?;
         Ok(Buffer { heap: heap.clone(), offset: slice.offset(), bytes: slice.bytes() })
     }
 
-    /// From the first of these, which are of one heap, to the end of the last.
+    /// Memory range from the first of these buffers, which are of one heap, to the end of the last.
     pub(crate) fn around(all: &[&Buffer]) -> Buffer {
         let offset = all.iter().map(|buffer| buffer.offset).min().unwrap_or_default();
         let end = all.iter().map(|buffer| buffer.offset + buffer.bytes).max().unwrap_or_default();
         Buffer { heap: all[0].heap.clone(), offset, bytes: end - offset }
     }
 
-    /// From byte `first` on.
+    /// Rest of the buffer from byte `first` on.
     pub(crate) fn from(&self, first: usize) -> Result<Buffer> {
         let first = first as u64;
-        ensure!(first <= self.bytes, "byte {first} of a buffer of {}", self.bytes);
+        ensure!(
+            first <= self.bytes,
+            "byte {first} is beyond the end of a buffer of {} bytes",
+            self.bytes
+        );
         Ok(Buffer { offset: self.offset + first, bytes: self.bytes - first, ..self.clone() })
     }
 
-    /// Whether there is room for so many elements.
+    /// Whether the buffer has room for `count` elements.
     pub(crate) fn holds(&self, count: usize, dtype: DType) -> bool {
         (count * dtype.size()) as u64 <= self.bytes
     }
 
-    /// The address of so many elements.
+    /// Address of the buffer, if it has room for `count` elements.
     fn address(&self, count: usize, dtype: DType) -> Result<u64> {
         let bytes = count * dtype.size();
-        ensure!(self.holds(count, dtype), "{bytes} bytes of a buffer of {}", self.bytes);
+        ensure!(
+            self.holds(count, dtype),
+            "{bytes} bytes do not fit a buffer of {} bytes",
+            self.bytes
+        );
         Ok(self.heap.view().data[self.heap.rank()] + self.offset)
     }
 }

@@ -1,4 +1,4 @@
-//! NCCL, or RCCL, which has its interface: the collectives of one rank.
+//! NCCL, or RCCL with the same interface: collectives of one rank.
 
 #![allow(unsafe_code, reason = "functions of a C library, on memory of the device")]
 
@@ -12,7 +12,7 @@ use iris_kernels::vendor::{cuda_folders, find, hip_folders, library, open};
 
 use super::{Buffer, Handle, Vendors};
 
-/// An `ncclUniqueId`.
+/// C type `ncclUniqueId`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct UniqueId([u8; 128]);
@@ -42,15 +42,15 @@ library! { ErrorTable,
     ncclGetLastError(Handle) -> *const c_char;
 }
 
-/// `NCCL_WIN_COLL_SYMMETRIC`: all ranks have it at the same offset of theirs.
+/// Flag `NCCL_WIN_COLL_SYMMETRIC`: all ranks register the same offset of their memory.
 const SYMMETRIC: c_int = 1;
 
-/// The library, and what releases of old have not.
+/// Library with its function tables; functions that old releases lack are optional.
 pub(super) struct Nccl {
     table: Table,
     windows: Result<WindowTable, String>,
     errors: Option<ErrorTable>,
-    /// A variable without which the library refuses some devices, and the value it must have.
+    /// Environment variable and value without which the library refuses some devices.
     needs: Option<(&'static str, &'static str)>,
     pub(super) path: PathBuf,
 }
@@ -66,20 +66,20 @@ impl std::ops::Deref for Nccl {
 impl Table {
     pub(super) fn version(&self) -> String {
         let mut version = 0;
-        // SAFETY: `version` is where the answer goes.
+        // SAFETY: `version` receives the result.
         unsafe { (self.ncclGetVersion)(&mut version) };
         format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
     }
 }
 
-/// The library for this kind of device.
+/// Name of the library for this backend.
 pub(super) fn name(kind: BackendKind) -> &'static str {
     if kind == BackendKind::Cuda { "NCCL" } else { "RCCL" }
 }
 
-/// The library of this machine, first looked for in `folders`.
+/// Loads the library, first from `folders`.
 pub(super) fn load(kind: BackendKind, folders: &[PathBuf]) -> Result<Nccl> {
-    // RCCL refuses gfx942 and gfx950 without it, unless their firmware and HIP are recent.
+    // RCCL needs this on gfx942 and gfx950, unless their firmware and HIP are recent.
     let needs = (kind == BackendKind::Hip).then_some(("HSA_NO_SCRATCH_RECLAIM", "1"));
     let load = |file: &Path| {
         let table = Table::of(open(file)?, "")?;
@@ -101,7 +101,7 @@ pub(super) fn load(kind: BackendKind, folders: &[PathBuf]) -> Result<Nccl> {
     Ok(find(names, &[folders, &usual].concat(), (file, &bare), load)?)
 }
 
-/// A rank's communicator.
+/// Communicator of one rank.
 pub(crate) struct Communicator<'a> {
     table: &'a Nccl,
     handle: Handle,
@@ -110,25 +110,25 @@ pub(crate) struct Communicator<'a> {
 }
 
 impl<'a> Communicator<'a> {
-    /// The id that all ranks of a communicator are given, from one of them.
+    /// Unique id of a communicator, made on one rank for all.
     pub(crate) fn id(vendors: &Vendors) -> Result<Vec<u8>> {
         let table = vendors.nccl()?;
         let mut id = UniqueId([0; 128]);
-        // SAFETY: `id` is where the answer goes.
+        // SAFETY: `id` receives the result.
         check(table, "ncclGetUniqueId", unsafe { (table.ncclGetUniqueId)(&mut id) })?;
         Ok(id.0.to_vec())
     }
 
-    /// This rank's, on the device that is current: returns when all ranks are there.
+    /// Creates this rank's communicator on the current device; returns when all ranks have joined.
     pub(crate) fn new(
         vendors: &'a Vendors,
         id: &[u8],
         (rank, ranks): (usize, usize),
     ) -> Result<Communicator<'a>> {
         let table = vendors.nccl()?;
-        let Ok(id) = id.try_into() else { bail!("an id of {} bytes, not 128", id.len()) };
+        let Ok(id) = id.try_into() else { bail!("the id has {} bytes: expected 128", id.len()) };
         let mut handle = null_mut();
-        // SAFETY: `handle` is where the answer goes.
+        // SAFETY: `handle` receives the result.
         let code = unsafe {
             (table.ncclCommInitRank)(&mut handle, ranks as c_int, UniqueId(id), rank as c_int)
         };
@@ -136,14 +136,15 @@ impl<'a> Communicator<'a> {
         Ok(Communicator { table, handle, ranks, rank })
     }
 
-    /// Lets the library treat this memory of all ranks as one window, by which its kernels may reach
-    /// peers as ours do: collective, and returns when all ranks have told of theirs.
+    /// Registers the memory of all ranks as one window, so that the library's kernels may access
+    /// peers directly. Collective; returns when all ranks have registered theirs.
     pub(crate) fn register(&self, memory: &Buffer) -> Result<Window<'_>> {
         let windows =
             self.table.windows.as_ref().map_err(|e| anyhow::anyhow!("no windows: {e}"))?;
         let mut handle = null_mut();
         let (address, bytes) = (memory.address(0, DType::U8)?, memory.bytes as usize);
-        // SAFETY: the memory is of this rank, and the buffer keeps it; `handle` is where the answer goes.
+        // SAFETY: the memory is this rank's, and the buffer keeps it alive; `handle` receives the
+        // result.
         let code = unsafe {
             (windows.ncclCommWindowRegister)(self.handle, address, bytes, &mut handle, SYMMETRIC)
         };
@@ -151,10 +152,10 @@ impl<'a> Communicator<'a> {
         Ok(Window { of: self, windows, handle, _memory: memory.clone() })
     }
 
-    /// Gives it back, once what was enqueued is done. It is not a destructor: after a failure its
-    /// kernels may never end, and this would wait for them.
+    /// Destroys the communicator after enqueued work is done. It is not a destructor, because after
+    /// a failure its kernels may never end and it would wait for them.
     pub(crate) fn close(self) -> Result<()> {
-        // SAFETY: the handle is this value's.
+        // SAFETY: this value owns the handle.
         let code = unsafe { (self.table.ncclCommDestroy)(self.handle) };
         check(self.table, "ncclCommDestroy", code)
     }
@@ -168,13 +169,13 @@ impl<'a> Communicator<'a> {
     ) -> Result<()> {
         let (from, to) = (from.address(count, dtype)?, to.address(count, dtype)?);
         let (code, stream) = (nccl_type(dtype)?, stream as usize as Handle);
-        // SAFETY: the buffers hold so many elements; communicator and stream are alive.
+        // SAFETY: the buffers hold `count` elements; communicator and stream are alive.
         let code =
             unsafe { (self.table.ncclAllReduce)(from, to, count, code, SUM, self.handle, stream) };
         check(self.table, "ncclAllReduce", code)
     }
 
-    /// `count` elements for each rank.
+    /// Reduce-scatter: each rank gets `count` elements.
     pub(crate) fn reduce_scatter(
         &self,
         (from, to): (&Buffer, &Buffer),
@@ -185,14 +186,14 @@ impl<'a> Communicator<'a> {
         let from = from.address(count * self.ranks, dtype)?;
         let to = to.address(count, dtype)?;
         let (code, stream) = (nccl_type(dtype)?, stream as usize as Handle);
-        // SAFETY: as in `all_reduce`.
+        // SAFETY: the buffers hold the elements; communicator and stream are alive.
         let code = unsafe {
             (self.table.ncclReduceScatter)(from, to, count, code, SUM, self.handle, stream)
         };
         check(self.table, "ncclReduceScatter", code)
     }
 
-    /// `count` elements of each rank.
+    /// All-gather of `count` elements from each rank.
     pub(crate) fn all_gather(
         &self,
         (from, to): (&Buffer, &Buffer),
@@ -203,13 +204,13 @@ impl<'a> Communicator<'a> {
         let from = from.address(count, dtype)?;
         let to = to.address(count * self.ranks, dtype)?;
         let (code, stream) = (nccl_type(dtype)?, stream as usize as Handle);
-        // SAFETY: as in `all_reduce`.
+        // SAFETY: the buffers hold the elements; communicator and stream are alive.
         let code =
             unsafe { (self.table.ncclAllGather)(from, to, count, code, self.handle, stream) };
         check(self.table, "ncclAllGather", code)
     }
 
-    /// From rank 0.
+    /// Broadcast of `count` elements from rank 0.
     pub(crate) fn broadcast(
         &self,
         (from, to): (&Buffer, &Buffer),
@@ -218,16 +219,16 @@ impl<'a> Communicator<'a> {
         stream: u64,
     ) -> Result<()> {
         let to = to.address(count, dtype)?;
-        // Only the root's is read.
+        // Only the root's input is read.
         let from = if self.rank == 0 { from.address(count, dtype)? } else { to };
         let (code, stream) = (nccl_type(dtype)?, stream as usize as Handle);
-        // SAFETY: as in `all_reduce`.
+        // SAFETY: the buffers hold the elements; communicator and stream are alive.
         let code =
             unsafe { (self.table.ncclBroadcast)(from, to, count, code, 0, self.handle, stream) };
         check(self.table, "ncclBroadcast", code)
     }
 
-    /// `count` elements to and from each rank, by sends and receives.
+    /// All-to-all of `count` elements to and from each rank, by sends and receives.
     pub(crate) fn all_to_all(
         &self,
         (from, to): (&Buffer, &Buffer),
@@ -239,26 +240,26 @@ impl<'a> Communicator<'a> {
         let to = to.address(count * self.ranks, dtype)?;
         let (code, stream) = (nccl_type(dtype)?, stream as usize as Handle);
         let table = self.table;
-        // SAFETY: a function without arguments.
+        // SAFETY: the function has no arguments.
         check(table, "ncclGroupStart", unsafe { (table.ncclGroupStart)() })?;
         for peer in 0..self.ranks {
             let at = (peer * count * dtype.size()) as u64;
             let rank = peer as c_int;
-            // SAFETY: as in `all_reduce`: the part of this peer is within the buffer.
+            // SAFETY: the peer's part is within the buffer; communicator and stream are alive.
             let sent =
                 unsafe { (table.ncclSend)(from + at, count, code, rank, self.handle, stream) };
             check(table, "ncclSend", sent)?;
-            // SAFETY: as above.
+            // SAFETY: the peer's part is within the buffer; communicator and stream are alive.
             let received =
                 unsafe { (table.ncclRecv)(to + at, count, code, rank, self.handle, stream) };
             check(table, "ncclRecv", received)?;
         }
-        // SAFETY: a function without arguments.
+        // SAFETY: the function has no arguments.
         check(table, "ncclGroupEnd", unsafe { (table.ncclGroupEnd)() })
     }
 }
 
-/// `ncclSum`.
+/// Code of the reduction `ncclSum`.
 const SUM: c_int = 0;
 
 fn nccl_type(dtype: DType) -> Result<c_int> {
@@ -267,11 +268,11 @@ fn nccl_type(dtype: DType) -> Result<c_int> {
         DType::F16 => 6,
         DType::F32 => 7,
         DType::BF16 => 9,
-        other => bail!("{other} is not timed with it"),
+        other => bail!("element type {other} is not supported with NCCL here"),
     })
 }
 
-/// Memory that a communicator treats as one window.
+/// Memory that is registered as a window.
 pub(crate) struct Window<'a> {
     of: &'a Communicator<'a>,
     windows: &'a WindowTable,
@@ -280,20 +281,21 @@ pub(crate) struct Window<'a> {
 }
 
 impl Window<'_> {
-    /// Gives it back, once what was enqueued is done: collective.
+    /// Deregisters the window after enqueued work is done. Collective.
     pub(crate) fn close(self) -> Result<()> {
-        // SAFETY: the handle is this value's, and the communicator is alive.
+        // SAFETY: this value owns the handle, and the communicator is alive.
         let code = unsafe { (self.windows.ncclCommWindowDeregister)(self.of.handle, self.handle) };
         check(self.of.table, "ncclCommWindowDeregister", code)
     }
 }
 
-/// Turns an outcome into an error, with all that the library says of it, and what to set if a variable is missing.
+/// Converts a return code into an error with the library's texts, and with the variable to set if
+/// one is missing.
 fn check(nccl: &Nccl, function: &str, code: c_int) -> Result<()> {
     if code == 0 {
         return Ok(());
     }
-    // SAFETY: the function takes any number and returns a constant that ends with zero.
+    // SAFETY: the function accepts any number and returns a constant string that ends with zero.
     let text = unsafe { CStr::from_ptr((nccl.ncclGetErrorString)(code)) };
     let mut why = format!("{function}: {} ({code})", text.to_string_lossy());
     if let Some(errors) = &nccl.errors {

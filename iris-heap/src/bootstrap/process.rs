@@ -1,0 +1,123 @@
+//! Processes of other ranks: their ids, and whether they are stopped.
+
+use std::fmt;
+use std::os::unix::fs::MetadataExt;
+
+use crate::error::list_texts;
+
+/// Process of a rank on this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessId {
+    /// Its id, in its namespace of ids.
+    pid: u32,
+    /// Inode of the namespace: ids of another namespace name other processes here.
+    namespace: u64,
+}
+
+impl ProcessId {
+    /// This process.
+    pub(crate) fn own() -> ProcessId {
+        let namespace = std::fs::metadata("/proc/self/ns/pid").map_or(0, |file| file.ino());
+        ProcessId { pid: std::process::id(), namespace }
+    }
+
+    /// Bytes that [`ProcessId::from_bytes`] reads.
+    pub(crate) fn to_bytes(self) -> [u8; 12] {
+        let mut bytes = [0; 12];
+        bytes[..4].copy_from_slice(&self.pid.to_le_bytes());
+        bytes[4..].copy_from_slice(&self.namespace.to_le_bytes());
+        bytes
+    }
+
+    /// The process that another rank told of; none for a message of another length.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<ProcessId> {
+        let (pid, namespace) = bytes.split_first_chunk::<4>()?;
+        let namespace = u64::from_le_bytes(namespace.try_into().ok()?);
+        Some(ProcessId { pid: u32::from_le_bytes(*pid), namespace })
+    }
+
+    /// Whether the process is stopped by a signal or a debugger; false if nobody can tell.
+    pub fn is_stopped(&self) -> bool {
+        if self.namespace != ProcessId::own().namespace {
+            return false;
+        }
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid));
+        // The name, in parentheses, may hold anything; the state is the field after it.
+        let state = stat.ok().and_then(|text| text.rsplit_once(") ")?.1.chars().next());
+        matches!(state, Some('T' | 't'))
+    }
+}
+
+impl fmt::Display for ProcessId {
+    /// `process 4242`, and for a stopped one what continues it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pid = self.pid;
+        write!(f, "process {pid}")?;
+        if self.is_stopped() {
+            write!(f, ", which is stopped: `kill -CONT {pid}` continues it")?;
+        }
+        Ok(())
+    }
+}
+
+/// Ranks with their processes, where these are known: `1 (process 4242) and 3 (process 4244)`.
+pub(crate) fn list_processes(
+    ranks: &[usize],
+    process: impl Fn(usize) -> Option<ProcessId>,
+) -> String {
+    let text = |&rank: &usize| match process(rank) {
+        Some(process) => format!("{rank} ({process})"),
+        None => rank.to_string(),
+    };
+    list_texts(ranks.iter().map(text).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn a_process_survives_the_trip_through_bytes() {
+        let own = ProcessId::own();
+        assert_eq!(ProcessId::from_bytes(&own.to_bytes()), Some(own));
+        assert_eq!(ProcessId::from_bytes(&[1; 11]), None);
+        assert!(!own.is_stopped());
+    }
+
+    #[test]
+    fn a_stopped_process_is_told_from_one_that_runs() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let process = ProcessId { pid: child.id(), ..ProcessId::own() };
+        let signal = |name: &str| {
+            let id = child.id().to_string();
+            assert!(Command::new("kill").args([name, &id]).status().unwrap().success());
+        };
+        // Signals take effect after `kill` has returned.
+        let until = |stopped: bool| {
+            let limit = Instant::now() + Duration::from_secs(60);
+            while process.is_stopped() != stopped {
+                assert!(Instant::now() < limit, "stopped: {}", !stopped);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        until(false);
+        signal("-STOP");
+        until(true);
+        let text = list_processes(&[0, 1], |rank| (rank == 1).then_some(process));
+        let expected = format!("`kill -CONT {}` continues it)", child.id());
+        assert!(text.starts_with("0 and 1 (process ") && text.ends_with(&expected), "{text}");
+        signal("-CONT");
+        until(false);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn ids_of_another_namespace_name_nobody() {
+        let other = ProcessId { pid: 1, namespace: 0 };
+        assert_eq!(other.to_string(), "process 1");
+    }
+}

@@ -1,0 +1,85 @@
+//! Variables `IRIS_*` that do not exist: typing errors, which else would be silent.
+
+use std::sync::Once;
+
+use super::VARIABLES;
+use crate::bootstrap::notice::notice;
+
+/// A variable of the environment whose name begins with `IRIS_` and that nobody reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unknown {
+    /// Its name.
+    pub name: String,
+    /// The variable that has almost the same name, if there is one.
+    pub nearest: Option<&'static str>,
+}
+
+impl std::fmt::Display for Unknown {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} is no variable of iris and is ignored", self.name)?;
+        match self.nearest {
+            Some(nearest) => write!(f, ": expected {nearest}?"),
+            None => f.write_str(": `iris doctor --verbose` lists those that are"),
+        }
+    }
+}
+
+/// The variables of this process that begin with `IRIS_` and that nobody reads.
+pub fn unknown() -> Vec<Unknown> {
+    among(std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned()))
+}
+
+/// Names unknown variables on stderr, or to `tracing` if the program has a subscriber, once in a process; of several
+/// processes rank 0 tells for all.
+pub fn tell_unknown() {
+    static TOLD: Once = Once::new();
+    if std::env::var("RANK").is_ok_and(|rank| rank != "0") {
+        return;
+    }
+    TOLD.call_once(|| unknown().iter().for_each(|it| notice(format_args!("{it}"))));
+}
+
+fn among(names: impl Iterator<Item = String>) -> Vec<Unknown> {
+    let known = |name: &str| VARIABLES.iter().any(|it| it.name == name);
+    let names = names.filter(|name| name.starts_with("IRIS_") && !known(name));
+    let mut unknown: Vec<_> = names.map(|name| Unknown { nearest: nearest(&name), name }).collect();
+    unknown.sort_by(|a, b| a.name.cmp(&b.name));
+    unknown
+}
+
+/// The variable whose name differs in the fewest letters, if these are at most a third of the name.
+fn nearest(name: &str) -> Option<&'static str> {
+    let all = VARIABLES.iter().map(|it| (distance(it.name, name), it.name));
+    let (letters, found) = all.min()?;
+    (3 * letters <= name.len() - "IRIS_".len()).then_some(found)
+}
+
+/// Letters to change, add or take away to make one name of the other (Levenshtein).
+fn distance(one: &str, other: &str) -> usize {
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (i, a) in one.bytes().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, b) in other.bytes().enumerate() {
+            let changed = diagonal + usize::from(a != b);
+            diagonal = row[j + 1];
+            row[j + 1] = changed.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[other.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_name_is_told_with_the_right_one() {
+        let names = ["IRIS_DEADLIN", "IRIS_DEADLINE", "PATH", "IRIS_COLOUR", "IRIS_"];
+        let found = among(names.map(String::from).into_iter());
+        let texts: Vec<_> = found.iter().map(ToString::to_string).collect();
+        assert_eq!(texts.len(), 3, "{texts:?}");
+        assert!(texts[1].starts_with("IRIS_COLOUR is no variable") && texts[1].contains("doctor"));
+        assert!(texts[2].ends_with("expected IRIS_DEADLINE?"), "{}", texts[2]);
+        assert_eq!((distance("kitten", "sitting"), distance("", "abc")), (3, 3));
+    }
+}

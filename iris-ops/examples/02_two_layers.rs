@@ -1,0 +1,55 @@
+//! A feed-forward block of two layers over two ranks, with matrices in memory of the program's own: all ranks have the
+//! input, a rank has half of the inner columns, and all get the whole output.
+//!
+//! ```sh
+//! cargo run --release -p iris-ops --example 02_two_layers
+//! ```
+
+use iris_heap::World;
+use iris_ops::{
+    Epilogue, MatRef, Matmul, MatmulAllReduce, MatmulArgs, Plan, Room, matmul, matmul_all_reduce,
+};
+
+/// Rows (tokens), columns of input and output, and all inner columns.
+const SHAPE: (usize, usize, usize) = (4, 6, 8);
+
+fn rank(world: World) -> anyhow::Result<Vec<f32>> {
+    let (m, hidden, inner) = (SHAPE.0, SHAPE.1, SHAPE.2 / world.size());
+    let up = matmul::Options::new(m, inner, hidden).epilogue(Epilogue::Gelu).name("up");
+    let down = matmul_all_reduce::Options::new(m, hidden, inner).name("down");
+    let (up, down) = (up.plan(&world)?, down.plan(&world)?);
+    // The matrices lie elsewhere: the heap has room for what the operators exchange.
+    let heap = Plan::open_heap(&world, &[&up, &down], Room::none())?;
+    let (up, down) = (Matmul::new(&heap, &up)?, MatmulAllReduce::new(&heap, &down)?);
+
+    let (x, w_up) = (vec![1.0_f32; m * hidden], vec![0.5_f32; hidden * inner]);
+    let (w_down, mut h) = (vec![0.25_f32; inner * hidden], vec![0.0_f32; m * inner]);
+    let mut y = vec![0.0_f32; m * hidden];
+    let input = |data: &[f32], rows, cols| {
+        // SAFETY: the vectors live, and nobody writes them, until the stream has finished both calls.
+        unsafe { MatRef::external(data.as_ptr(), data.len(), rows, cols) }
+    };
+    let output = |data: &mut [f32], rows, cols| {
+        // SAFETY: the vectors live, and nobody else accesses them, until the stream has finished both calls.
+        unsafe { MatRef::external_mut(data.as_mut_ptr(), data.len(), rows, cols) }
+    };
+    let (h, out) = (output(&mut h, m, inner), output(&mut y, m, hidden));
+    let stream = heap.stream()?;
+    up.run(&MatmulArgs::new(input(&x, m, hidden), input(&w_up, hidden, inner), h), &stream)?;
+    down.run(&MatmulArgs::new(h, input(&w_down, inner, hidden), out), &stream)?;
+    stream.sync()?;
+    up.free()?;
+    down.free()?;
+    heap.close()?;
+    world.close()?;
+    Ok(y)
+}
+
+fn main() -> anyhow::Result<()> {
+    let results = World::run_threads(2, rank)?;
+    println!("both ranks have {:.3?} ..", &results[0][..4]);
+    // gelu(6 * 0.5) = 2.99595, by eight inner columns and 0.25.
+    let right = |y: &f32| (y - 8.0 * 0.25 * 2.99595).abs() < 1e-3;
+    anyhow::ensure!(results[0] == results[1] && results[0].iter().all(right), "{results:?}");
+    Ok(())
+}

@@ -1,0 +1,147 @@
+//! Texts of all errors: each shows the value, what was expected, and what to do.
+
+use std::collections::BTreeSet;
+
+use iris_heap::BackendKind;
+
+use iris_testkit::guide::has_section;
+
+use super::*;
+use crate::ops::{all_reduce, matmul_all_reduce};
+use crate::ranks::Ranks;
+
+/// Troubleshooting by error text is a part of it.
+const GUIDE: &str = include_str!("../../GUIDE.md");
+
+/// Names every variant: a new one does not compile until it stands here, and the test fails until it has an example.
+macro_rules! variants {
+    ($($name:ident),* $(,)?) => {
+        const NAMES: &[&str] = &[$(stringify!($name)),*];
+
+        fn name(error: &Error) -> &'static str {
+            match error { $(Error::$name { .. } => stringify!($name),)* }
+        }
+    };
+}
+
+variants! {
+    Unknown, Tuning, NoPlan, Invalid, Shape, Dtype, Overlap, TooManyRows, TooManyElements, OtherWorld, Poisoned, Step, Heap,
+}
+
+/// Errors, each with its value, expectation and action as they stand in its text.
+fn examples() -> Vec<(Error, [&'static str; 3])> {
+    let op = || OpLabel::from(Op::AllReduce);
+    let cause = || Box::new(iris_heap::Error::GaveUp { rank: 3 });
+    vec![
+        (
+            "fast".parse::<crate::Variant>().unwrap_err().into(),
+            ["variant fast", "expected one of", "one_shot, two_shot"],
+        ),
+        (
+            Error::Tuning {
+                path: "x.toml".into(),
+                why: "is for 4 ranks, expected 2: run `iris tune` for 2".into(),
+            },
+            ["x.toml is for 4 ranks", "expected 2", "run `iris tune`"],
+        ),
+        (Error::NoPlan, ["0 plans", "expected at least one", "pass the plans"]),
+        (
+            Error::Invalid {
+                op: op(),
+                what: "root".into(),
+                value: "7".into(),
+                expected: "below 4".into(),
+            },
+            ["root is 7", "expected", "below 4"],
+        ),
+        (
+            Error::Shape { op: op(), matrix: "C", rows: 3, cols: 4, expected: "3 x 5".into() },
+            ["C is 3 x 4", "expected 3 x 5", "pass such a matrix"],
+        ),
+        (
+            Error::Dtype { op: op(), matrix: "C", dtype: DType::F16, expected: DType::F32 },
+            ["C has element type f16", "expected f32", "pass f32, or plan with"],
+        ),
+        (
+            Error::Overlap { op: op(), first: "C", second: "A" },
+            ["C and A overlap", "expected memory of its own", "allocate it apart"],
+        ),
+        (
+            Error::TooManyRows { op: op(), rows: 9, planned: 8 },
+            ["9 rows", "expected at most 8", "pass fewer, or plan for 9"],
+        ),
+        (
+            Error::TooManyElements { op: op(), elements: 9, planned: 8 },
+            ["9 elements", "expected at most 8", "pass fewer, or plan for 9"],
+        ),
+        (
+            Error::OtherWorld { op: op(), planned_rank: 1, planned_size: 4, rank: 1, size: 2 },
+            ["rank 1 of 4", "expected rank 1 of 2", "plan on each rank"],
+        ),
+        (
+            Error::Poisoned { op: op(), cause: cause() },
+            ["rank 3 gave up", "expected one without", "open them anew"],
+        ),
+        (
+            Error::Step {
+                op: op(),
+                step: "kernel two_shot".into(),
+                cause: cause(),
+                then: Then::Close,
+            },
+            ["step kernel two_shot", "expected to finish", "close it"],
+        ),
+        (
+            Error::Heap { op: op(), cause: cause() },
+            ["all_reduce: rank 3 gave up", "expected to finish", "open them anew"],
+        ),
+    ]
+}
+
+#[test]
+fn every_error_shows_its_value_what_was_expected_and_what_to_do() {
+    let examples = examples();
+    for (error, parts) in &examples {
+        let text = error.to_string();
+        for part in parts {
+            assert!(text.contains(part), "{}: no {part:?} in {text:?}", name(error));
+        }
+        assert!(has_section(GUIDE, &text), "{}: no section of the guide for {text:?}", name(error));
+    }
+    let shown: BTreeSet<_> = examples.iter().map(|(error, _)| name(error)).collect();
+    assert_eq!(shown, NAMES.iter().copied().collect());
+}
+
+#[test]
+fn an_operator_is_named_by_its_label_and_shape() {
+    let ranks = Ranks::new(0, 2);
+    let options = matmul_all_reduce::Options::new(64, 8, usize::MAX);
+    let of = |options: &matmul_all_reduce::Options| options.plan(ranks).unwrap_err().to_string();
+    let shape = format!("matmul_all_reduce of 64 x 8 x {} f32", usize::MAX);
+    assert!(of(&options).starts_with(&format!("{shape}: k is ")), "{}", of(&options));
+    let named = of(&options.name("layer3.down"));
+    assert!(named.starts_with(&format!("layer3.down ({shape}): k is ")), "{named}");
+
+    let other = all_reduce::Options::new(8)
+        .plan(ranks.on_device(crate::Device::assumed(BackendKind::Cuda)));
+    let plan = all_reduce::Options::new(8).plan(ranks).unwrap();
+    let error = crate::Plan::heap_options(&[&plan, &other.unwrap()], crate::Room::none());
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("backend is cuda") && error.contains("cpu"), "{error}");
+}
+
+#[test]
+fn a_label_is_said_once() {
+    let label: Arc<str> = "layer3.down (all_reduce of 8 f32)".into();
+    let heap =
+        |what: &str| Error::Heap { op: Op::AllReduce.into(), cause: Box::new(panicked(what)) };
+    for what in ["all_reduce", &label] {
+        let text = heap(what).labelled(&label).to_string();
+        assert_eq!(text.matches("all_reduce").count(), 1, "{text}");
+    }
+}
+
+/// A cause that begins with a name, as a fault does.
+fn panicked(name: &str) -> iris_heap::Error {
+    iris_heap::Error::Panicked { name: name.into(), group: None, message: "by design".into() }
+}

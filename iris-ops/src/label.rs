@@ -1,0 +1,75 @@
+//! Labels: how errors name an operator, so that one of several alike is found in the program.
+
+use std::fmt;
+use std::panic::Location;
+use std::sync::Arc;
+
+use crate::kind::Op;
+use crate::options::Request;
+
+/// An operator in an error: its kind, and where it is known its name or place in the program, with its shape.
+///
+/// It is equal to its [`Op`], whatever its name.
+#[derive(Clone, Debug)]
+pub struct OpLabel {
+    op: Op,
+    text: Option<Arc<str>>,
+}
+
+impl OpLabel {
+    /// The kind of operator.
+    pub fn op(&self) -> Op {
+        self.op
+    }
+
+    /// Gives the operator this text, in place of its kind alone.
+    pub(crate) fn set(&mut self, text: &Arc<str>) {
+        self.text.get_or_insert_with(|| text.clone());
+    }
+}
+
+impl From<Op> for OpLabel {
+    fn from(op: Op) -> Self {
+        Self { op, text: None }
+    }
+}
+
+impl PartialEq<Op> for OpLabel {
+    fn eq(&self, op: &Op) -> bool {
+        self.op == *op
+    }
+}
+
+impl fmt::Display for OpLabel {
+    /// `layer3.down (all_reduce of 64 f32)`, or `all_reduce of 64 f32 at src/main.rs:20:14`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.text {
+            Some(text) => f.write_str(text),
+            None => write!(f, "{}", self.op),
+        }
+    }
+}
+
+impl Request {
+    /// The operator with its shape and, without a name, the place where the program makes it.
+    pub(crate) fn label(&self, place: Option<&Location<'_>>) -> Arc<str> {
+        let what = self.shape();
+        match (&self.name, place) {
+            (Some(name), _) => format!("{name} ({what})"),
+            (None, Some(place)) => format!("{what} at {place}"),
+            (None, None) => what,
+        }
+        .into()
+    }
+
+    /// The operator with its shape and element type: `matmul_all_reduce of 64 x 256 x 128 f32`.
+    pub(crate) fn shape(&self) -> String {
+        let Request { m, n, k, dtype, elements, .. } = *self;
+        match (self.op(), elements) {
+            (Op::Barrier, _) => Op::Barrier.to_string(),
+            (op, _) if op.multiplies() => format!("{op} of {m} x {n} x {k} {dtype}"),
+            (op, true) => format!("{op} of {n} {dtype}"),
+            (op, false) => format!("{op} of {m} x {n} {dtype}"),
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! [`Room`], the memory that a program wants in a heap beside the operators, and heaps that are opened for plans.
+
+use std::sync::Arc;
+
+use iris_heap::{Bytes, DType, Element, HeapOptions, SymmetricHeap, World};
+
+use crate::error::{Error, InOp, Result};
+use crate::plan::Plan;
+use crate::spec::Part;
+use crate::workspace::outcome;
+
+/// Memory that a program allocates from a heap, beside what its operators take: for [`Plan::open_heap`].
+///
+/// ```
+/// use iris_heap::Bytes;
+/// use iris_ops::Room;
+/// let own_memory = Room::none(); // matrices lie elsewhere
+/// let matrices = Room::matrices(); // each matrix of each plan once, as large as its largest call
+/// let more = Room::matrices().and(Bytes::mib(64)).and_elements::<f32>(4096);
+/// # let _ = (own_memory, matrices, more);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    matrices: bool,
+    more: Bytes,
+}
+
+impl Room {
+    /// No room: matrices lie in memory of the program's own.
+    pub fn none() -> Self {
+        Self { matrices: false, more: Bytes::ZERO }
+    }
+
+    /// Room for each matrix of each plan once (A, B, C, a bias, and what belongs to an RMSNorm), as large as in the
+    /// largest call and on the rank that has most.
+    pub fn matrices() -> Self {
+        Self { matrices: true, more: Bytes::ZERO }
+    }
+
+    /// Adds room for an allocation of this size.
+    #[must_use]
+    pub fn and(self, more: Bytes) -> Self {
+        Self { more: self.more + more.allocated(), ..self }
+    }
+
+    /// Adds room for an allocation of `len` elements.
+    #[must_use]
+    pub fn and_elements<T: Element>(self, len: usize) -> Self {
+        self.and(Bytes::of::<T>(len))
+    }
+
+    /// Bytes that these plans of this rank come to.
+    pub(crate) fn of(self, plans: &[&Plan]) -> Bytes {
+        let matrices = plans.iter().filter(|_| self.matrices).map(|plan| plan.matrix_bytes());
+        matrices.sum::<Bytes>() + self.more
+    }
+}
+
+impl From<Bytes> for Room {
+    /// Room for one allocation of this size, and none for matrices of plans.
+    fn from(bytes: Bytes) -> Self {
+        Self::none().and(bytes)
+    }
+}
+
+impl Plan {
+    /// Opens a heap for the operators of these plans on their device, with `room` for what the program allocates
+    /// besides: collective.
+    ///
+    /// A heap that is opened for all plans of a program never runs full in `new`. Ranks may have different N and K,
+    /// where the operators allow that: the heap is as large as the rank needs it that needs most.
+    ///
+    /// ```
+    /// use iris_heap::World;
+    /// use iris_ops::{MatmulAllReduce, Plan, Room, matmul_all_reduce::Options};
+    ///
+    /// World::run_threads(2, |world| -> anyhow::Result<()> {
+    ///     let (m, n, k) = (64, 256, 128);
+    ///     let plan = Options::new(m, n, k).plan(&world)?;
+    ///     let heap = Plan::open_heap(&world, &[&plan], Room::matrices())?;
+    ///     let (a, b) = (heap.ones::<f32>(m * k)?, heap.ones::<f32>(k * n)?);
+    ///     let c = heap.zeros::<f32>(m * n)?;
+    ///     let op = MatmulAllReduce::new(&heap, &plan)?;
+    /// #   let _ = (a, b, c);
+    /// #   op.free()?;
+    /// #   heap.close()?;
+    /// #   world.close()?;
+    ///     Ok(())
+    /// })?;
+    /// # anyhow::Ok(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the plans are for different devices, or for another rank than the world's;
+    /// [`Error::NoPlan`]; those of [`SymmetricHeap::open`], which names what differs in the plans of two ranks.
+    #[track_caller]
+    pub fn open_heap(
+        world: &World,
+        plans: &[&Plan],
+        room: impl Into<Room>,
+    ) -> Result<Arc<SymmetricHeap>> {
+        let first = *plans.first().ok_or(Error::NoPlan)?;
+        let op = first.op();
+        // A rank that refuses its plans tells the others, which would wait for it otherwise.
+        let options = options_for(world, plans, room.into());
+        let told = world.all_ok("opening a heap for plans", outcome(&options)).in_op(op);
+        let options = options?;
+        told?;
+        // N and K may be a rank's own, and all segments are of one size.
+        let mine = [options.data_bytes, options.signal_bytes, options.device_words];
+        let all = world.allgather(bytemuck::cast_slice(&mine)).in_op(op)?;
+        let most = |index: usize| {
+            let sizes = all.iter().filter_map(|sizes| sizes.chunks_exact(8).nth(index));
+            let sizes = sizes.filter_map(|bytes| bytes.try_into().ok().map(u64::from_ne_bytes));
+            sizes.max().unwrap_or(mine[index])
+        };
+        let options = options.data_bytes(most(0)).signal_bytes(most(1)).device_words(most(2));
+        SymmetricHeap::open(world, options).in_op(op)
+    }
+
+    /// Room that the matrices of the largest call take in a heap, each an allocation of its own, on whichever rank has
+    /// most of each.
+    fn matrix_bytes(&self) -> Bytes {
+        let (request, row) = (self.request(), self.row());
+        let (dtype, output) = (request.dtype, request.output_dtype());
+        let room = |dtype: DType, (rows, cols): (usize, usize)| {
+            let elements = (rows as u64).saturating_mul(cols as u64);
+            Bytes::new(elements.saturating_mul(dtype.size() as u64)).allocated()
+        };
+        let shapes = (0..self.ranks().size).map(|rank| {
+            let mut plan = self.clone();
+            plan.ranks.rank = rank;
+            plan.shapes(self.largest())
+        });
+        let (mut a, mut b, mut c) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
+        let mut rows = Bytes::ZERO;
+        for shapes in shapes {
+            if row.a != Part::None {
+                a = a.max(room(dtype, shapes.a));
+            }
+            if row.c != Part::None {
+                c = c.max(room(output, shapes.c));
+                rows = rows.max(room(DType::F32, (1, shapes.c.1)));
+            }
+            b = shapes.b.map_or(b, |shape| b.max(room(dtype, shape)));
+        }
+        let bias = if row.multiplies() { rows } else { Bytes::ZERO };
+        // Residual and normed result have the shape of C, the weight that of one row.
+        let norm = if request.rms_norm.is_some() { c * 2 + rows } else { Bytes::ZERO };
+        [a, b, c, bias, norm].into_iter().sum()
+    }
+}
+
+/// Options of a heap for these plans, if all plans are for this rank of the world.
+fn options_for(world: &World, plans: &[&Plan], room: Room) -> Result<HeapOptions> {
+    let (rank, size) = (world.rank(), world.size());
+    let planned = |plan: &Plan| (plan.ranks().rank, plan.ranks().size);
+    if let Some(other) = plans.iter().find(|plan| planned(plan) != (rank, size)) {
+        let (planned_rank, planned_size) = planned(other);
+        return Err(Error::OtherWorld {
+            op: other.op().into(),
+            planned_rank,
+            planned_size,
+            rank,
+            size,
+        });
+    }
+    Plan::heap_options(plans, room)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::{all_reduce, matmul_all_reduce, matmul_reduce_scatter};
+    use crate::ranks::Ranks;
+    use crate::{AllReduce, MatmulAllReduce};
+
+    /// Allocates all matrices of both plans and both operators; the heap has no byte left for another block.
+    #[test]
+    fn room_for_matrices_is_what_they_take() {
+        World::run_threads(2, |world| -> anyhow::Result<()> {
+            let (m, n, k) = (65, 33, 10 + world.rank());
+            let product = matmul_all_reduce::Options::new(m, n, k).plan(&world)?;
+            let sum = all_reduce::Options::rows(m, n).rms_norm(1e-5).plan(&world)?;
+            let heap = Plan::open_heap(&world, &[&product, &sum], Room::matrices())?;
+            let ops = (MatmulAllReduce::new(&heap, &product)?, AllReduce::new(&heap, &sum)?);
+            for elements in [m * 11, 11 * n, m * n, n, m * n, m * n, m * n, m * n, n] {
+                heap.zeros::<f32>(elements)?;
+            }
+            let full = heap.zeros::<f32>(1).unwrap_err();
+            assert!(matches!(full, iris_heap::Error::OutOfHeap { free: 0, .. }), "{full}");
+            (ops.0.free()?, ops.1.free()?);
+            heap.close()?;
+            Ok(world.close()?)
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn sizes_of_ranks_that_have_more_count_on_all() {
+        let sizes = World::run_threads(3, |world| -> anyhow::Result<u64> {
+            let plan =
+                matmul_reduce_scatter::Options::new(64, 8, 1 << world.rank()).plan(&world)?;
+            let heap = Plan::open_heap(&world, &[&plan], Room::matrices().and(Bytes::mib(1)))?;
+            let free = heap.free_bytes(iris_heap::Segment::Data).0;
+            heap.close()?;
+            world.close()?;
+            Ok(free)
+        });
+        let sizes = sizes.unwrap();
+        assert!(sizes.iter().all(|size| *size == sizes[0]), "{sizes:?}");
+    }
+
+    #[test]
+    fn a_plan_for_another_world_is_refused_on_all_ranks() {
+        let outcomes = World::run_threads(2, |world| -> anyhow::Result<String> {
+            let size = 2 + world.rank();
+            let plan = all_reduce::Options::new(8).plan(Ranks::new(world.rank(), size))?;
+            let error = Plan::open_heap(&world, &[&plan], Room::none()).unwrap_err();
+            world.close()?;
+            Ok(error.to_string())
+        });
+        let outcomes = outcomes.unwrap();
+        assert!(outcomes[1].contains("planned for rank 1 of 3"), "{outcomes:?}");
+        assert!(
+            outcomes[0].contains("rank 1 failed") && outcomes[0].contains("of 3"),
+            "{outcomes:?}"
+        );
+    }
+}

@@ -1,0 +1,132 @@
+//! Layout of the `repr(C)` structures that the host passes to kernels.
+//!
+//! The device header `kernels/iris/sym.h` mirrors them. Compile-time asserts below check the
+//! offsets, so a change here without a change of the header does not build.
+
+use std::mem::offset_of;
+
+/// Largest number of ranks of a world: the length of the tables in [`HeapView`].
+pub const MAX_RANKS: usize = 64;
+
+/// Bytes at the start of each rank's signal segment that are never allocated.
+///
+/// Word [`ABORT_WORD`] is the sticky abort word; the others are for the heap itself.
+pub const SIGNAL_RESERVED: u64 = 4 * crate::RESERVED_WORDS as u64;
+
+/// Index of the sticky abort word in a signal segment. Peers may set it; it is never cleared.
+pub const ABORT_WORD: usize = crate::ABORT_WORD as usize;
+
+/// Number of 32-bit words of a fault record.
+pub const FAULT_WORDS: usize = 14;
+
+/// Byte offset in a [`ControlBlock`] of the number of milliseconds by which a test has advanced the
+/// clock of CPU kernels.
+pub const PASSED: usize = size_of::<ControlBlock>() - 4;
+
+/// Byte offset in a [`ControlBlock`] of the value of [`PASSED`] that a waiting kernel has read
+/// last.
+pub const SEEN: usize = PASSED - 4;
+
+/// Values of the host's abort word; zero means that kernels may continue.
+pub mod abort {
+    /// The heap was dropped or closed while work was waiting.
+    pub const CLOSED: i32 = 1;
+    /// A workgroup panicked.
+    pub const PANICKED: i32 = 2;
+    /// The program aborted the heap.
+    pub const USER: i32 = 3;
+    /// The process that carries this world's messages has ended.
+    pub const HUB_LOST: i32 = 4;
+    /// A call was enqueued only in part: one of its launches failed after another had been
+    /// enqueued.
+    pub const INCOMPLETE: i32 = 5;
+    /// The ranks issue the calls of the heap in different orders.
+    pub const DISORDER: i32 = 6;
+    /// A rank of another node is lost, or a step between nodes failed.
+    pub const ELSEWHERE: i32 = 7;
+    /// Base of the code for a peer that died or left without closing: this value plus its rank.
+    pub const PEER_LOST: i32 = 1000;
+}
+
+/// Addresses that a kernel needs to reach symmetric memory; one copy per rank, with addresses of
+/// that rank's address space.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct HeapView {
+    /// Number of this rank in its world.
+    pub rank: u32,
+    /// Number of ranks of the world.
+    pub size: u32,
+    /// Start address of each rank's data segment; zero from index `size` on.
+    pub data: [u64; MAX_RANKS],
+    /// Start address of each rank's signal segment; zero from index `size` on.
+    pub signal: [u64; MAX_RANKS],
+    /// Address of this rank's [`ControlBlock`].
+    pub control: u64,
+    /// Address of this rank's device-local words.
+    pub device_words: u64,
+    /// Deadline of a wait for a peer's entry, in nanoseconds.
+    pub entry_deadline_ns: u64,
+    /// Deadline of any other wait, in nanoseconds.
+    pub progress_deadline_ns: u64,
+}
+
+/// A symmetric slice as a kernel receives it; `Slice<T>` in device code.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct SliceView {
+    /// Offset in bytes from the start of the data segment, equal on every rank.
+    pub offset: u64,
+    /// Number of elements.
+    pub len: u64,
+}
+
+/// Words shared by the host and the kernels of one rank, for abort and fault reports. Lies in
+/// host-visible memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct ControlBlock {
+    /// Abort code that the host writes (see [`abort`]) and every waiting kernel reads; 0 to
+    /// continue.
+    pub host_abort: i32,
+    /// State of the fault record: 0 if there is none; the first failing kernel sets it by
+    /// compare-and-swap to 1 while it writes the record, and to 2 when the record is complete.
+    pub fault_claim: i32,
+    /// Record of the first fault. Kernels write the first eight words; tests of deadlines on the
+    /// CPU use the last two ([`PASSED`], [`SEEN`]).
+    pub fault: [i32; FAULT_WORDS],
+}
+
+const _: () = {
+    assert!(offset_of!(HeapView, data) == 8);
+    assert!(offset_of!(HeapView, signal) == 8 + 8 * MAX_RANKS);
+    assert!(offset_of!(HeapView, control) == 8 + 16 * MAX_RANKS);
+    assert!(offset_of!(HeapView, device_words) == 16 + 16 * MAX_RANKS);
+    assert!(offset_of!(HeapView, entry_deadline_ns) == 24 + 16 * MAX_RANKS);
+    assert!(offset_of!(HeapView, progress_deadline_ns) == 32 + 16 * MAX_RANKS);
+    assert!(size_of::<HeapView>() == 40 + 16 * MAX_RANKS);
+    assert!(offset_of!(ControlBlock, fault_claim) == 4);
+    assert!(offset_of!(ControlBlock, fault) == 8);
+    assert!(size_of::<ControlBlock>() == 64);
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Offsets written out as numbers; `sym.h` asserts the same numbers, so a change on either side
+    /// is caught.
+    #[test]
+    fn offsets_are_those_of_the_header() {
+        assert_eq!(offset_of!(HeapView, rank), 0);
+        assert_eq!(offset_of!(HeapView, size), 4);
+        assert_eq!(offset_of!(HeapView, data), 8);
+        assert_eq!(offset_of!(HeapView, signal), 520);
+        assert_eq!(offset_of!(HeapView, control), 1032);
+        assert_eq!(offset_of!(HeapView, device_words), 1040);
+        assert_eq!(offset_of!(HeapView, entry_deadline_ns), 1048);
+        assert_eq!(offset_of!(HeapView, progress_deadline_ns), 1056);
+        assert_eq!(size_of::<HeapView>(), 1064);
+        assert_eq!(size_of::<ControlBlock>(), 64);
+    }
+}

@@ -1,0 +1,147 @@
+//! Options of `iris bench`, the cases that it reads, and the files that it writes.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use iris_heap::BackendKind;
+use serde::de::DeserializeOwned;
+
+use super::origin::commit;
+use crate::errors::usage;
+use crate::record::kept;
+
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// What computes: cpu; cuda, where every op is timed beside NCCL and cuBLASLt; or hip, beside RCCL and
+    /// hipBLASLt, or alone where these are missing.
+    #[arg(long, default_value = "cpu")]
+    pub(crate) backend: BackendKind,
+    /// Writes the results as JSON, one object a line.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Appends them to a record that is kept [default file: bench/record/DEVICE.jsonl, where DEVICE is
+    /// cpu or the name of the GPU, as in h200.jsonl].
+    #[arg(long, value_name = "FILE", num_args = 0..=1)]
+    pub(crate) record: Option<Option<PathBuf>>,
+    /// What to measure instead, in the form of bench/cpu.toml, or of bench/cuda.toml on GPUs.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) cases: Option<PathBuf>,
+    /// Only the ratios whose names hold this text; of GPUs, only the ops.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) only: Option<String>,
+    /// The commit that the results are of, where there is no git to ask.
+    #[arg(long, value_name = "COMMIT", env = "IRIS_COMMIT")]
+    pub(crate) commit: Option<String>,
+    /// Ranks, of GPUs: threads of this process [default: the GPUs].
+    #[arg(long)]
+    pub(crate) ranks: Option<usize>,
+    /// Folders with NCCL and cuBLASLt, or RCCL and hipBLASLt, before those where they usually are.
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) libraries: Vec<PathBuf>,
+    /// Times NCCL or RCCL with its buffers registered as windows, too, and compares with the better: but for an
+    /// all_to_all and a broadcast, which gain nothing by it.
+    #[arg(long)]
+    pub(crate) windows: bool,
+    /// Prints how the times differ from those of this record, of GPUs.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) compare: Option<PathBuf>,
+    /// Times of PyTorch on this machine, of GPUs: a list of {"op", "shape", "who", "us"}, which is
+    /// recorded beside ours.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) torch: Option<PathBuf>,
+    /// Seconds after which the program ends whatever it waits for, of GPUs [default: 400].
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) limit: Option<u64>,
+}
+
+impl Options {
+    /// A number without a commit is no number.
+    pub(crate) fn commit(&self) -> String {
+        self.commit.clone().unwrap_or_else(commit)
+    }
+}
+
+/// Where results go, each when it is there.
+pub(crate) struct Sink(Vec<(PathBuf, File)>);
+
+impl Sink {
+    pub(crate) fn new(options: &Options) -> Result<Sink> {
+        let mut files = Vec::new();
+        let mut open = |path: PathBuf, how: &OpenOptions| -> Result<()> {
+            let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+            let file = made.and_then(|()| how.open(&path)).map_err(|error| {
+                usage(format!("file {}", path.display()), error, "one that can be written")
+            })?;
+            files.push((path, file));
+            Ok(())
+        };
+        if let Some(path) = &options.json {
+            open(path.clone(), OpenOptions::new().write(true).create(true).truncate(true))?;
+        }
+        if let Some(path) = &options.record
+            && let Some(path) = path.clone().or_else(|| usual_record(options.backend))
+        {
+            open(path, OpenOptions::new().create(true).append(true))?;
+        }
+        Ok(Sink(files))
+    }
+
+    /// One line more.
+    pub(crate) fn add(&mut self, line: serde_json::Value) -> Result<()> {
+        for (path, file) in &mut self.0 {
+            file.write_all(format!("{line}\n").as_bytes())
+                .with_context(|| path.display().to_string())?;
+        }
+        Ok(())
+    }
+}
+
+/// The record of this kind of device; none where there is no GPU, and nothing to record.
+fn usual_record(backend: BackendKind) -> Option<PathBuf> {
+    let name = match backend {
+        BackendKind::Cpu => backend.to_string(),
+        _ => file_name(&backend.devices().ok()?.first()?.name),
+    };
+    Some(kept(&format!("{name}.jsonl")))
+}
+
+/// `NVIDIA H200 sm_90` as `h200`, `AMD Instinct MI300X gfx942` as `mi300x`.
+fn file_name(gpu: &str) -> String {
+    let name = gpu.split(" sm_").next().unwrap_or_default();
+    let name = name.split(" gfx").next().unwrap_or_default();
+    let name = name.trim_start_matches("NVIDIA ").trim_start_matches("AMD Instinct ");
+    name.to_lowercase().replace([' ', '/'], "-")
+}
+
+/// What to measure, from a file or as built in: its name and text.
+pub(crate) fn read<T: DeserializeOwned>(
+    path: Option<&Path>,
+    (usual, text): (&str, &str),
+) -> Result<T> {
+    let (text, name) = match path {
+        None => (text.to_owned(), usual.to_owned()),
+        Some(path) => {
+            let name = path.display().to_string();
+            let text = std::fs::read_to_string(path);
+            (text.map_err(|e| usage(&name, e, "a readable file"))?, name)
+        }
+    };
+    toml::from_str(&text).map_err(|e| usage(name, e, format!("the form of {usual}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_named_by_its_device() {
+        assert_eq!(file_name("NVIDIA H200 sm_90"), "h200");
+        assert_eq!(file_name("NVIDIA A100-SXM4-80GB sm_80"), "a100-sxm4-80gb");
+        assert_eq!(file_name("AMD Instinct MI300X gfx942"), "mi300x");
+        let cpu = usual_record(BackendKind::Cpu).unwrap();
+        assert!(cpu.ends_with("bench/record/cpu.jsonl") && cpu.exists());
+        assert!(kept("h200.jsonl").exists());
+    }
+}

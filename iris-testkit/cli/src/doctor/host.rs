@@ -1,0 +1,255 @@
+//! The host: limits, folders, variables and the CPU backend.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::SystemTime;
+
+use iris_heap::{BackendKind, Bytes, World, env};
+use iris_kernels::cache::{Cache, carried_folder};
+use iris_ops::{AllReduce, CollectiveArgs, MatRef, Plan, Ranks, Room, TuningFile, all_reduce};
+use rustix::fs::statvfs;
+use rustix::process::{Resource, getrlimit};
+
+use super::{Finding, Section, State, Verdict};
+use crate::bench::origin::{date, provenance};
+
+/// Descriptors that a job of 64 ranks needs in a process: sockets and shared memory of all.
+const DESCRIPTORS: u64 = 512;
+
+/// What holds for every backend.
+pub(super) fn section() -> Section {
+    let mut findings = vec![
+        Finding::new(State::Ok, "iris", version()),
+        Finding::new(State::Ok, "system", system()),
+        memory(),
+        shared_memory(),
+        descriptors(),
+        cache(),
+        kernels(),
+        world(),
+    ];
+    let unknown = env::unknown();
+    findings.extend(
+        unknown
+            .iter()
+            .map(|it| Finding::new(State::Warning, "variable", it).remedy("correct or unset it")),
+    );
+    findings[0].details = variables();
+    Section { title: "host", findings }
+}
+
+/// The CPU backend: two ranks as threads add up known numbers.
+pub(super) fn cpu() -> (Section, Verdict) {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let outcome = sum_of_two();
+    let state = if outcome.is_ok() { State::Ok } else { State::Error };
+    let found = match &outcome {
+        Ok(()) => format!("{cores} cores; an all_reduce of two ranks is right"),
+        Err(why) => format!("an all_reduce of two ranks fails: {why}"),
+    };
+    let verdict = Verdict {
+        backend: "cpu",
+        works: outcome.is_ok(),
+        why: outcome.err().map(|why| why.to_string()).unwrap_or_default(),
+    };
+    let findings = vec![Finding::new(state, "operators", found), tuning(BackendKind::Cpu, 2)];
+    (Section { title: "CPU", findings }, verdict)
+}
+
+fn sum_of_two() -> anyhow::Result<()> {
+    const LEN: usize = 1000;
+    World::run_threads(2, |world| {
+        let plan =
+            all_reduce::Options::new(LEN).name("doctor").plan(Ranks::from(&world).untuned())?;
+        let heap = Plan::open_heap(&world, &[&plan], Room::matrices())?;
+        let op = AllReduce::new(&heap, &plan)?;
+        let (x, y) = (heap.full::<f32>(LEN, 1.0 + world.rank() as f32)?, heap.zeros::<f32>(LEN)?);
+        let stream = heap.stream()?;
+        op.run(&CollectiveArgs::new(MatRef::vector(x), MatRef::vector(y)), &stream)?;
+        stream.sync()?;
+        anyhow::ensure!(heap.read(y)? == [3.0; LEN], "the sum is wrong");
+        op.free()?;
+        heap.close()?;
+        Ok(world.close()?)
+    })?;
+    Ok(())
+}
+
+/// The file of `iris tune` that plans of so many ranks go by.
+pub(super) fn tuning(kind: BackendKind, ranks: usize) -> Finding {
+    let ranks = Ranks::new(0, ranks).on(kind);
+    let path = TuningFile::path(ranks);
+    let details: Vec<_> = path.iter().map(|path| path.display().to_string()).collect();
+    let finding = match path {
+        None => Finding::new(State::None, "tuning", "built-in figures"),
+        Some(path) if !path.exists() => {
+            Finding::new(State::None, "tuning", format!("none for {} ranks", ranks.size))
+                .remedy(format!("`iris tune --backend {kind}` measures this machine"))
+        }
+        Some(_) => match TuningFile::of(ranks) {
+            Ok(_) => {
+                Finding::new(State::Ok, "tuning", format!("measured for {} ranks", ranks.size))
+            }
+            Err(error) => Finding::new(State::Error, "tuning", error)
+                .remedy("measure again with `iris tune`, or set IRIS_TUNING=off"),
+        },
+    };
+    finding.details(details)
+}
+
+fn version() -> String {
+    let about = provenance(BackendKind::Cpu, None);
+    // CPU, commit and day; the day is known.
+    let commit = about.split("; ").nth(1).unwrap_or("unknown");
+    format!("{} ({commit}), {}", env!("CARGO_PKG_VERSION"), date(SystemTime::now()))
+}
+
+/// Name and release of the system.
+fn system() -> String {
+    let uname = Command::new("uname").args(["-srm"]).output();
+    let release = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
+    let pretty = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
+    let kernel = uname.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    let kernel = kernel.unwrap_or_else(|error| format!("uname: {error}"));
+    format!("{}, {kernel}", pretty.unwrap_or("no /etc/os-release").trim_matches('"'))
+}
+
+/// Memory of the host, in which heaps of the CPU backend lie.
+fn memory() -> Finding {
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let field = |name: &str| {
+        let line = info.lines().find_map(|line| line.strip_prefix(name))?;
+        let kib = line.trim_start_matches(':').split_whitespace().next()?.parse().ok()?;
+        Some(Bytes::kib(kib))
+    };
+    match (field("MemTotal"), field("MemAvailable")) {
+        (Some(all), Some(free)) if free < Bytes::gib(1) => {
+            Finding::new(State::Warning, "memory", format!("{free} of {all} available"))
+                .remedy("heaps of 256 MiB a rank may not fit; free some")
+        }
+        (Some(all), Some(free)) => {
+            Finding::new(State::Ok, "memory", format!("{free} of {all} available"))
+        }
+        _ => Finding::new(State::Warning, "memory", "/proc/meminfo cannot be read")
+            .remedy("mount /proc"),
+    }
+}
+
+/// /dev/shm, which NCCL needs; heaps of iris are anonymous files of the kernel.
+fn shared_memory() -> Finding {
+    let place = Path::new("/dev/shm");
+    match statvfs(place) {
+        Ok(found) => {
+            let free = Bytes::new(found.f_bavail.saturating_mul(found.f_frsize));
+            let text = format!("{free} free");
+            match free < Bytes::mib(64) {
+                true => Finding::new(State::Warning, "/dev/shm", text)
+                    .remedy("NCCL needs more (in a container: --shm-size); iris does not use it"),
+                false => Finding::new(State::Ok, "/dev/shm", text),
+            }
+        }
+        Err(error) => {
+            Finding::new(State::Warning, "/dev/shm", error).remedy("NCCL needs it; iris does not")
+        }
+    }
+}
+
+fn descriptors() -> Finding {
+    let limit = getrlimit(Resource::Nofile).current;
+    let text = limit.map_or("unlimited".into(), |limit| limit.to_string());
+    match limit {
+        Some(limit) if limit < DESCRIPTORS => {
+            Finding::new(State::Warning, "open files", format!("at most {text}"))
+                .remedy(format!("64 ranks need {DESCRIPTORS}: `ulimit -n {DESCRIPTORS}`"))
+        }
+        _ => Finding::new(State::Ok, "open files", format!("at most {text}")),
+    }
+}
+
+/// Limit of locked memory, which drivers of GPUs pin.
+pub(super) fn locked_memory() -> Finding {
+    let limit = getrlimit(Resource::Memlock).current.map(Bytes::new);
+    match limit {
+        Some(limit) if limit < Bytes::mib(64) => {
+            Finding::new(State::Warning, "memlock", format!("at most {limit}"))
+                .remedy("pinned memory may be refused: `ulimit -l unlimited`")
+        }
+        limit => Finding::new(
+            State::Ok,
+            "memlock",
+            limit.map_or("unlimited".into(), |it| it.to_string()),
+        ),
+    }
+}
+
+fn cache() -> Finding {
+    let folder = Cache::user_folder().display().to_string();
+    match Cache::of_user() {
+        Ok(cache) => {
+            let files = std::fs::read_dir(cache.folder()).map_or(0, Iterator::count);
+            Finding::new(State::Ok, "cache", format!("{files} files in {folder}"))
+        }
+        Err(error) => Finding::new(State::Error, "cache", error),
+    }
+}
+
+/// Compiled kernels that came with the program.
+fn kernels() -> Finding {
+    let folder = carried_folder();
+    let files = folder.as_ref().and_then(|folder| std::fs::read_dir(folder).ok());
+    let place: Vec<_> = folder.iter().map(|folder| folder.display().to_string()).collect();
+    match files {
+        Some(files) => {
+            Finding::new(State::Ok, "kernels", format!("{} came with iris", files.count()))
+        }
+        None => {
+            Finding::new(State::None, "kernels", "none came with iris, so GPUs need a compiler")
+        }
+    }
+    .details(place)
+}
+
+/// What the launcher's variables mean.
+fn world() -> Finding {
+    match env::launched() {
+        Ok(Some(world)) => Finding::new(State::Ok, "world", world),
+        Ok(None) => {
+            Finding::new(State::None, "world", "one rank, as no launcher has set variables")
+        }
+        Err(error) => Finding::new(State::Error, "world", error),
+    }
+}
+
+/// Beginnings of the names of variables that decide how ranks run.
+const PREFIXES: [&str; 18] = [
+    "IRIS_",
+    "CUDA_",
+    "NVIDIA_",
+    "NCCL_",
+    "RCCL_",
+    "HIPBLASLT_",
+    "HIP_",
+    "HSA_",
+    "ROCR_",
+    "ROCM_",
+    "ROC_",
+    "GPU_",
+    "AMD_",
+    "LD_LIBRARY_PATH",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "MASTER_",
+];
+
+/// Variables that are set, then those of iris with what they do.
+fn variables() -> Vec<String> {
+    let all = std::env::vars_os().map(|(name, value)| {
+        (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned())
+    });
+    let set = all.filter(|(name, _)| PREFIXES.iter().any(|prefix| name.starts_with(prefix)));
+    let mut lines: Vec<_> = set.map(|(name, value)| format!("{name}={value}")).collect();
+    lines.sort();
+    lines.extend(env::VARIABLES.iter().map(|it| format!("{}: {}", it.name, it.doc)));
+    lines
+}

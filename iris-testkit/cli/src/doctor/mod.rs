@@ -1,0 +1,115 @@
+//! `iris doctor`: what this machine can run, what is missing, and what to do about it.
+
+mod gpus;
+mod host;
+mod links;
+mod print;
+
+use anyhow::Result;
+use iris_heap::BackendKind;
+use iris_testkit::say;
+use serde::Serialize;
+
+use print::{json, lines};
+
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Only this backend: cpu, cuda or hip. Exit status 1 if it cannot run here.
+    #[arg(long)]
+    backend: Option<BackendKind>,
+    /// Prints folders, files and variables, too.
+    #[arg(long)]
+    verbose: bool,
+    /// Prints everything as one JSON object.
+    #[arg(long, conflicts_with = "verbose")]
+    json: bool,
+    /// Leaves out what takes time on GPUs: memory that is moved, bandwidth and latency of links.
+    #[arg(long)]
+    no_links: bool,
+}
+
+/// Result of one check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum State {
+    /// As it should be.
+    Ok,
+    /// Missing or unset, and needed by nothing here.
+    None,
+    /// It works, with a drawback that the line names.
+    Warning,
+    /// Something asked for, or present, does not work.
+    Error,
+}
+
+/// One check: a line.
+#[derive(Debug, Serialize)]
+struct Finding {
+    state: State,
+    /// Name of the thing.
+    what: String,
+    /// Value, in words.
+    found: String,
+    /// Remedy; empty if there is nothing to do.
+    remedy: String,
+    /// Folders, files and other details, for `--verbose`.
+    details: Vec<String>,
+}
+
+impl Finding {
+    fn new(state: State, what: &str, found: impl ToString) -> Finding {
+        let (what, found) = (what.into(), found.to_string());
+        Finding { state, what, found, remedy: String::new(), details: Vec::new() }
+    }
+
+    fn remedy(mut self, remedy: impl ToString) -> Finding {
+        self.remedy = remedy.to_string();
+        self
+    }
+
+    fn details(mut self, details: impl IntoIterator<Item = impl ToString>) -> Finding {
+        self.details.extend(details.into_iter().map(|detail| detail.to_string()));
+        self
+    }
+}
+
+/// Checks of one subject.
+#[derive(Debug, Serialize)]
+struct Section {
+    title: &'static str,
+    findings: Vec<Finding>,
+}
+
+/// Whether a backend can run here, and why not.
+#[derive(Debug, Serialize)]
+struct Verdict {
+    backend: &'static str,
+    works: bool,
+    /// Reason in a few words if it does not work.
+    why: String,
+}
+
+/// Checks, prints, and returns whether the backend that was asked for can run.
+pub(crate) fn main(options: &Options) -> Result<bool> {
+    let asked = |kind: BackendKind| options.backend.is_none_or(|asked| asked == kind);
+    let mut sections = vec![host::section()];
+    let mut verdicts = Vec::new();
+    for kind in BackendKind::ALL.into_iter().filter(|kind| asked(*kind)) {
+        let (section, verdict) = match kind.traits().host_threads {
+            true => host::cpu(),
+            false => gpus::section(kind, !options.no_links),
+        };
+        sections.push(section);
+        verdicts.push(verdict);
+    }
+    if options.json {
+        say!("{}", json(&sections, &verdicts)?)?;
+    } else {
+        for line in lines(&sections, &verdicts, options.verbose) {
+            say!("{line}")?;
+        }
+    }
+    // Without a backend that was asked for, the CPU is what must run.
+    let needed = options.backend.unwrap_or(BackendKind::Cpu);
+    Ok(verdicts.iter().all(|verdict| verdict.works || verdict.backend != needed.name()))
+}

@@ -1,0 +1,83 @@
+//! Measured calls of a record, each with the plan that made it.
+
+use iris_ops::{Machine, Plan, Ranks, Shard, TileShape, Variant};
+use iris_testkit::suite::{Op, Options, plan};
+use serde::Deserialize;
+
+/// A row of a record whose variant is known.
+#[derive(Debug, Deserialize)]
+pub(super) struct Row {
+    op: String,
+    variant: String,
+    asked: Option<String>,
+    dtype: String,
+    m: usize,
+    n: usize,
+    k: usize,
+    columns: Option<bool>,
+    tile: Option<[usize; 2]>,
+    rms_norm: Option<f32>,
+    pub(super) ranks: usize,
+    #[serde(default)]
+    pub(super) commit: String,
+    us: f64,
+    ratio_spread: Option<[f64; 2]>,
+}
+
+/// What was measured: whoever does it, it has the same result.
+pub(crate) type Shape = (String, [usize; 3], String, bool, bool);
+
+/// A measured call, and the plan that did it.
+#[derive(Debug)]
+pub(crate) struct Measured {
+    pub(super) shape: Shape,
+    pub(super) variant: Variant,
+    size: usize,
+    pub(super) us: f64,
+    /// Whether `auto` took it.
+    pub(super) auto: bool,
+    /// High by low of its samples.
+    pub(super) spread: f64,
+    plan: Plan,
+}
+
+impl Measured {
+    pub(crate) fn predicted(&self, machine: &Machine) -> Option<f64> {
+        self.plan.predicted_on(machine, self.size)
+    }
+
+    /// Whether its product is on the portable tile core, of which one rate says little.
+    pub(super) fn is_tile_core(&self) -> bool {
+        use Variant::*;
+        self.plan.op().multiplies()
+            && matches!(self.variant, OneShot | TwoShot | Push | Baseline | Pull | Staged)
+    }
+}
+
+/// A line of a benchmark of these ranks, if it is of an operator and a variant.
+pub(crate) fn of_line(line: serde_json::Value, ranks: Ranks) -> Option<Measured> {
+    measured(serde_json::from_value(line).ok()?, ranks.untuned())
+}
+
+/// The row with its plan, if there is such a variant today.
+pub(super) fn measured(row: Row, ranks: Ranks) -> Option<Measured> {
+    let (op, variant) = (row.op.parse::<Op>().ok()?, row.variant.parse::<Variant>().ok()?);
+    let columns = row.columns.unwrap_or(false);
+    let mut options = Options::new(row.m, row.n, row.k).backend(ranks.device.backend).even(true);
+    options.dtype = row.dtype.parse().ok()?;
+    options.tile = row.tile.map(|[m, n]| TileShape { m, n });
+    options.rms_norm = row.rms_norm;
+    options.shard = if columns { Shard::Columns } else { Shard::Rows };
+    let name = if op.options().contains(&"variant") { variant.name() } else { "auto" };
+    let plan = plan(op, name, ranks, &options).ok()?;
+    let [low, high] = row.ratio_spread.unwrap_or([1.0; 2]);
+    Some(Measured {
+        shape: (row.op, [row.m, row.n, row.k], row.dtype, columns, row.rms_norm.is_some()),
+        variant,
+        size: row.m,
+        us: row.us,
+        auto: row.asked.as_deref() == Some("auto"),
+        spread: high / low,
+        plan,
+    })
+}

@@ -1,0 +1,105 @@
+//! `iris tune` without shapes: measures the parameters of this machine from which times are
+//! predicted.
+
+use anyhow::Result;
+use iris_heap::{BackendKind, DType};
+use iris_ops::{Machine, Ranks, TuningFile, Variant};
+use iris_testkit::suite::{Op, Options as OpOptions};
+use iris_testkit::{note, say};
+
+use super::options::Options;
+use super::timed_on_host;
+use crate::gpu_bench;
+use crate::record::fit::fitted;
+use crate::record::measured::of_line;
+use crate::record::regret::{errors, quantile};
+
+/// Operator, its options, and names of variants.
+pub(crate) type Case = (Op, OpOptions, Vec<String>);
+
+/// Cases that determine the parameters: messages with little and with much data, GEMMs limited by
+/// memory and by arithmetic, and products with messages of each kind. Hosts get an eighth of the
+/// rows.
+fn cases(kind: BackendKind, ranks: Ranks) -> Vec<Case> {
+    use Variant::*;
+    let host = kind.traits().host_threads;
+    let dtype = if host { DType::F32 } else { DType::BF16 };
+    let columns = if host { 1024 } else { 4096 };
+    let mut cases = Vec::new();
+    let mut add = |op: Op, [m, n, k]: [usize; 3], dtype, variants: &[Variant]| {
+        let options = OpOptions::new(m, n, k).dtype(dtype).backend(kind).even(true);
+        let able = op.variants_on(ranks.device);
+        let variants = variants.iter().filter(|variant| able.contains(variant));
+        cases.push((op, options, variants.map(|it| it.name().to_owned()).collect()));
+    };
+    add(Op::Barrier, [0, 0, 0], dtype, &[Flat]);
+    for rows in [1, 32] {
+        add(Op::AllReduce, [rows, columns, 0], dtype, &[Ll, OneShot, TwoShot]);
+        for op in [Op::AllGather, Op::ReduceScatter] {
+            add(op, [rows.max(ranks.size), columns, 0], dtype, &[Ll, Push]);
+        }
+        add(Op::Broadcast, [rows, columns, 0], dtype, &[Ll, Push]);
+    }
+    for rows in if host { [128, 1024] } else { [1024, 8192] } {
+        add(Op::AllReduce, [rows, columns, 0], dtype, &[OneShot, TwoShot]);
+        add(Op::AllGather, [rows, columns, 0], dtype, &[Push]);
+        add(Op::ReduceScatter, [rows, columns, 0], dtype, &[Push]);
+        add(Op::Broadcast, [rows, columns, 0], dtype, &[Push, TwoShot]);
+    }
+    let deep = if host { 512 } else { 4096 };
+    for rows in [16, deep] {
+        add(Op::Matmul, [rows, columns, deep], dtype, &[Local]);
+    }
+    if !host {
+        add(Op::Matmul, [1024, 2048, 2048], DType::F32, &[Local]);
+    }
+    let products = [Push, Unfused, CopyEngine, Epilogue];
+    for rows in if host { [64, 256] } else { [1024, 4096] } {
+        add(Op::MatmulReduceScatter, [rows, columns, deep], dtype, &products);
+        add(Op::AllGatherMatmul, [rows, columns, deep], dtype, &[Baseline, Unfused, CopyEngine]);
+    }
+    cases
+}
+
+/// Measures, writes the tuning file of this machine, and prints the results; returns whether
+/// everything was measured.
+pub(crate) fn measure(options: &Options, ranks: usize) -> Result<bool> {
+    let kind = options.backend;
+    let ranks = Ranks::new(0, ranks).on(kind);
+    let mut file = TuningFile::of(ranks)?;
+    let cases = cases(kind, ranks);
+    let lines = match kind.traits().host_threads {
+        true => timed_on_host(&cases, ranks.size, options.iters.unwrap_or(30))?,
+        false => gpu_bench::timed(kind, ranks.size, &cases)?,
+    };
+    let wanted: usize = cases.iter().map(|(_, _, variants)| variants.len()).sum();
+    let rows = lines.into_iter().filter_map(|mut line| {
+        line["ranks"] = ranks.size.into();
+        of_line(line, ranks)
+    });
+    let rows: Vec<_> = rows.collect();
+    let start = Machine::of(ranks.device);
+    let machine = fitted(&rows.iter().collect::<Vec<_>>(), &start);
+    for (name, (value, before)) in
+        Machine::NAMES.iter().zip(machine.values().into_iter().zip(start.values()))
+    {
+        say!("{name:24} {value:>14.4}   built in {before:>14.4}")?;
+    }
+    let [found, built_in] = [&machine, &start].map(|it| 100.0 * quantile(&errors(&rows, it), 0.5));
+    say!(
+        "{} ranks on {}: {} calls timed; median error of predicted times: {found:.1} %, with built-in parameters \
+         {built_in:.1} %",
+        ranks.size,
+        ranks.device,
+        rows.len()
+    )?;
+    if rows.len() < wanted {
+        note!(
+            "{} of {wanted} calls could not be measured: the parameters that they determine keep their built-in values",
+            wanted - rows.len()
+        );
+    }
+    file.machine = Some(machine);
+    say!("{}", file.save(ranks)?.display())?;
+    Ok(rows.len() == wanted)
+}

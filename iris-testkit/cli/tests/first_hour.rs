@@ -1,0 +1,107 @@
+//! What a newcomer meets of the program: the doctor, options that would be ignored, variables that do not exist.
+
+use std::process::{Command, Output};
+
+/// Lines and columns that fit a screen.
+const SCREEN: (usize, usize) = (40, 100);
+
+fn iris(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
+    let folder = std::env::temp_dir();
+    command.args(arguments).current_dir(folder).envs(variables.iter().copied());
+    for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"] {
+        if !variables.iter().any(|(set, _)| *set == name) {
+            command.env_remove(name);
+        }
+    }
+    command.output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// A line for each check on a screen, and a verdict; nothing stands there twice.
+#[test]
+fn a_doctor_fits_the_screen_and_ends_with_a_verdict() {
+    let output = iris(&["doctor", "--no-links"], &[]);
+    let out = text(&output.stdout);
+    assert!(output.status.success(), "{out}{}", text(&output.stderr));
+    let lines: Vec<_> = out.lines().collect();
+    assert!(lines.len() <= SCREEN.0, "{} lines: {out}", lines.len());
+    assert!(lines.iter().all(|line| line.chars().count() <= SCREEN.1), "{out}");
+    assert!(lines.last().unwrap().starts_with("CPU works; "), "{out}");
+    let (mut once, mut all) = (lines.clone(), lines);
+    all.retain(|line| !line.is_empty());
+    once.retain(|line| !line.is_empty());
+    once.sort_unstable();
+    once.dedup();
+    assert_eq!(once.len(), all.len(), "{out}");
+}
+
+#[test]
+fn a_doctor_tells_more_on_request() {
+    let verbose = text(&iris(&["doctor", "--no-links", "--verbose"], &[]).stdout);
+    assert!(verbose.contains("IRIS_DEADLINE: ") && verbose.contains("IRIS_NVRTC: "), "{verbose}");
+    let output = iris(&["doctor", "--no-links", "--json"], &[]);
+    let object: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(object["verdicts"][0]["backend"], "cpu");
+    assert_eq!(object["verdicts"][0]["works"], true);
+    assert!(object["sections"][0]["findings"].as_array().is_some_and(|all| all.len() > 5));
+}
+
+#[test]
+fn a_doctor_shows_the_launchers_world_and_wrong_variables() {
+    let launched = [("RANK", "1"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "1")];
+    let out = text(&iris(&["doctor", "--backend", "cpu"], &launched).stdout);
+    assert!(out.contains("rank 1 of 4"), "{out}");
+    let out =
+        text(&iris(&["doctor", "--backend", "cpu"], &[("RANK", "x"), ("WORLD_SIZE", "2")]).stdout);
+    assert!(out.contains("ERROR world") && out.contains("RANK=x"), "{out}");
+    let out = text(&iris(&["doctor", "--backend", "cpu"], &[("IRIS_DEADLIN", "2")]).stdout);
+    assert!(out.contains("warn  variable") && out.contains("expected IRIS_DEADLINE?"), "{out}");
+}
+
+/// HIP and CUDA run nowhere without a driver; where there is one, this says nothing.
+#[test]
+fn a_backend_that_cannot_run_here_is_a_failure() {
+    for kind in [iris_heap::BackendKind::Cuda, iris_heap::BackendKind::Hip] {
+        let output = iris(&["doctor", "--no-links", "--backend", kind.name()], &[]);
+        let out = text(&output.stdout);
+        if kind.device_count().is_err() {
+            assert_eq!(output.status.code(), Some(1), "{out}");
+            let name = kind.name().to_uppercase();
+            let why = ["driver", "device"].map(|what| format!("no {name}: no {what}"));
+            assert!(why.iter().any(|why| out.contains(why)), "{out}");
+        }
+    }
+}
+
+#[test]
+fn options_that_would_be_ignored_are_refused() {
+    for (arguments, named) in [
+        (&["run", "all-reduce", "--k", "999"][..], "--k is 999"),
+        (&["run", "all-reduce", "--fetchers", "2"], "--fetchers is 2"),
+        (&["plan", "all-reduce", "--k", "999"], "--k is 999"),
+        (&["plan", "barrier", "--m", "9"], "--m is 9"),
+        (&["plan", "all-reduce", "--m", "9", "--rows", "1..4"], "--m is 9"),
+        (&["plan", "matmul-all-reduce", "--columns"], "--columns"),
+        (&["plan", "--cases", "x.toml", "--dtype", "f16"], "--dtype"),
+    ] {
+        let output = iris(arguments, &[]);
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
+        assert!(error.contains(named) && output.stdout.is_empty(), "{arguments:?}: {error}");
+    }
+}
+
+#[test]
+fn a_program_names_variables_that_do_not_exist_once() {
+    let wrong = [("IRIS_DEADLIN", "2"), ("NO_COLOR", "1")];
+    let arguments = ["run", "all-reduce", "--ranks", "2", "--iters", "1", "--threads-as-ranks"];
+    let output = iris(&arguments, &wrong);
+    let error = text(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    assert_eq!(error.matches("IRIS_DEADLIN is no variable").count(), 1, "{error}");
+    assert!(error.contains("expected IRIS_DEADLINE?") && !error.contains('\u{1b}'), "{error}");
+}

@@ -1,0 +1,123 @@
+//! Mutants that only the device headers have: their barriers have names, their double buffers are
+//! the skeletons' own. Also each signal left out and each comparison replaced, one wait at a time.
+
+use iris_sync::barrier::Members;
+use iris_sync::{Access, FaultKind};
+
+use super::mutant::{Engine, Mutant, mutant};
+use crate::ops::{self, Accumulate};
+use crate::{Change, Check, Compare, Scenario, Site, primitives};
+
+const RUNS: Engine = Engine::Random(20_000);
+
+/// All of them, or none where the headers could not be compiled.
+pub fn of_headers() -> Vec<Mutant> {
+    let mut all = sites();
+    all.extend(buffers());
+    all.extend(signals());
+    all.extend(comparisons());
+    all.iter().filter_map(Mutant::on_headers).collect()
+}
+
+/// Each barrier of a workgroup, by where it stands.
+fn sites() -> Vec<Mutant> {
+    let plain = Accumulate { atomic: false, first_barrier: true, second_barrier: true };
+    [
+        ("site-signal", Site::Signal, ops::one_shot(2, 1, 1), None),
+        ("site-copied-signal", Site::Signal, ops::copied(2, 1, 1, true), Some(RUNS)),
+        ("site-flag", Site::Flag, ops::staged(&[2, 1], 1, 1), Some(RUNS)),
+        ("site-lock-give", Site::LockGive, ops::accumulate(2, 1, 1, plain), Some(RUNS)),
+        ("site-arrive", Site::Arrive, primitives::barrier_in_launch(2), None),
+        ("site-waited", Site::Waited, ops::one_shot(2, 1, 1), None),
+        ("site-finish", Site::Finish, ops::pull(2, 1, 2), None),
+    ]
+    .map(|(name, site, scenario, engine)| {
+        // The other thread does not wait at all: it reads before anything was written.
+        let expected = if site == Site::Waited { Check::Wrong } else { Check::Race };
+        let mutant = mutant(name, scenario.threads(2), Change::DropSite(site), expected);
+        match engine {
+            Some(engine) => mutant.by(engine),
+            None => mutant,
+        }
+    })
+    .into()
+}
+
+/// Each double buffer, used as one. That of two_shot is not among them: who gets a result has been
+/// waited for by its owner, so that the next call's partials come after; it has two buffers because
+/// it shares the layout of one_shot.
+fn buffers() -> Vec<Mutant> {
+    let plain = Accumulate { atomic: false, first_barrier: true, second_barrier: true };
+    let atomic = Accumulate { atomic: true, ..plain };
+    let single = |name, scenario: Scenario, expected| {
+        let mut mutant = mutant(name, scenario.one_buffer(), [], expected);
+        mutant.in_scenario = true;
+        mutant.by(RUNS)
+    };
+    vec![
+        single("one-buffer-one-shot", ops::one_shot(2, 1, 3), Check::Race),
+        single("one-buffer-reduce-scatter", ops::reduce_scatter(2, 1, 3), Check::Race),
+        single("one-buffer-broadcast", ops::deliver(2, 1, 3, true, false), Check::Race),
+        single("one-buffer-relay", ops::relay(3, 1, 3, false), Check::Race),
+        single("one-buffer-all-gather", ops::deliver(2, 1, 3, false, false), Check::Race),
+        single("one-buffer-gather", ops::gather(2, 1, 3, true), Check::Race),
+        single("one-buffer-spinlock", ops::accumulate(2, 1, 3, plain), Check::Race),
+        single("one-buffer-atomic", ops::accumulate(2, 1, 3, atomic), Check::Wrong),
+        mutant(
+            "one-entry-record",
+            ops::deliver(2, 1, 3, true, false),
+            Change::OneRecord,
+            Check::RecordRace,
+        ),
+    ]
+}
+
+/// Each signal, left out.
+fn signals() -> Vec<Mutant> {
+    use Access::*;
+    let everybody = Members::all(2);
+    [
+        ("no-entry-store", EntryStore, primitives::entry(2, 1)),
+        ("no-signal-store", SignalStore, ops::one_shot(2, 1, 1)),
+        ("no-copied-signal", SignalStore, ops::copied(2, 1, 1, true)),
+        ("no-copied-number", FlagStore, ops::copied(2, 1, 1, true)),
+        ("no-done-store", DoneStore, ops::pull(2, 1, 1)),
+        ("no-barrier-store", BarrierStore, primitives::barrier(2, everybody, 1, true)),
+        ("no-version-store", VersionStore, primitives::versioned(1)),
+        ("no-lock-give", LockGive, primitives::spinlock(2, 1)),
+        ("no-flag-store", FlagStore, primitives::flags(1)),
+    ]
+    .map(|(name, access, scenario)| mutant(name, scenario, Change::Skip(access), Check::Lost))
+    .into()
+}
+
+/// Each wait, comparing with plain `<` across the end of the range. (With `==` an entry would pass:
+/// the slot rule keeps peers from being two calls ahead.)
+fn comparisons() -> Vec<Mutant> {
+    use Access::*;
+    let everybody = Members::all(2);
+    let less = |name, access, scenario: Scenario, first, expected| {
+        let scenario = scenario.calls(2, first);
+        mutant(name, scenario, Change::Compare(access, Compare::Less), expected)
+    };
+    let mismatch = Check::Fault(FaultKind::Mismatch);
+    vec![
+        less("entry-less", EntryLoad, primitives::entry(2, 2), i32::MAX, mismatch),
+        mutant(
+            "done-less",
+            ops::pull(2, 1, 3).calls(3, i32::MAX),
+            Change::Compare(DoneLoad, Compare::Less),
+            Check::Race,
+        )
+        .by(RUNS),
+        less(
+            "barrier-less",
+            BarrierLoad,
+            primitives::barrier(2, everybody, 2, false),
+            i32::MAX,
+            Check::Wrong,
+        ),
+        less("version-less", VersionLoad, primitives::versioned(2), i32::MAX, Check::Wrong),
+        less("flag-less", FlagLoad, primitives::flags(2), i32::MAX, Check::Race),
+    ]
+}

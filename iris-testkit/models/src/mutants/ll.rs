@@ -1,0 +1,145 @@
+//! The mutants of words that carry their data: each rule of them broken, and the counter all the way
+//! round, since a word is awaited by `==`.
+
+use iris_sync::{Access, FaultKind, RESTAMP_PERIOD, Scope};
+
+use super::mutant::{Engine, Mutant, mutant};
+use super::round::LAST;
+use crate::ll::{self, Pattern};
+use crate::{Change, Check, Compare, ops};
+
+/// Of device headers and iris-sync alike.
+pub(super) fn all() -> Vec<Mutant> {
+    use Access::{AbortCheck, CreditLoad, EntryStore, LlLoad, LlStamp, LlStore};
+    let one = |calls| ll::exchange(Pattern::All, 2, calls).without_heads();
+    let rows = |calls| ll::exchange_rows(2, calls, true, true).threads(3).without_heads();
+    let tiles = ll::exchange_tiles(2, 1, 2).threads(4).without_heads();
+    let root = |calls| ll::exchange(Pattern::Root, 2, calls).without_heads();
+    let device = |name, access, scenario| {
+        let change = Change::Scope(access, Scope::Device);
+        Mutant { access: Some(access), ..mutant(name, scenario, change, Check::Scope) }
+    };
+    let in_scenario = |mutant: Mutant| Mutant { in_scenario: true, ..mutant };
+    let searched = |mutant: Mutant| mutant.by(Engine::Search);
+    let round = |name, change: Change, expected| {
+        let scenario = ll::partial(Pattern::All, 2, RESTAMP_PERIOD - 1, LAST).without_heads();
+        mutant(name, scenario, change, expected).by(Engine::SlotsWholeRange)
+    };
+    let refreshing = |used| ll::partial(Pattern::All, 2, RESTAMP_PERIOD - 1, used).without_heads();
+    vec![
+        device("ll-store-device", LlStore, one(1)),
+        device("ll-load-device", LlLoad, one(1)),
+        device("ll-stamp-device", LlStamp, refreshing(&[1, 1])),
+        mutant("ll-torn", one(1), Change::Torn, Check::Wrong),
+        mutant("ll-any", one(1), Change::Compare(LlLoad, Compare::Any), Check::Wrong),
+        // Of several items that are awaited together each is looked at.
+        mutant("ll-rows-torn", rows(1), Change::Torn, Check::Wrong).by(Engine::Random(20_000)),
+        mutant("ll-rows-any", rows(1), Change::Compare(LlLoad, Compare::Any), Check::Wrong)
+            .by(Engine::Random(20_000)),
+        // One thread reads what the other has not taken yet.
+        mutant(
+            "ll-no-vote-before-row",
+            rows(1),
+            Change::DropVote { rank: 0, group: 0, position: 1 },
+            Check::Wrong,
+        )
+        .by(Engine::Random(20_000)),
+        mutant("ll-tiles-any", tiles.clone(), Change::Compare(LlLoad, Compare::Any), Check::Wrong)
+            .by(Engine::Random(20_000)),
+        // One thread pushes what the other has not multiplied yet.
+        mutant(
+            "ll-no-vote-behind-product",
+            tiles,
+            Change::DropVote { rank: 0, group: 0, position: 1 },
+            Check::Wrong,
+        )
+        .by(Engine::Random(20_000)),
+        searched(mutant(
+            "ll-less",
+            one(2).calls(2, i32::MAX),
+            Change::Compare(LlLoad, Compare::Less),
+            Check::Wrong,
+        )),
+        searched(mutant("ll-no-credit", root(3), Change::Skip(CreditLoad), Check::Lost)),
+        mutant("ll-no-credit-ahead", root(3).threads(2), Change::Skip(CreditLoad), Check::Lost)
+            .by(Engine::Random(20_000)),
+        searched(mutant("ll-one-slot", root(2), Change::OnePairSlot, Check::Lost)),
+        searched(mutant("ll-no-entry", one(3), Change::Skip(EntryStore), Check::Lost)),
+        in_scenario(searched(mutant("ll-waits-first", ll::waiting_first(), [], Check::Lost))),
+        in_scenario(searched(mutant(
+            "ll-different-m",
+            ll::different_m(),
+            [],
+            Check::Fault(FaultKind::Mismatch),
+        ))),
+        in_scenario(
+            mutant("ll-counts-first", ll::counting_first(), [], Check::Race)
+                .by(Engine::Random(20_000)),
+        ),
+        // Both launches write what the first has taken.
+        in_scenario(
+            mutant("ll-launched-early", ll::early(), [], Check::Race).by(Engine::Random(20_000)),
+        ),
+        in_scenario(searched(mutant(
+            "ll-two-kinds",
+            ll::two_kinds(),
+            [],
+            Check::Fault(FaultKind::Mismatch),
+        ))),
+        in_scenario(searched(mutant(
+            "ll-no-head-comparison",
+            ll::different_m(),
+            Change::BlindRecords,
+            Check::Wrong,
+        ))),
+        // What one workgroup pushes is written by the one that has taken it.
+        in_scenario(
+            mutant("ll-spread-in-place", ll::in_place(true), [], Check::Race)
+                .by(Engine::Random(20_000)),
+        ),
+        in_scenario(searched(mutant("ll-recycled", one(1).recycled(0), [], Check::Wrong))),
+        in_scenario(searched(mutant(
+            "ll-recycled-other-slot",
+            one(2).recycled(1),
+            [],
+            Check::Wrong,
+        ))),
+        searched(mutant(
+            "ll-stamps-used",
+            ll::partial(Pattern::All, 2, RESTAMP_PERIOD, &[1]).without_heads(),
+            Change::StampUsedPairs,
+            Check::Lost,
+        )),
+        round("ll-no-stamps", Change::Skip(LlStamp), Check::Wrong),
+        round("ll-no-stamp-even", Change::SkipPairStamps(0), Check::Wrong),
+        round("ll-no-stamp-odd", Change::SkipPairStamps(1), Check::Wrong),
+        // The root is two calls ahead and gives up: rank 1 still looks for words of the first.
+        searched(mutant(
+            "ll-no-check-refresh",
+            ops::given_up(
+                ll::partial(Pattern::Root, 2, RESTAMP_PERIOD - 1, &[2, 1, 1]).without_heads(),
+            ),
+            Change::Skip(AbortCheck),
+            Check::Wrong,
+        )),
+        // One thread has all it waits for, the other gives up: what it did not take is read.
+        mutant(
+            "ll-no-vote-to-leave",
+            ops::given_up(ll::exchange_two(Pattern::All, 2, 1).threads(2).without_heads()),
+            Change::DropVote { rank: 0, group: 0, position: 1 },
+            Check::Wrong,
+        )
+        .by(Engine::Random(20_000)),
+        // In calls that refresh words, which are counted out at their end: else the count is found first.
+        mutant(
+            "ll-no-vote-after-credit",
+            ll::exchange_two(Pattern::Root, 2, 3)
+                .threads(3)
+                .calls(3, RESTAMP_PERIOD - 1)
+                .without_heads(),
+            Change::DropVote { rank: 0, group: 0, position: 5 },
+            Check::Lost,
+        )
+        .by(Engine::Random(20_000)),
+    ]
+}

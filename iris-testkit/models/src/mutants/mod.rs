@@ -1,0 +1,371 @@
+//! The mutants: the protocol with one rule broken, and the check that must notice.
+//!
+//! Each runs on the smallest scenario that shows it. It counts as caught only if the expected
+//! check caught it: a weakened order as a race, a comparison that misses a value as a lost signal.
+//!
+//! Long because the rules are read beside each other.
+
+use iris_sync::barrier::Members;
+use iris_sync::{Access, FaultKind, Order, RESTAMP_PERIOD, Scope};
+
+use crate::ops::{self, Accumulate, Beside};
+use crate::{Change, Check, Compare, Kind, Place, Scenario, primitives};
+use mutant::mutant;
+
+mod headers;
+mod ll;
+mod mutant;
+mod round;
+
+/// Mutants of the device headers alone, which say more about where an operation stands.
+pub use headers::of_headers;
+pub use mutant::{Engine, Mutant, run};
+pub use round::{STATES, slots_whole_range, whole_range};
+
+/// All of them.
+pub fn all() -> Vec<Mutant> {
+    let mut all = orders();
+    all.extend(scopes());
+    all.extend(comparisons());
+    all.extend(slot_rule());
+    all.extend(life_of_words());
+    all.extend(barriers());
+    all.extend(given_up());
+    all.extend(kernels_beside());
+    all.extend(ll::all());
+    all
+}
+
+const PLAIN: Accumulate = Accumulate { atomic: false, first_barrier: true, second_barrier: true };
+
+/// Each order that is not relaxed, weakened.
+fn orders() -> Vec<Mutant> {
+    use Access::*;
+    let everybody = Members::all(2);
+    let two_groups = || ops::pull(1, 2, 1).groups(&[2]);
+    let relaxed = |name, access, scenario, expected| {
+        mutant(name, scenario, Change::Order(access, Order::Relaxed), expected).of(access)
+    };
+    // The same accesses, by threads that meet nobody.
+    let alone = |name, access, scenario| {
+        mutant(name, scenario, Change::Order(access, Order::Relaxed), Check::Race)
+    };
+    let mut credit =
+        relaxed("credit-load-relaxed", CreditLoad, ops::deliver(2, 1, 3, true, false), Check::Race);
+    credit.rules.changes.push(Change::UncheckedRecords);
+    vec![
+        relaxed("entry-store-relaxed", EntryStore, primitives::entry(2, 1), Check::RecordRace),
+        relaxed("entry-load-relaxed", EntryLoad, primitives::entry(2, 1), Check::RecordRace),
+        credit,
+        relaxed("signal-store-relaxed", SignalStore, ops::one_shot(2, 1, 1), Check::Race),
+        relaxed("signal-load-relaxed", SignalLoad, ops::one_shot(2, 1, 1), Check::Race),
+        alone("departure-store-relaxed", SignalStore, ops::stored(2, 1, 1, ops::Stored::Right)),
+        alone("arrival-load-relaxed", SignalLoad, ops::copied_beside(2, 1, 1)),
+        relaxed("done-store-relaxed", DoneStore, ops::pull(2, 1, 2), Check::Race),
+        relaxed("done-load-relaxed", DoneLoad, ops::pull(2, 1, 2), Check::Race),
+        relaxed(
+            "barrier-store-relaxed",
+            BarrierStore,
+            primitives::barrier(2, everybody, 1, true),
+            Check::Race,
+        ),
+        relaxed(
+            "barrier-load-relaxed",
+            BarrierLoad,
+            primitives::barrier(2, everybody, 1, true),
+            Check::Race,
+        ),
+        relaxed("version-store-relaxed", VersionStore, primitives::versioned(1), Check::Race),
+        relaxed("version-load-relaxed", VersionLoad, primitives::versioned(1), Check::Race),
+        relaxed("lock-take-relaxed", LockTake, primitives::spinlock(2, 1), Check::Race),
+        relaxed("lock-give-relaxed", LockGive, primitives::spinlock(2, 1), Check::Race),
+        relaxed(
+            "stamp-store-relaxed",
+            StampStore,
+            ops::partial(2, 1, RESTAMP_PERIOD, &[1]),
+            Check::Race,
+        ),
+        mutant(
+            "finish-add-acquire",
+            two_groups(),
+            Change::Order(FinishAdd, Order::Acquire),
+            Check::Race,
+        )
+        .of(FinishAdd),
+        mutant(
+            "finish-add-release",
+            two_groups(),
+            Change::Order(FinishAdd, Order::Release),
+            Check::Race,
+        )
+        .of(FinishAdd),
+        relaxed("flag-store-relaxed", FlagStore, primitives::flags(1), Check::Race),
+        relaxed("flag-load-relaxed", FlagLoad, primitives::flags(1), Check::Race),
+    ]
+}
+
+/// Each word that peers see, at device scope.
+fn scopes() -> Vec<Mutant> {
+    use Access::*;
+    let lock = || primitives::spinlock(2, 1);
+    let barrier = || primitives::barrier(2, Members::all(2), 1, true);
+    [
+        ("entry-store-device", EntryStore, primitives::entry(2, 1)),
+        ("credit-load-device", CreditLoad, primitives::entry(2, 1)),
+        ("entry-load-device", EntryLoad, primitives::entry(2, 1)),
+        ("signal-store-device", SignalStore, ops::one_shot(2, 1, 1)),
+        ("signal-load-device", SignalLoad, ops::one_shot(2, 1, 1)),
+        ("done-store-device", DoneStore, ops::pull(2, 1, 1)),
+        ("done-load-device", DoneLoad, ops::pull(2, 1, 1)),
+        ("barrier-store-device", BarrierStore, barrier()),
+        ("barrier-load-device", BarrierLoad, barrier()),
+        ("version-store-device", VersionStore, primitives::versioned(1)),
+        ("version-load-device", VersionLoad, primitives::versioned(1)),
+        ("lock-take-device", LockTake, lock()),
+        ("lock-give-device", LockGive, lock()),
+        ("stamp-store-device", StampStore, ops::partial(2, 1, RESTAMP_PERIOD, &[1])),
+        ("abort-store-device", AbortStore, primitives::abort()),
+        ("abort-load-device", AbortLoad, primitives::abort()),
+    ]
+    .map(|(name, access, scenario)| {
+        mutant(name, scenario, Change::Scope(access, Scope::Device), Check::Scope).of(access)
+    })
+    .into()
+}
+
+fn comparisons() -> Vec<Mutant> {
+    use Access::*;
+    let compare = |name, access, compare, scenario, expected| {
+        mutant(name, scenario, Change::Compare(access, compare), expected)
+    };
+    let less = |name, access, scenario: Scenario, expected| {
+        let calls = scenario.calls;
+        compare(name, access, Compare::Less, scenario.calls(calls, i32::MAX), expected)
+    };
+    let barrier = |twice| primitives::barrier(2, Members::all(2), 2, twice);
+    vec![
+        less("signal-less", SignalLoad, ops::one_shot(2, 1, 2), Check::Race),
+        less("entry-less", EntryLoad, primitives::entry(2, 2), Check::Fault(FaultKind::Mismatch)),
+        less("credit-less", CreditLoad, ops::deliver(2, 1, 3, true, false), Check::RecordRace),
+        less("done-less", DoneLoad, ops::pull(2, 1, 3), Check::Race),
+        less("barrier-less", BarrierLoad, barrier(true), Check::Wrong),
+        less("version-less", VersionLoad, primitives::versioned(2), Check::Wrong),
+        less("flag-less", FlagLoad, primitives::flags(2), Check::Race),
+        compare("signal-equal", SignalLoad, Compare::Equal, ops::one_shot(2, 1, 2), Check::Lost),
+        compare("barrier-equal", BarrierLoad, Compare::Equal, barrier(false), Check::Lost),
+        mutant(
+            "literal-one",
+            ops::one_shot(2, 1, 2),
+            [Change::Value(SignalStore, 1), Change::Compare(SignalLoad, Compare::One)],
+            Check::Race,
+        ),
+    ]
+}
+
+fn slot_rule() -> Vec<Mutant> {
+    use Access::*;
+    use Change::{BlindRecords, Skip, UncheckedRecords};
+    let ahead = || ops::deliver(2, 1, 3, true, false);
+    // Records of an earlier op say what those of this one will say.
+    let mut direct = ops::deliver(2, 1, 2, true, true);
+    for parity in 0..2 {
+        for rank in 0..2 {
+            let index = direct.channel(rank).entry(rank, 1 - rank, parity).index;
+            for (field, value) in [(8, 1), (9, 4096)] {
+                direct = direct.initial(Place::Unchecked { rank, index: index + field }, value);
+            }
+        }
+    }
+    let mut different =
+        mutant("different-m", ops::different_m(), [], Check::Fault(FaultKind::Mismatch));
+    different.in_scenario = true;
+    let takes_first = ops::relay_takes_first();
+    let mut takes_first =
+        mutant("relay-takes-first", takes_first, [], Check::Lost).by(Engine::Search);
+    takes_first.in_scenario = true;
+    let mut blind = mutant("no-record-comparison", ops::different_m(), BlindRecords, Check::Wrong);
+    blind.in_scenario = true;
+    vec![
+        mutant("no-credit-before-record", ahead(), Skip(CreditLoad), Check::RecordRace),
+        mutant(
+            "no-credit-before-slot",
+            ahead(),
+            [Skip(CreditLoad), UncheckedRecords, BlindRecords],
+            Check::Race,
+        ),
+        mutant(
+            "no-entry-before-direct-write",
+            direct,
+            [Skip(EntryLoad), UncheckedRecords, BlindRecords],
+            Check::Race,
+        ),
+        mutant(
+            "no-entry-before-pull",
+            ops::pull(2, 1, 1),
+            [Skip(EntryLoad), UncheckedRecords, BlindRecords],
+            Check::Wrong,
+        ),
+        mutant("no-done-before-end", ops::pull(2, 1, 2), Skip(DoneLoad), Check::Race),
+        mutant("no-wait-for-arrivals", ops::copied_beside(2, 1, 1), Skip(SignalLoad), Check::Wrong),
+        // Rank 0 passes on what has not come; the others wait.
+        mutant(
+            "no-wait-before-relay",
+            ops::relay(3, 1, 1, true),
+            Change::SkipAt(SignalLoad, 0),
+            Check::Wrong,
+        )
+        .by(Engine::Search),
+        takes_first,
+        different,
+        blind,
+    ]
+}
+
+fn life_of_words() -> Vec<Mutant> {
+    use Access::*;
+    use Change::{BlindRecords, OwnerStamps, Skip, SkipStamps, UncheckedRecords};
+    use ops::instead::{GATHER, PULL, STAGED, TWO_SHOT};
+    let unrefreshed = |name, change, last| {
+        let scenario = ops::partial(2, 8, RESTAMP_PERIOD - 1, last);
+        mutant(name, scenario, change, Check::Wrong).by(Engine::WholeRange(last))
+    };
+    let zero = ops::partial(2, 1, -5, &[1]).words(0);
+    let unheard = [UncheckedRecords, BlindRecords];
+    let mut zero = mutant("words-zero", zero, unheard, Check::Wrong);
+    zero.in_scenario = true;
+    let mut late = mutant("late-memset", primitives::late_memset(), [], Check::Lost);
+    late.in_scenario = true;
+    vec![
+        zero,
+        late,
+        mutant(
+            "owner-stamps",
+            ops::partial(2, 1, RESTAMP_PERIOD, &[1, 1]),
+            OwnerStamps,
+            Check::Lost,
+        ),
+        mutant(
+            "no-stamps",
+            ops::partial(2, 8, RESTAMP_PERIOD - 1, &[3, 3, 3]),
+            Skip(StampStore),
+            Check::Wrong,
+        )
+        .by(Engine::WholeRange(&[3, 3, 8])),
+        mutant(
+            "no-stamps-of-done",
+            ops::partial(2, 8, RESTAMP_PERIOD - 1, &[3, 0, 0]),
+            Skip(StampStore),
+            Check::Wrong,
+        )
+        .by(Engine::WholeRange(&[3, 0, 0])),
+        unrefreshed("no-stamp-signal", SkipStamps(Kind::Signal), &[3, 3, 8]),
+        unrefreshed("no-stamp-result", SkipStamps(Kind::Result), &[3, TWO_SHOT, TWO_SHOT]),
+        unrefreshed("no-stamp-done", SkipStamps(Kind::Done), &[3, PULL, PULL]),
+        unrefreshed("no-stamp-barrier", SkipStamps(Kind::Barrier), &[3, GATHER, GATHER]),
+        unrefreshed("no-stamp-flag", Skip(FlagStamp), &[1, STAGED, STAGED]),
+    ]
+}
+
+/// A launch of a rank that has given up does nothing that a peer could take for the real thing.
+fn given_up() -> Vec<Mutant> {
+    let unchecked = |name, scenario, expected| {
+        mutant(name, ops::given_up(scenario), Change::Skip(Access::AbortCheck), expected)
+    };
+    let unmuted = ops::given_up(ops::stored(2, 1, 2, ops::Stored::Unmuted));
+    let mut unmuted = mutant("stores-of-who-gave-up", unmuted, [], Check::Wrong).by(Engine::Search);
+    unmuted.in_scenario = true;
+    vec![
+        unmuted,
+        unchecked("no-check-next-launch", ops::accumulate(2, 1, 1, PLAIN), Check::Wrong),
+        // One workgroup of the root gives up, another finds its credit: the call is half there.
+        unchecked(
+            "no-check-next-call",
+            ops::deliver(2, 2, 3, true, false).groups(&[2, 1]),
+            Check::Wrong,
+        )
+        .by(Engine::Search),
+        unchecked(
+            "no-check-refresh",
+            ops::two_shot(2, 1, 1, false).calls(1, RESTAMP_PERIOD),
+            Check::Wrong,
+        ),
+        mutant(
+            "abort-check-device",
+            ops::given_up(ops::accumulate(2, 1, 1, PLAIN)),
+            Change::Scope(Access::AbortCheck, Scope::Device),
+            Check::Scope,
+        )
+        .of(Access::AbortCheck),
+    ]
+}
+
+/// What the launch of a user's kernel beside a call must see to.
+fn kernels_beside() -> Vec<Mutant> {
+    let beside = |name, how, expected| {
+        let scenario = ops::beside(2, 1, 2, how);
+        let mut mutant = mutant(name, scenario, [], expected).by(Engine::Random(2_000));
+        mutant.in_scenario = true;
+        mutant
+    };
+    vec![
+        beside("beside-own-number", Beside::OwnNumber, Check::Race),
+        beside("beside-not-awaited", Beside::NotAwaited, Check::Race),
+    ]
+}
+
+/// Barriers between launches, and between the threads of a workgroup.
+fn barriers() -> Vec<Mutant> {
+    let accumulate = |name, how, expected| {
+        let mut mutant = mutant(name, ops::accumulate(2, 1, 1, how), [], expected);
+        mutant.in_scenario = true;
+        mutant
+    };
+    let first = Accumulate { first_barrier: false, ..PLAIN };
+    let second = Accumulate { second_barrier: false, ..PLAIN };
+    let mut gather = mutant("gather-no-barrier", ops::gather(2, 1, 1, false), [], Check::Race);
+    gather.in_scenario = true;
+    let early = ops::copied(2, 1, 2, false);
+    let mut early =
+        mutant("copies-before-entries", early, [], Check::Race).by(Engine::Random(2_000));
+    early.in_scenario = true;
+    let before = ops::stored(2, 2, 2, ops::Stored::OutOfTurn).groups(&[2, 2]);
+    let mut before =
+        mutant("stores-before-turn", before, [], Check::Race).by(Engine::Random(2_000));
+    before.in_scenario = true;
+    let lockstep = primitives::barrier_in_arms(3).threads(2).lockstep();
+    let mut in_arms = mutant("barrier-in-arms", lockstep, [], Check::Lost).by(Engine::Search);
+    in_arms.in_scenario = true;
+    let vote = |name, scenario: Scenario, rank, group, position| {
+        let drop = Change::DropVote { rank, group, position };
+        mutant(name, scenario.threads(2), drop, Check::Race)
+    };
+    let mut after_flag =
+        vote("no-vote-after-flag", ops::staged(&[2, 1], 1, 1), 0, 1, 0).by(Engine::Random(2_000));
+    after_flag.expected = Check::Wrong;
+    let one_shot = || ops::one_shot(2, 1, 1);
+    // The other thread does not wait at all: it reads before anything was written.
+    let mut after_wait = vote("no-vote-after-wait", one_shot(), 0, 0, 2);
+    after_wait.expected = Check::Wrong;
+    let locked = || ops::accumulate(2, 1, 1, PLAIN);
+    vec![
+        accumulate("spinlock-no-first-barrier", first, Check::Race),
+        accumulate("spinlock-no-second-barrier", second, Check::Wrong),
+        accumulate("atomic-no-first-barrier", Accumulate { atomic: true, ..first }, Check::Wrong),
+        accumulate("atomic-no-second-barrier", Accumulate { atomic: true, ..second }, Check::Wrong),
+        gather,
+        early,
+        before,
+        in_arms,
+        vote("no-vote-before-signal", one_shot(), 0, 0, 1),
+        after_wait,
+        vote("no-vote-after-credit", ops::deliver(2, 1, 3, true, false), 0, 0, 6)
+            .by(Engine::Random(2_000)),
+        vote("no-vote-between-peers", ops::deliver(3, 1, 3, true, false), 0, 0, 6)
+            .by(Engine::Random(2_000)),
+        vote("no-vote-before-finish", ops::pull(2, 1, 2), 0, 0, 2),
+        vote("no-vote-before-flag", ops::staged(&[2, 1], 1, 1), 0, 0, 2).by(Engine::Random(2_000)),
+        after_flag,
+        vote("no-vote-after-lock", locked(), 0, 0, 6).by(Engine::Random(2_000)),
+        vote("no-vote-before-unlock", locked(), 0, 0, 7).by(Engine::Random(2_000)),
+    ]
+}

@@ -1,0 +1,140 @@
+//! Scenarios that go all the way round the counter of calls, in a few steps.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use iris_sync::ll::HEAD;
+use iris_sync::{Call, Field, LINE_WORDS, LlWord, RESTAMP_PERIOD, Record};
+
+use crate::ll::{self, Pattern};
+use crate::{Failure, Place, Report, Rules, Scenario, ops, search};
+
+/// States after which a search counts as unfinished.
+pub const STATES: u64 = 20_000_000;
+
+/// Two ranks, an op planned for eight tiles of which calls use three, all the way round: at every
+/// multiple of the restamp period three calls are made, those between are jumped over, and at the
+/// end, more than 2^31 calls after the start, come the calls `last`: as many tiles as they say, or
+/// another op, see [`ops::instead`]. For a staged gather there is one tile, and rank 0 has two
+/// workgroups.
+pub fn whole_range(rules: &Rules, last: &'static [u32]) -> Report {
+    once_round(false, rules, last)
+}
+
+pub(super) fn once_round(on_headers: bool, rules: &Rules, last: &'static [u32]) -> Report {
+    let staged = last.contains(&ops::instead::STAGED);
+    let (tiles, each): (u32, &[u32]) = if staged { (1, &[1, 1, 1]) } else { (8, &[3, 3, 3]) };
+    let name =
+        format!("one_shot, {} of {tiles} tiles, once round the counter, then {last:?}", each[0]);
+    all_round(name, 6, rules, |step, number| {
+        let used = if step == 5 { last } else { each };
+        // Words nobody has touched still hold what they held at the very start.
+        let mut scenario = ops::partial(2, tiles, number, used).words(RESTAMP_PERIOD - 2);
+        if staged {
+            scenario = scenario.groups(&[2, 1]).tiles(tiles, 2 * tiles);
+        }
+        if let Some(headers) = scenario.on_headers().filter(|_| on_headers) {
+            scenario = headers;
+        }
+        let words = scenario.channel(0);
+        // Between, calls of as many tiles went by: their words and the entries are of the last one.
+        let mut left = Vec::new();
+        for rank in 0..2 {
+            let before = Call::new(number).previous();
+            let fresh = (0..each[0]).map(|tile| (words.signal(rank, 1 - rank, tile), before));
+            let entries = [before, before.previous()].map(|call| {
+                let mut word = words.entry(rank, 1 - rank, call.parity());
+                word.index += LINE_WORDS - 1;
+                (word, call)
+            });
+            left.extend(fresh.chain(entries).map(|(word, call)| {
+                (Place::Sym { rank, index: word.index }, call.number().into())
+            }));
+            left.push((Place::Dev { rank, index: words.call }, number.into()));
+        }
+        (scenario, left)
+    })
+}
+
+/// All the way round the counter in so many steps, each of three calls at a multiple of the restamp
+/// period: `at` has the scenario of a step, whose calls begin with this number, and what the calls that
+/// were jumped over have left. Every interleaving of a step must end alike: the next begins there.
+fn all_round(
+    scenario: String,
+    steps: u32,
+    rules: &Rules,
+    mut at: impl FnMut(u32, i32) -> (Scenario, Vec<(Place, i64)>),
+) -> Report {
+    let start = Instant::now();
+    let mut number = RESTAMP_PERIOD - 1;
+    let mut memory: HashMap<Place, i64> = HashMap::new();
+    let mut executions = 0;
+    let mut report = None;
+    for step in 0..steps {
+        let (mut scenario, left) = at(step, number);
+        if step > 0 {
+            memory.extend(left);
+        }
+        scenario.initial.extend(memory.iter().map(|(&place, &value)| (place, value)));
+        let (mut part, mut ends) = search::exhaust_to_ends(&scenario, rules, STATES);
+        executions += part.executions;
+        if part.failure.is_none() && ends.len() != 1 {
+            part.failure = Some(Failure::Other(format!("{} different ends", ends.len())));
+        }
+        let failed = part.failure.is_some();
+        report = Some(part);
+        if failed {
+            break;
+        }
+        memory.extend(ends.swap_remove(0));
+        number = number.wrapping_add(RESTAMP_PERIOD);
+    }
+    let report = report.unwrap_or_else(|| unreachable!("there are steps"));
+    Report { scenario, executions, seconds: start.elapsed().as_secs_f64(), ..report }
+}
+
+/// How many items the last three calls of [`slots_whole_range`] use: in one call of each parity those come
+/// back that were left alone all the way.
+pub(super) const LAST: &[u32] = &[1, 2, 2];
+
+/// Two ranks, words for two items of which calls use one, all the way round: 2^32 calls, until the
+/// numbers of the first come again. At every multiple of the restamp period three calls are made, those
+/// between are jumped over; the first and the last three use both items.
+pub fn slots_whole_range(on_headers: bool, rules: &Rules) -> Report {
+    let name = format!("ll, 1 of 2 items, once round the counter, then {LAST:?}");
+    all_round(name, 9, rules, |step, number| {
+        let used: &'static [u32] = match step {
+            0 => &[2, 2, 2],
+            8 => LAST,
+            _ => &[1, 1, 1],
+        };
+        let scenario = ll::partial(Pattern::All, 2, number, used);
+        let mut scenario = scenario.without_heads().words(RESTAMP_PERIOD - 2);
+        if step == 8 {
+            // The same numbers as at first, but what is pushed is not what was pushed then.
+            let mut record = Record::default();
+            record.fields[Field::M as usize] = 1;
+            scenario = scenario.record(0, record).record(1, record);
+        }
+        if let Some(headers) = scenario.on_headers().filter(|_| on_headers) {
+            scenario = headers;
+        }
+        let words = scenario.channel(0);
+        // Between, calls of one item went by: their words and the entries are of the last of them.
+        let mut left = Vec::new();
+        let before = Call::new(number).previous();
+        for rank in 0..2 {
+            for call in [before, before.previous()] {
+                let entry = words.entry(rank, 1 - rank, call.parity()).index + LINE_WORDS - 1;
+                left.push((Place::Sym { rank, index: entry }, call.number().into()));
+                for pair in 0..HEAD + 1 {
+                    let first = words.pair(rank, 1 - rank, call.parity(), pair).index;
+                    let old = LlWord { data: 0, call: call.number() }.to_bits() as i64;
+                    left.extend([first, first + 2].map(|index| (Place::Wide { rank, index }, old)));
+                }
+            }
+            left.push((Place::Dev { rank, index: words.call }, number.into()));
+        }
+        (scenario, left)
+    })
+}

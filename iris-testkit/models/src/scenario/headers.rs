@@ -1,0 +1,285 @@
+//! Programs of scenarios in C++: the device headers, whose every access is a hook.
+//!
+//! `build.rs` compiles `cxx/` with the host form of `kernels/iris/port.h`. A program is a function
+//! of an [`Input`]; the hooks are answered by the [`Thread`] that runs it, so that the same engines
+//! explore it and the same mutants change it.
+//!
+//! **Running.** A program of one's own is a C++ file that includes `model.h` and the header to be
+//! checked, with a function `extern "C" int name(const iris::model::Input&)`; a [`Scenario`] takes
+//! it with [`Headers::new`]. `examples/check_my_protocol` is one, in Rust and in C++. Words behind
+//! those of the channel, such as index 2^20 of the signal segment, begin with 0 and are free to use.
+//!
+//! A crate with this one in its `[dependencies]` compiles such a file in its build script, with `cc`
+//! (cargo tells build scripts nothing of `[dev-dependencies]`):
+//!
+//! ```ignore
+//! let include = std::env::var("DEP_IRIS_MODEL_INCLUDE").expect("iris-models in [dependencies]");
+//! let mut build = cc::Build::new();
+//! build.cpp(true).std("c++17").flag("-fexceptions").flag("-funwind-tables");
+//! build.includes(std::env::split_paths(&include)).file("src/my_protocol.cpp").compile("mine");
+//! ```
+//!
+//! **Limits.** Words of 32 bits, additions, compare-and-exchange and plain data of whole words; a
+//! program that does anything else fails in the model and says what. A failure unwinds through the
+//! program, so that it must not keep anything that is not dropped.
+//!
+//! [`Scenario`]: crate::Scenario
+
+#![allow(unsafe_code, reason = "the hooks that let a model run the device headers")]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use iris_sync::sym::HeapView;
+use iris_sync::{Access, Channel, Record};
+
+use super::thread::Thread;
+
+/// What a program in C++ is given: one thread runs it, all calls of it. As `iris::model::Input` in
+/// `cxx/model.h`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Input<'a> {
+    /// The heap, with addresses that the hooks understand.
+    pub heap: &'a HeapView,
+    /// Where the words lie.
+    pub channel: &'a Channel,
+    /// What this rank says about its calls.
+    pub record: &'a Record,
+    /// Number of the first call.
+    pub first: i32,
+    /// How many calls there are.
+    pub calls: u32,
+    /// Tiles of the largest plan.
+    pub tiles: u32,
+    /// Whatever the program takes it for.
+    pub option: u32,
+    /// One bit a rank.
+    pub members: u64,
+    /// How many tiles each call uses: as many as there are calls.
+    pub used: *const u32,
+    /// 1 in mutants that do not use double buffers.
+    pub one_buffer: u32,
+}
+
+/// A program in C++; whether it got through is not 0. It may unwind.
+pub type Entry = extern "C-unwind" fn(&Input<'_>) -> i32;
+
+/// A program in C++ and what it is told.
+#[derive(Clone, Copy, Debug)]
+pub struct Headers {
+    entry: Entry,
+    tiles: u32,
+    option: u32,
+    members: Option<u64>,
+    used: &'static [u32],
+    one_buffer: bool,
+    after: Option<fn(&Thread<'_>, bool)>,
+}
+
+/// The C++ compiler that was looked for when this crate was built.
+pub const COMPILER: &str = env!("IRIS_CXX_COMPILER");
+
+/// Whether it was there. If not, scenarios have no programs over the device headers.
+pub const AVAILABLE: bool = cfg!(iris_cxx);
+
+impl Headers {
+    /// The program `entry`, told that there are `tiles` tiles.
+    pub const fn new(entry: Entry, tiles: u32) -> Self {
+        let used = &[];
+        Self { entry, tiles, option: 0, members: None, used, one_buffer: false, after: None }
+    }
+
+    /// Tell it this option.
+    #[must_use]
+    pub const fn option(self, option: u32) -> Self {
+        Self { option, ..self }
+    }
+
+    /// Tell it who takes part; by default all ranks.
+    #[must_use]
+    pub const fn members(self, bits: u64) -> Self {
+        Self { members: Some(bits), ..self }
+    }
+
+    /// Tell it how many tiles each call uses; by default all.
+    #[must_use]
+    pub const fn used(self, used: &'static [u32]) -> Self {
+        Self { used, ..self }
+    }
+
+    /// The mutant that does not use double buffers.
+    #[must_use]
+    pub const fn one_buffer(self) -> Self {
+        Self { one_buffer: true, ..self }
+    }
+
+    /// Check this when the program has ended; it is told whether it got through.
+    #[must_use]
+    pub const fn after(self, after: fn(&Thread<'_>, bool)) -> Self {
+        Self { after: Some(after), ..self }
+    }
+
+    /// Run the program as `thread`.
+    pub(crate) fn run(&self, thread: &Thread<'_>) {
+        let heap = heap(thread.rank(), thread.ranks());
+        let mut used = self.used.to_vec();
+        used.resize(thread.calls() as usize, self.tiles);
+        let input = Input {
+            heap: &heap,
+            channel: thread.channel(),
+            record: thread.record(),
+            first: thread.call(0).number(),
+            calls: thread.calls(),
+            tiles: self.tiles,
+            option: self.option,
+            members: self
+                .members
+                .unwrap_or(iris_sync::barrier::Members::all(thread.ranks()).bits()),
+            used: used.as_ptr(),
+            one_buffer: self.one_buffer.into(),
+        };
+        let through = (self.entry)(&input) != 0;
+        if let Some(after) = self.after {
+            after(thread, through);
+        }
+    }
+}
+
+/// The memories that fake addresses name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Segment {
+    Signal = 1,
+    Device = 2,
+    Data = 3,
+    Control = 4,
+}
+
+/// A fake address: four bits of segment, twelve of rank, the rest bytes.
+pub(crate) const fn address(segment: Segment, rank: u32, index: u32) -> u64 {
+    ((segment as u64) << 60) | ((rank as u64) << 48) | (index as u64 * 4)
+}
+
+/// What a fake address names: segment, rank and index of a 4-byte word.
+#[cfg(iris_cxx)]
+pub(crate) fn decode(address: u64) -> Option<(Segment, u32, u32)> {
+    let segment = match address >> 60 {
+        1 => Segment::Signal,
+        2 => Segment::Device,
+        3 => Segment::Data,
+        4 => Segment::Control,
+        _ => return None,
+    };
+    let (rank, bytes) = ((address >> 48) as u32 & 0xfff, address & 0xffff_ffff_ffff);
+    let index = u32::try_from(bytes / 4).ok()?;
+    (bytes % 4 == 0).then_some((segment, rank, index))
+}
+
+/// The heap as a program in C++ sees it.
+pub(crate) fn heap(rank: u32, ranks: u32) -> HeapView {
+    let mut heap: HeapView = bytemuck::Zeroable::zeroed();
+    (heap.rank, heap.size) = (rank, ranks);
+    for (at, peer) in (0..ranks as usize).zip(0..) {
+        heap.data[at] = address(Segment::Data, peer, 0);
+        heap.signal[at] = address(Segment::Signal, peer, 0);
+    }
+    heap.control = address(Segment::Control, rank, 0);
+    heap.device_words = address(Segment::Device, rank, 0);
+    heap
+}
+
+const SEEN: usize = Access::ALL.len() + 1;
+static DEVICE: [AtomicU64; SEEN] = [const { AtomicU64::new(0) }; SEEN];
+static SYSTEM: [AtomicU64; SEEN] = [const { AtomicU64::new(0) }; SEEN];
+
+/// Count an access that a hook has seen; none is one of a user's own.
+#[cfg(iris_cxx)]
+pub(crate) fn count(access: Option<Access>, scope: iris_sync::Scope) {
+    let row = access.map_or(Access::ALL.len(), |access| access as usize);
+    let column = if scope == iris_sync::Scope::System { &SYSTEM } else { &DEVICE };
+    column[row].fetch_add(1, Ordering::Relaxed);
+}
+
+/// How often the hooks have seen an access, in this process: its name, and how often at the scope
+/// of the device and of the system.
+pub fn scopes_seen() -> Vec<(&'static str, u64, u64)> {
+    let names = Access::ALL.iter().map(|access| access.name()).chain(["accumulators, users"]);
+    let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    names
+        .zip(DEVICE.iter().map(read))
+        .zip(SYSTEM.iter().map(read))
+        .map(|((n, d), s)| (n, d, s))
+        .collect()
+}
+
+macro_rules! programs {
+    ($($(#[$doc:meta])* $name:ident = $symbol:ident;)*) => {
+        #[cfg(iris_cxx)]
+        unsafe extern "C-unwind" {
+            $(safe fn $symbol(input: &Input<'_>) -> i32;)*
+        }
+        $($(#[$doc])*
+        #[cfg(iris_cxx)]
+        pub const $name: Entry = $symbol;
+        $(#[$doc])*
+        #[cfg(not(iris_cxx))]
+        pub const $name: Entry = missing;)*
+    };
+}
+
+#[cfg(not(iris_cxx))]
+extern "C-unwind" fn missing(_: &Input<'_>) -> i32 {
+    crate::Failure::Other("this crate was built without a C++ compiler".into()).raise()
+}
+
+/// The programs of `cxx/`: those of [`ops`](crate::ops) and [`primitives`](crate::primitives).
+pub mod programs {
+    use super::Entry;
+    #[cfg(iris_cxx)]
+    use super::Input;
+    #[cfg(not(iris_cxx))]
+    use super::missing;
+
+    programs! {
+        /// [`one_shot`](crate::ops::one_shot).
+        ONE_SHOT = iris_model_one_shot;
+        /// [`two_shot`](crate::ops::two_shot); the option is how many workgroups only send.
+        TWO_SHOT = iris_model_two_shot;
+        /// [`reduce_scatter`](crate::ops::reduce_scatter); option 1 is of products, 2 has one workgroup that
+        /// only sends.
+        REDUCE_SCATTER = iris_model_reduce_scatter;
+        /// [`deliver`](crate::ops::deliver); option 1 is a broadcast, 2 has one workgroup that only sends.
+        DELIVER = iris_model_deliver;
+        /// [`relay`](crate::ops::relay).
+        RELAY = iris_model_relay;
+        /// [`pull`](crate::ops::pull).
+        PULL = iris_model_pull;
+        /// [`staged`](crate::ops::staged).
+        STAGED = iris_model_staged;
+        /// [`gather`](crate::ops::gather); option 1 has no barrier.
+        GATHER = iris_model_gather;
+        /// [`copied`](crate::ops::copied); option 1 does not wait for the peers, option
+        /// 2 is [`copied_on`](crate::ops::copied_on), 4 [`copied_beside`](crate::ops::copied_beside).
+        COPIED = iris_model_copied;
+        /// [`stored`](crate::ops::stored); option 1 stores although its rank had given up, 2 before its turn.
+        STORED = iris_model_stored;
+        /// [`accumulate`](crate::ops::accumulate); option bits: atomic, no first barrier, no
+        /// second barrier.
+        ACCUMULATE = iris_model_accumulate;
+        /// [`exchange`](crate::ll::exchange) and others of its module; the option is the pattern.
+        EXCHANGE = iris_model_exchange;
+        /// [`versioned`](crate::primitives::versioned).
+        VERSIONED = iris_model_versioned;
+        /// [`spinlock`](crate::primitives::spinlock).
+        SPINLOCK = iris_model_spinlock;
+        /// [`barrier`](crate::primitives::barrier); option 1 is twice.
+        BARRIER = iris_model_barrier;
+        /// [`barrier_in_launch`](crate::primitives::barrier_in_launch).
+        BARRIER_IN_LAUNCH = iris_model_barrier_in_launch;
+        /// [`flags`](crate::primitives::flags).
+        FLAGS = iris_model_flags;
+        /// [`entry`](crate::primitives::entry); option 1 clears the words late.
+        ENTRY = iris_model_entry;
+        /// [`abort`](crate::primitives::abort).
+        ABORT = iris_model_abort;
+    }
+}

@@ -1,0 +1,34 @@
+//! Sections of the guide for users, by the texts of errors.
+
+/// Whether a section of the guide is for errors of this text: a heading of the third level quotes parts of texts in
+/// backticks, where `..` stands for anything.
+pub fn has_section(guide: &str, text: &str) -> bool {
+    let headings = guide.lines().filter_map(|line| line.strip_prefix("### "));
+    let quoted = headings.flat_map(|heading| heading.split('`').skip(1).step_by(2));
+    quoted.into_iter().any(|pattern| is_like(pattern, text))
+}
+
+/// Whether the parts of a pattern stand in a text, one after the other.
+fn is_like(pattern: &str, text: &str) -> bool {
+    let parts = pattern.split("..").map(str::trim).filter(|part| !part.is_empty());
+    let rest = |rest: &str, part: &str| rest.split_once(part).map(|(_, rest)| rest.to_owned());
+    let mut left = Some(text.to_owned());
+    for part in parts {
+        left = left.and_then(|left| rest(&left, part));
+    }
+    left.is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_section_is_found_by_parts_of_a_text_in_their_order() {
+        let guide = "# Guide\n\n### `waited .. for rank ..`, `.. is lost`\n\ntext\n";
+        assert!(has_section(guide, "open: waited 3.0s for rank 1 and 2"));
+        assert!(has_section(guide, "rank 3 is lost: it ended"));
+        assert!(!has_section(guide, "for rank 1 it waited"));
+        assert!(!has_section("# is lost\n`is lost`\n", "rank 3 is lost"));
+    }
+}

@@ -1,0 +1,197 @@
+//! Options of any operator as one struct, and plans by them: what tests and programs vary.
+
+use anyhow::bail;
+use iris_heap::{BackendKind, DType};
+use iris_ops::{
+    Epilogue, Injected, Library, Op, Plan, Ranks, Shard, Staged, StagingLayout, TileShape, Variant,
+};
+
+/// Shapes, types and choices. Options of the first group are errors for ops that do not have them;
+/// options of the second group are ignored by such ops.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Maximum number of rows of a call.
+    pub m: usize,
+    /// Number of columns.
+    pub n: usize,
+    /// Inner dimension; ignored by an op without a product.
+    pub k: usize,
+    /// Element type of A and B, or of the message.
+    pub dtype: DType,
+    /// Element type of C; `None` for that of A.
+    pub output: Option<DType>,
+    /// Function applied to each element of the result.
+    pub epilogue: Epilogue,
+    /// Epsilon of the RMSNorm of the result's rows; `None` for no RMSNorm.
+    pub rms_norm: Option<f32>,
+    /// Ranks that take part in a barrier; `None` for all.
+    pub members: Option<Vec<usize>>,
+
+    /// Backend that the op runs on.
+    pub backend: BackendKind,
+    /// Element type in which partials travel; `None` for that of C.
+    pub wire: Option<DType>,
+    /// Shape of a tile; `None` if the plan chooses.
+    pub tile: Option<TileShape>,
+    /// Dimension of A that is split.
+    pub shard: Shard,
+    /// Layout of the staging buffer.
+    pub staging: StagingLayout,
+    /// Number of columns of A per flag of a staged gather.
+    pub columns_per_flag: Option<usize>,
+    /// Number of workgroups that only fetch.
+    pub fetchers: Option<usize>,
+    /// Number of workgroups of a launch.
+    pub workgroups: Option<usize>,
+    /// Number of multiprocessors that calls leave free for a kernel beside them.
+    pub beside: usize,
+    /// Implementation of whole-matrix GEMMs.
+    pub library: Library,
+    /// Whether all ranks have the same N and K, so that the choice may depend on them.
+    pub even: bool,
+    /// Root of a broadcast.
+    pub root: usize,
+    /// Number of trace spans per workgroup.
+    pub trace_spans: u32,
+    /// Whether GPU kernels count the bytes they move.
+    pub counted: bool,
+    /// Number of blocks of a call over several nodes.
+    pub blocks: Option<usize>,
+    /// Number of the first call.
+    pub first_call: i32,
+    /// Delays and faults that a test injects into the kernels.
+    pub injected: Injected,
+}
+
+macro_rules! setters {
+    ($($name:ident: $type:ty => $value:expr;)*) => {$(
+        #[doc = concat!("See the field `", stringify!($name), "`.")]
+        #[must_use]
+        pub fn $name(mut self, $name: $type) -> Self {
+            self.$name = $value;
+            self
+        }
+    )*};
+}
+
+impl Options {
+    /// Options for at most `m` rows, `n` columns and inner dimension `k`, in f32.
+    pub fn new(m: usize, n: usize, k: usize) -> Self {
+        Self {
+            m,
+            n,
+            k,
+            dtype: DType::F32,
+            output: None,
+            epilogue: Epilogue::None,
+            rms_norm: None,
+            members: None,
+            backend: BackendKind::Cpu,
+            wire: None,
+            tile: None,
+            shard: Shard::Rows,
+            staging: StagingLayout::KContiguous,
+            columns_per_flag: None,
+            fetchers: None,
+            workgroups: None,
+            beside: 0,
+            library: Library::default(),
+            even: false,
+            root: 0,
+            trace_spans: 0,
+            counted: false,
+            blocks: None,
+            first_call: 1,
+            injected: Injected::default(),
+        }
+    }
+
+    setters! {
+        dtype: DType => dtype;
+        output: DType => Some(output);
+        epilogue: Epilogue => epilogue;
+        rms_norm: f32 => Some(rms_norm);
+        members: Vec<usize> => Some(members);
+        backend: BackendKind => backend;
+        wire: DType => Some(wire);
+        tile: TileShape => Some(tile);
+        shard: Shard => shard;
+        staging: StagingLayout => staging;
+        columns_per_flag: usize => Some(columns_per_flag);
+        fetchers: usize => Some(fetchers);
+        workgroups: usize => Some(workgroups);
+        beside: usize => beside;
+        library: Library => library;
+        even: bool => even;
+        root: usize => root;
+        trace_spans: u32 => trace_spans;
+        counted: bool => counted;
+        blocks: usize => Some(blocks);
+        first_call: i32 => first_call;
+        injected: Injected => injected;
+    }
+
+    /// Element type of C, with the default resolved.
+    pub fn output_dtype(&self) -> DType {
+        self.output.unwrap_or(self.dtype)
+    }
+
+    /// Element type in which partials travel, with the default resolved.
+    pub fn wire_dtype(&self) -> DType {
+        self.wire.unwrap_or(self.output_dtype())
+    }
+
+    fn staged(&self) -> Staged {
+        let mut staged = Staged::new().layout(self.staging);
+        (staged.columns_per_flag, staged.fetchers) = (self.columns_per_flag, self.fetchers);
+        staged
+    }
+}
+
+/// Plans an op with a variant by name; `auto` leaves the variant to the plan.
+///
+/// # Errors
+/// Errors of the plan; a test option that the op does not have.
+pub fn plan(
+    op: Op,
+    variant: impl AsRef<str>,
+    ranks: impl Into<Ranks>,
+    options: &Options,
+) -> anyhow::Result<Plan> {
+    let variant = op.variant(variant.as_ref())?;
+    let Options { m, n, k, epilogue, ref members, .. } = *options;
+    let mut request = op.request(m, n, k);
+    request.variant = variant;
+    request.blocks = options.blocks;
+    request.members = members.clone();
+    // A barrier has no elements, so options about elements are not passed on.
+    if op != Op::Barrier {
+        let same = |&output: &DType| !op.multiplies() && output == options.dtype;
+        (request.output, request.epilogue) = (options.output.filter(|it| !same(it)), epilogue);
+        request.rms_norm = options.rms_norm;
+    }
+    if variant == Some(Variant::Staged) {
+        request.staged = options.staged();
+    }
+    for &name in op.options() {
+        match name {
+            "dtype" => request.dtype = options.dtype,
+            "wire" => request.wire = options.wire,
+            "tile" => request.tile = options.tile,
+            "shard" => request.shard = options.shard,
+            "workgroups" => request.workgroups = options.workgroups,
+            "beside" => request.beside = options.beside,
+            "library" => request.library = options.library,
+            "even" => request.even = options.even,
+            "root" => request.root = options.root,
+            // Set above, whether the op reads them or not.
+            "variant" | "output" | "epilogue" | "rms_norm" | "members" => {}
+            other => {
+                bail!("{op}: its option {other} is unknown to the tests: add it to suite::Options")
+            }
+        }
+    }
+    (request.trace_spans, request.counted) = (options.trace_spans, options.counted);
+    (request.first_call, request.injected) = (options.first_call, options.injected);
+    Ok(request.plan(ranks.into().on(options.backend))?)
+}

@@ -1,0 +1,193 @@
+//! One rank at work on operators: a heap with room for what is planned, a stream, matrices, and timed calls.
+//!
+//! ```
+//! use iris_heap::{DType, HeapOptions, World};
+//! use iris_ops::{AnyOp, Op, Operands, Ranks};
+//! use iris_testkit::options::{Options, plan};
+//! use iris_testkit::rig::{Rig, Room};
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! let options = Options::new(8, 6, 0);
+//! World::run_threads(2, |world| -> anyhow::Result<()> {
+//!     let plan_of = |ranks| plan(Op::AllReduce, "auto", ranks, &options);
+//!     let room = Room::of(world.size(), plan_of)?.matrices(DType::F32, [48, 0, 48]);
+//!     let rig = Rig::open(&world, HeapOptions::new().threads(1), room)?;
+//!     let [a, b, c] = rig.matrices(DType::F32, [48, 0, 48], [(8, 6), (0, 0), (8, 6)])?;
+//!     a.fill(&rig.heap, |row, col| (row + col) as f64)?;
+//!     let op = AnyOp::new(&rig.heap, &plan_of(Ranks::from(&world))?)?;
+//!     let operands = Operands::new(a.matrix()?, b.matrix()?, c.matrix()?);
+//!     rig.time(|stream| Ok(op.run(&operands, stream)?))?;
+//!     assert_eq!(c.read(&rig.heap)?[7], 4.0);
+//!     op.free()?;
+//!     Ok(rig.heap.close()?)
+//! })?;
+//! # Ok(())
+//! # }
+//! ```
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use iris_heap::{DType, HeapOptions, Stream, SymSlice, SymmetricHeap, World};
+use iris_ops::{Plan, Ranks};
+
+use crate::matrix::{Matrix, room};
+
+/// Bytes that every rank needs in its data and its signal segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Room {
+    /// Bytes of the data segment.
+    pub data: u64,
+    /// Bytes of the signal segment, without those that the heap keeps for itself.
+    pub signal: u64,
+}
+
+impl Room {
+    /// Bytes at the start of the signal segment that the heap keeps for itself, rounded up.
+    const RESERVED: u64 = 4096;
+
+    /// Largest need of the plans that `plan` makes for the ranks of a world of `size`.
+    ///
+    /// # Errors
+    /// Those of `plan`.
+    pub fn of(size: usize, plan: impl Fn(Ranks) -> Result<Plan>) -> Result<Room> {
+        let mut largest = Room::default();
+        for rank in 0..size {
+            largest = largest.or(Room::from(&plan(Ranks::new(rank, size))?));
+        }
+        Ok(largest)
+    }
+
+    /// Adds room for matrices of so many elements each.
+    #[must_use]
+    pub fn matrices(self, dtype: DType, elements: impl IntoIterator<Item = usize>) -> Room {
+        let rooms = elements.into_iter().map(|elements| room(dtype, elements));
+        Room { data: rooms.fold(self.data, u64::saturating_add), ..self }
+    }
+
+    /// Sum of two needs that are there at the same time.
+    #[must_use]
+    pub fn and(self, other: Room) -> Room {
+        let sum = u64::saturating_add;
+        Room { data: sum(self.data, other.data), signal: sum(self.signal, other.signal) }
+    }
+
+    /// Need of the larger of two that follow each other.
+    #[must_use]
+    pub fn or(self, other: Room) -> Room {
+        Room { data: self.data.max(other.data), signal: self.signal.max(other.signal) }
+    }
+}
+
+impl From<&Plan> for Room {
+    fn from(plan: &Plan) -> Room {
+        Room { data: plan.data_bytes(), signal: plan.signal_bytes() }
+    }
+}
+
+/// A rank's heap, and a stream on it.
+pub struct Rig {
+    /// The heap.
+    pub heap: Arc<SymmetricHeap>,
+    /// Stream on which [`Rig::time`] enqueues.
+    pub stream: Stream,
+}
+
+impl Rig {
+    /// Opens a heap of these options with this room: collective in `world`.
+    ///
+    /// # Errors
+    /// Those of [`SymmetricHeap::open`].
+    #[track_caller]
+    pub fn open(world: &World, options: HeapOptions, room: Room) -> Result<Rig> {
+        let signal = room.signal.saturating_add(Room::RESERVED);
+        let heap = SymmetricHeap::open(world, options.data_bytes(room.data).signal_bytes(signal))?;
+        Ok(Rig { stream: heap.stream()?, heap })
+    }
+
+    /// A, B and C of this rank, in blocks of `most` elements that all ranks have: collective.
+    ///
+    /// # Errors
+    /// Those of [`SymmetricHeap::alloc`].
+    #[track_caller]
+    pub fn matrices(
+        &self,
+        dtype: DType,
+        most: [usize; 3],
+        shapes: [(usize, usize); 3],
+    ) -> Result<[Matrix; 3]> {
+        let matrix = |at: usize| Matrix::new(&self.heap, dtype, most[at], shapes[at]);
+        Ok([matrix(0)?, matrix(1)?, matrix(2)?])
+    }
+
+    /// Microseconds from the moment at which all ranks are here until what `calls` enqueues is done.
+    ///
+    /// # Errors
+    /// Those of `calls`, of the barrier of the hosts and of the stream.
+    #[track_caller]
+    pub fn time(&self, calls: impl FnOnce(&Stream) -> Result<()>) -> Result<f64> {
+        self.heap.world().barrier()?;
+        let begun = Instant::now();
+        calls(&self.stream)?;
+        self.stream.sync()?;
+        Ok(begun.elapsed().as_secs_f64() * 1e6)
+    }
+}
+
+/// Word of each rank by which barriers are checked: what a rank's stream writes before one is seen by all after it.
+pub struct Crossing {
+    word: SymSlice<i32>,
+    calls: i32,
+}
+
+impl Crossing {
+    /// Collective.
+    ///
+    /// # Errors
+    /// Those of [`SymmetricHeap::zeros`].
+    #[track_caller]
+    pub fn new(heap: &SymmetricHeap) -> Result<Crossing> {
+        Ok(Crossing { word: heap.zeros(1)?, calls: 0 })
+    }
+
+    /// Enqueues the write before a barrier, after a pause of this host.
+    ///
+    /// # Errors
+    /// Those of [`SymmetricHeap::write_on`].
+    pub fn before(&mut self, heap: &SymmetricHeap, stream: &Stream, late: Duration) -> Result<()> {
+        self.calls += 1;
+        std::thread::sleep(late);
+        Ok(heap.write_on(stream, self.word, &[self.calls])?)
+    }
+
+    /// Checks the words of all members after a barrier that has ended.
+    ///
+    /// # Errors
+    /// The member that was not there, and what it had written.
+    pub fn after(
+        &self,
+        heap: &SymmetricHeap,
+        members: impl IntoIterator<Item = usize>,
+    ) -> Result<()> {
+        let calls = self.calls;
+        for member in members {
+            let seen = heap.read_from(self.word, member)?[0];
+            // A member may already be on its way to the next barrier.
+            ensure!(
+                (calls..=calls + 1).contains(&seen),
+                "after barrier {calls}, rank {member} was seen before barrier {seen}"
+            );
+        }
+        Ok(())
+    }
+
+    /// Gives the word back: collective.
+    ///
+    /// # Errors
+    /// Those of [`SymmetricHeap::free`].
+    #[track_caller]
+    pub fn free(self, heap: &SymmetricHeap) -> Result<()> {
+        Ok(heap.free(self.word)?)
+    }
+}

@@ -1,0 +1,69 @@
+//! Blows: ways to end or stop an attacked rank at some moment of its program.
+
+use std::fmt;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rustix::process::{Signal, getpid, kill_process};
+use serde::{Deserialize, Serialize};
+
+/// Kind of blow.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) enum Blow {
+    /// SIGKILL.
+    #[default]
+    Kill,
+    /// The rank forks without exec; its process is killed while the child lives.
+    Fork,
+    /// SIGSTOP, then SIGCONT after a while: the job must go on.
+    Stop,
+}
+
+impl fmt::Display for Blow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Blow::Kill => "kill",
+            Blow::Fork => "fork and kill",
+            Blow::Stop => "stop",
+        })
+    }
+}
+
+#[allow(unsafe_code, reason = "no safe interface forks without exec, as a program may")]
+mod system {
+    unsafe extern "C" {
+        /// POSIX fork; returns 0 in the child, which has only the calling thread.
+        pub(super) safe fn fork() -> i32;
+    }
+}
+
+impl Blow {
+    pub(super) fn strike(self) {
+        let signal = match self {
+            Blow::Kill => Signal::KILL,
+            Blow::Fork => {
+                if system::fork() == 0 {
+                    // The launcher kills the child with the job.
+                    std::thread::sleep(Duration::from_secs(600));
+                }
+                Signal::KILL
+            }
+            Blow::Stop => {
+                // Only one stop is allowed: a second one could come after the SIGCONT of both.
+                static STRUCK: AtomicBool = AtomicBool::new(false);
+                if STRUCK.swap(true, Ordering::Relaxed) {
+                    return;
+                }
+                let text = format!("sleep 0.3; kill -CONT {}", getpid().as_raw_nonzero());
+                let mut later = Command::new("/bin/sh");
+                later.args(["-c", &text]).stdin(Stdio::null()).stdout(Stdio::null());
+                if later.stderr(Stdio::null()).spawn().is_err() {
+                    return;
+                }
+                Signal::STOP
+            }
+        };
+        let _ = kill_process(getpid(), signal);
+    }
+}

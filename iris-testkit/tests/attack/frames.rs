@@ -1,0 +1,124 @@
+//! Frames that no rank would send: by strangers, who have not sent a hello, or by a rank after its
+//! own hello.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::Random;
+
+/// Path of rank 0's socket in the job's folder; waits until it exists.
+fn socket(folder: &Path) -> Result<PathBuf> {
+    let until = Instant::now() + Duration::from_secs(20);
+    while Instant::now() < until {
+        for entry in std::fs::read_dir(folder)?.flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_socket()) {
+                return Ok(entry.path());
+            }
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    bail!("no socket in {}", folder.display())
+}
+
+fn connect(socket: &Path) -> Result<UnixStream> {
+    let until = Instant::now() + Duration::from_secs(1);
+    let stream = loop {
+        match UnixStream::connect(socket) {
+            // A socket may have its name before it listens.
+            Err(error)
+                if error.kind() == ErrorKind::ConnectionRefused && Instant::now() < until =>
+            {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            connected => break connected.context("rank 0 does not listen")?,
+        }
+    };
+    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    stream.set_write_timeout(Some(Duration::from_secs(5)))?;
+    Ok(stream)
+}
+
+fn frame(kind: u32, descriptors: u32, length: u64, body: &[u8]) -> Vec<u8> {
+    [&length.to_le_bytes()[..], &kind.to_le_bytes(), &descriptors.to_le_bytes(), body].concat()
+}
+
+fn hello(job: &str, rank: u64, size: u64) -> Vec<u8> {
+    let mut body = (job.len() as u64).to_le_bytes().to_vec();
+    body.extend(job.as_bytes());
+    body.extend(rank.to_le_bytes());
+    body.extend(size.to_le_bytes());
+    frame(1, 0, body.len() as u64, &body)
+}
+
+/// Bytes of a stranger: noise, or a frame of any kind whose body, length or number of descriptors
+/// may be wrong.
+fn of_stranger(random: &mut Random) -> Vec<u8> {
+    let body: Vec<u8> = (0..random.below(96)).map(|_| random.next() as u8).collect();
+    let length = match random.below(4) {
+        0 => random.next(),
+        1 => random.below(1 << 24),
+        _ => body.len() as u64,
+    };
+    match random.below(5) {
+        0 => body,
+        // Hello for a job that cannot be this world's.
+        1 => hello(&format!("job {}", random.next()), random.below(9), random.below(9)),
+        _ => frame(random.below(16) as u32, random.below(3) as u32, length, &body),
+    }
+}
+
+/// Frame of a kind that ranks or rank 0 send, with mostly small numbers in its body.
+fn of_rank(random: &mut Random) -> Vec<u8> {
+    let words = random.below(8);
+    let mut word = || match random.below(8) {
+        0 => random.next(),
+        _ => random.below(6),
+    };
+    let body: Vec<u8> = (0..words).flat_map(|_| word().to_le_bytes()).collect();
+    frame(1 + random.below(14) as u32, 0, body.len() as u64, &body)
+}
+
+/// Sends `count` frames as strangers, each over a connection of its own; some connections stay
+/// open.
+pub(super) fn by_strangers(folder: &Path, count: usize, random: &mut Random) -> Result<()> {
+    let socket = socket(folder)?;
+    let mut open = Vec::new();
+    for _ in 0..count {
+        let mut stream = connect(&socket)?;
+        // Rank 0 may close the connection during the write.
+        let _ = stream.write_all(&of_stranger(random));
+        match random.below(4) {
+            0 => open.push(stream),
+            1 => drop(stream.read(&mut [0; 64])),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Sends a rank's hello, then `count` frames that no rank would send.
+pub(super) fn by_rank(
+    folder: &Path,
+    (rank, size): (usize, usize),
+    count: usize,
+    random: &mut Random,
+) -> Result<()> {
+    let mut stream = connect(&socket(folder)?)?;
+    let job = format!("IRIS_RENDEZVOUS={}, world 0", folder.display());
+    stream.write_all(&hello(&job, rank as u64, size as u64))?;
+    for at in 0..count {
+        if stream.write_all(&of_rank(random)).is_err() {
+            // Rank 0 has closed this connection.
+            break;
+        }
+        if at % 10 == 0 {
+            std::thread::sleep(Duration::from_millis(random.below(3)));
+        }
+    }
+    Ok(())
+}
