@@ -102,7 +102,7 @@ pub enum Error {
     /// A rank of a world over several nodes died, let its world go without closing it, or cannot be reached.
     #[error(
         "rank {rank} on host {host} is lost: its process or thread ended, or dropped its world unclosed, or the \
-         network to it is cut"
+         network to it is cut; see what rank {rank} printed there"
     )]
     RankLost {
         /// The rank.
