@@ -58,7 +58,7 @@ pub(crate) fn main(
 ) -> Result<bool> {
     if let Some(path) = trace_file.filter(|path| trace::is_chart(path)) {
         let of = format!("trace {}", path.display());
-        return Err(usage(of, "a chart", "a JSON file, because charts show a single operator"));
+        return Err(usage(of, "a chart", "a JSON file, because a chart shows one operator"));
     }
     let prefix = prefix.unwrap_or_else(|| PREFIX.into());
     // Errors of the file are reported before a rank is started.

@@ -156,6 +156,6 @@ mod tests {
     #[test]
     fn without_spans_there_is_no_chart() {
         let error = chart(&[RankTrace::new("x", 0, &[vec![]])], "x, push", "").unwrap_err();
-        assert!(error.to_string().contains("x, push: there is nothing to draw"), "{error}");
+        assert!(error.to_string().contains("x, push: there are no spans to draw"), "{error}");
     }
 }
