@@ -205,7 +205,7 @@ fn a_stopped_node_is_late_and_not_lost() {
     let vars = |rank| [torchrun(rank, port), vec![("READY", ready.display().to_string())]].concat();
     let ranks = job.ranks(4, vars);
     wait_for_file(&ready);
-    let node = [&ranks[2], &ranks[3]].map(|child| Pid::from_child(child));
+    let node = [&ranks[2], &ranks[3]].map(Pid::from_child);
     node.iter().for_each(|&pid| kill_process(pid, Signal::STOP).unwrap());
     // Longer than a host may be unreachable, which is 3 s here.
     std::thread::sleep(Duration::from_secs(8));
