@@ -7,6 +7,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// Calls of each rank: their number, and the operator of the last one if it is known.
+type Standing = Vec<(u64, Option<u32>)>;
+
 use crate::error::Result;
 use crate::segment::SharedMemory;
 
@@ -100,7 +103,7 @@ impl Boards {
 
     /// The last call that each rank has issued: its number, from 1, 0 for none, and its operator; none where a rank
     /// captures calls.
-    pub(crate) fn standing(&self) -> Result<Option<Vec<(u64, Option<u32>)>>> {
+    pub(crate) fn standing(&self) -> Result<Option<Standing>> {
         if self.is_captured()? {
             return Ok(None);
         }

@@ -30,6 +30,8 @@ pub struct Control {
     boards: OnceLock<Boards>,
     /// Error for the first difference in the order of calls, set when it is found.
     disorder: OnceLock<Error>,
+    /// A failure of another node, or of a step between nodes.
+    elsewhere: OnceLock<Error>,
     /// Start times of the host's waits for enqueued work that are in progress.
     waits: Mutex<Vec<Instant>>,
     /// Test hook: number of CPU launches until one fails; `u32::MAX` if none is to fail.
@@ -91,6 +93,7 @@ impl Control {
             errors: OnceLock::new(),
             boards: OnceLock::new(),
             disorder: OnceLock::new(),
+            elsewhere: OnceLock::new(),
             waits: Mutex::default(),
             launches_left: AtomicU32::new(u32::MAX),
         }
@@ -116,6 +119,13 @@ impl Control {
     pub fn set_host_abort(&self, reason: i32) {
         // Release: a kernel that reads the word also sees the writes before it.
         let _ = self.words()[0].compare_exchange(0, reason, Ordering::Release, Ordering::Relaxed);
+    }
+
+    /// Tells every waiting kernel of this rank to leave because of another node; [`Control::check`] returns `error`.
+    /// The first error stays.
+    pub fn fail_elsewhere(&self, error: Error) {
+        let _ = self.elsewhere.set(error);
+        self.set_host_abort(abort::ELSEWHERE);
     }
 
     /// Reason given to [`Control::set_host_abort`]; 0 if there is none.
@@ -339,6 +349,7 @@ impl Control {
             0 => None,
             abort::CLOSED => Some(Error::Closed { what: "the heap" }),
             abort::HUB_LOST => Some(Error::HubLost),
+            abort::ELSEWHERE => self.elsewhere.get().cloned().or_else(|| Some(aborted(code))),
             _ => {
                 Some(lost_rank(code).map_or_else(|| aborted(code), |rank| Error::PeerLost { rank }))
             }
@@ -373,6 +384,7 @@ fn aborted(code: i32) -> Error {
         abort::USER => "the caller asked for it",
         abort::HUB_LOST => "the process that carries messages has gone",
         abort::INCOMPLETE => "a call was enqueued only in part, because one of its launches failed",
+        abort::ELSEWHERE => "another node failed",
         abort::DISORDER => "ranks issue the calls of the heap in different orders",
         _ if lost_rank(code).is_some() => "a peer was lost",
         _ => "a reason of the layer above",

@@ -40,6 +40,29 @@ pub const VARIABLES: &[Variable] = &[
         agreed: true,
     },
     Variable {
+        name: "IRIS_PORT",
+        doc: "port of the host of rank 0 at which ranks on several hosts meet, 1 to 65535; default: MASTER_PORT + 1, \
+              else one made from Slurm's job id, else 29501",
+        agreed: false,
+    },
+    Variable {
+        name: "IRIS_SECRET_FILE",
+        doc: "file (mode 0600) with the secret by which ranks on several hosts recognise each other, the same for all \
+              ranks; `iris secret FILE` makes one; default none, which only loopback addresses allow",
+        agreed: false,
+    },
+    Variable {
+        name: "IRIS_TRUST_NETWORK",
+        doc: "1: ranks on several hosts meet without a secret, on a network that nobody else reaches; default 0",
+        agreed: false,
+    },
+    Variable {
+        name: "IRIS_NODE",
+        doc: "name of the node that this rank is on, in place of its host's identity, for tests that play several \
+              nodes on one host; default: found out",
+        agreed: false,
+    },
+    Variable {
         name: "IRIS_THREADS",
         doc: "number of a rank's threads for workgroups of CPU kernels; default: cores / ranks of the \
               host, at least 1",

@@ -99,6 +99,17 @@ pub enum Error {
         /// Number of the lost rank.
         rank: usize,
     },
+    /// A rank of a world over several nodes died, let its world go without closing it, or cannot be reached.
+    #[error(
+        "rank {rank} on host {host} is lost: its process or thread ended, or dropped its world unclosed, or the \
+         network to it is cut; see what rank {rank} printed there"
+    )]
+    RankLost {
+        /// The rank.
+        rank: usize,
+        /// Name of its host.
+        host: String,
+    },
     /// A rank failed in its part of a collective step. Nothing was changed on any rank.
     #[error(
         "rank {rank} failed in {what}, which all ranks must do: {message}; mend that on rank {rank}"
@@ -441,7 +452,7 @@ impl Error {
                 ErrorKind::Disagreement
             }
             Error::Absent { .. } => ErrorKind::Timeout,
-            Error::PeerLost { .. } | Error::HubLost => ErrorKind::PeerLost,
+            Error::PeerLost { .. } | Error::RankLost { .. } | Error::HubLost => ErrorKind::PeerLost,
             // The code is the same in the drivers of CUDA and HIP.
             Error::OutOfHeap { .. } | Error::Device { code: 2, .. } => ErrorKind::OutOfMemory,
             Error::Closed { .. } | Error::NotAllocated { .. } => ErrorKind::Closed,

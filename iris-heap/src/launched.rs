@@ -9,7 +9,7 @@ use crate::error::Result;
 /// # Errors
 /// Errors of variables, as those of [`World::from_env`](crate::World::from_env).
 pub fn launched() -> Result<Option<String>> {
-    let Launch { rank, size, place, job } = Launch::from_env()?;
+    let Launch { rank, size, place, job, .. } = Launch::from_env()?;
     let Place { node, local_rank, local_size } = place;
     let is_launched = size > 1 || std::env::var_os("RANK").is_some();
     Ok(is_launched.then(|| {

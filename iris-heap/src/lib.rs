@@ -122,7 +122,7 @@ pub use dtype::{DType, Element};
 pub use env::Settings;
 pub use error::{Error, ErrorKind, Result};
 pub use heap::fill::random_unit;
-pub use heap::{ALIGNMENT, HeapOptions, Issuing, Request, SymmetricHeap};
+pub use heap::{ALIGNMENT, HeapOptions, Issuing, Lane, Request, SymmetricHeap};
 pub use iris_sync::PROTOCOL_VERSION;
 pub use iris_sync::sym as abi;
 pub use iris_sync::sym::{HeapView, MAX_RANKS};
@@ -134,4 +134,5 @@ pub use stream::{Event, PendingRead, Stream};
 pub use util::check_file_size;
 #[doc(hidden)]
 pub use wire::hash as fnv;
-pub use world::World;
+pub use world::network::{Network, Secret};
+pub use world::{MAX_WORLD, World};

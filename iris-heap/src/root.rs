@@ -23,6 +23,7 @@ impl Distance {
     fn of(error: &Error) -> Distance {
         match error {
             Error::PeerLost { .. }
+            | Error::RankLost { .. }
             | Error::HubLost
             | Error::PeerFailed { .. }
             | Error::GaveUp { .. }
@@ -49,7 +50,9 @@ pub(crate) fn explains(lost: &Error, fault: &Error) -> bool {
         (Error::PeerLost { rank }, Error::Fault { fault, .. }, Distance::Silence) => {
             fault.rank == *rank as i32
         }
-        (Error::PeerLost { .. } | Error::HubLost, _, distance) => distance > Distance::Root,
+        (Error::PeerLost { .. } | Error::RankLost { .. } | Error::HubLost, _, distance) => {
+            distance > Distance::Root
+        }
         _ => false,
     }
 }

@@ -67,9 +67,9 @@ fn a_world_of_one_needs_nobody() {
 
 #[test]
 fn sizes_of_worlds() {
-    for size in [0, 65] {
+    for size in [0, 4097] {
         let e = World::threads(size).unwrap_err().to_string();
-        assert!(e.contains(&size.to_string()) && e.contains("64"), "{e}");
+        assert!(e.contains(&size.to_string()) && e.contains("4096"), "{e}");
     }
 }
 

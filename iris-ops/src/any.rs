@@ -12,7 +12,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::kind::{Op, Variant};
 use crate::matrix::MatRef;
-use crate::operator::Operator;
+use crate::nodes::Operator;
 use crate::ops;
 use crate::options::Request;
 use crate::plan::{Plan, on_device};

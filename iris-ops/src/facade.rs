@@ -7,7 +7,7 @@ macro_rules! operator {
         $(#[$doc])*
         #[derive(Debug)]
         pub struct $op {
-            operator: $crate::operator::Operator,
+            operator: $crate::nodes::Operator,
         }
 
         impl $op {
@@ -62,7 +62,7 @@ macro_rules! common_methods {
                 heap: &std::sync::Arc<iris_heap::SymmetricHeap>,
                 plan: &$crate::Plan,
             ) -> $crate::OpResult<Self> {
-                Ok(Self { operator: $crate::operator::Operator::new(ROW.op, heap, plan)? })
+                Ok(Self { operator: $crate::nodes::Operator::new(ROW.op, heap, plan)? })
             }
 
             /// Plan that the op was made with.
@@ -125,7 +125,7 @@ macro_rules! shared_workspace {
                 workspace: &std::sync::Arc<$crate::Workspace>,
                 plan: &$crate::Plan,
             ) -> $crate::OpResult<Self> {
-                let operator = $crate::operator::Operator::within(ROW.op, workspace, plan)?;
+                let operator = $crate::nodes::Operator::within(ROW.op, workspace, plan)?;
                 Ok(Self { operator })
             }
         }

@@ -103,6 +103,7 @@ mod kind;
 mod label;
 mod matrix;
 mod needs;
+mod nodes;
 mod operand;
 mod operator;
 mod options;

@@ -189,6 +189,29 @@ impl MatRef {
         Self { rows, cols, ld: cols, transposed: false, ..self }
     }
 
+    /// A matrix of `rows` x `cols` without gaps at the start of a block of the heap.
+    pub(crate) fn in_block(block: RawSlice, dtype: DType, (rows, cols): (usize, usize)) -> Self {
+        Self { place: Place::Sym(block), dtype, rows, cols, ld: cols, transposed: false }
+    }
+
+    /// Some of its rows.
+    pub(crate) fn some_rows(self, rows: std::ops::Range<usize>) -> Self {
+        let step = if self.transposed { 1 } else { self.ld };
+        let skipped = (rows.start * step * self.dtype.size()) as u64;
+        let place = match self.place {
+            // Of no rows, or no columns, the start is as good as any place.
+            Place::Sym(slice) => {
+                let from = usize::try_from(skipped.min(slice.bytes())).unwrap_or(usize::MAX);
+                Place::Sym(slice.slice(from..).unwrap_or(slice))
+            }
+            Place::External { address, bytes, writable } => {
+                let skipped = skipped.min(bytes);
+                Place::External { address: address + skipped, bytes: bytes - skipped, writable }
+            }
+        };
+        Self { place, rows: rows.len(), ..self }
+    }
+
     /// Bytes from the first element to the end of the last one, with the gaps between rows.
     fn extent(&self) -> u64 {
         let (lines, len) =

@@ -18,7 +18,6 @@ use crate::args::Matrices;
 use crate::check::{self, Call};
 use crate::error::{Error, InOp, Result};
 use crate::matrix::MatRef;
-use crate::operand::sealed::MatrixArg;
 use crate::options::{Request, Shard};
 use crate::plan::Plan;
 use crate::workspace::Workspace;
@@ -103,21 +102,6 @@ impl Operator {
             }
             Error::Step { op: op.into(), step: step.to_string(), cause: Box::new(cause), then }
         })
-    }
-
-    /// Enqueues a call whose matrices lie in memory that is lent to it.
-    pub(crate) fn run_lent<'a, M: MatrixArg + 'a, I: Iterator<Item = &'a M>>(
-        &self,
-        stream: &Stream,
-        lent: impl Fn() -> I,
-        matrices: &Matrices,
-    ) -> Result<()> {
-        let op = self.plan.op();
-        lent().try_for_each(|matrix| matrix.check(op, &self.heap, stream))?;
-        let outcome = self.run(stream, matrices);
-        // Also of a call that failed: some of its steps may be out.
-        let told = lent().try_for_each(|matrix| matrix.enqueued(op));
-        outcome.and(told)
     }
 
     fn ready(&self, call: &Call) -> &Ready {
@@ -244,6 +228,10 @@ impl Operator {
 
     pub(crate) fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    pub(crate) fn heap(&self) -> &Arc<SymmetricHeap> {
+        &self.heap
     }
 }
 

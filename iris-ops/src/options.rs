@@ -160,6 +160,9 @@ pub struct Request {
     pub trace_spans: u32,
     /// Whether GPU kernels count the bytes they move and the signals they use.
     pub counted: bool,
+    /// Number of blocks of a call over several nodes; by default by their size.
+    #[doc(hidden)]
+    pub blocks: Option<usize>,
     /// Number of the first call, for tests of wrap-around; 1 otherwise.
     #[doc(hidden)]
     pub first_call: i32,
@@ -202,6 +205,7 @@ impl Request {
             even: false,
             trace_spans: 0,
             counted: false,
+            blocks: None,
             first_call: 1,
             injected: Injected::default(),
         }
@@ -253,8 +257,8 @@ impl Request {
         };
         let limit = i32::MAX as usize / 2;
         let most = format!("at most {limit}");
-        if ranks.size == 0 || ranks.size > iris_heap::MAX_RANKS {
-            return invalid("size of the world", &ranks.size, "from 1 to 64");
+        if ranks.size == 0 || ranks.size / ranks.nodes() > iris_heap::MAX_RANKS {
+            return invalid("size of the world", &ranks.size, "from 1 to 64 on each node");
         }
         if ranks.rank >= ranks.size {
             return invalid("rank", &ranks.rank, &format!("below {}", ranks.size));

@@ -1,5 +1,8 @@
 //! Plans: variants, tiles and memory of an op's calls, computed by each rank for itself.
+//!
+//! Long because all that a plan tells of its calls and its memory is here.
 
+pub(crate) mod composed;
 mod fingerprint;
 mod launches;
 pub(crate) mod on_device;
@@ -42,6 +45,8 @@ pub struct Plan {
     choices: Vec<Choice>,
     /// Guard for logging once by which tuning data the plan chose.
     logged: Arc<Once>,
+    /// Plans of its parts, where the ranks are on several nodes.
+    composed: Option<Arc<composed::Composed>>,
 }
 
 /// Variant and tile of all calls up to a size.
@@ -73,9 +78,12 @@ impl Plan {
             request.m = if request.row.tiles == Tiles::All { 1 } else { ranks.size };
         }
         request.check(ranks)?;
+        if ranks.nodes() > 1 {
+            return Self::composed_of(ranks, request);
+        }
         let ranks = tune::user::tuned(ranks)?;
         let logged = Arc::new(Once::new());
-        let mut plan = Self { ranks, request, choices: Vec::new(), logged };
+        let mut plan = Self { ranks, request, choices: Vec::new(), logged, composed: None };
         for upto in plan.sizes() {
             let choice = plan.choose(upto)?;
             // If two consecutive sizes choose the same variant and tile, keep only the larger one's
@@ -336,6 +344,9 @@ impl Plan {
 
     /// Bytes that the op takes in the data segment of every rank, with padding.
     pub fn data_bytes(&self) -> u64 {
+        if let Some(composed) = &self.composed {
+            return composed.data_bytes();
+        }
         let blocks = self.extent().data_blocks().into_iter().map(|(_, bytes)| bytes);
         blocks.chain(self.trace_block().map(|block| block.bytes)).fold(0, |sum, bytes| {
             sum.saturating_add(bytes.div_ceil(ALIGNMENT).saturating_mul(ALIGNMENT))
@@ -344,11 +355,17 @@ impl Plan {
 
     /// Bytes that the op takes in the signal segment of every rank, with padding.
     pub fn signal_bytes(&self) -> u64 {
+        if let Some(composed) = &self.composed {
+            return composed.sum(Plan::signal_bytes);
+        }
         self.extent().signal_bytes().next_multiple_of(ALIGNMENT)
     }
 
     /// Number of 32-bit device-local words that the op takes, with padding.
     pub fn device_words(&self) -> u64 {
+        if let Some(composed) = &self.composed {
+            return composed.sum(Plan::device_words);
+        }
         let line = u64::from(LINE_WORDS);
         let words = self.extent().device_words() as u64;
         words.next_multiple_of(line) + (OWN_WORDS as u64).next_multiple_of(line)
@@ -425,6 +442,9 @@ impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Ranks { rank, size, device, .. } = self.ranks;
         write!(f, "{}, rank {rank} of {size} on {device}", self.request.label(None))?;
+        if self.ranks.nodes() > 1 {
+            write!(f, " of {} nodes, in each", self.ranks.nodes())?;
+        }
         if let Some(gpu) = self.figures() {
             write!(f, ", tuning data of an {gpu}")?;
         }

@@ -18,6 +18,8 @@ pub struct Ranks {
     pub device: Device,
     /// Index of this rank among the ranks of its host, by which a heap picks its GPU.
     local_rank: usize,
+    /// Number of nodes that the ranks are on, as many on each, numbered node by node.
+    nodes: usize,
     /// Tuning data of the device; `None` until it has been looked up.
     pub(crate) tuning: Option<&'static Tuning>,
 }
@@ -25,7 +27,7 @@ pub struct Ranks {
 impl Ranks {
     /// Rank `rank` of `size` ranks, on the CPU.
     pub fn new(rank: usize, size: usize) -> Self {
-        Self { rank, size, device: Device::host(), local_rank: rank, tuning: None }
+        Self { rank, size, device: Device::host(), local_rank: rank, nodes: 1, tuning: None }
     }
 
     /// Moves the ranks to another backend. The device is the GPU that a heap would take for this
@@ -42,6 +44,28 @@ impl Ranks {
             device
         });
         self.on_device(device)
+    }
+
+    /// Splits the ranks over this many nodes, as many on each.
+    #[must_use]
+    pub fn on_nodes(self, nodes: usize) -> Self {
+        Self { nodes: nodes.max(1), ..self }
+    }
+
+    /// Number of nodes.
+    pub fn nodes(&self) -> usize {
+        self.nodes
+    }
+
+    /// This rank among those of its node.
+    pub(crate) fn local(self) -> Self {
+        let size = (self.size / self.nodes).max(1);
+        Self { rank: self.rank % size, size, nodes: 1, ..self }
+    }
+
+    /// Node of this rank.
+    pub(crate) fn node(&self) -> usize {
+        self.rank / self.local().size
     }
 
     /// Moves the ranks to this device.
@@ -72,14 +96,15 @@ impl From<&World> for Ranks {
     /// GPU.
     fn from(world: &World) -> Self {
         let local_rank = world.local_rank();
-        Self { local_rank, ..Self::new(world.rank(), world.size()) }
+        let nodes = world.nodes();
+        Self { local_rank, nodes, ..Self::new(world.rank(), world.size()) }
     }
 }
 
 impl From<&SymmetricHeap> for Ranks {
     /// Ranks of a heap, on its device.
     fn from(heap: &SymmetricHeap) -> Self {
-        Self::from(heap.world()).on_device(heap.into())
+        Self::from(heap.whole_world()).on_device(heap.into())
     }
 }
 

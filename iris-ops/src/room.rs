@@ -227,7 +227,8 @@ mod tests {
             }
             let full = heap.zeros::<f32>(1).unwrap_err();
             assert!(matches!(full, iris_heap::Error::OutOfHeap { free: 0, .. }), "{full}");
-            (ops.0.free()?, ops.1.free()?);
+            ops.0.free()?;
+            ops.1.free()?;
             heap.close()?;
             Ok(world.close()?)
         })

@@ -78,6 +78,9 @@ impl Workspace {
     /// first call.
     #[track_caller]
     pub fn for_plans(heap: &Arc<SymmetricHeap>, plans: &[&Plan]) -> Result<Arc<Workspace>> {
+        // An operator over several nodes is several operators of this one.
+        let plans: Vec<&Plan> = plans.iter().flat_map(|plan| plan.parts()).collect();
+        let plans = &plans[..];
         let first = *plans.first().ok_or(Error::NoPlan)?;
         let world = heap.world();
         let items: Vec<_> = plans.iter().flat_map(|plan| plan.fingerprint()).collect();

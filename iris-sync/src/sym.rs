@@ -42,6 +42,8 @@ pub mod abort {
     pub const INCOMPLETE: i32 = 5;
     /// The ranks issue the calls of the heap in different orders.
     pub const DISORDER: i32 = 6;
+    /// A rank of another node is lost, or a step between nodes failed.
+    pub const ELSEWHERE: i32 = 7;
     /// Base of the code for a peer that died or left without closing: this value plus its rank.
     pub const PEER_LOST: i32 = 1000;
 }

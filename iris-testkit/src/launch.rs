@@ -13,6 +13,8 @@
 //! killed, too, ranks that called [`end_with_launcher`] still end, and the next launcher removes
 //! the folder.
 //!
+//! Long because the start of a job and its end, whatever happens, are one concern.
+//!
 //! ```no_run
 //! # use iris_testkit::launch::{Options, launch};
 //! # use std::time::Duration;
@@ -101,6 +103,7 @@ pub struct Options {
     environment: Vec<(OsString, OsString)>,
     stdout: Box<dyn Write + Send>,
     progress: bool,
+    nodes: usize,
 }
 
 impl Default for Options {
@@ -112,6 +115,7 @@ impl Default for Options {
             environment: Vec::new(),
             stdout: Box::new(io::stdout()),
             progress: false,
+            nodes: 1,
         }
     }
 }
@@ -126,6 +130,12 @@ impl Options {
     /// Sets the time that other ranks have to end by themselves after the first failure.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.grace = grace;
+        self
+    }
+
+    /// Plays this number of nodes on this host, as many ranks on each, which meet over loopback by a secret of the job.
+    pub fn nodes(mut self, nodes: usize) -> Self {
+        self.nodes = nodes;
         self
     }
 
@@ -272,6 +282,13 @@ pub fn launch(
     let mut job = Job::open()?;
     let mut passed = Some(options.stdout);
     let mut streams = Vec::new();
+    let nodes = options.nodes.max(1);
+    ensure!(
+        ranks.is_multiple_of(nodes),
+        "{ranks} ranks on {nodes} nodes, expected as many on each"
+    );
+    let per_node = ranks / nodes;
+    let network = if nodes > 1 { network(job.folder.path())? } else { Vec::new() };
     for rank in 0..ranks {
         let own_stderr = rank == 0 && options.progress;
         let mut command = Command::new(program);
@@ -279,10 +296,12 @@ pub fn launch(
             .args(arguments)
             .env("RANK", rank.to_string())
             .env("WORLD_SIZE", ranks.to_string())
-            .env("LOCAL_RANK", rank.to_string())
-            .env("LOCAL_WORLD_SIZE", ranks.to_string())
+            .env("LOCAL_RANK", (rank % per_node).to_string())
+            .env("LOCAL_WORLD_SIZE", per_node.to_string())
             .env("IRIS_RENDEZVOUS", job.folder.path())
             .env(LAUNCHER, std::process::id().to_string())
+            .envs(network.iter().map(|(name, value)| (name, value)))
+            .envs((nodes > 1).then(|| ("IRIS_NODE", (rank / per_node).to_string())))
             .envs(options.environment.iter().map(|(name, value)| (name, value)))
             .stdout(Stdio::piped())
             .stderr(if own_stderr { Stdio::inherit() } else { Stdio::piped() });
@@ -301,6 +320,19 @@ pub fn launch(
         stderr: kept(stderr),
     });
     Ok(Outcome { ranks: ranks.collect() })
+}
+
+/// Variables by which ranks on pretended nodes meet.
+fn network(folder: &Path) -> Result<Vec<(&'static str, OsString)>> {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr());
+    let port = free.context("loopback has no free port")?.port().to_string();
+    let secret = folder.join("secret");
+    iris_heap::Secret::new()?.save(&secret)?;
+    Ok(vec![
+        ("MASTER_ADDR", "127.0.0.1".into()),
+        ("IRIS_PORT", port.into()),
+        ("IRIS_SECRET_FILE", secret.into()),
+    ])
 }
 
 /// Job: its private folder, the ranks' processes, and the keeper that ends both with the launcher.

@@ -56,6 +56,8 @@ pub struct Options {
     pub trace_spans: u32,
     /// Whether GPU kernels count the bytes they move.
     pub counted: bool,
+    /// Number of blocks of a call over several nodes.
+    pub blocks: Option<usize>,
     /// Number of the first call.
     pub first_call: i32,
     /// Delays and faults that a test injects into the kernels.
@@ -99,6 +101,7 @@ impl Options {
             root: 0,
             trace_spans: 0,
             counted: false,
+            blocks: None,
             first_call: 1,
             injected: Injected::default(),
         }
@@ -124,6 +127,7 @@ impl Options {
         root: usize => root;
         trace_spans: u32 => trace_spans;
         counted: bool => counted;
+        blocks: usize => Some(blocks);
         first_call: i32 => first_call;
         injected: Injected => injected;
     }
@@ -159,6 +163,7 @@ pub fn plan(
     let Options { m, n, k, epilogue, ref members, .. } = *options;
     let mut request = op.request(m, n, k);
     request.variant = variant;
+    request.blocks = options.blocks;
     request.members = members.clone();
     // A barrier has no elements, so options about elements are not passed on.
     if op != Op::Barrier {

@@ -17,7 +17,7 @@ use crate::oracle::{Meaning, Product, Rows, Task};
 pub use crate::options::{Options, plan};
 pub use buffer::Layout;
 pub use iris_ops::{AnyOp, Op, Operands};
-pub use run::{Report, open, room_for, run_case};
+pub use run::{Report, open, room_for, room_for_nodes, run_case};
 pub use traffic::{Traffic, expected as expected_traffic};
 
 /// Kind of input values.

@@ -53,6 +53,9 @@ enum Task {
     /// Builds `iris` and starts `iris bench ...`.
     #[command(disable_help_flag = true)]
     Bench(Passed),
+    /// Builds `iris` and starts `iris secret FILE`: a secret for the ranks of a job on several hosts.
+    #[command(disable_help_flag = true)]
+    Secret(Passed),
     /// Builds `iris` and starts `iris record ...`: measurements as a table, as charts, or in
     /// comparison.
     #[command(disable_help_flag = true)]
@@ -104,6 +107,7 @@ fn main() -> ExitCode {
         Task::Run(passed) => program::become_iris(&root, "run", &passed.arguments),
         Task::Bench(passed) => program::become_iris(&root, "bench", &passed.arguments),
         Task::Record(passed) => program::become_iris(&root, "record", &passed.arguments),
+        Task::Secret(passed) => program::become_iris(&root, "secret", &passed.arguments),
         Task::Stress(passed) => program::become_iris(&root, "stress", &passed.arguments),
         Task::Plan(passed) => program::become_iris(&root, "plan", &passed.arguments),
         Task::Tune(passed) => program::become_iris(&root, "tune", &passed.arguments),

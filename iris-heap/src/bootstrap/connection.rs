@@ -4,7 +4,6 @@
 use std::collections::HashMap;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -17,6 +16,8 @@ use super::frames::{Frame, Part};
 use super::mailbox::{AGAIN, Inbox, Outbox, crowded, explain_crowded};
 use super::peer::{is_readable, process_of};
 use super::process::ProcessId;
+use super::socket::Socket;
+use super::tcp::seal::Keys;
 use crate::error::{Error, Result};
 use crate::util::lock;
 
@@ -55,7 +56,7 @@ pub(super) struct Mail {
 
 /// Connection of one process to the hub.
 pub(super) struct Connection {
-    pub(super) socket: UnixStream,
+    pub(super) socket: Socket,
     /// Frames to be written; locked while one is written.
     pub(super) outbox: Mutex<Outbox>,
     pub(super) mail: Arc<(Mutex<Mail>, Condvar)>,
@@ -95,20 +96,27 @@ impl LastChance {
 }
 
 impl Connection {
-    pub(super) fn start(socket: &UnixStream, rank: usize) -> Result<Arc<Connection>> {
+    /// Starts the control thread of a connection, whose frames are sealed if there are keys.
+    pub(super) fn start(
+        socket: &Socket,
+        keys: Option<&Keys>,
+        rank: usize,
+    ) -> Result<Arc<Connection>> {
         let system = |e| Error::system("socket to rank 0", e);
         let (socket, reading) =
             (socket.try_clone().map_err(system)?, socket.try_clone().map_err(system)?);
         let mail: Arc<(Mutex<Mail>, Condvar)> = Arc::default();
         lock(&mail.0).groups.insert(0, Letters::default());
+        let mut inbox = keys.map_or_else(Inbox::default, Inbox::sealed);
+        inbox.trust();
         let (for_control, in_group_0) = (mail.clone(), rank);
         let control = std::thread::Builder::new()
             .name("iris-control".into())
-            .spawn(move || read(&reading, &for_control, in_group_0))
+            .spawn(move || read(&reading, inbox, &for_control, in_group_0))
             .map_err(|e| Error::system("starting thread iris-control", e))?;
         Ok(Arc::new(Connection {
             socket,
-            outbox: Mutex::default(),
+            outbox: Mutex::new(keys.map_or_else(Outbox::default, Outbox::sealed)),
             mail,
             control: Mutex::new(Some(control)),
             hub: Mutex::default(),
@@ -135,7 +143,7 @@ impl Connection {
             if !(crowded && outbox.take_back()) {
                 // A part of the frame may have been sent, so nothing after it would be understood.
                 // Messages for this rank can still be read.
-                *outbox = Outbox::default();
+                outbox.clear();
                 let _ = self.socket.shutdown(Shutdown::Write);
             }
             return Err(match crowded {
@@ -213,9 +221,8 @@ impl Drop for Connection {
 }
 
 /// Main loop of the control thread.
-fn read(socket: &UnixStream, mail: &(Mutex<Mail>, Condvar), rank: usize) {
+fn read(socket: &Socket, mut inbox: Inbox, mail: &(Mutex<Mail>, Condvar), rank: usize) {
     let (mail, changed) = mail;
-    let mut inbox = Inbox::default();
     let process = process_of(socket);
     let outcome = loop {
         match inbox.take() {
@@ -285,7 +292,7 @@ fn read(socket: &UnixStream, mail: &(Mutex<Mail>, Condvar), rank: usize) {
 
 /// Waits until the socket has data or has ended. Returns false if the process at the other end has
 /// ended and all of its data was read; a forked child of that process may keep the socket open.
-fn has_more(socket: &UnixStream, process: Option<&OwnedFd>) -> bool {
+fn has_more(socket: &Socket, process: Option<&OwnedFd>) -> bool {
     let Some(process) = process else { return true };
     let mut fds =
         [socket.as_fd(), process.as_fd()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));

@@ -1,5 +1,6 @@
 //! Gathering of a world's processes by rank 0: accepting, refusing, and naming missing ranks.
 
+use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
@@ -151,7 +152,11 @@ impl Gathering {
             }
             let heed = full.is_none() && self.strangers.len() < STRANGERS;
             let peers = self.strangers.iter().chain(self.peers.iter().flatten());
-            wait(peers, heed.then_some(listener), Some(until.saturating_duration_since(now)));
+            wait(
+                peers,
+                heed.then_some(listener.as_fd()),
+                Some(until.saturating_duration_since(now)),
+            );
         }
     }
 
@@ -253,7 +258,7 @@ impl Gathering {
 
 /// Fails with the reason of a rank that gave up; a waiting rank can send nothing else before all
 /// have arrived.
-fn heed(mut frames: impl Iterator<Item = Frame>) -> Result<()> {
+pub(super) fn heed(mut frames: impl Iterator<Item = Frame>) -> Result<()> {
     let gave_up = frames.find_map(|frame| match frame {
         Frame::GaveUp { error, .. } => Some(error),
         _ => None,

@@ -91,7 +91,14 @@ impl Hub {
     ) {
         let gathered = Gathering::run(place, &mut door, own, size, deadline);
         drop(door);
-        let Some(peers) = gathered else { return };
+        if let Some(peers) = gathered {
+            Hub::carry(peers);
+        }
+    }
+
+    /// Carries the exchanges of these ranks until all have gone.
+    pub(super) fn carry(peers: Vec<Peer>) {
+        let size = peers.len();
         let groups = BTreeMap::from([(0, Group::new((0..size).collect()))]);
         let mut hub = Hub { size, peers, groups, late: Vec::new(), draining: None };
         hub.broadcast(Frame::Welcome);

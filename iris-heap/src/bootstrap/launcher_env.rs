@@ -7,10 +7,11 @@ use std::io::Read;
 use std::str::FromStr;
 
 use super::rendezvous::began;
-use crate::abi::MAX_RANKS;
 use crate::env::{read, wrong};
 use crate::error::{Error, Result};
-use crate::util::unsupported;
+
+/// Most ranks of a world. A heap, which is one of a node, has at most [`MAX_RANKS`](crate::MAX_RANKS).
+pub const MAX_WORLD: usize = 4096;
 
 /// Number shared by the processes of one world, and by no others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -63,10 +64,18 @@ pub(crate) struct Launch {
     pub(crate) place: Place,
     /// Identity of the job, equal on all of its processes and different from other jobs.
     pub(crate) job: String,
+    /// The variables that say that ranks are on several hosts.
+    pub(crate) several_hosts: Option<String>,
+    /// The variable that says which host rank 0 is on, and its value.
+    pub(super) master: Option<(&'static str, String)>,
+    /// `MASTER_PORT`, and `IRIS_PORT`.
+    pub(super) ports: [Option<u16>; 2],
+    /// Whether Slurm started the ranks.
+    pub(super) slurm: bool,
 }
 
 /// Function that looks up an environment variable.
-type Get<'a> = &'a dyn Fn(&str) -> Result<Option<String>>;
+pub(super) type Get<'a> = &'a dyn Fn(&str) -> Result<Option<String>>;
 
 /// Names of one launcher's variables; in a list the first variable that is set counts.
 struct Names {
@@ -143,7 +152,7 @@ impl Launch {
     /// Finds the launcher that started this process. An inner launcher precedes an outer one:
     /// torchrun under Slurm sets its own variables. If the variables of two launchers contradict
     /// each other, that is an error, because a world of the wrong size would not be noticed.
-    fn detect(get: Get<'_>) -> Result<Launch> {
+    pub(super) fn detect(get: Get<'_>) -> Result<Launch> {
         let is_set = |name: &str| get(name).map(|v| v.is_some());
         let step = first(get, SLURM_STEP)?.is_some();
         let mut found = Vec::new();
@@ -165,14 +174,15 @@ impl Launch {
         let Some((&names, others)) = found.split_first() else {
             return Launch::without(get);
         };
+        let mut launch = Launch::by(names, get)?;
         let hosts = first(get, &["SLURM_STEP_NUM_NODES", "SLURM_NNODES"])?;
-        if names.rank == SLURM.rank
+        launch.slurm = [SLURM.rank, PMIX.rank].contains(&names.rank) && step;
+        if launch.slurm
             && let Some((name, hosts)) = hosts
-            && hosts != "1"
+            && hosts.trim() != "1"
         {
-            return Err(several_hosts(&format!("{name}={hosts}")));
+            launch.several_hosts = Some(format!("{name}={hosts}"));
         }
-        let launch = Launch::by(names, get)?;
         let torchrun = names.rank == BY_HAND.rank && is_set("TORCHELASTIC_RUN_ID")?;
         for other in others {
             let Some((size_name, size)) = first(get, other.size)? else { continue };
@@ -219,7 +229,9 @@ impl Launch {
             }
         }
         let place = Place { node: 0, local_rank: 0, local_size: 1 };
-        Ok(Launch { rank: 0, size: 1, place, job: String::new() })
+        let job = String::new();
+        let (several_hosts, master, ports) = (None, None, [None; 2]);
+        Ok(Launch { rank: 0, size: 1, place, job, several_hosts, master, ports, slurm: false })
     }
 
     fn by(names: &Names, get: Get<'_>) -> Result<Launch> {
@@ -228,7 +240,7 @@ impl Launch {
             let expected = format!("the number of ranks, since {} is set", names.rank);
             wrong(&sizes, "(not set)", &expected)
         })?;
-        let size = number(size_name, &size, 1, MAX_RANKS, "")?;
+        let size = number(size_name, &size, 1, MAX_WORLD, "")?;
         let below = format!(", below {size_name}={size}");
         let rank = get(names.rank)?.ok_or_else(|| {
             wrong(names.rank, "(not set)", &format!("a rank, since {size_name} is set"))
@@ -238,10 +250,8 @@ impl Launch {
             Some(text) => number(names.local_size, &text, 1, size, &format!(" = {size_name}"))?,
             None => size,
         };
-        if local_size != size {
-            let says = format!("{}={local_size}, {size_name}={size}", names.local_size);
-            return Err(several_hosts(&says));
-        }
+        let several_hosts = (local_size != size)
+            .then(|| format!("{}={local_size}, {size_name}={size}", names.local_size));
         let local_rank = match optional(get, names.local_rank)? {
             Some(text) => number(names.local_rank, &text, 0, local_size - 1, &below)?,
             None => rank,
@@ -257,14 +267,24 @@ impl Launch {
             }
         }
         // An address without a port does not distinguish two jobs.
+        let several = several_hosts.is_some() || get("IRIS_NODE")?.is_some();
         if parts.is_empty() || (parts.len() == 1 && parts[0].starts_with("MASTER_ADDR")) {
-            parts.push(parent());
+            // On several hosts there is no such process, and the port tells jobs apart.
+            parts.push(if several { "no name".into() } else { parent() });
         }
         if let Some(count) = optional(get, names.restart)? {
             parts.push(format!("{}={count}", names.restart));
         }
         let place = Place { node, local_rank, local_size };
-        Ok(Launch { rank, size, place, job: parts.join(" ") })
+        let master = first(get, &["MASTER_ADDR", "SLURM_STEP_NODELIST", "SLURM_NODELIST"])?;
+        let port = |name: &'static str| -> Result<Option<u16>> {
+            let text = get(name)?;
+            text.map(|text| number(name, &text, 1, 65535, "").map(|port| port as u16)).transpose()
+        };
+        // Only where ranks meet over TCP is it known that this is a port.
+        let ports = if several { [port("MASTER_PORT")?, port("IRIS_PORT")?] } else { [None; 2] };
+        let (job, slurm) = (parts.join(" "), false);
+        Ok(Launch { rank, size, place, job, several_hosts, master, ports, slurm })
     }
 }
 
@@ -287,13 +307,6 @@ fn number(name: &str, text: &str, least: usize, most: usize, because: &str) -> R
         _ if most == usize::MAX => Err(wrong(name, text, "a number")),
         _ => Err(wrong(name, text, &format!("a number from {least} to {most}{because}"))),
     }
-}
-
-fn several_hosts(says: &str) -> Error {
-    unsupported(
-        &format!("a world of several hosts ({says})"),
-        "processes meet over a Unix socket: start all ranks on one host",
-    )
 }
 
 /// Identity of the process that started this one: its id and start time. All ranks started by one
@@ -442,18 +455,14 @@ mod tests {
     fn wrong_values_are_named() {
         fails(&[("RANK", "4"), ("WORLD_SIZE", "4")], &["RANK=4", "from 0 to 3", "WORLD_SIZE=4"]);
         fails(&[("RANK", "-1"), ("WORLD_SIZE", "4")], &["RANK=-1"]);
-        fails(&[("RANK", "0"), ("WORLD_SIZE", "four")], &["WORLD_SIZE=four", "from 1 to 64"]);
+        fails(&[("RANK", "0"), ("WORLD_SIZE", "four")], &["WORLD_SIZE=four", "from 1 to 4096"]);
         fails(&[("RANK", "0"), ("WORLD_SIZE", "0")], &["WORLD_SIZE=0"]);
-        fails(&[("RANK", "0"), ("WORLD_SIZE", "65")], &["WORLD_SIZE=65", "64"]);
+        fails(&[("RANK", "0"), ("WORLD_SIZE", "4097")], &["WORLD_SIZE=4097", "4096"]);
         fails(&[("RANK", "0")], &["WORLD_SIZE=(not set)", "RANK is set"]);
         fails(&[("WORLD_SIZE", "2")], &["RANK=(not set)", "WORLD_SIZE is set"]);
         let local = [("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "x")];
         fails(&local, &["LOCAL_RANK=x"]);
-        let hosts = [("RANK", "0"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "2")];
-        fails(&hosts, &["several hosts", "LOCAL_WORLD_SIZE=2", "WORLD_SIZE=4"]);
         fails(&[("PMIX_RANK", "0")], &["WORLD_SIZE", "(not set)", "PMIX_RANK"]);
-        let slurm = [("SLURM_PROCID", "0"), ("SLURM_STEP_ID", "0"), ("SLURM_NNODES", "2")];
-        fails(&slurm, &["several hosts", "SLURM_NNODES=2"]);
     }
 
     #[test]

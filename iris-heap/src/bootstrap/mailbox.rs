@@ -5,7 +5,6 @@ use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -15,6 +14,7 @@ use rustix::net::{
 };
 
 use super::frames::{Frame, HEADER, HELLO, LONGEST, Packet, broken};
+use super::tcp::seal::{Keys, Opener, Sealer};
 use crate::error::{Error, Result};
 use crate::limits::open_files;
 use crate::wire::Reader;
@@ -30,11 +30,27 @@ pub(crate) struct Outbox {
     /// descriptors.
     bytes_sent: usize,
     descriptors_sent: usize,
+    /// Seals frames to another host.
+    sealer: Option<Sealer>,
 }
 
 impl Outbox {
-    pub(crate) fn push(&mut self, packet: Packet) {
+    /// An outbox whose frames are sealed.
+    pub(crate) fn sealed(keys: &Keys) -> Outbox {
+        Outbox { sealer: Some(keys.sealer()), ..Outbox::default() }
+    }
+
+    pub(crate) fn push(&mut self, mut packet: Packet) {
+        if let Some(sealer) = &mut self.sealer {
+            packet.bytes = sealer.seal(&packet.bytes).into();
+        }
         self.packets.push_back(packet);
+    }
+
+    /// Forgets what waits: the stream is broken off.
+    pub(crate) fn clear(&mut self) {
+        self.packets.clear();
+        (self.bytes_sent, self.descriptors_sent) = (0, 0);
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -49,7 +65,7 @@ impl Outbox {
 
     /// Writes until everything is sent or the socket is full. After an error that is [`crowded`] or
     /// `WouldBlock`, the rest may be sent later.
-    pub(crate) fn flush(&mut self, socket: &UnixStream) -> std::io::Result<()> {
+    pub(crate) fn flush(&mut self, socket: &impl AsFd) -> std::io::Result<()> {
         while let Some(packet) = self.packets.front() {
             let descriptors: Vec<BorrowedFd<'_>> = packet.descriptors[self.descriptors_sent..]
                 .iter()
@@ -115,6 +131,8 @@ pub(crate) struct Inbox {
     /// Whether the peer has not said hello yet; then bodies must be short and descriptors are
     /// refused.
     stranger: bool,
+    /// Opens frames of another host.
+    opener: Option<Opener>,
 }
 
 impl Inbox {
@@ -124,13 +142,18 @@ impl Inbox {
         Inbox { stranger: true, ..Inbox::default() }
     }
 
+    /// An inbox for sealed frames of one that has not said hello.
+    pub(crate) fn sealed(keys: &Keys) -> Inbox {
+        Inbox { opener: Some(keys.opener()), ..Inbox::of_stranger() }
+    }
+
     /// Allows frames of full size and file descriptors from now on; called after a valid hello.
     pub(crate) fn trust(&mut self) {
         self.stranger = false;
     }
 
     /// Reads once. Returns false if the peer has closed its end.
-    pub(crate) fn fill(&mut self, socket: &UnixStream) -> Result<bool> {
+    pub(crate) fn fill(&mut self, socket: &impl AsFd) -> Result<bool> {
         let room =
             if self.stranger { HEADER + HELLO - self.bytes.len().min(HELLO) } else { 1 << 16 };
         let mut buffer = vec![0; room];
@@ -141,7 +164,11 @@ impl Inbox {
             match rustix::net::recvmsg(socket, &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC) {
                 Ok(got) => break got,
                 Err(Errno::INTR) => {}
-                Err(Errno::CONNRESET) => return Ok(false),
+                Err(
+                    Errno::CONNRESET | Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH,
+                ) => {
+                    return Ok(false);
+                }
                 Err(e) => return Err(Error::system("recvmsg", e)),
             }
         };
@@ -156,7 +183,10 @@ impl Inbox {
         if self.stranger && !self.descriptors.is_empty() {
             return Err(broken("descriptors came before a hello"));
         }
-        self.bytes.extend_from_slice(&buffer[..got.bytes]);
+        match &mut self.opener {
+            None => self.bytes.extend_from_slice(&buffer[..got.bytes]),
+            Some(opener) => opener.open(&buffer[..got.bytes], &mut self.bytes)?,
+        }
         Ok(got.bytes > 0)
     }
 
@@ -188,6 +218,7 @@ impl Inbox {
 mod tests {
     use super::super::frames::Part;
     use super::*;
+    use std::os::unix::net::UnixStream;
 
     fn pass(frame: Frame) -> Frame {
         let (a, b) = UnixStream::pair().unwrap();

@@ -15,12 +15,16 @@ mod frames;
 mod gather;
 mod hub;
 pub(crate) mod launcher_env;
+mod launcher_hosts;
 mod mailbox;
+pub(crate) mod nodes;
 pub(crate) mod notice;
 mod peer;
 mod presence;
 pub(crate) mod process;
 pub(crate) mod rendezvous;
+mod socket;
+pub(crate) mod tcp;
 pub(crate) mod threads;
 pub(crate) mod unix;
 

@@ -1,8 +1,7 @@
 //! Connection of rank 0's hub to one process, with its queues of unsent and partly read frames.
 
 use std::net::Shutdown;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -10,10 +9,11 @@ use rustix::process::{PidfdFlags, pidfd_open};
 
 use super::frames::{Frame, Packet};
 use super::mailbox::{Inbox, Outbox, crowded, explain_crowded};
+use super::socket::Socket;
 use crate::error::Error;
 
 pub(super) struct Peer {
-    pub(super) socket: UnixStream,
+    pub(super) socket: Socket,
     pub(super) inbox: Inbox,
     pub(super) outbox: Outbox,
     pub(super) since: Instant,
@@ -28,7 +28,10 @@ pub(super) struct Peer {
 /// Descriptor that becomes readable when the process at the other end of a connection has ended; a
 /// forked child of that process may keep the socket open longer. `None` for this process itself,
 /// and if the system provides no such descriptor.
-pub(super) fn process_of(socket: &UnixStream) -> Option<OwnedFd> {
+pub(super) fn process_of(socket: &Socket) -> Option<OwnedFd> {
+    if !socket.is_unix {
+        return None;
+    }
     let process = rustix::net::sockopt::socket_peercred(socket).ok()?.pid;
     let other = process != rustix::process::getpid();
     other.then(|| pidfd_open(process, PidfdFlags::empty()).ok()).flatten()
@@ -41,7 +44,8 @@ pub(super) fn is_readable(fd: impl AsFd) -> bool {
 }
 
 impl Peer {
-    pub(super) fn new(socket: UnixStream) -> std::io::Result<Peer> {
+    pub(super) fn new(socket: impl Into<Socket>) -> std::io::Result<Peer> {
+        let socket = socket.into();
         socket.set_nonblocking(true)?;
         Ok(Peer {
             process: process_of(&socket),
@@ -76,7 +80,7 @@ impl Peer {
                 // A part of a frame may have been sent, so nothing after it would be understood. If
                 // the peer closed its end, reading reports that, after its last messages; otherwise
                 // shutting down the write side tells the peer.
-                self.outbox = Outbox::default();
+                self.outbox.clear();
                 let _ = self.socket.shutdown(Shutdown::Write);
             }
         }
@@ -85,7 +89,7 @@ impl Peer {
     /// Drops a message for which the system has no room, so that the reason can be sent.
     pub(super) fn make_room(&mut self) {
         if self.crowded.take().is_some() && !self.outbox.take_back() {
-            self.outbox = Outbox::default();
+            self.outbox.clear();
             let _ = self.socket.shutdown(Shutdown::Write);
         }
     }
@@ -137,12 +141,12 @@ impl Peer {
 /// Waits until a socket is readable or, if it has unsent frames, writable.
 pub(super) fn wait<'a>(
     peers: impl Iterator<Item = &'a Peer>,
-    listener: Option<&UnixListener>,
+    listener: Option<BorrowedFd<'_>>,
     timeout: Option<Duration>,
 ) {
     let mut fds = Vec::new();
     if let Some(listener) = listener {
-        fds.push(PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN));
+        fds.push(PollFd::from_borrowed_fd(listener, PollFlags::IN));
     }
     for peer in peers {
         if !peer.gone {

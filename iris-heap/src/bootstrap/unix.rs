@@ -17,17 +17,18 @@ use super::mailbox::Outbox;
 use super::notice::{Patience, notice};
 use super::process::{ProcessId, list_processes};
 use super::rendezvous::{Door, Place};
+use super::socket::Socket;
 use super::{Bootstrap, Step, Watcher};
 use crate::error::{Error, Result};
 use crate::util::lock;
 
 /// Membership of one rank in a group of processes.
 pub(crate) struct Processes {
-    connection: Arc<Connection>,
-    group: u64,
+    pub(super) connection: Arc<Connection>,
+    pub(super) group: u64,
     /// Members, as ranks of the launched world.
-    members: Vec<usize>,
-    rank: usize,
+    pub(super) members: Vec<usize>,
+    pub(super) rank: usize,
 }
 
 /// Largest number of descriptors of one exchange that are in transit to all ranks together. All
@@ -50,7 +51,7 @@ impl Processes {
         let _visit = place.visit(rank)?;
         let started = Instant::now();
         let deadline = started + timeout;
-        let (socket, hub) = if rank == 0 {
+        let (socket, hub): (Socket, _) = if rank == 0 {
             let door = Arc::new(Mutex::new(Some(place.listen()?)));
             let pair = UnixStream::pair().map_err(|e| Error::system("socketpair", e));
             let started = pair.and_then(|(mine, own)| {
@@ -65,7 +66,7 @@ impl Processes {
                 Ok((mine, thread.map_err(|e| Error::system("starting thread iris-hub", e))?))
             });
             match started {
-                Ok((mine, hub)) => (mine, Some(hub)),
+                Ok((mine, hub)) => (mine.into(), Some(hub)),
                 Err(e) => {
                     // Ranks that have connected find the note when the socket closes.
                     let mut door = lock(&door).take();
@@ -75,14 +76,14 @@ impl Processes {
                 }
             }
         } else {
-            (place.connect(rank, size, deadline)?, None)
+            (place.connect(rank, size, deadline)?.into(), None)
         };
         // The hub knows its own process's connection without a hello.
         let hello = (rank != 0).then(|| {
             let job = place.job.clone();
             Frame::Hello { job, rank: rank as u64, size: size as u64 }
         });
-        let connection = match Connection::start(&socket, rank) {
+        let connection = match Connection::start(&socket, None, rank) {
             Ok(connection) => connection,
             Err(error) => {
                 // Tell the others at once, so that they need not wait for this rank.
@@ -248,7 +249,7 @@ impl Processes {
 
     /// Tells the others why this rank cannot continue, if the reason originates here; reasons that
     /// the hub sent are known to them.
-    fn explain(&self, error: &Error) {
+    pub(super) fn explain(&self, error: &Error) {
         let error = match error {
             Error::Absent { .. } => error.clone(),
             Error::System { .. } | Error::Wire { .. } => failed(self.rank, error),
@@ -267,13 +268,13 @@ impl Processes {
 }
 
 /// Error that the others receive about an error of this rank.
-fn failed(rank: usize, error: &Error) -> Error {
+pub(super) fn failed(rank: usize, error: &Error) -> Error {
     let what = "talking to the other ranks".into();
     Error::PeerFailed { rank, what, message: error.to_string() }
 }
 
 /// Time to wait for the hub's verdict after a deadline.
-fn grace(deadline: Duration) -> Duration {
+pub(super) fn grace(deadline: Duration) -> Duration {
     (deadline / 10).max(Duration::from_secs(2))
 }
 

@@ -26,7 +26,7 @@ macro_rules! variants {
 }
 
 variants! { Error:
-    Env, Invalid, Disagreement, Mismatch, Order, Absent, PeerLost, PeerFailed, HubLost, Rendezvous, OutOfHeap, Closed,
+    Env, Invalid, Disagreement, Mismatch, Order, Absent, PeerLost, RankLost, PeerFailed, HubLost, Rendezvous, OutOfHeap, Closed,
     StillOpen, ForeignSlice, PartOfBlock, NotAllocated, OutOfBounds, TooManyGroups, WaitFromWork, Panicked, Fault, GaveUp,
     AfterFault, Aborted, Unsupported, Wire, System, Library, Device, Other,
 }
@@ -106,6 +106,10 @@ fn examples() -> Vec<(Error, [&'static str; 3])> {
         (
             Error::PeerLost { rank: 3 },
             ["rank 3 is lost", "before all ranks had closed", "see what rank 3 printed"],
+        ),
+        (
+            Error::RankLost { rank: 3, host: "node-b".into() },
+            ["rank 3 on host node-b is lost", "network to it is cut", "see what rank 3 printed"],
         ),
         (
             Error::PeerFailed { rank: 2, what: "open".into(), message: "no memory".into() },

@@ -8,10 +8,12 @@ mod access;
 mod call_sites;
 pub(crate) mod fill;
 mod import;
+mod nodes;
 mod ops;
 mod options;
 mod order;
 
+pub use nodes::Lane;
 pub use ops::Issuing;
 pub use options::HeapOptions;
 
@@ -71,6 +73,8 @@ pub struct SymmetricHeap {
     issuing: Mutex<()>,
     registration: Mutex<Option<Registration>>,
     watch: Mutex<Option<Watch>>,
+    /// The worlds beyond this node, where there are several nodes.
+    nodes: OnceLock<nodes::Nodes>,
 }
 
 struct State {
@@ -116,6 +120,9 @@ impl SymmetricHeap {
     #[track_caller]
     pub fn open(world: &World, options: HeapOptions) -> Result<Arc<SymmetricHeap>> {
         check_may_wait("opening a heap")?;
+        if world.nodes() > 1 {
+            return SymmetricHeap::open_on_nodes(world, options);
+        }
         let made = SymmetricHeap::make_local(world, &options);
         let device = made.as_ref().map_or(String::new(), |(b, ..)| b.device().name);
         let mut items = vec![
@@ -176,6 +183,7 @@ impl SymmetricHeap {
             issuing: Mutex::new(()),
             registration: Mutex::new(Some(registration)),
             watch: Mutex::new(watch),
+            nodes: OnceLock::new(),
         }))
     }
 
@@ -186,6 +194,7 @@ impl SymmetricHeap {
         options: &HeapOptions,
     ) -> Result<(Arc<dyn Backend>, [Arc<dyn Mapping>; 3], Option<JointMemory>)> {
         options.check()?;
+        nodes::check_size(world)?;
         let words = 4 * options.device_words;
         let threads = || options.resolve_threads(world);
         let gpu = (options.device, options.legacy_memory);
@@ -462,6 +471,7 @@ impl SymmetricHeap {
             Err(error) => Err(error),
         };
         lock(&self.registration).take();
+        let settled = settled.and(self.leave_nodes());
         settled.map_err(|e| self.after_fault(e))?;
         self.take_unreported().map_or(Ok(()), Err)
     }

@@ -1,6 +1,9 @@
 //! Worlds of ranks, [`World`], and their collective calls on the host.
 
 mod collective;
+pub(crate) mod hosts;
+pub(crate) mod network;
+mod nodes;
 mod split;
 mod threads;
 
@@ -9,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
-use crate::abi::{MAX_RANKS, abort};
+use crate::abi::abort;
 use crate::bootstrap::launcher_env::{Launch, UniqueId};
 use crate::bootstrap::threads::Threads;
 use crate::bootstrap::unix::Processes;
@@ -19,7 +22,9 @@ use crate::env::{self, Settings};
 use crate::error::{Error, Result};
 use crate::root::ReturnedErrors;
 use crate::wire::{Reader, Writer};
+use hosts::Hosts;
 
+pub use crate::bootstrap::launcher_env::MAX_WORLD;
 pub(crate) use crate::bootstrap::launcher_env::Place;
 use crate::util::{lock, unsupported};
 
@@ -46,6 +51,7 @@ struct Inner {
     bootstrap: Arc<dyn Bootstrap>,
     settings: Settings,
     place: Place,
+    hosts: Hosts,
     /// Number of the next exchange; the lock is held during an exchange.
     sequence: Mutex<u64>,
     closed: Mutex<bool>,
@@ -104,6 +110,9 @@ impl World {
         let launch = Launch::from_env()?;
         let Launch { rank, size, place, .. } = launch;
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        if let Some(network) = network::from_env(&launch, number)? {
+            return World::over_network_with(&network, rank, size, settings);
+        }
         if size == 1 {
             return Ok(World::alone(settings, place));
         }
@@ -159,6 +168,27 @@ impl World {
         place: Place,
         parent: Option<World>,
     ) -> World {
+        let hosts = Hosts::one(bootstrap.size());
+        World::make(bootstrap, settings, (place, hosts), parent)
+    }
+
+    /// A world whose ranks share nodes as `hosts` says.
+    pub(crate) fn on_nodes(
+        bootstrap: Arc<dyn Bootstrap>,
+        settings: Settings,
+        hosts: Hosts,
+        parent: Option<World>,
+    ) -> World {
+        let place = hosts.place(bootstrap.rank());
+        World::make(bootstrap, settings, (place, hosts), parent)
+    }
+
+    fn make(
+        bootstrap: Arc<dyn Bootstrap>,
+        settings: Settings,
+        (place, hosts): (Place, Hosts),
+        parent: Option<World>,
+    ) -> World {
         let controls: Arc<Mutex<Vec<Weak<Control>>>> = Arc::default();
         let watched = controls.clone();
         bootstrap.watch(Arc::new(move |error| {
@@ -179,6 +209,7 @@ impl World {
             bootstrap,
             settings,
             place,
+            hosts,
             sequence: Mutex::new(0),
             closed: Mutex::new(false),
             controls,
@@ -199,6 +230,10 @@ impl World {
     /// Number of ranks of the world.
     pub fn size(&self) -> usize {
         self.inner.bootstrap.size()
+    }
+
+    pub(crate) fn hosts(&self) -> &Hosts {
+        &self.inner.hosts
     }
 
     /// Number of the host that this rank runs on.
@@ -277,6 +312,7 @@ impl World {
 
     /// Records the error, if there is one, that the program receives because of another rank.
     pub(crate) fn note_returned<T>(&self, outcome: Result<T>) -> Result<T> {
+        let outcome = outcome.map_err(|error| self.inner.hosts.describe(error));
         outcome.inspect_err(|error| self.inner.returned_errors.note(error))
     }
 
@@ -343,8 +379,8 @@ impl Drop for Inner {
 }
 
 pub(crate) fn check_size(what: &str, size: usize) -> Result<()> {
-    if (1..=MAX_RANKS).contains(&size) {
+    if (1..=MAX_WORLD).contains(&size) {
         return Ok(());
     }
-    Err(Error::invalid(what, size, format!("1 to {MAX_RANKS}")))
+    Err(Error::invalid(what, size, format!("1 to {MAX_WORLD}")))
 }

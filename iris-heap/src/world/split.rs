@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::panic::Location;
 
-use super::{Place, World};
+use super::World;
 use crate::error::Result;
 use crate::util::lock;
 use crate::wire::{Reader, Writer, hash};
@@ -19,14 +19,12 @@ impl World {
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<World>> {
         let at = Location::caller();
         let mut m = Writer::default();
-        m.u64(color.map_or(u64::MAX, u64::from)).u64(key as u64).u64(self.node() as u64);
+        m.u64(color.map_or(u64::MAX, u64::from)).u64(key as u64);
         let all = self.collective("split", &m.finish())?;
         let mut groups: BTreeMap<u64, Vec<(i64, usize)>> = BTreeMap::new();
-        let mut nodes = Vec::new();
         for (rank, message) in all.iter().enumerate() {
             let mut r = Reader::new("split", message);
-            let (color, key, node) = (r.u64()?, r.u64()? as i64, r.u64()?);
-            nodes.push(node);
+            let (color, key) = (r.u64()?, r.u64()? as i64);
             if color != u64::MAX {
                 groups.entry(color).or_default().push((key, rank));
             }
@@ -48,14 +46,8 @@ impl World {
             return Ok(None);
         };
         drop(sequence);
-        let here = |&&m: &&usize| nodes[m] == self.node() as u64;
-        let before = |&&m: &&usize| m != self.rank();
-        let place = Place {
-            node: self.node(),
-            local_rank: members.iter().take_while(before).filter(here).count(),
-            local_size: members.iter().filter(here).count(),
-        };
         let settings = self.inner.settings.clone();
-        Ok(Some(World::new(bootstrap, settings, place, Some(self.clone()))))
+        let hosts = self.hosts().part(&members);
+        Ok(Some(World::on_nodes(bootstrap, settings, hosts, Some(self.clone()))))
     }
 }

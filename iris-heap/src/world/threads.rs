@@ -26,7 +26,7 @@ impl World {
     /// to be moved to a thread of its own.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if `size` is 0 or above [`MAX_RANKS`](crate::MAX_RANKS); [`Error::Env`].
+    /// [`Error::Invalid`] if `size` is 0 or above [`MAX_WORLD`](crate::MAX_WORLD); [`Error::Env`].
     pub fn threads(size: usize) -> Result<Vec<World>> {
         World::threads_with(size, &Settings::from_env()?)
     }
@@ -60,7 +60,17 @@ impl World {
         E: Send + From<Error>,
         F: Fn(World) -> Result<T, E> + Sync,
     {
-        let settings = Settings::from_env()?;
+        World::run_to_root(World::threads(size)?, f)
+    }
+
+    /// Runs `f` on a thread for each world, as [`World::run_threads`].
+    pub(super) fn run_to_root<T, E, F>(worlds: Vec<World>, f: F) -> Result<Vec<T>, E>
+    where
+        T: Send,
+        E: Send + From<Error>,
+        F: Fn(World) -> Result<T, E> + Sync,
+    {
+        let size = worlds.len();
         let failures = AtomicUsize::new(0);
         let placed = |world: World| {
             let told = world.inner.returned_errors.clone();
@@ -75,7 +85,7 @@ impl World {
                 }
             }
         };
-        let results = World::run_threads_each(size, &settings, placed).map_err(E::from)?;
+        let results = World::run_worlds(worlds, placed);
         let mut first: Option<Placed<E>> = None;
         let mut values = Vec::with_capacity(size);
         for result in results {
@@ -91,7 +101,7 @@ impl World {
     /// [`World::run_threads`], which returns the result of every rank instead of the root error.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if `size` is 0 or above [`MAX_RANKS`](crate::MAX_RANKS).
+    /// [`Error::Invalid`] if `size` is 0 or above [`MAX_WORLD`](crate::MAX_WORLD).
     pub fn run_threads_each<T, E, F>(
         size: usize,
         settings: &Settings,
@@ -102,7 +112,16 @@ impl World {
         E: Send + From<Error>,
         F: Fn(World) -> Result<T, E> + Sync,
     {
-        let worlds = World::threads_with(size, settings)?;
+        Ok(World::run_worlds(World::threads_with(size, settings)?, f))
+    }
+
+    /// Runs `f` on a thread for each world, as [`World::run_threads_each`].
+    pub(super) fn run_worlds<T, E, F>(worlds: Vec<World>, f: F) -> Vec<Result<T, E>>
+    where
+        T: Send,
+        E: Send + From<Error>,
+        F: Fn(World) -> Result<T, E> + Sync,
+    {
         let f = &f;
         let rank_main = move |world: World| {
             let result = catch_unwind(AssertUnwindSafe(|| f(world.clone())));
@@ -113,7 +132,7 @@ impl World {
             }
             result
         };
-        Ok(std::thread::scope(|scope| {
+        std::thread::scope(|scope| {
             let start = |world: World| {
                 let rank = world.rank();
                 let spare = world.clone();
@@ -141,6 +160,6 @@ impl World {
                 }
             };
             started.into_iter().map(finish).collect()
-        }))
+        })
     }
 }

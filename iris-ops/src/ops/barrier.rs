@@ -7,7 +7,7 @@ use crate::args::Matrices;
 use crate::error::Result;
 use crate::facade::common_methods;
 use crate::kind::{Op, Variant};
-use crate::operator::Operator;
+use crate::nodes::Operator;
 use crate::options::options;
 use crate::programs::BARRIER;
 use crate::spec::{Common, Dims, Form, Memory, Part, Row, Tiles};

@@ -34,6 +34,7 @@ impl Plan {
             1 => ("variant", choice.variant.to_string()),
             _ => ("variant", format!("{} up to {}", choice.variant, choice.upto)),
         }));
+        items.push(("nodes", self.ranks.nodes().to_string()));
         items.extend(self.choices.iter().map(|choice| ("tile", choice.tile.to_string())));
         items.extend([
             ("epilogue", format!("{:?}", request.epilogue)),

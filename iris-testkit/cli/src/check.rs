@@ -77,11 +77,13 @@ fn larger(a: f64, b: f64) -> f64 {
 pub(crate) fn check(heap: &SymmetricHeap, problem: &Problem, op: Op, c: &Matrix) -> Result<Found> {
     let ranks = Ranks::from(heap);
     let (rows, cols) = c.shape();
+    // The memory of other nodes cannot be read: each node checks all rows on its own ranks.
+    let (rank, size) = (heap.rank(), heap.size());
     let (rows, holders) = if Meaning::of(op).replicates() {
-        let first = (0..ranks.size).map(|step| (ranks.rank + step) % ranks.size);
-        (split(rows, ranks.size, ranks.rank), first.collect())
+        let first = (0..size).map(|step| (rank + step) % size);
+        (split(rows, size, rank), first.collect())
     } else {
-        (0..rows, vec![ranks.rank])
+        (0..rows, vec![rank])
     };
     let depth = if op.multiplies() { problem.k.max(1) } else { 1 };
     let chosen = spread(rows.len(), WORK / (cols * depth).max(1));
@@ -111,6 +113,7 @@ pub(crate) fn check(heap: &SymmetricHeap, problem: &Problem, op: Op, c: &Matrix)
                 let most = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, larger);
                 found.difference = larger(found.difference, most);
             }
+            let holder = ranks.rank - rank + holder;
             let what = format!("{op} on rank {holder}, rows {} and on", slab[0]);
             let errors = seen.iter().zip(wanted).map(|(seen, wanted)| seen - wanted);
             found.errors += frobenius(errors).powi(2);

@@ -29,6 +29,8 @@ pub(crate) trait Job: Serialize + DeserializeOwned + Sync {
 pub(crate) struct Place {
     pub(crate) ranks: usize,
     pub(crate) threads: bool,
+    /// Number of nodes that this host plays.
+    pub(crate) nodes: usize,
 }
 
 impl Place {
@@ -38,12 +40,23 @@ impl Place {
             return Err(usage("--ranks", ranks, format!("1 to {MAX_RANKS}")));
         }
         Settings::from_env()?;
-        Ok(Place { ranks, threads })
+        Ok(Place { ranks, threads, nodes: 1 })
     }
 
     /// Description of the ranks, for messages.
     pub(crate) fn words(self) -> &'static str {
         if self.threads { "threads of one process" } else { "processes" }
+    }
+
+    /// The same ranks on several nodes, as many on each.
+    pub(crate) fn on_nodes(self, nodes: usize) -> Result<Place> {
+        match nodes {
+            1.. if self.ranks.is_multiple_of(nodes) => Ok(Place { nodes, ..self }),
+            _ => {
+                let expected = format!("a divisor of the {} ranks", self.ranks);
+                Err(usage("--nodes", nodes, expected))
+            }
+        }
     }
 
     /// Options of a job, to be printed with its result.
@@ -64,13 +77,18 @@ impl Place {
     /// Runs a job like [`Place::run`], and collects the stdout of rank 0's process in `said`.
     pub(crate) fn run_with<J: Job>(self, job: &J, said: &Said) -> Result<J::Report> {
         if self.threads {
-            let reports = World::run_threads(self.ranks, |world| job.run_rank(&world))?;
+            let per_node = self.ranks / self.nodes;
+            let reports = match self.nodes {
+                1 => World::run_threads(self.ranks, |world| job.run_rank(&world))?,
+                nodes => World::run_nodes(nodes, per_node, |world| job.run_rank(&world))?,
+            };
             return reports.into_iter().flatten().next().context("rank 0 has returned no report");
         }
         let program = std::env::current_exe().context("the path of this program is unknown")?;
         let text = serde_json::to_string(job)?;
         let options =
             launch::Options::default().stdout(said.clone()).progress(io::stderr().is_terminal());
+        let options = options.nodes(self.nodes);
         let outcome = launch(&program, &["rank", J::NAME, &text], self.ranks, options)?;
         if !outcome.ok() {
             note!("{}", outcome.report().to_string().trim_end());

@@ -23,6 +23,7 @@ mod rank;
 mod ratios;
 mod record;
 mod report;
+mod secret;
 mod smoke;
 mod stress;
 mod suite;
@@ -72,6 +73,8 @@ enum Task {
     /// Write one file about a machine, to be sent to whoever asked for it: doctor, a smoke test, a
     /// short stress test, a benchmark.
     Report(report::Options),
+    /// Writes a new secret, by which the ranks of a job on several hosts recognise each other, to a file.
+    Secret(secret::Options),
     /// Run one rank of a job (started by the other tasks).
     #[command(hide = true)]
     Rank(rank::Options),
@@ -128,6 +131,7 @@ fn run(task: Task) -> anyhow::Result<bool> {
         Task::Record(options) => record::main(&options),
         Task::Doctor(options) => doctor::main(&options),
         Task::Report(options) => report::main(&options),
+        Task::Secret(options) => secret::main(&options),
         Task::Rank(options) => rank::main(&options),
     }
 }

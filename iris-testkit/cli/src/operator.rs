@@ -38,6 +38,9 @@ pub(crate) struct Options {
     /// Number of ranks, 1 to 64.
     #[arg(long, default_value_t = 4)]
     ranks: usize,
+    /// Number of nodes that the ranks are split over, which this host plays: as many ranks on each.
+    #[arg(long, default_value_t = 1)]
+    nodes: usize,
     /// Backend: cpu, cuda or hip.
     #[arg(long, default_value = "cpu")]
     backend: BackendKind,
@@ -137,7 +140,7 @@ const MOST_CALLS: usize = 1_000_000;
 
 /// Runs and prints; returns whether everything was right.
 pub(crate) fn main(options: Options) -> Result<bool> {
-    let place = Place::new(options.ranks, options.threads_as_ranks)?;
+    let place = Place::new(options.ranks, options.threads_as_ranks)?.on_nodes(options.nodes)?;
     if !(1..=MOST_CALLS).contains(&options.iters) {
         let expected = format!("at least 1 and at most {MOST_CALLS}");
         return Err(usage("--iters", options.iters, expected));
@@ -172,6 +175,7 @@ pub(crate) fn main(options: Options) -> Result<bool> {
         trace: options.trace.is_some(),
         tile: None,
         untuned: false,
+        nodes: options.nodes,
     };
     // Planning is pure, so errors of the options are reported before a rank is started.
     let room = problem.room(place.ranks)?;

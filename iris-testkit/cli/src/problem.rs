@@ -45,6 +45,8 @@ pub(crate) struct Problem {
     pub(crate) tile: Option<[usize; 2]>,
     /// Whether plans ignore measurements of this machine and use built-in tuning data.
     pub(crate) untuned: bool,
+    /// Number of nodes that the ranks are split over.
+    pub(crate) nodes: usize,
 }
 
 /// Shapes of A (or the message), B and C of one rank; 0 x 0 if the rank has no such matrix.
@@ -81,6 +83,7 @@ impl Problem {
             trace: false,
             tile: None,
             untuned: false,
+            nodes: 1,
         }
     }
 
@@ -147,7 +150,7 @@ impl Problem {
 
     /// Bytes that every rank needs for its plan, its matrices and the test of a barrier.
     pub(crate) fn room(&self, size: usize) -> Result<Room> {
-        let plans = Room::of(size, |ranks| self.plan(ranks))?;
+        let plans = Room::of(size, |ranks| self.plan(ranks.on_nodes(self.nodes)))?;
         Ok(plans.matrices(self.dtype, self.most(size)?).matrices(DType::I32, [1]))
     }
 

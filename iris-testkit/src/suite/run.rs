@@ -65,8 +65,17 @@ struct Output {
 /// # Errors
 /// Errors of the plan.
 pub fn room_for(case: &Case, size: usize) -> anyhow::Result<Room> {
-    let plans =
-        Room::of(size, |ranks| plan(case.op, &case.variant, ranks, &case.options_of(ranks.rank)))?;
+    room_for_nodes(case, size, 1)
+}
+
+/// Room for a case as [`room_for`], for ranks on several nodes.
+///
+/// # Errors
+/// Those of the plan.
+pub fn room_for_nodes(case: &Case, size: usize, nodes: usize) -> anyhow::Result<Room> {
+    let plans = Room::of(size, |ranks| {
+        plan(case.op, &case.variant, ranks.on_nodes(nodes), &case.options_of(ranks.rank))
+    })?;
     let sets = if case.burst { case.rows.len() } else { 1 };
     let set: usize =
         rooms(case, size).map(|(elements, dtype, _)| elements * dtype.size() + 1024).iter().sum();
@@ -130,7 +139,8 @@ fn rooms(case: &Case, size: usize) -> [(usize, DType, Layout); 7] {
 /// # Errors
 /// Errors of the op, and wrong results, with the call and the element.
 pub fn run_case(heap: &Arc<SymmetricHeap>, case: &Case) -> anyhow::Result<Report> {
-    let what = || format!("rank {} of {}: {case:?}", heap.rank(), heap.size());
+    let world = heap.whole_world();
+    let what = || format!("rank {} of {}: {case:?}", world.rank(), world.size());
     run(heap, case).with_context(what)
 }
 
@@ -147,7 +157,10 @@ fn run(heap: &Arc<SymmetricHeap>, case: &Case) -> anyhow::Result<Report> {
     op.check()?;
     let counts = case.options.backend.traits().host_threads || case.options.counted;
     let counters = counts.then(|| op.counters()).transpose()?;
-    if let Some(Counters { pushed, pulled, flags, .. }) = counters {
+    // What operators of a node move for a larger one is not promised.
+    if let Some(Counters { pushed, pulled, flags, .. }) = counters
+        && ranks.nodes() == 1
+    {
         let mut promised = Traffic::default();
         case.rows.iter().for_each(|&m| promised += traffic::expected(case, &plan, m));
         let moved = Traffic { pushed, pulled, flags };
@@ -330,7 +343,7 @@ fn verify(
     plan: &Plan,
     calls: &[Called],
 ) -> anyhow::Result<(Measured, f64)> {
-    let (rank, size) = (heap.rank(), heap.size());
+    let Ranks { rank, size, .. } = Ranks::from(heap);
     let mut options = case.options_of(rank);
     options.k = case.options_of(size - 1).k;
     let (mut worst, mut difference) = (Measured::default(), 0.0f64);
@@ -359,7 +372,7 @@ fn verify(
             worst.worst = worst.worst.max(measured.worst);
         }
         if Meaning::of(case.op).replicates() {
-            for (peer, theirs) in heap.world().allgather(bits)?.iter().enumerate() {
+            for (peer, theirs) in heap.whole_world().allgather(bits)?.iter().enumerate() {
                 difference = difference.max(differing(case.options.output_dtype(), bits, theirs)?);
                 let same = bits == theirs || !case.same_on_all_ranks(variant);
                 ensure!(same, "{what}: ranks {rank} and {peer} have different bits");
@@ -389,7 +402,7 @@ fn exchange(heap: &SymmetricHeap, part: &Part) -> anyhow::Result<Vec<Part>> {
         numbers.extend([matrix.rows as f64, matrix.cols as f64]);
         numbers.extend_from_slice(&matrix.data);
     }
-    let all = heap.world().allgather(bytemuck::cast_slice(&numbers))?;
+    let all = heap.whole_world().allgather(bytemuck::cast_slice(&numbers))?;
     all.iter()
         .map(|bytes| {
             let numbers: Vec<f64> =

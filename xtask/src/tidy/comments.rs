@@ -11,7 +11,7 @@ const OPENINGS: &[&str] = &[
 ];
 
 /// Number of comments with one of [`OPENINGS`] that the tree may have.
-const ALLOWED: usize = 725;
+const ALLOWED: usize = 322;
 
 /// Prefixes of paths that are not checked: GEMM code that is to be replaced.
 const LEFT_OUT: &[&str] =
@@ -74,11 +74,15 @@ impl<'a> Comment<'a> {
 
     /// Number by which the comments of a sample are drawn.
     fn lot(&self, seed: &str) -> u64 {
-        // FNV-1a, which stays the same from one release of Rust to the next.
+        // FNV-1a, whose last bytes reach all bits by the finalizer of SplitMix64. Both stay the same from one release of
+        // Rust to the next.
         let name = format!("{seed} {} {}", self.path, self.line);
-        name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
-        })
+        });
+        let hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        hash ^ (hash >> 31)
     }
 }
 

@@ -63,7 +63,14 @@ pub(crate) fn main(
     let prefix = prefix.unwrap_or_else(|| PREFIX.into());
     // Errors of the file are reported before a rank is started.
     let block = Block::read(weights.as_ref(), &prefix)?;
-    let job = LayerJob { weights, prefix, device, iterations, trace: trace_file.is_some() };
+    let job = LayerJob {
+        weights,
+        prefix,
+        device,
+        iterations,
+        trace: trace_file.is_some(),
+        nodes: place.nodes,
+    };
     let room = job.room(&block, place.ranks)?;
     if device.backend().traits().host_memory {
         memory::fits(place.ranks, room.data)?;
@@ -144,6 +151,8 @@ pub(crate) struct LayerJob {
     device: Device,
     iterations: usize,
     trace: bool,
+    /// Number of nodes that the ranks are split over.
+    nodes: usize,
 }
 
 /// Row of the table: one step, over all ranks.
@@ -225,7 +234,9 @@ impl LayerJob {
         for dtype in Self::dtypes(block) {
             for (_, ops) in WAYS {
                 let step = |step: usize| {
-                    Room::of(size, |ranks| self.plan(block, ops[step], step, ranks, dtype))
+                    Room::of(size, |ranks| {
+                        self.plan(block, ops[step], step, ranks.on_nodes(self.nodes), dtype)
+                    })
                 };
                 largest = largest.or(step(0)?.and(step(1)?));
             }

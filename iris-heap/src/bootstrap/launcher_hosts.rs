@@ -1,0 +1,119 @@
+//! Where the ranks of several hosts meet, by what their launcher says.
+
+use super::launcher_env::Launch;
+use crate::env::wrong;
+use crate::error::Result;
+use crate::wire::hash;
+
+impl Launch {
+    /// Host and port at which the ranks of several hosts meet.
+    ///
+    /// # Errors
+    /// [`Error::Env`](crate::Error::Env) without the host of rank 0, with the command that gives it.
+    pub(crate) fn master(&self) -> Result<(String, u16)> {
+        let host = self.master.as_ref().ok_or_else(|| {
+            let why = self.several_hosts.as_deref().unwrap_or("IRIS_NODE is set");
+            let expected = format!(
+                "the host of rank 0, since ranks are on several hosts ({why}): mpirun -x MASTER_ADDR=HOST -x \
+                 IRIS_SECRET_FILE=FILE PROGRAM"
+            );
+            wrong("MASTER_ADDR", "(not set)", &expected)
+        })?;
+        let host = match host {
+            ("MASTER_ADDR", host) => host.clone(),
+            (name, list) => first_host(name, list)?,
+        };
+        let [master, own] = self.ports;
+        // The port of MASTER_PORT is that of torchrun's own store.
+        let port = match (own, master) {
+            (Some(port), _) => port,
+            (None, Some(u16::MAX)) => u16::MAX - 1,
+            (None, Some(port)) => port + 1,
+            // Jobs of one host may overlap: each has a port of its own.
+            (None, None) if self.slurm => 20_000 + (hash(&[self.job.as_bytes()]) % 10_000) as u16,
+            (None, None) => DEFAULT_PORT,
+        };
+        Ok((host, port))
+    }
+}
+
+/// Port of a job that names none: one above torchrun's.
+const DEFAULT_PORT: u16 = 29_501;
+
+/// The first host of a list of Slurm's: `gpu[07-09,12],login1` begins with `gpu07`.
+fn first_host(name: &str, list: &str) -> Result<String> {
+    let part = list.trim().split_once('[').map_or_else(
+        || list.split(',').next().map(|host| host.trim().to_string()),
+        |(prefix, rest)| match prefix.split_once(',') {
+            Some((host, _)) => Some(host.to_string()),
+            None => {
+                let (range, rest) = rest.split_once(']')?;
+                let number = range.split(['-', ',']).next()?;
+                let suffix = rest.split(',').next().unwrap_or_default();
+                Some(format!("{prefix}{number}{suffix}"))
+            }
+        },
+    );
+    let plain = |host: &String| !host.is_empty() && !host.contains(['[', ']']);
+    part.filter(plain).ok_or_else(|| wrong(name, list, "a list of hosts, or set MASTER_ADDR"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn detect(vars: &[(&str, &str)]) -> Result<Launch> {
+        Launch::detect(&|name| Ok(vars.iter().find(|v| v.0 == name).map(|v| v.1.to_string())))
+    }
+
+    #[test]
+    fn several_hosts_have_a_place_to_meet() {
+        let master = |vars: &[(&str, &str)]| detect(vars).and_then(|launch| launch.master());
+        let torchrun = [
+            ("RANK", "2"),
+            ("WORLD_SIZE", "4"),
+            ("LOCAL_RANK", "0"),
+            ("LOCAL_WORLD_SIZE", "2"),
+            ("MASTER_ADDR", "host-a"),
+            ("MASTER_PORT", "29500"),
+            ("TORCHELASTIC_RUN_ID", "7"),
+        ];
+        let launch = detect(&torchrun).unwrap();
+        let says = launch.several_hosts.unwrap();
+        assert_eq!((launch.rank, says.as_str()), (2, "LOCAL_WORLD_SIZE=2, WORLD_SIZE=4"));
+        assert_eq!(master(&torchrun).unwrap(), ("host-a".into(), 29501));
+        let own = [&torchrun[..], &[("IRIS_PORT", "4000")]].concat();
+        assert_eq!(master(&own).unwrap().1, 4000);
+        let mpirun = [
+            ("OMPI_COMM_WORLD_RANK", "1"),
+            ("OMPI_COMM_WORLD_SIZE", "2"),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", "0"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "1"),
+            ("PMIX_NAMESPACE", "prterun-7"),
+        ];
+        let text = master(&mpirun).unwrap_err().to_string();
+        assert!(text.contains("MASTER_ADDR=(not set)") && text.contains("mpirun -x"), "{text}");
+        let with = [&mpirun[..], &[("MASTER_ADDR", "::1")]].concat();
+        assert_eq!(master(&with).unwrap(), ("::1".into(), 29501));
+        let srun = [
+            ("SLURM_PROCID", "5"),
+            ("SLURM_STEP_NUM_TASKS", "8"),
+            ("SLURM_STEP_ID", "0"),
+            ("SLURM_JOB_ID", "77"),
+            ("SLURM_STEP_NUM_NODES", "2"),
+            ("SLURM_STEP_NODELIST", "gpu[07-08]"),
+        ];
+        let (host, port) = master(&srun).unwrap();
+        assert!(host == "gpu07" && (20_000..30_000).contains(&port), "{host}:{port}");
+        assert_eq!(detect(&srun).unwrap().several_hosts.unwrap(), "SLURM_STEP_NUM_NODES=2");
+        for (list, host) in
+            [("a", "a"), ("a,b", "a"), ("n1-[3,5]-ib,x", "n1-3-ib"), ("l,g[1-2]", "l")]
+        {
+            assert_eq!(first_host("X", list).unwrap(), host, "{list}");
+        }
+        assert!(first_host("X", "[").is_err() && first_host("X", "").is_err());
+        // Nothing else may say so where all ranks are on one host: a port need not be a number there.
+        let here = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_PORT", "a name")];
+        assert_eq!(detect(&here).unwrap().several_hosts, None);
+    }
+}

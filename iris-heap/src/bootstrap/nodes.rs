@@ -1,0 +1,129 @@
+//! Ranks on several hosts: one connection of all ranks over TCP, and one of each node's ranks over Unix sockets,
+//! which alone passes descriptors.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::rendezvous::Place;
+use super::threads::Threads;
+use super::unix::Processes;
+use super::{Bootstrap, ProcessId, Step, Watcher};
+use crate::error::{Error, Result};
+use crate::wire::{Reader, Writer};
+use crate::world::hosts::Hosts;
+
+/// One rank's ends of both connections.
+pub(crate) struct Nodes {
+    all: Processes,
+    local: Arc<dyn Bootstrap>,
+    hosts: Hosts,
+}
+
+impl Nodes {
+    /// Finds out which ranks share a node, and has those of this node meet: collective over `all`. `identity` is
+    /// the same on all ranks of a node and on no others.
+    pub(crate) fn join(
+        all: Processes,
+        (identity, name): (&str, &str),
+        job: &str,
+        timeout: Duration,
+        step: &Step,
+    ) -> Result<(Nodes, Hosts)> {
+        let here = Writer::default().text(identity).text(name).finish();
+        let mut ranks = Vec::with_capacity(all.size());
+        for there in all.allgather(&here, step)? {
+            let mut r = Reader::new("place of a rank", &there);
+            ranks.push((r.text()?, r.text()?));
+        }
+        let hosts = Hosts::of(&ranks);
+        hosts.check_order()?;
+        let local = Nodes::meet_locally(&hosts, all.rank(), job, timeout);
+        // A rank that could not meet its neighbours tells all.
+        let mine = local.as_ref().err().map_or(String::new(), Error::to_string);
+        let told = all.allgather(mine.as_bytes(), step);
+        let local = local?;
+        for (rank, message) in told?.iter().enumerate() {
+            if !message.is_empty() {
+                let message = String::from_utf8_lossy(message).into_owned();
+                let what = "meeting the ranks of its node".into();
+                return Err(Error::PeerFailed { rank, what, message });
+            }
+        }
+        Ok((Nodes { all, local, hosts: hosts.clone() }, hosts))
+    }
+
+    fn meet_locally(
+        hosts: &Hosts,
+        rank: usize,
+        job: &str,
+        timeout: Duration,
+    ) -> Result<Arc<dyn Bootstrap>> {
+        let place = hosts.place(rank);
+        if place.local_size == 1 {
+            return Ok(Arc::new(Threads::all(1).remove(0)));
+        }
+        let meeting = Place::new(format!("{job}, node {}", place.node), false)?;
+        let (rank, size) = (place.local_rank, place.local_size);
+        Ok(Arc::new(Processes::rendezvous(meeting, rank, size, timeout)?))
+    }
+}
+
+impl Bootstrap for Nodes {
+    fn rank(&self) -> usize {
+        self.all.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.all.size()
+    }
+
+    fn allgather(&self, bytes: &[u8], step: &Step) -> Result<Vec<Vec<u8>>> {
+        self.all.allgather(bytes, step)
+    }
+
+    fn share_descriptors(
+        &self,
+        descriptors: Vec<OwnedFd>,
+        step: &Step,
+    ) -> Result<Vec<Vec<OwnedFd>>> {
+        let _ = (descriptors, step);
+        Err(crate::util::unsupported(
+            "passing descriptors between hosts",
+            "memory is shared within a node: use World::local",
+        ))
+    }
+
+    fn process(&self, rank: usize) -> Option<ProcessId> {
+        self.all.process(rank)
+    }
+
+    /// A group within one node is one of that node's own connection.
+    fn split(
+        &self,
+        members: &[usize],
+        group: u64,
+        step: &Step,
+    ) -> Result<Option<Arc<dyn Bootstrap>>> {
+        let node = self.hosts.node(self.rank());
+        if members.is_empty() || members.iter().any(|&rank| self.hosts.node(rank) != node) {
+            return self.all.split(members, group, step);
+        }
+        let place = |&rank: &usize| self.hosts.place(rank).local_rank;
+        let members: Vec<_> = members.iter().map(place).collect();
+        self.local.split(&members, group, step)
+    }
+
+    fn watch(&self, watcher: Watcher) {
+        self.all.watch(watcher);
+    }
+
+    fn lost(&self) -> Option<Error> {
+        self.all.lost()
+    }
+
+    fn leave(&self, clean: bool) {
+        self.local.leave(clean);
+        self.all.leave(clean);
+    }
+}

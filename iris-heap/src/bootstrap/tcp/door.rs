@@ -1,0 +1,293 @@
+//! The port of rank 0 while the ranks of a job gather: anybody may connect, and nobody without the key gets further
+//! than a greeting.
+//!
+//! A connection is a stranger until it has sealed a hello. Strangers are few and have little stored here. If there
+//! are too many, the oldest makes room, so that slow ones keep nobody out: a rank that was closed connects again.
+
+use std::collections::VecDeque;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::Meeting;
+use super::seal::{GREETING, REFUSAL};
+use crate::bootstrap::frames::Frame;
+use crate::bootstrap::gather::heed;
+use crate::bootstrap::mailbox::{Inbox, Outbox};
+use crate::bootstrap::notice::{Patience, notice};
+use crate::bootstrap::peer::Peer;
+use crate::error::{Error, Result, list_ranks};
+use crate::limits::{explain, is_full};
+
+/// Most strangers at a time.
+const STRANGERS: usize = 256;
+/// How long a stranger may take to say hello.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Least age at which a stranger makes room for another: a rank needs two round trips.
+const SETTLED: Duration = Duration::from_millis(500);
+/// Most connections accepted in a row, before those that have been are heard.
+const IN_A_ROW: usize = 64;
+/// How often this thread looks, if nothing happens.
+const LOOK: Duration = Duration::from_millis(250);
+/// How long rank 0 may have no descriptor for those that connect, before it gives up.
+const NO_DESCRIPTOR: Duration = Duration::from_secs(10);
+
+pub(super) struct Door {
+    meeting: Meeting,
+    listener: TcpListener,
+    /// By rank, once it has said hello. Rank 0, whose connection was made here, need not.
+    peers: Vec<Option<Peer>>,
+    /// The oldest first.
+    strangers: VecDeque<Stranger>,
+    /// Number of connections that were turned away.
+    turned_away: usize,
+}
+
+struct Stranger {
+    since: Instant,
+    state: State,
+}
+
+enum State {
+    /// So many bytes of its greeting have come.
+    Greeting(TcpStream, [u8; GREETING], usize),
+    /// It has greeted as this rank and was answered.
+    Answered(u32, Box<Peer>),
+    /// Its connection is of no use.
+    Over,
+}
+
+impl Door {
+    pub(super) fn new(meeting: Meeting, listener: TcpListener) -> Door {
+        let peers = (0..meeting.terms.size).map(|_| None).collect();
+        Door { meeting, listener, peers, strangers: VecDeque::new(), turned_away: 0 }
+    }
+
+    /// Gathers all ranks; `own` is the connection of rank 0 itself. The peers by rank, or nothing if the world came
+    /// to nothing: then all that have come are told why.
+    pub(super) fn gather(mut self, own: UnixStream, deadline: Instant) -> Option<Vec<Peer>> {
+        let own = Peer::new(own).map_err(|e| Error::system("socket of rank 0", e));
+        let gathered = own.and_then(|mut own| {
+            own.inbox.trust();
+            self.peers[0] = Some(own);
+            self.gather_others(deadline)
+        });
+        if self.turned_away > 0 {
+            tracing::warn!(count = self.turned_away, at = %self.meeting, "connections were turned away");
+        }
+        match gathered {
+            Ok(()) => Some(self.peers.into_iter().flatten().collect()),
+            Err(error) => {
+                tracing::debug!(%error, "the world comes to nothing");
+                let refusal = Frame::Refuse(error).pack();
+                // Rank 0 last: its process may end when it has read this.
+                for peer in self.peers.iter_mut().rev().flatten() {
+                    peer.send(refusal.clone());
+                }
+                None
+            }
+        }
+    }
+
+    fn gather_others(&mut self, deadline: Instant) -> Result<()> {
+        let started = Instant::now();
+        let mut patience = Patience::new(started, deadline);
+        let mut full: Option<(Instant, std::io::Error)> = None;
+        loop {
+            match self.accept() {
+                Ok(()) => full = None,
+                Err(e) => full = Some((full.map_or_else(Instant::now, |(since, _)| since), e)),
+            }
+            self.hear()?;
+            let missing: Vec<_> =
+                (0..self.peers.len()).filter(|&rank| self.peers[rank].is_none()).collect();
+            if missing.is_empty() {
+                return Ok(());
+            }
+            let now = Instant::now();
+            if let Some((since, error)) = &full
+                && now - *since >= NO_DESCRIPTOR
+            {
+                let (what, error) = (format!("rendezvous at {}", self.meeting), explain(error));
+                let message = format!("accepting another rank: {error}");
+                return Err(Error::PeerFailed { rank: 0, what, message });
+            }
+            if now >= deadline {
+                let what = format!("rank 0 at {}", self.meeting);
+                return Err(Error::Absent { ranks: missing, what, waited: now - started });
+            }
+            if let Some(waited) = patience.is_over() {
+                notice(format_args!(
+                    "rank 0 of {} waits for rank {} at {}: {waited:.1?} of {:.1?}; {} connections were turned away",
+                    self.peers.len(),
+                    list_ranks(&missing),
+                    self.meeting,
+                    deadline - started,
+                    self.turned_away
+                ));
+            }
+            let until = deadline.min(patience.until).min(now + LOOK);
+            self.wait(full.is_none(), until.saturating_duration_since(now));
+        }
+    }
+
+    /// Takes in who has connected. An error is one of this process: it can have no more descriptors.
+    fn accept(&mut self) -> std::io::Result<()> {
+        for _ in 0..IN_A_ROW {
+            if !self.has_room() {
+                return Ok(());
+            }
+            let stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(e) if is_full(&e) => return Err(e),
+                // That connection came to nothing.
+                Err(_) => continue,
+            };
+            if stream.set_nonblocking(true).and_then(|()| self.meeting.prepare(&stream)).is_ok() {
+                let state = State::Greeting(stream, [0; GREETING], 0);
+                self.strangers.push_back(Stranger { since: Instant::now(), state });
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether another stranger may come; the oldest makes room.
+    fn has_room(&mut self) -> bool {
+        if self.strangers.len() < STRANGERS {
+            return true;
+        }
+        let old = self.strangers.front().is_some_and(|it| it.since.elapsed() >= SETTLED);
+        if old {
+            self.strangers.pop_front();
+            self.turned_away += 1;
+        }
+        old
+    }
+
+    /// Reads what strangers and ranks have sent.
+    fn hear(&mut self) -> Result<()> {
+        for mut stranger in std::mem::take(&mut self.strangers) {
+            stranger.state = self.advance(stranger.state)?;
+            let over = matches!(stranger.state, State::Over);
+            if !over && stranger.since.elapsed() < PATIENCE {
+                self.strangers.push_back(stranger);
+            } else if !over {
+                self.turned_away += 1;
+            }
+        }
+        for rank in 0..self.peers.len() {
+            let Some(peer) = &mut self.peers[rank] else { continue };
+            heed(peer.read_if_ready().into_iter())?;
+            if peer.gone {
+                return Err(Error::PeerLost { rank });
+            }
+        }
+        Ok(())
+    }
+
+    /// What becomes of a stranger. An error concerns the whole world: a rank that is of it differs from it.
+    fn advance(&mut self, state: State) -> Result<State> {
+        match state {
+            State::Over => Ok(State::Over),
+            State::Greeting(stream, greeting, got) => Ok(self.greeted(stream, greeting, got)),
+            State::Answered(rank, mut peer) => {
+                let mut frames = peer.read_if_ready().into_iter();
+                match frames.next() {
+                    None if peer.gone => {
+                        self.turned_away += 1;
+                        Ok(State::Over)
+                    }
+                    None => Ok(State::Answered(rank, peer)),
+                    Some(frame) => {
+                        self.admit(rank, frame, *peer)?;
+                        heed(frames).map(|()| State::Over)
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reads a greeting, and answers it when it is whole.
+    fn greeted(
+        &mut self,
+        mut stream: TcpStream,
+        mut bytes: [u8; GREETING],
+        mut got: usize,
+    ) -> State {
+        while got < GREETING {
+            match stream.read(&mut bytes[got..]) {
+                Ok(count) if count > 0 => got += count,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                    return State::Greeting(stream, bytes, got);
+                }
+                _ => {
+                    self.turned_away += 1;
+                    return State::Over;
+                }
+            }
+        }
+        let size = self.peers.len() as u32;
+        let answer = self.meeting.terms.answer(&bytes);
+        let answer = answer.ok().filter(|(_, rank, _)| (1..size).contains(rank));
+        let Some((reply, rank, keys)) = answer else {
+            // It need not arrive.
+            let _ = stream.write_all(&REFUSAL);
+            self.turned_away += 1;
+            return State::Over;
+        };
+        let peer = stream.write_all(&reply).and_then(|()| Peer::new(stream));
+        match peer {
+            Ok(mut peer) => {
+                peer.inbox = Inbox::sealed(&keys);
+                peer.outbox = Outbox::sealed(&keys);
+                State::Answered(rank, Box::new(peer))
+            }
+            Err(_) => State::Over,
+        }
+    }
+
+    /// Lets a rank in that has the key.
+    fn admit(&mut self, rank: u32, frame: Frame, mut peer: Peer) -> Result<()> {
+        let rank = rank as usize;
+        let Frame::Hello { .. } = frame else {
+            return Err(self.meeting.error(format!("rank {rank} says something else than hello")));
+        };
+        if self.peers[rank].is_some() {
+            let error = self.meeting.error(format!("two processes have rank {rank}"));
+            peer.send(Frame::Refuse(error.clone()).pack());
+            return Err(error);
+        }
+        peer.inbox.trust();
+        self.peers[rank] = Some(peer);
+        Ok(())
+    }
+
+    fn wait(&self, heed_listener: bool, timeout: Duration) {
+        let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+        let mut fds = Vec::new();
+        if heed_listener && self.strangers.len() < STRANGERS {
+            fds.push(readable(self.listener.as_fd()));
+        }
+        for stranger in &self.strangers {
+            match &stranger.state {
+                State::Greeting(stream, ..) => fds.push(readable(stream.as_fd())),
+                State::Answered(_, peer) => fds.push(readable(peer.socket.as_fd())),
+                State::Over => {}
+            }
+        }
+        let peers = self.peers.iter().flatten().filter(|peer| !peer.gone);
+        fds.extend(peers.map(|peer| readable(peer.socket.as_fd())));
+        let timeout = Timespec {
+            tv_sec: timeout.as_secs() as i64,
+            tv_nsec: i64::from(timeout.subsec_nanos().max(1)),
+        };
+        // Whatever comes of it, all are looked at.
+        let _ = poll(&mut fds, Some(&timeout));
+    }
+}

@@ -1,0 +1,238 @@
+//! Sealed frames: Noise NNpsk0 between a rank and rank 0, with a key that the ranks of a job share.
+//!
+//! A rank sends [`GREETING`] bytes: a magic number, its rank, and the first message of the handshake. Rank 0
+//! answers with the [`REPLY`] bytes of the second. From then on both send chunks: the length of the sealed bytes
+//! (16 bits), a number that grows (64 bits), and the sealed bytes. Job, rank and size are in the prologue, so that a
+//! key that two jobs share does not let ranks of one into the other. A recorded greeting that is sent again gets a
+//! reply, and no further: only who made it can seal the hello that follows.
+
+use std::sync::Arc;
+
+use snow::{Builder, HandshakeState, StatelessTransportState};
+
+use crate::bootstrap::frames::broken;
+use crate::error::{Error, Result};
+
+/// Noise messages are at most 65535 bytes, of which 16 authenticate.
+const LONGEST: usize = 65535;
+const TAG: usize = 16;
+/// Length and number of a chunk.
+const HEAD: usize = 2 + 8;
+const MAGIC: &[u8; 4] = b"IRS1";
+/// Bytes of a handshake message without payload: a public key and a tag.
+const MESSAGE: usize = 32 + TAG;
+/// Bytes of a rank's first message.
+pub(crate) const GREETING: usize = 4 + 4 + MESSAGE;
+/// Bytes of the answer.
+pub(crate) const REPLY: usize = MESSAGE;
+/// The answer to a greeting that the key or the job does not fit. Nothing authenticates it: it only hints.
+pub(crate) const REFUSAL: [u8; REPLY] = [0; REPLY];
+
+/// What both ends of a connection must have alike.
+#[derive(Clone)]
+pub(crate) struct Terms {
+    pub(crate) key: [u8; 32],
+    pub(crate) job: String,
+    pub(crate) size: usize,
+}
+
+impl Terms {
+    fn builder<'a>(&'a self, prologue: &'a [u8]) -> Result<Builder<'a>> {
+        let pattern = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s".parse().map_err(failed)?;
+        Builder::new(pattern).psk(0, &self.key).and_then(|b| b.prologue(prologue)).map_err(failed)
+    }
+
+    fn prologue(&self, rank: u32) -> Vec<u8> {
+        let Terms { job, size, .. } = self;
+        format!("iris rank {rank} of {size} to rank 0, job {job}").into_bytes()
+    }
+
+    /// A rank's greeting, and the state that reads the answer.
+    pub(crate) fn greet(&self, rank: u32) -> Result<(Vec<u8>, HandshakeState)> {
+        let prologue = self.prologue(rank);
+        let mut state = self.builder(&prologue)?.build_initiator().map_err(failed)?;
+        let mut message = [0; MESSAGE];
+        state.write_message(&[], &mut message).map_err(failed)?;
+        let greeting = [&MAGIC[..], &rank.to_le_bytes(), &message].concat();
+        Ok((greeting, state))
+    }
+
+    /// Rank 0's answer to a greeting, with the rank that it claims; an error for one that does not fit.
+    pub(crate) fn answer(&self, greeting: &[u8; GREETING]) -> Result<(Vec<u8>, u32, Keys)> {
+        let (head, message) = greeting.split_at(8);
+        if head[..4] != MAGIC[..] {
+            return Err(broken("a connection that does not speak this protocol"));
+        }
+        let rank = u32::from_le_bytes([head[4], head[5], head[6], head[7]]);
+        let prologue = self.prologue(rank);
+        let mut state = self.builder(&prologue)?.build_responder().map_err(failed)?;
+        state.read_message(message, &mut []).map_err(failed)?;
+        let mut reply = vec![0; REPLY];
+        state.write_message(&[], &mut reply).map_err(failed)?;
+        Ok((reply, rank, Keys::of(state)?))
+    }
+}
+
+/// The keys of a connection after its handshake.
+#[derive(Clone)]
+pub(crate) struct Keys(Arc<StatelessTransportState>);
+
+impl std::fmt::Debug for Keys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Keys(..)")
+    }
+}
+
+impl Keys {
+    /// Of a handshake that is over.
+    fn of(state: HandshakeState) -> Result<Keys> {
+        Ok(Keys(Arc::new(state.into_stateless_transport_mode().map_err(failed)?)))
+    }
+
+    /// Of a rank that has read rank 0's answer.
+    pub(crate) fn of_reply(mut state: HandshakeState, reply: &[u8; REPLY]) -> Result<Keys> {
+        state.read_message(reply, &mut []).map_err(failed)?;
+        Keys::of(state)
+    }
+
+    pub(crate) fn sealer(&self) -> Sealer {
+        Sealer { keys: self.clone(), next: 0 }
+    }
+
+    pub(crate) fn opener(&self) -> Opener {
+        Opener { keys: self.clone(), next: 0, raw: Vec::new() }
+    }
+}
+
+/// Seals what one end sends.
+#[derive(Debug)]
+pub(crate) struct Sealer {
+    keys: Keys,
+    next: u64,
+}
+
+impl Sealer {
+    /// The chunks of `bytes`.
+    pub(crate) fn seal(&mut self, bytes: &[u8]) -> Vec<u8> {
+        let mut out = Vec::with_capacity(bytes.len() + bytes.len() / 1024 + HEAD + TAG);
+        for part in bytes.chunks(LONGEST - TAG) {
+            let len = part.len() + TAG;
+            out.extend_from_slice(&(len as u16).to_le_bytes());
+            out.extend_from_slice(&self.next.to_le_bytes());
+            let start = out.len();
+            out.resize(start + len, 0);
+            let sealed = self.keys.0.write_message(self.next, part, &mut out[start..]);
+            // It fails for a message that is too long, which this is not, and after 2^64 of them.
+            debug_assert_eq!(sealed.ok(), Some(len));
+            self.next += 1;
+        }
+        out
+    }
+}
+
+/// Opens what the other end sends.
+#[derive(Debug)]
+pub(crate) struct Opener {
+    keys: Keys,
+    /// The least number of the next chunk.
+    next: u64,
+    /// What was read and is no whole chunk yet.
+    raw: Vec<u8>,
+}
+
+impl Opener {
+    /// Takes bytes in, and appends to `out` what they complete.
+    ///
+    /// # Errors
+    /// [`Error::Wire`] for bytes that the other end did not seal, or that come a second time.
+    pub(crate) fn open(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<()> {
+        self.raw.extend_from_slice(bytes);
+        let mut done = 0;
+        while let Some((head, rest)) = self.raw[done..].split_first_chunk::<HEAD>() {
+            let len = usize::from(u16::from_le_bytes([head[0], head[1]]));
+            let number = head[2..].try_into().map_or(0, u64::from_le_bytes);
+            if len < TAG || number < self.next {
+                return Err(broken("a sealed frame out of order"));
+            }
+            let Some(sealed) = rest.get(..len) else { break };
+            let start = out.len();
+            out.resize(start + len - TAG, 0);
+            self.keys.0.read_message(number, sealed, &mut out[start..]).map_err(failed)?;
+            self.next = number + 1;
+            done += HEAD + len;
+        }
+        self.raw.drain(..done);
+        Ok(())
+    }
+}
+
+fn failed(error: snow::Error) -> Error {
+    Error::Wire { what: "sealed connection".into(), problem: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn terms(key: u8, job: &str) -> Terms {
+        Terms { key: [key; 32], job: job.into(), size: 4 }
+    }
+
+    fn greeting(terms: &Terms, rank: u32) -> ([u8; GREETING], HandshakeState) {
+        let (greeting, state) = terms.greet(rank).unwrap();
+        (greeting.try_into().unwrap(), state)
+    }
+
+    fn both(rank: u32) -> (Keys, Keys) {
+        let terms = terms(7, "job");
+        let (greeting, state) = greeting(&terms, rank);
+        let (reply, claimed, hub) = terms.answer(&greeting).unwrap();
+        assert_eq!(claimed, rank);
+        (Keys::of_reply(state, &reply.try_into().unwrap()).unwrap(), hub)
+    }
+
+    #[test]
+    fn what_is_sealed_is_opened_whole_and_once() {
+        let (rank, hub) = both(3);
+        let bytes: Vec<u8> = (0..200_000u32).map(|i| (i % 251) as u8).collect();
+        let (mut sealer, mut opener) = (rank.sealer(), hub.opener());
+        let sealed = sealer.seal(&bytes);
+        let mut out = Vec::new();
+        for part in sealed.chunks(1000) {
+            opener.open(part, &mut out).unwrap();
+        }
+        assert!(out == bytes);
+        assert!(!sealed.windows(64).any(|w| w == &bytes[..64]), "nothing is readable");
+        assert!(opener.open(&sealed, &mut out).is_err(), "the same bytes a second time");
+    }
+
+    #[test]
+    fn a_flipped_bit_is_an_error() {
+        let (rank, hub) = both(1);
+        let sealed = rank.sealer().seal(b"a frame");
+        for at in 0..sealed.len() {
+            let mut wrong = sealed.clone();
+            wrong[at] ^= 1;
+            let mut out = Vec::new();
+            let opened = hub.opener().open(&wrong, &mut out);
+            // A length that grew waits for more bytes.
+            assert!(opened.is_err() || out.is_empty(), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn another_key_job_size_or_rank_gets_no_answer() {
+        let hub = terms(7, "job");
+        let refused = |other: &Terms| hub.answer(&greeting(other, 1).0).is_err();
+        assert!(!refused(&hub));
+        assert!(refused(&terms(8, "job")) && refused(&terms(7, "another")));
+        assert!(refused(&Terms { size: 5, ..terms(7, "job") }));
+        let mut other_rank = greeting(&hub, 1).0;
+        other_rank[4] = 2;
+        assert!(hub.answer(&other_rank).is_err());
+        let mut other_protocol = greeting(&hub, 1).0;
+        other_protocol[..4].copy_from_slice(b"GET ");
+        assert!(hub.answer(&other_protocol).is_err());
+        assert!(hub.answer(&[0xff; GREETING]).is_err());
+    }
+}

@@ -1,0 +1,207 @@
+//! Ranks that meet over loopback, and what may come to the port beside them.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::thread;
+
+use super::seal::GREETING;
+use super::*;
+use crate::bootstrap::{Bootstrap, Step};
+
+/// A port of loopback that is free now.
+fn free_port(host: &str) -> u16 {
+    TcpListener::bind((host, 0)).unwrap().local_addr().unwrap().port()
+}
+
+fn meeting(host: &str, size: usize) -> Meeting {
+    static JOBS: AtomicU16 = AtomicU16::new(0);
+    let job = format!("job {}", JOBS.fetch_add(1, Ordering::Relaxed));
+    let bare = host.trim_matches(['[', ']']);
+    let address = format!("{host}:{}", free_port(bare));
+    let terms = Terms { key: [5; 32], job, size };
+    Meeting { address, terms, silence: Duration::from_secs(20) }
+}
+
+const PLENTY: Duration = Duration::from_secs(300);
+
+fn step() -> Step {
+    Step { what: "test".into(), deadline: Instant::now() + PLENTY }
+}
+
+/// All ranks meet and exchange their numbers; `before` runs on each before it meets the others.
+fn meet(meeting: &Meeting, before: impl Fn(usize) + Sync) {
+    thread::scope(|scope| {
+        let rank_main = |rank: usize| {
+            before(rank);
+            let ranks = meeting.rendezvous(rank, PLENTY).unwrap();
+            let all = ranks.allgather(&vec![rank as u8; 1000 * rank], &step()).unwrap();
+            let lens: Vec<_> = all.iter().map(Vec::len).collect();
+            assert_eq!(lens, (0..meeting.terms.size).map(|r| 1000 * r).collect::<Vec<_>>());
+            ranks.leave(true);
+        };
+        let threads: Vec<_> =
+            (0..meeting.terms.size).map(|rank| scope.spawn(move || rank_main(rank))).collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+#[test]
+fn ranks_meet_over_ipv4_and_ipv6() {
+    meet(&meeting("127.0.0.1", 4), |_| ());
+    if TcpListener::bind("[::1]:0").is_ok() {
+        meet(&meeting("[::1]", 3), |_| ());
+    }
+    // A name of the host, as launchers give it.
+    meet(&meeting("localhost", 2), |_| ());
+}
+
+#[test]
+fn another_secret_or_job_is_refused_and_told_so() {
+    let right = meeting("127.0.0.1", 2);
+    let other = |terms| Meeting { terms, ..right.clone() };
+    let key = Terms { key: [6; 32], ..right.terms.clone() };
+    let job = Terms { job: "another".into(), ..right.terms.clone() };
+    let size = Terms { size: 3, ..right.terms.clone() };
+    thread::scope(|scope| {
+        let rank_0 = scope.spawn(|| right.rendezvous(0, PLENTY).map(|it| it.leave(true)));
+        for terms in [key, job, size] {
+            let Err(error) = other(terms).rendezvous(1, PLENTY) else { panic!("it was let in") };
+            let text = error.to_string();
+            assert!(
+                text.contains("refuses this rank") && text.contains("IRIS_SECRET_FILE"),
+                "{text}"
+            );
+        }
+        let rank_1 = right.rendezvous(1, PLENTY).unwrap();
+        rank_0.join().unwrap().unwrap();
+        rank_1.leave(true);
+    });
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named() {
+    let meeting = meeting("127.0.0.1", 3);
+    let soon = Duration::from_millis(700);
+    thread::scope(|scope| {
+        let run = |rank: usize| meeting.rendezvous(rank, soon).err().map(|error| error.to_string());
+        let rank_1 = scope.spawn(move || run(1));
+        for told in [run(0), rank_1.join().unwrap()] {
+            let told = told.expect("an error");
+            assert!(told.contains("waited") && told.contains("for rank 2"), "{told}");
+        }
+    });
+    // Nobody listens at all.
+    let Err(error) = meeting.rendezvous(1, soon) else { panic!("nobody listens") };
+    assert!(matches!(&error, Error::Absent { ranks, .. } if ranks == &[0]), "{error}");
+    assert!(error.to_string().contains("refused"), "{error}");
+}
+
+#[test]
+fn two_processes_of_one_rank_are_told_to_all() {
+    let meeting = meeting("127.0.0.1", 3);
+    thread::scope(|scope| {
+        let run = |rank: usize| meeting.rendezvous(rank, PLENTY).err().map(|e| e.to_string());
+        let threads: Vec<_> = [0, 1].map(|rank| scope.spawn(move || run(rank))).into();
+        let twin = scope.spawn(move || run(1));
+        for thread in threads {
+            let told = thread.join().unwrap().expect("an error");
+            assert!(told.contains("two processes have rank 1") || told.contains("lost"), "{told}");
+        }
+        assert!(twin.join().unwrap().is_some());
+    });
+}
+
+/// Says something that is no rank's, in one of many ways.
+fn hostile(meeting: &Meeting, kind: usize, recorded: &[u8]) -> Option<TcpStream> {
+    let address = meeting.addresses().unwrap()[0];
+    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5)).ok()?;
+    let wrong = Terms { key: [9; 32], ..meeting.terms.clone() };
+    let (other_key, _) = wrong.greet(1).unwrap();
+    // A rank that does not exist.
+    let (too_high, _) = meeting.terms.greet(77).unwrap();
+    let noise: Vec<u8> =
+        (0..4096).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    // What cannot be sent was refused, which is right, too.
+    let _ = match kind % 10 {
+        0 => Ok(()),
+        1 => stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
+        2 => stream.write_all(&noise),
+        3 => stream.write_all(&recorded[..GREETING / 2]),
+        4 => stream.write_all(recorded),
+        // A replay, and garbage where the hello should be.
+        5 => stream.write_all(&[recorded, &noise].concat()),
+        6 => stream.write_all(&other_key),
+        7 => stream.write_all(&too_high),
+        8 => stream.write_all(&recorded[..1]).and_then(|()| stream.shutdown(Shutdown::Write)),
+        _ => stream.write_all(&[0; GREETING]),
+    };
+    Some(stream)
+}
+
+#[test]
+fn two_thousand_hostile_connections_harm_nobody() {
+    let meeting = meeting("127.0.0.1", 3);
+    let (recorded, _) = meeting.terms.greet(1).unwrap();
+    thread::scope(|scope| {
+        let rank_0 = scope.spawn(|| meeting.rendezvous(0, PLENTY));
+        while TcpStream::connect(meeting.addresses().unwrap()[0]).is_err() {
+            thread::sleep(Duration::from_millis(5));
+        }
+        // Half stay open and silent, as long as the ranks need; half go at once.
+        let mut open = Vec::new();
+        for kind in 0..1000 {
+            open.extend(hostile(&meeting, kind, &recorded).filter(|_| kind % 2 == 0));
+        }
+        let ranks: Vec<_> = [1, 2]
+            .map(|rank| {
+                let meeting = &meeting;
+                scope.spawn(move || meeting.rendezvous(rank, PLENTY))
+            })
+            .into();
+        for kind in 1000..2000 {
+            open.extend(hostile(&meeting, kind, &recorded).filter(|_| kind % 2 == 0));
+        }
+        let mut met: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect();
+        met.insert(0, rank_0.join().unwrap().unwrap());
+        // Whoever comes now finds no port, and those that are there got nothing that a rank gets.
+        let others: Vec<_> = met[1..].iter().collect();
+        thread::scope(|scope| {
+            for rank in &others {
+                scope.spawn(|| rank.barrier(&step()).unwrap());
+            }
+            met[0].barrier(&step()).unwrap();
+        });
+        let mut told = 0;
+        for mut stream in open {
+            stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            let mut answer = Vec::new();
+            let _ = stream.read_to_end(&mut answer);
+            assert!(answer.len() <= REPLY, "{} bytes", answer.len());
+            told += answer.len();
+        }
+        assert!(told > 0, "some were answered");
+        met.iter().for_each(|rank| rank.leave(true));
+    });
+}
+
+#[test]
+fn a_rank_that_ends_is_lost_to_the_others() {
+    let meeting = meeting("127.0.0.1", 3);
+    thread::scope(|scope| {
+        let run = |rank: usize| {
+            let ranks = meeting.rendezvous(rank, PLENTY).unwrap();
+            ranks.barrier(&step()).unwrap();
+            if rank == 1 {
+                // As a process that ends: nothing is said.
+                drop(ranks);
+                return;
+            }
+            let error = ranks.barrier(&step()).unwrap_err();
+            assert!(matches!(error, Error::PeerLost { rank: 1 }), "{error}");
+            ranks.leave(false);
+        };
+        let threads: Vec<_> = (0..3).map(|rank| scope.spawn(move || run(rank))).collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}

@@ -1,0 +1,177 @@
+//! Nodes of a world: which ranks share one, and what their hosts are called.
+
+use super::Place;
+use crate::error::{Error, Result, list_ranks};
+use crate::util::unsupported;
+
+/// Node of each rank, and the name of each node's host. Nodes are numbered in the order of their first ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Hosts {
+    node_of: Vec<usize>,
+    names: Vec<String>,
+}
+
+impl Hosts {
+    /// A world of `size` ranks on this host.
+    pub(crate) fn one(size: usize) -> Hosts {
+        Hosts { node_of: vec![0; size], names: vec!["this host".into()] }
+    }
+
+    /// Groups ranks by identity: (identity of the node, name of its host) for each rank.
+    pub(crate) fn of(ranks: &[(String, String)]) -> Hosts {
+        let mut identities: Vec<&str> = Vec::new();
+        let mut names = Vec::new();
+        let mut node_of = Vec::with_capacity(ranks.len());
+        for (identity, name) in ranks {
+            let known = identities.iter().position(|known| known == identity);
+            node_of.push(known.unwrap_or_else(|| {
+                identities.push(identity);
+                names.push(name.clone());
+                identities.len() - 1
+            }));
+        }
+        Hosts { node_of, names }
+    }
+
+    /// The nodes of a part of the ranks, renumbered.
+    pub(crate) fn part(&self, members: &[usize]) -> Hosts {
+        let node = |&rank: &usize| (self.node_of[rank].to_string(), self.name(rank).to_string());
+        Hosts::of(&members.iter().map(node).collect::<Vec<_>>())
+    }
+
+    /// Number of nodes.
+    pub(crate) fn nodes(&self) -> usize {
+        self.names.len()
+    }
+
+    /// Name of the host of a rank.
+    pub(crate) fn name(&self, rank: usize) -> &str {
+        &self.names[self.node_of[rank]]
+    }
+
+    /// Node of a rank.
+    pub(crate) fn node(&self, rank: usize) -> usize {
+        self.node_of[rank]
+    }
+
+    /// Ranks of a node, ascending.
+    pub(crate) fn ranks(&self, node: usize) -> Vec<usize> {
+        (0..self.node_of.len()).filter(|&rank| self.node_of[rank] == node).collect()
+    }
+
+    /// Place of a rank in its node.
+    pub(crate) fn place(&self, rank: usize) -> Place {
+        let node = self.node_of[rank];
+        let ranks = self.ranks(node);
+        let local_rank = ranks.iter().position(|&other| other == rank).unwrap_or_default();
+        Place { node, local_rank, local_size: ranks.len() }
+    }
+
+    /// Checks that ranks are numbered node by node.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] with two nodes whose ranks are interleaved.
+    pub(crate) fn check_order(&self) -> Result<()> {
+        let Some(rank) = (1..self.node_of.len()).find(|&r| self.node_of[r] < self.node_of[r - 1])
+        else {
+            return Ok(());
+        };
+        let list = |rank| {
+            let ranks = self.ranks(self.node_of[rank]);
+            format!("ranks {} are on host {}", list_ranks(&ranks), self.name(rank))
+        };
+        Err(unsupported(
+            &format!("numbering ranks round-robin over nodes ({}, {})", list(rank), list(rank - 1)),
+            "ranks are numbered node by node: start them with `mpirun --map-by slot`, `srun \
+             --distribution=block`, or RANK = GROUP_RANK * LOCAL_WORLD_SIZE + LOCAL_RANK",
+        ))
+    }
+
+    /// Checks that ranks are numbered node by node and that all nodes have as many.
+    ///
+    /// # Errors
+    /// As [`Hosts::check_order`]; [`Error::Unsupported`] with two nodes of different sizes.
+    pub(crate) fn check_even(&self, what: &str) -> Result<()> {
+        self.check_order()?;
+        let size = |node: usize| self.ranks(node).len();
+        let Some(odd) = (1..self.nodes()).find(|&node| size(node) != size(0)) else {
+            return Ok(());
+        };
+        let (first, odd) = ((&self.names[0], size(0)), (&self.names[odd], size(odd)));
+        Err(unsupported(
+            &format!(
+                "{what} over nodes with unequal numbers of ranks ({} on host {}, {} on host {})",
+                first.1, first.0, odd.1, odd.0
+            ),
+            "start as many ranks on each node",
+        ))
+    }
+
+    /// Adds the names of hosts to an error about ranks, where there are several nodes.
+    pub(crate) fn describe(&self, error: Error) -> Error {
+        if self.nodes() <= 1 {
+            return error;
+        }
+        match error {
+            Error::PeerLost { rank } if rank < self.node_of.len() => {
+                Error::RankLost { rank, host: self.name(rank).into() }
+            }
+            Error::Absent { ranks, what, waited } => {
+                let known = ranks.iter().filter(|&&rank| rank < self.node_of.len());
+                let places =
+                    known.map(|&rank| format!("rank {rank} is on host {}", self.name(rank)));
+                let places = places.collect::<Vec<_>>().join(", ");
+                Error::Absent { ranks, what: format!("{what} ({places})"), waited }
+            }
+            error => error,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn hosts(names: &[&str]) -> Hosts {
+        let identity = |name: &&str| (format!("id of {name}"), name.to_string());
+        Hosts::of(&names.iter().map(identity).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn ranks_are_grouped_by_identity() {
+        let two = hosts(&["a", "a", "b", "b"]);
+        assert_eq!((two.nodes(), two.node(2), two.ranks(1)), (2, 1, vec![2, 3]));
+        assert_eq!(two.place(3), Place { node: 1, local_rank: 1, local_size: 2 });
+        two.check_even("a test").unwrap();
+        let across = two.part(&[1, 3]);
+        assert_eq!((across.nodes(), across.place(1).local_size), (2, 1));
+        let second = two.part(&[2, 3]);
+        assert_eq!((second.nodes(), second.node(0), second.name(0)), (1, 0, "b"));
+    }
+
+    #[test]
+    fn other_numberings_are_refused_by_name() {
+        let text = hosts(&["a", "b", "a", "b"]).check_order().unwrap_err().to_string();
+        for part in ["round-robin", "ranks 0 and 2 are on host a", "1 and 3 are on host b", "srun"]
+        {
+            assert!(text.contains(part), "{text}");
+        }
+        let uneven = hosts(&["a", "a", "b"]);
+        uneven.check_order().unwrap();
+        let text = uneven.check_even("a heap").unwrap_err().to_string();
+        assert!(text.contains("2 on host a, 1 on host b"), "{text}");
+    }
+
+    #[test]
+    fn errors_name_hosts_where_there_are_several() {
+        let lost = || Error::PeerLost { rank: 2 };
+        let text = hosts(&["a", "a", "b"]).describe(lost()).to_string();
+        assert!(text.contains("rank 2 on host b is lost"), "{text}");
+        assert!(matches!(Hosts::one(3).describe(lost()), Error::PeerLost { rank: 2 }));
+        let waited = Duration::from_secs(1);
+        let absent = Error::Absent { ranks: vec![2], what: "barrier".into(), waited };
+        let text = hosts(&["a", "a", "b"]).describe(absent).to_string();
+        assert!(text.contains("rank 2 is on host b"), "{text}");
+    }
+}

@@ -1,0 +1,319 @@
+//! Worlds over a network: where the ranks meet, the secret that they share, and which host a rank is on.
+
+use std::fmt;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{World, check_size};
+use crate::bootstrap::launcher_env::{Launch, UniqueId};
+use crate::bootstrap::nodes::Nodes;
+use crate::bootstrap::tcp::Meeting;
+use crate::bootstrap::tcp::seal::Terms;
+use crate::bootstrap::{Bootstrap, Step};
+use crate::env::{Settings, read, wrong};
+use crate::error::{Error, Result};
+
+/// A secret of 256 bits that the ranks of a job share, and nobody else: with it they recognise each other, and seal
+/// what they send between hosts. Neither `Debug` nor `Display` shows it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret([u8; 32]);
+
+impl Secret {
+    /// A new one, from the system's random numbers.
+    ///
+    /// # Errors
+    /// [`Error::System`] if there are none.
+    pub fn new() -> Result<Secret> {
+        let mut bytes = [0; 32];
+        let read = File::open("/dev/urandom").and_then(|mut f| f.read_exact(&mut bytes));
+        read.map_err(|e| Error::system("reading /dev/urandom", e))?;
+        Ok(Secret(bytes))
+    }
+
+    /// Writes the secret to a new file, which this user alone can read (mode 0600): 64 hexadecimal digits.
+    ///
+    /// # Errors
+    /// [`Error::System`] if there is a file already, or none can be made.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        let text: String = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+        let written = file.and_then(|mut file| file.write_all(format!("{text}\n").as_bytes()));
+        written.map_err(|e| Error::system(format!("writing {}", path.display()), e))
+    }
+
+    /// Reads the file of [`Secret::save`].
+    ///
+    /// # Errors
+    /// [`Error::System`]; [`Error::Invalid`] for a file that others may read or write, that belongs to another
+    /// user, or that holds something else.
+    pub fn load(path: impl AsRef<Path>) -> Result<Secret> {
+        let path = path.as_ref();
+        let system = |e| Error::system(format!("reading {}", path.display()), e);
+        let file = File::open(path).map_err(system)?;
+        let found = file.metadata().map_err(system)?;
+        let what = |of: &str| format!("{of} of the secret file {}", path.display());
+        let (mode, user) = (found.mode() & 0o7777, rustix::process::geteuid().as_raw());
+        if mode & 0o077 != 0 {
+            let expected = "600, readable by this user alone: chmod 600 it";
+            return Err(Error::invalid(what("mode"), format!("{mode:o}"), expected));
+        }
+        if found.uid() != user {
+            return Err(Error::invalid(what("owner"), found.uid(), format!("user {user}")));
+        }
+        let mut text = String::new();
+        file.take(1024).read_to_string(&mut text).map_err(system)?;
+        let expected = "64 hexadecimal digits, as `iris secret` writes them";
+        text.trim().parse().map_err(|_| {
+            Error::invalid(
+                what("content"),
+                format!("{} bytes of something else", text.len()),
+                expected,
+            )
+        })
+    }
+}
+
+impl FromStr for Secret {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Secret> {
+        let mut bytes = [0; 32];
+        let digits = text.len() == 64 && text.bytes().all(|digit| digit.is_ascii_hexdigit());
+        for (at, byte) in bytes.iter_mut().enumerate().filter(|_| digits) {
+            *byte = u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap_or_default();
+        }
+        match digits {
+            true => Ok(Secret(bytes)),
+            // It may be one with a digit missing: not shown.
+            false => Err(Error::invalid("secret", "(not shown)", "64 hexadecimal digits")),
+        }
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+impl fmt::Display for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(secret)")
+    }
+}
+
+/// Where the ranks of a job on several hosts meet, for programs with a launcher of their own:
+/// [`World::over_network`].
+#[derive(Clone, Debug)]
+pub struct Network {
+    address: String,
+    job: String,
+    secret: Option<Secret>,
+    trusted: bool,
+    node: Option<String>,
+}
+
+impl Network {
+    /// Rank 0 listens at `address`, `host:port` with an address or a name of its host, on that interface alone. `id`
+    /// names the job; it is no secret.
+    pub fn new(address: impl Into<String>, id: &UniqueId) -> Network {
+        let job = format!("unique id {id}");
+        Network { address: address.into(), job, secret: None, trusted: false, node: None }
+    }
+
+    /// Has the ranks recognise each other by a secret. Without one only loopback addresses are taken.
+    #[must_use]
+    pub fn secret(self, secret: Secret) -> Network {
+        Network { secret: Some(secret), ..self }
+    }
+
+    /// Takes any address without a secret: for a network that nobody else can reach.
+    #[must_use]
+    pub fn trusted(self) -> Network {
+        Network { trusted: true, ..self }
+    }
+
+    /// Names the node of this rank, in place of its host's identity: ranks with the same name share memory. For
+    /// tests that play several nodes on one host.
+    #[must_use]
+    pub fn node(self, name: impl Into<String>) -> Network {
+        Network { node: Some(name.into()), ..self }
+    }
+
+    /// Checks that a job without a secret meets where nobody else is.
+    fn check_trust(&self, meeting: &Meeting) -> Result<()> {
+        if self.secret.is_some() {
+            return Ok(());
+        }
+        let addresses = meeting.addresses()?;
+        let local = |address: &SocketAddr| address.ip().to_canonical().is_loopback();
+        if addresses.iter().all(local) {
+            return Ok(());
+        }
+        if self.trusted {
+            tracing::warn!(at = %meeting, "no secret: whoever reaches this port can join the job");
+            return Ok(());
+        }
+        Err(wrong(
+            "IRIS_SECRET_FILE",
+            "(not set)",
+            &format!(
+                "a file with the secret of the job, since {} is reached over a network: make one with `iris secret \
+                 FILE`, and give all ranks a copy; or set IRIS_TRUST_NETWORK=1 where nobody else can reach the port",
+                self.address
+            ),
+        ))
+    }
+}
+
+/// The network that the environment describes; none if all ranks are on one host.
+pub(super) fn from_env(launch: &Launch, number: usize) -> Result<Option<Network>> {
+    let node = read("IRIS_NODE")?;
+    if launch.size == 1 || (launch.several_hosts.is_none() && node.is_none()) {
+        return Ok(None);
+    }
+    let (host, port) = launch.master()?;
+    let secret = read("IRIS_SECRET_FILE")?.map(Secret::load).transpose()?;
+    let trusted = match read("IRIS_TRUST_NETWORK")?.as_deref() {
+        None | Some("0") => false,
+        Some("1") => true,
+        Some(other) => return Err(wrong("IRIS_TRUST_NETWORK", other, "0 or 1")),
+    };
+    // An IPv6 address stands in brackets before a port.
+    let host =
+        if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host };
+    let job = format!("{}, world {number}", launch.job);
+    Ok(Some(Network { address: format!("{host}:{port}"), job, secret, trusted, node }))
+}
+
+impl World {
+    /// The world of `size` ranks on one or several hosts that meet at `network`. Ranks are numbered node by node;
+    /// which of them share a node is found out.
+    ///
+    /// # Errors
+    /// As [`World::from_env`]; [`Error::Invalid`] for a size or rank outside its range; [`Error::Env`] for a network
+    /// without a secret that others may reach.
+    pub fn over_network(network: &Network, rank: usize, size: usize) -> Result<World> {
+        World::over_network_with(network, rank, size, Settings::from_env()?)
+    }
+
+    /// As [`World::over_network`], with settings of the program's.
+    ///
+    /// # Errors
+    /// As [`World::over_network`]; as [`Settings::check`].
+    pub fn over_network_with(
+        network: &Network,
+        rank: usize,
+        size: usize,
+        settings: Settings,
+    ) -> Result<World> {
+        check_size("size of the world", size)?;
+        settings.check()?;
+        if rank >= size {
+            return Err(Error::invalid("rank", rank, format!("0 to {}", size - 1)));
+        }
+        let Network { address, job, secret, node, .. } = network.clone();
+        let key = secret.map_or([0; 32], |secret| secret.0);
+        let terms = Terms { key, job: job.clone(), size };
+        let meeting = Meeting { address, terms, silence: settings.silence() };
+        network.check_trust(&meeting)?;
+        let timeout = settings.host_deadline();
+        let all = meeting.rendezvous(rank, timeout)?;
+        tracing::debug!(rank, size, job, "all ranks have met over the network");
+        let step = Step {
+            what: "finding out which ranks share a node".into(),
+            deadline: Instant::now() + timeout,
+        };
+        let name = host_name();
+        let (identity, name) = match node {
+            Some(node) => (format!("IRIS_NODE={node}"), format!("{name} (node {node})")),
+            None => (identity(), name),
+        };
+        let place = (identity.as_str(), name.as_str());
+        let (nodes, hosts) = Nodes::join(all, place, &job, timeout, &step)?;
+        Ok(World::on_nodes(Arc::new(nodes) as Arc<dyn Bootstrap>, settings, hosts, None))
+    }
+}
+
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// The same for all processes that can share memory, and different elsewhere: this start of this system, and the
+/// namespaces that containers have of their own. A host's name alone may be that of several.
+fn identity() -> String {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    let boot = boot.unwrap_or_else(|_| format!("host {}", host_name()));
+    let namespace = |name: &str| {
+        // Those of this thread, which may have entered others than its process did.
+        let link = fs::read_link(format!("/proc/thread-self/ns/{name}"));
+        link.map_or_else(|_| format!("{name}:?"), |link| link.display().to_string())
+    };
+    let spaces = ["ipc", "net", "pid", "uts"].map(namespace);
+    format!("{} {}", boot.trim(), spaces.join(" "))
+}
+
+impl Settings {
+    /// How long a host may be unreachable before its ranks are lost.
+    pub(crate) fn silence(&self) -> Duration {
+        (self.host_deadline() / 36).clamp(SILENCE.0, SILENCE.1)
+    }
+}
+
+/// Least and most of [`Settings::silence`]: the systems' probes are counted in seconds.
+const SILENCE: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(60));
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_is_shown_nowhere_and_kept_from_others() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("secret");
+        let secret = Secret::new().unwrap();
+        secret.save(&path).unwrap();
+        assert!(secret.save(&path).is_err(), "a second secret would lock ranks out");
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        assert!(Secret::load(&path).unwrap() == secret);
+        let text = fs::read_to_string(&path).unwrap();
+        let network = Network::new("127.0.0.1:1", &UniqueId::new().unwrap()).secret(secret.clone());
+        for shown in [format!("{secret:?} {secret}"), format!("{network:?}")] {
+            assert!(!shown.contains(&text[..8]), "{shown}");
+        }
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        let error = Secret::load(&path).unwrap_err().to_string();
+        assert!(error.contains("640") && error.contains("600"), "{error}");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        fs::write(&path, &text[..63]).unwrap();
+        let error = Secret::load(&path).unwrap_err().to_string();
+        assert!(error.contains("64 hexadecimal") && !error.contains(&text[..8]), "{error}");
+    }
+
+    #[test]
+    fn without_a_secret_only_loopback_is_taken() {
+        let network = |address: &str| Network::new(address, &UniqueId::new().unwrap());
+        let refused = |network: Network| {
+            let terms = Terms { key: [0; 32], job: "job".into(), size: 2 };
+            let silence = Settings::default().silence();
+            let meeting = Meeting { address: network.address.clone(), terms, silence };
+            network.check_trust(&meeting).err().map(|e| e.to_string())
+        };
+        assert_eq!(refused(network("127.0.0.1:1")).or(refused(network("[::1]:1"))), None);
+        let text = refused(network("192.0.2.1:1")).unwrap();
+        assert!(
+            text.contains("IRIS_SECRET_FILE=(not set)") && text.contains("iris secret"),
+            "{text}"
+        );
+        assert_eq!(refused(network("192.0.2.1:1").trusted()), None);
+        assert_eq!(refused(network("192.0.2.1:1").secret(Secret::new().unwrap())), None);
+    }
+}

@@ -1,0 +1,128 @@
+//! Worlds over several nodes: their parts, and such worlds as threads of one process for tests.
+
+use std::sync::{Arc, Weak};
+
+use super::hosts::Hosts;
+use super::{World, check_size};
+use crate::bootstrap::threads::Threads;
+use crate::control::Control;
+use crate::env::Settings;
+use crate::error::{Error, Result};
+
+impl World {
+    /// Number of nodes: groups of ranks that can map each other's memory.
+    pub fn nodes(&self) -> usize {
+        self.hosts().nodes()
+    }
+
+    /// Name of the host of a rank; `this host` in a world of one host.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a rank that does not exist.
+    pub fn host_of(&self, rank: usize) -> Result<&str> {
+        match rank < self.size() {
+            true => Ok(self.hosts().name(rank)),
+            false => Err(Error::invalid("rank", rank, format!("below {}", self.size()))),
+        }
+    }
+
+    /// The world of the ranks of this rank's node, which can have a symmetric heap: collective. Close it before
+    /// this world.
+    ///
+    /// # Errors
+    /// As [`World::split`].
+    #[track_caller]
+    pub fn local(&self) -> Result<World> {
+        self.part(self.node())
+    }
+
+    /// The world of the ranks with this rank's local rank, one for each node, by node: collective. Close it
+    /// before this world.
+    ///
+    /// # Errors
+    /// As [`World::split`]; [`Error::Unsupported`], on all ranks, if ranks are not numbered node by node or nodes
+    /// have unequal numbers of ranks.
+    #[track_caller]
+    pub fn across(&self) -> Result<World> {
+        self.hosts().check_even("a world across nodes")?;
+        self.part(self.local_rank())
+    }
+
+    /// The part of the world with this number; this rank is in it.
+    #[track_caller]
+    fn part(&self, color: usize) -> Result<World> {
+        let part = self.split(Some(color as u32), self.rank() as i64)?;
+        part.ok_or_else(|| Error::invalid("part of the world", color, "one with this rank"))
+    }
+
+    /// Checks that operators can be split over the nodes of this world.
+    pub(crate) fn check_nodes(&self, what: &str) -> Result<()> {
+        self.hosts().check_even(what)
+    }
+
+    /// Has the kernels of a heap of one node told when a rank of this world, which may be on another node, is lost.
+    pub(crate) fn watch_for(&self, control: &Arc<Control>) {
+        let (control, hosts): (Weak<Control>, _) = (Arc::downgrade(control), self.hosts().clone());
+        self.inner.bootstrap.watch(Arc::new(move |error| {
+            if let Some(control) = control.upgrade() {
+                control.fail_elsewhere(hosts.describe(error.clone()));
+            }
+        }));
+    }
+
+    /// A world of `nodes` nodes with `per_node` ranks each, all of them threads of this process, which plays
+    /// several nodes: for tests and models of programs for several hosts.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a size of 0, or above that of a world.
+    pub fn threads_on_nodes(
+        nodes: usize,
+        per_node: usize,
+        settings: &Settings,
+    ) -> Result<Vec<World>> {
+        let size = nodes.saturating_mul(per_node);
+        check_size("size of the world", size)?;
+        settings.check()?;
+        let identity = |rank: usize| {
+            let node = rank / per_node;
+            (node.to_string(), format!("node {node} of this process"))
+        };
+        let hosts = Hosts::of(&(0..size).map(identity).collect::<Vec<_>>());
+        let world = |threads: Threads| {
+            World::on_nodes(Arc::new(threads), settings.clone(), hosts.clone(), None)
+        };
+        Ok(Threads::all(size).into_iter().map(world).collect())
+    }
+
+    /// As [`World::run_threads_each`], for ranks on several pretended nodes.
+    ///
+    /// # Errors
+    /// As [`World::threads_on_nodes`].
+    pub fn run_nodes_each<T, E, F>(
+        (nodes, per_node): (usize, usize),
+        settings: &Settings,
+        f: F,
+    ) -> Result<Vec<Result<T, E>>>
+    where
+        T: Send,
+        E: Send + From<Error>,
+        F: Fn(World) -> Result<T, E> + Sync,
+    {
+        let worlds = World::threads_on_nodes(nodes, per_node, settings)?;
+        Ok(World::run_worlds(worlds, f))
+    }
+
+    /// As [`World::run_threads`], for ranks on several pretended nodes.
+    ///
+    /// # Errors
+    /// As [`World::run_threads`].
+    pub fn run_nodes<T, E, F>(nodes: usize, per_node: usize, f: F) -> Result<Vec<T>, E>
+    where
+        T: Send,
+        E: Send + From<Error>,
+        F: Fn(World) -> Result<T, E> + Sync,
+    {
+        let settings = Settings::from_env()?;
+        World::run_to_root(World::threads_on_nodes(nodes, per_node, &settings)?, f)
+    }
+}

@@ -1,0 +1,125 @@
+//! Worlds over several nodes: threads that play nodes, and ranks that meet over loopback.
+
+use std::net::TcpListener;
+
+use iris_heap::{Error, HeapOptions, Network, Result, Secret, SymmetricHeap, UniqueId, World};
+
+/// Runs `f` on ranks that meet over loopback; `nodes` has the name of each one's node.
+fn over_loopback<T: Send>(nodes: &[&str], f: impl Fn(World) -> Result<T> + Sync) -> Vec<Result<T>> {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let network = Network::new(format!("127.0.0.1:{port}"), &UniqueId::new().unwrap());
+    let network = network.secret(Secret::new().unwrap());
+    std::thread::scope(|scope| {
+        let run = |rank: usize| {
+            let network = network.clone().node(nodes[rank]);
+            f(World::over_network(&network, rank, nodes.len())?)
+        };
+        let threads: Vec<_> = (0..nodes.len()).map(|rank| scope.spawn(move || run(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// What a world of 2 x 2 ranks says of itself, and memory of each node.
+fn two_by_two(world: World) -> Result<()> {
+    let rank = world.rank();
+    assert_eq!((world.nodes(), world.node()), (2, rank / 2));
+    assert_eq!((world.local_rank(), world.local_size()), (rank % 2, 2));
+    let local = world.local()?;
+    assert_eq!((local.size(), local.rank(), local.nodes()), (2, rank % 2, 1));
+    let across = world.across()?;
+    assert_eq!((across.size(), across.rank(), across.nodes()), (2, rank / 2, 2));
+    let all = world.allgather(&[rank as u8])?.concat();
+    assert_eq!(all, [0, 1, 2, 3]);
+    assert_eq!(local.allgather(&[rank as u8])?.concat(), [rank as u8 & 2, rank as u8 | 1]);
+    assert_eq!(across.allgather(&[rank as u8])?.concat(), [rank as u8 & 1, rank as u8 & 1 | 2]);
+    across.close()?;
+    local.close()?;
+    // One heap for each node.
+    let heap = SymmetricHeap::open(&world, HeapOptions::new().data_bytes(1 << 20))?;
+    assert_eq!((heap.rank(), heap.size()), (rank % 2, 2));
+    assert_eq!((heap.whole_world().size(), heap.across().map(World::size)), (4, Some(2)));
+    let x = heap.full::<f32>(8, rank as f32)?;
+    heap.world().barrier()?;
+    let peer = heap.read_from(x.slice(..1)?, 1 - heap.rank())?[0];
+    assert_eq!(peer, (rank ^ 1) as f32);
+    heap.world().barrier()?;
+    assert!(matches!(world.close(), Err(Error::StillOpen { .. })), "the heap is open");
+    heap.close()?;
+    world.close()
+}
+
+#[test]
+fn threads_play_several_nodes() {
+    World::run_nodes(2, 2, two_by_two).unwrap();
+    World::run_nodes(3, 1, |world| {
+        assert_eq!((world.nodes(), world.local_size()), (3, 1));
+        world.barrier()
+    })
+    .unwrap();
+}
+
+#[test]
+fn ranks_on_two_nodes_meet_over_tcp() {
+    for result in over_loopback(&["a", "a", "b", "b"], two_by_two) {
+        result.unwrap();
+    }
+}
+
+#[test]
+fn round_robin_and_uneven_nodes_are_refused_by_name() {
+    for result in over_loopback(&["a", "b", "a", "b"], |world| world.barrier()) {
+        let text = result.unwrap_err().to_string();
+        assert!(text.contains("round-robin") && text.contains("0 and 2 are on host"), "{text}");
+    }
+    for result in over_loopback(&["a", "a", "b"], |world| {
+        world.barrier()?;
+        let error = SymmetricHeap::open(&world, HeapOptions::new()).unwrap_err();
+        world.close()?;
+        Err::<(), _>(error)
+    }) {
+        let text = result.unwrap_err().to_string();
+        assert!(text.contains("unequal numbers of ranks (2 on host"), "{text}");
+    }
+}
+
+#[test]
+fn a_lost_rank_is_named_with_its_host_and_ends_waits_of_other_nodes() {
+    let results = over_loopback(&["a", "a", "b", "b"], |world| {
+        let heap = SymmetricHeap::open(&world, HeapOptions::new().data_bytes(1 << 20))?;
+        if world.rank() == 3 {
+            // Its process ends: nothing is closed.
+            return Ok(());
+        }
+        let error = world.barrier().unwrap_err();
+        // Kernels on other nodes are told, too.
+        while heap.control().host_abort() == 0 {
+            std::thread::yield_now();
+        }
+        assert!(heap.control().check().is_err());
+        Err(error)
+    });
+    for (rank, result) in results.into_iter().enumerate() {
+        if rank == 3 {
+            result.unwrap();
+            continue;
+        }
+        let error = result.unwrap_err();
+        assert!(
+            matches!(&error, Error::RankLost { rank: 3, host } if host.contains("node b")),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_heap_has_at_most_64_ranks_and_a_world_may_have_more() {
+    let errors = World::run_threads(65, |world| {
+        world.barrier()?;
+        let error = SymmetricHeap::open(&world, HeapOptions::new()).unwrap_err();
+        world.close()?;
+        Ok::<_, Error>(error.to_string())
+    });
+    for text in errors.unwrap() {
+        assert!(text.contains("65") && text.contains("64"), "{text}");
+    }
+}

@@ -1,0 +1,444 @@
+//! Calls over several nodes: what is enqueued on the caller's stream, and which steps between nodes go beside it.
+
+use std::cell::Cell;
+use std::ops::Range;
+
+use iris_heap::abi::abort;
+use iris_heap::{DType, Event, Lane, RawSlice, Stream};
+
+use super::Composite;
+use super::fabric::{CallRecord, Exchange, Step};
+use crate::args::{Matrices, NormArgs};
+use crate::check::{self, Call};
+use crate::error::{Error, InOp, Result};
+use crate::kind::Op;
+use crate::matrix::MatRef;
+use crate::options::Shard;
+use crate::plan::composed::{Area, Role, slot_bytes};
+use crate::split::split;
+
+/// A call while it is enqueued.
+struct Calling<'a> {
+    op: &'a Composite,
+    call: &'a Call,
+    /// The caller's stream.
+    stream: &'a Stream,
+    /// Where steps between nodes are enqueued.
+    lane: Stream,
+    record: CallRecord,
+    /// Whether something was enqueued.
+    begun: Cell<bool>,
+}
+
+impl Composite {
+    /// Checks the matrices of a call and enqueues its parts.
+    pub(super) fn run(&self, stream: &Stream, matrices: &Matrices) -> Result<()> {
+        let (op, heap) = (self.plan.op(), &self.heap);
+        let call = check::call(&self.plan, matrices)?;
+        heap.check_stream(op.name(), stream).in_op(op)?;
+        let poisoned = |cause| Error::Poisoned { op: op.into(), cause: Box::new(cause) };
+        heap.control().check().map_err(poisoned)?;
+        let Some(mut lane) = heap.lane() else {
+            return Err(super::other_world(op, heap, &self.plan));
+        };
+        let mut begun = false;
+        let done = self.enqueue(stream, &call, &mut lane, &mut begun);
+        if done.is_err() && !begun {
+            lane.call -= 1;
+        } else if done.is_err() {
+            // Other nodes may wait for steps that will not come.
+            let _ = heap.poison(abort::INCOMPLETE);
+            if let Some(across) = heap.across() {
+                across.abort();
+            }
+        }
+        done
+    }
+
+    fn enqueue(
+        &self,
+        stream: &Stream,
+        call: &Call,
+        lane: &mut Lane,
+        begun: &mut bool,
+    ) -> Result<()> {
+        let op = self.plan.op();
+        lane.call += 1;
+        // Calls follow each other, whatever streams they are issued on.
+        if let Some(last) = &lane.last {
+            stream.wait(last).in_op(op)?;
+        }
+        let n = if self.plan.row().common.n { call.n } else { 0 };
+        let (m, n, plan) = (call.m as u64, n as u64, self.digest);
+        let record = CallRecord { op, call: lane.call, step: 0, m, n, plan };
+        let (lane_stream, started) = (lane.stream.clone(), Cell::new(false));
+        let mut calling =
+            Calling { op: self, call, stream, lane: lane_stream, record, begun: started };
+        let done = calling.all();
+        *begun = calling.begun.get();
+        done?;
+        lane.last = Some(stream.record().in_op(op)?);
+        Ok(())
+    }
+}
+
+impl Calling<'_> {
+    /// Enqueues all of the call.
+    fn all(&mut self) -> Result<()> {
+        match self.record.op {
+            Op::MatmulAllReduce | Op::AllReduce => self.all_reduce(),
+            Op::MatmulReduceScatter | Op::ReduceScatter => self.reduce_scatter(),
+            Op::AllGather => self.all_gather(),
+            Op::MatmulAllGather => self.matmul_all_gather(),
+            Op::AllGatherMatmul => match self.op.plan.request().shard {
+                Shard::Rows => self.gather_rows(),
+                Shard::Columns => self.gather_columns(),
+            },
+            Op::AllToAll => self.all_to_all(),
+            Op::Broadcast => self.broadcast(),
+            Op::Barrier => self.barrier(),
+            Op::Matmul => Ok(()),
+        }
+    }
+
+    /// Enqueues an operator of the node.
+    fn part(&self, role: Role, matrices: Matrices) -> Result<()> {
+        self.op.parts[&role].run(self.stream, &matrices)?;
+        self.begun.set(true);
+        Ok(())
+    }
+
+    /// Enqueues a copy on this rank.
+    fn copy(&self, role: Role, from: MatRef, to: MatRef) -> Result<()> {
+        self.part(role, Matrices { a: Some(from), c: Some(to), ..Matrices::default() })
+    }
+
+    /// Enqueues a step between nodes behind what the caller's stream has now, and returns the step's end.
+    fn step(&mut self, exchange: Exchange, from: RawSlice, to: RawSlice) -> Result<Event> {
+        let op = self.record.op;
+        self.record.step += 1;
+        self.lane.wait(&self.stream.record().in_op(op)?).in_op(op)?;
+        let step = Step { exchange, from, to };
+        self.op.fabric.enqueue(&self.lane, step, self.record).in_op(op)?;
+        self.lane.record().in_op(op)
+    }
+
+    /// Lets the caller's stream wait for the end of a step, and return its error.
+    fn wait(&self, end: &Event) -> Result<()> {
+        let op = self.record.op;
+        self.stream.wait(end).in_op(op)?;
+        let control = self.op.heap.control().clone();
+        self.stream.call_cpu("end of a step between nodes", move || control.outcome()).in_op(op)
+    }
+
+    /// Bytes of an area.
+    fn area(&self, area: Area, bytes: Range<u64>) -> Result<RawSlice> {
+        let range = bytes.start as usize..bytes.end as usize;
+        self.op.areas[&area].slice(range).in_op(self.record.op)
+    }
+
+    /// A matrix in slot `at` of an area, with the bytes of the slot.
+    fn slot(
+        &self,
+        area: Area,
+        (at, slot): (usize, u64),
+        dtype: DType,
+        shape: (usize, usize),
+    ) -> Result<MatRef> {
+        let start = at as u64 * slot;
+        Ok(MatRef::in_block(self.area(area, start..start + slot)?, dtype, shape))
+    }
+
+    fn nodes(&self) -> usize {
+        self.op.plan.ranks().nodes()
+    }
+
+    /// Nodes, this one last: what others wait for is done first.
+    fn others_first(&self) -> impl Iterator<Item = usize> + use<> {
+        let (nodes, node) = (self.nodes(), self.op.plan.ranks().node());
+        (1..=nodes).map(move |step| (node + step) % nodes)
+    }
+
+    fn input(&self) -> Result<MatRef> {
+        self.matrix(self.call.matrices.a, "input")
+    }
+
+    fn output(&self) -> Result<MatRef> {
+        self.matrix(self.call.matrices.c, "output")
+    }
+
+    fn matrix(&self, matrix: Option<MatRef>, what: &str) -> Result<MatRef> {
+        matrix.ok_or_else(|| Error::Invalid {
+            op: self.record.op.into(),
+            what: what.into(),
+            value: "missing".into(),
+            expected: "a matrix, which this rank has".into(),
+        })
+    }
+
+    /// Rows, or parts, of the call that fall to a node, and to the rank of a node with this local rank.
+    fn rows(&self, node: usize) -> (Range<usize>, Range<usize>) {
+        let (plan, m) = (&self.op.plan, self.call.m);
+        let rank = node * plan.ranks().local().size + self.op.heap.rank();
+        (plan.rows_of_node(node, m), plan.rows_of(rank, m))
+    }
+
+    /// Sums of a node's ranks, as f32 in `to`.
+    fn scatter(&self, a: MatRef, to: MatRef, slot: (usize, u64)) -> Result<()> {
+        let b = self.call.matrices.b;
+        let scattered = |c| Matrices { a: Some(a), b, c: Some(c), ..Matrices::default() };
+        let Some(widen) = self.op.parts.get(&Role::Widen) else {
+            return self.part(Role::Main, scattered(to));
+        };
+        let partial = widen.plan().request().dtype;
+        let (at, bytes) = slot;
+        // Half as many bytes as f32 in a slot.
+        let shape = (to.rows(), to.cols());
+        let partial = self.slot(Area::Partial, (at, bytes), partial, shape)?;
+        self.part(Role::Main, scattered(partial))?;
+        self.copy(Role::Widen, partial, to)
+    }
+
+    fn all_reduce(&mut self) -> Result<()> {
+        let request = self.op.plan.request();
+        let (elements, output) = (request.elements, request.output_dtype());
+        let local = self.op.heap.size();
+        let (a, c) = (self.input()?, self.output()?);
+        // Rows and columns of what is split; elements as a part for each rank of the node.
+        let (m, n) = match elements {
+            true => (local, self.call.n.div_ceil(local)),
+            false => (self.call.m, self.call.n),
+        };
+        let padded = elements && !self.call.n.is_multiple_of(local);
+        let (whole_a, whole_c) = match (elements, padded) {
+            (false, _) => (a, c),
+            (true, false) => (a.in_rows(m, n), c.in_rows(m, n)),
+            (true, true) => {
+                let block = |area, dtype| {
+                    let bytes = slot_bytes(m, n, dtype);
+                    Ok::<_, Error>(MatRef::in_block(self.area(area, 0..bytes)?, dtype, (m, n)))
+                };
+                let whole = block(Area::Padded, request.dtype)?;
+                self.copy(Role::Copy, a, whole.in_rows(1, self.call.n))?;
+                (whole, block(Area::PaddedOut, output)?)
+            }
+        };
+        let composed = self.op.plan.composed().map_or(1, |composed| composed.blocks);
+        let blocks = composed.min(m.max(1));
+        let rank = self.op.heap.rank();
+        // The rows of this rank in a block begin where its part of the block does.
+        let rows_of = |block: usize| {
+            let all = split(m, blocks, block);
+            let own = split(all.len(), local, rank);
+            (all.clone(), all.start + own.start..all.start + own.end)
+        };
+        let own = m.div_ceil(blocks).div_ceil(local);
+        let [sums, results] = [DType::F32, output].map(|dtype| slot_bytes(own, n, dtype));
+        let mut ends = Vec::new();
+        for block in 0..blocks {
+            let (all, rows) = rows_of(block);
+            let to = self.slot(Area::Send, (block, sums), DType::F32, (rows.len(), n))?;
+            let partial = self.op.parts.get(&Role::Widen).map(|it| it.plan().request().dtype);
+            let slot = slot_bytes(own, n, partial.unwrap_or(DType::F32));
+            self.scatter(whole_a.some_rows(all), to, (block, slot))?;
+            let start = block as u64 * sums;
+            let bytes = self.area(Area::Send, start..start + sums)?;
+            ends.push(self.step(Exchange::AllReduce, bytes, bytes)?);
+        }
+        for (block, end) in ends.iter().enumerate() {
+            let (all, rows) = rows_of(block);
+            self.wait(end)?;
+            let shape = (rows.len(), n);
+            let sum = self.slot(Area::Send, (block, sums), DType::F32, shape)?;
+            let result = self.slot(Area::Result, (block, results), output, shape)?;
+            let normed = match self.call.matrices.norm {
+                None => None,
+                Some(_) => Some(self.slot(Area::Normed, (block, results), output, shape)?),
+            };
+            let norm = self.call.matrices.norm.map(|norm| NormArgs {
+                residual: norm.residual.map(|residual| residual.some_rows(rows.clone())),
+                weight: norm.weight,
+                normed: normed.unwrap_or(norm.normed),
+            });
+            let bias = self.call.matrices.bias;
+            let finish =
+                Matrices { a: Some(sum), c: Some(result), bias, norm, ..Matrices::default() };
+            self.part(Role::Finish, finish)?;
+            self.copy(Role::Gather, result, whole_c.some_rows(all.clone()))?;
+            if let (Some(normed), Some(norm)) = (normed, self.call.matrices.norm) {
+                self.copy(Role::Gather, normed, norm.normed.some_rows(all))?;
+            }
+        }
+        if padded {
+            self.copy(Role::CopyOut, whole_c.in_rows(1, self.call.n), c)?;
+        }
+        Ok(())
+    }
+
+    fn reduce_scatter(&mut self) -> Result<()> {
+        let (a, c, n) = (self.input()?, self.output()?, self.call.n);
+        let own = self.op.plan.rows_of(0, self.call.m).len();
+        let slot = slot_bytes(own, n, DType::F32);
+        for node in self.others_first() {
+            let (all, rows) = self.rows(node);
+            let to = self.slot(Area::Send, (node, slot), DType::F32, (rows.len(), n))?;
+            let partial = self.op.parts.get(&Role::Widen).map(|it| it.plan().request().dtype);
+            let partial = slot_bytes(own, n, partial.unwrap_or(DType::F32));
+            self.scatter(a.some_rows(all), to, (0, partial))?;
+        }
+        let from = self.area(Area::Send, 0..self.nodes() as u64 * slot)?;
+        let to = self.area(Area::Receive, 0..slot)?;
+        let end = self.step(Exchange::ReduceScatter, from, to)?;
+        self.wait(&end)?;
+        let rows = self.rows(self.op.plan.ranks().node()).1;
+        let sum = MatRef::in_block(to, DType::F32, (rows.len(), n));
+        let bias = self.call.matrices.bias;
+        self.part(Role::Finish, Matrices { a: Some(sum), c: Some(c), bias, ..Matrices::default() })
+    }
+
+    /// Sends this rank's matrix to all nodes, and returns the slot and the step's end.
+    fn gather(&mut self, own: MatRef, longest: (usize, usize)) -> Result<(u64, Event)> {
+        let slot = slot_bytes(longest.0, longest.1, own.dtype());
+        let from = self.area(Area::Send, 0..slot)?;
+        let shape = (own.rows(), own.cols());
+        self.copy(Role::Copy, own, MatRef::in_block(from, own.dtype(), shape))?;
+        let to = self.area(Area::Receive, 0..self.nodes() as u64 * slot)?;
+        Ok((slot, self.step(Exchange::AllGather, from, to)?))
+    }
+
+    fn all_gather(&mut self) -> Result<()> {
+        let (a, c) = (self.input()?, self.output()?);
+        let node = self.op.plan.ranks().node();
+        let longest = (self.op.plan.rows_of(0, self.call.m).len(), self.call.n);
+        let (slot, end) = self.gather(a, longest)?;
+        // The own node's rows need no other node.
+        self.copy(Role::Main, a, c.some_rows(self.rows(node).0))?;
+        self.wait(&end)?;
+        for other in self.others_first().take(self.nodes() - 1) {
+            let (all, rows) = self.rows(other);
+            let shape = (rows.len(), self.call.n);
+            let from = self.slot(Area::Receive, (other, slot), a.dtype(), shape)?;
+            self.copy(Role::Main, from, c.some_rows(all))?;
+        }
+        Ok(())
+    }
+
+    fn matmul_all_gather(&mut self) -> Result<()> {
+        let c = self.output()?;
+        let (all, rows) = self.rows(self.op.plan.ranks().node());
+        self.part(Role::Main, Matrices { c: Some(c.some_rows(all)), ..self.call.matrices })?;
+        let longest = (self.op.plan.rows_of(0, self.call.m).len(), self.call.n);
+        let (slot, end) = self.gather(c.some_rows(rows), longest)?;
+        self.wait(&end)?;
+        for other in self.others_first().take(self.nodes() - 1) {
+            let (all, rows) = self.rows(other);
+            let shape = (rows.len(), self.call.n);
+            let from = self.slot(Area::Receive, (other, slot), c.dtype(), shape)?;
+            self.copy(Role::Gather, from, c.some_rows(all))?;
+        }
+        Ok(())
+    }
+
+    fn gather_rows(&mut self) -> Result<()> {
+        let (a, c) = (self.input()?, self.output()?);
+        let longest = (self.op.plan.rows_of(0, self.call.m).len(), a.cols());
+        let (slot, end) = self.gather(a, longest)?;
+        // The node multiplies its own rows meanwhile.
+        let product =
+            |a, rows| Matrices { a: Some(a), c: Some(c.some_rows(rows)), ..self.call.matrices };
+        let own = self.rows(self.op.plan.ranks().node()).0;
+        self.part(Role::Main, product(a, own))?;
+        self.wait(&end)?;
+        for other in self.others_first().take(self.nodes() - 1) {
+            let (all, rows) = self.rows(other);
+            let shape = (rows.len(), a.cols());
+            let from = self.slot(Area::Receive, (other, slot), a.dtype(), shape)?;
+            self.part(Role::Main, product(from, all))?;
+        }
+        Ok(())
+    }
+
+    /// Columns travel as rows of the transpose, as many elements apart as the plan has rows.
+    fn gather_columns(&mut self) -> Result<()> {
+        let a = self.input()?;
+        let plan = &self.op.plan;
+        let (m, k, ranks) = (plan.request().m, plan.request().k, plan.ranks());
+        let (local, dtype) = (ranks.local().size, a.dtype());
+        let slot = slot_bytes(k.div_ceil(ranks.size), m, dtype);
+        let from = self.area(Area::Send, 0..slot)?;
+        let own = MatRef::in_block(from, dtype, (a.cols(), m));
+        self.copy(Role::Copy, a, own.transposed().some_rows(0..self.call.m))?;
+        let to = self.area(Area::Receive, 0..self.nodes() as u64 * slot)?;
+        let end = self.step(Exchange::AllGather, from, to)?;
+        let whole = self.area(Area::Whole, 0..slot_bytes(k, m, dtype))?;
+        let whole = MatRef::in_block(whole, dtype, (k, m));
+        self.wait(&end)?;
+        for node in self.others_first() {
+            let columns = split(k, ranks.size, node * local + self.op.heap.rank()).len();
+            let from = self.slot(Area::Receive, (node, slot), dtype, (columns, m))?;
+            self.copy(Role::Main, from, whole.some_rows(plan.rows_of_node(node, k)))?;
+        }
+        let a = Some(whole.transposed().some_rows(0..self.call.m));
+        self.part(Role::Product, Matrices { a, ..self.call.matrices })
+    }
+
+    fn all_to_all(&mut self) -> Result<()> {
+        let (a, c, n) = (self.input()?, self.output()?, self.call.n);
+        let (plan, dtype) = (&self.op.plan, a.dtype());
+        let node = plan.ranks().node();
+        let (local, elements) = (plan.ranks().local().size, plan.request().elements);
+        let own = plan.rows_of(plan.ranks().rank, self.call.m).len();
+        let longest = plan.rows_of_node(0, self.call.m).len();
+        let slot = slot_bytes(longest, n, dtype);
+        for other in self.others_first() {
+            let rows = plan.rows_of_node(other, self.call.m);
+            let to = self.slot(Area::Send, (other, slot), dtype, (rows.len(), n))?;
+            let from = a.some_rows(rows.clone());
+            // Elements are copied as one row.
+            let as_row =
+                |matrix: MatRef| if elements { matrix.in_rows(1, rows.len() * n) } else { matrix };
+            self.copy(Role::Copy, as_row(from), as_row(to))?;
+        }
+        let bytes = self.nodes() as u64 * slot;
+        let (from, to) = (self.area(Area::Send, 0..bytes)?, self.area(Area::Receive, 0..bytes)?);
+        let end = self.step(Exchange::AllToAll, from, to)?;
+        let blocks = |source: usize| c.some_rows(source * local * own..(source + 1) * local * own);
+        let here = plan.rows_of_node(node, self.call.m);
+        self.copy(Role::Main, a.some_rows(here.clone()), blocks(node))?;
+        self.wait(&end)?;
+        for other in self.others_first().take(self.nodes() - 1) {
+            let from = self.slot(Area::Receive, (other, slot), dtype, (here.len(), n))?;
+            self.copy(Role::Main, from, blocks(other))?;
+        }
+        Ok(())
+    }
+
+    fn broadcast(&mut self) -> Result<()> {
+        let (c, plan) = (self.output()?, &self.op.plan);
+        let local = plan.ranks().local().size;
+        let (root, from_node) = (self.call.root % local, self.call.root / local);
+        let shape = (c.rows(), c.cols());
+        let block = self.area(Area::Receive, 0..slot_bytes(shape.0, shape.1, c.dtype()))?;
+        let staged = MatRef::in_block(block, c.dtype(), shape);
+        // All ranks of the node issue the same calls: this is none on all but the root.
+        self.copy(Role::Copy, self.call.matrices.a.unwrap_or(staged), staged)?;
+        let mut a = None;
+        if self.op.heap.rank() == root {
+            let end = self.step(Exchange::Broadcast { root: from_node }, block, block)?;
+            self.wait(&end)?;
+            a = Some(staged);
+        }
+        self.part(Role::Main, Matrices { a, c: Some(c), root: Some(root), ..Matrices::default() })
+    }
+
+    fn barrier(&mut self) -> Result<()> {
+        self.part(Role::Main, Matrices::default())?;
+        // One rank of each node speaks for it.
+        if self.op.heap.rank() == 0 {
+            let nothing = self.area(Area::Send, 0..0)?;
+            let end = self.step(Exchange::AllGather, nothing, nothing)?;
+            self.wait(&end)?;
+        }
+        self.part(Role::Main, Matrices::default())
+    }
+}

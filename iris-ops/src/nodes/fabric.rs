@@ -1,0 +1,267 @@
+//! Steps between nodes: collectives over the ranks with one local rank, one of each node, enqueued on a stream.
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use iris_heap::abi::abort;
+use iris_heap::{Control, RawSlice, Stream, SymmetricHeap, World};
+
+use crate::kind::Op;
+
+/// A collective between nodes. Sums are of f32, in the order of nodes, so that all nodes have the same bits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Exchange {
+    /// `to` = sum over nodes of `from`; `to` may be `from`.
+    AllReduce,
+    /// Slot d of `to` = `from` of node d.
+    AllGather,
+    /// `to` = sum over nodes of slot `node` of `from`.
+    ReduceScatter,
+    /// Slot d of `to` = slot `node` of `from` of node d.
+    AllToAll,
+    /// `to` = `from` of the root's node; the other nodes' `from` is ignored.
+    Broadcast {
+        /// Node of the root.
+        root: usize,
+    },
+}
+
+/// One step between nodes, over blocks of this rank's data segment. Slots have one length.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Step {
+    pub(crate) exchange: Exchange,
+    pub(crate) from: RawSlice,
+    pub(crate) to: RawSlice,
+}
+
+/// A call as each rank says it, for the others to compare before they use its data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct CallRecord {
+    pub(crate) op: Op,
+    /// Number of the call among those between nodes, of all operators of the heap.
+    pub(crate) call: u64,
+    /// Number of the step in the call.
+    pub(crate) step: u64,
+    /// Rows, or parts, of the call.
+    pub(crate) m: u64,
+    /// Columns, or elements of a part; 0 where each rank has its own.
+    pub(crate) n: u64,
+    /// Hash of what all ranks have alike of the plan.
+    pub(crate) plan: u64,
+}
+
+/// An engine for steps between nodes.
+pub(crate) trait Fabric: fmt::Debug + Send + Sync {
+    /// Enqueues a step. All ranks with one local rank enqueue the same steps in the same order. A step that fails
+    /// later makes [`Control::check`] of this rank return why, and has the kernels of its node leave.
+    fn enqueue(&self, stream: &Stream, step: Step, record: CallRecord) -> iris_heap::Result<()>;
+}
+
+/// Steps between nodes over the connections by which the ranks have met: simple, and slow, since rank 0 passes all
+/// data on. For tests, and for programs on CPUs that exchange little.
+pub(crate) struct Sockets {
+    heap: Weak<SymmetricHeap>,
+    control: Arc<Control>,
+    across: World,
+    /// For each node: the rank with this local rank, and the name of its host.
+    ranks: Arc<Vec<(usize, String)>>,
+}
+
+impl fmt::Debug for Sockets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Sockets(node {} of {})", self.across.rank(), self.across.size())
+    }
+}
+
+impl Sockets {
+    pub(crate) fn new(heap: &Arc<SymmetricHeap>, across: World, whole: &World) -> Self {
+        let local = heap.size();
+        let rank = |node: usize| {
+            let rank = node * local + heap.rank();
+            (rank, whole.host_of(rank).unwrap_or("unknown").to_string())
+        };
+        let ranks = Arc::new((0..across.size()).map(rank).collect());
+        Self { heap: Arc::downgrade(heap), control: Arc::clone(heap.control()), across, ranks }
+    }
+}
+
+impl Fabric for Sockets {
+    fn enqueue(&self, stream: &Stream, step: Step, record: CallRecord) -> iris_heap::Result<()> {
+        let (heap, control) = (self.heap.clone(), Arc::clone(&self.control));
+        let (across, ranks) = (self.across.clone(), Arc::clone(&self.ranks));
+        stream.call_cpu("step between nodes", move || {
+            // A heap that was dropped is waited for by nobody.
+            let Some(heap) = heap.upgrade() else { return Ok(()) };
+            if let Err(error) = exchange(&heap, &across, &ranks, step, record) {
+                // Also told to the ranks of this node, which wait for this one.
+                control.fail_elsewhere(error);
+                let _ = heap.poison(abort::ELSEWHERE);
+            }
+            Ok(())
+        })
+    }
+}
+
+/// A rank failed before a step, or says another call.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StepError {
+    #[error(
+        "{op}, step {step} between nodes of call {call}: rank {rank} on host {host} failed: {message}"
+    )]
+    Failed { op: Op, call: u64, step: u64, rank: usize, host: String, message: String },
+    #[error(
+        "step {step} between nodes of call {call}: {what} is {own} on rank {rank} (host {host}) and {theirs} on rank \
+         {other} (host {other_host}); all ranks make the same calls in the same order"
+    )]
+    Differs {
+        call: u64,
+        step: u64,
+        what: &'static str,
+        own: String,
+        rank: usize,
+        host: String,
+        theirs: String,
+        other: usize,
+        other_host: String,
+    },
+    #[error(
+        "step {step} between nodes of call {call}: rank {rank} on host {host} sent {bytes} bytes, expected {expected}"
+    )]
+    Length { call: u64, step: u64, rank: usize, host: String, bytes: usize, expected: usize },
+}
+
+impl CallRecord {
+    /// Its numbers, each with a name.
+    fn fields(&self) -> [(&'static str, u64); 6] {
+        let op = Op::ALL.iter().position(|&op| op == self.op).unwrap_or_default() as u64;
+        [
+            ("operator", op),
+            ("number of the call", self.call),
+            ("number of the step", self.step),
+            ("M", self.m),
+            ("N", self.n),
+            ("hash of the plan", self.plan),
+        ]
+    }
+
+    /// A field as a reader knows it.
+    fn show(what: &str, value: u64) -> String {
+        match what {
+            "operator" => Op::ALL.get(value as usize).map_or("unknown".into(), |op| op.to_string()),
+            "hash of the plan" => format!("{value:016x}"),
+            _ => value.to_string(),
+        }
+    }
+}
+
+/// Bytes of a record ahead of the data, with the length of the failure's text.
+const HEADER: usize = 7 * 8;
+
+/// A step, on the thread of its stream.
+fn exchange(
+    heap: &SymmetricHeap,
+    across: &World,
+    ranks: &[(usize, String)],
+    Step { exchange, from, to }: Step,
+    record: CallRecord,
+) -> iris_heap::Result<()> {
+    let node = across.rank();
+    // A rank whose call has failed says so in place of its data, so that nobody waits for it in vain.
+    let failure = heap.control().outcome().err().map_or(String::new(), |error| error.to_string());
+    let sends = match exchange {
+        Exchange::Broadcast { root } => root == node,
+        _ => true,
+    };
+    let mut message = Vec::with_capacity(HEADER + from.len());
+    for (_, value) in record.fields() {
+        message.extend_from_slice(&value.to_le_bytes());
+    }
+    message.extend_from_slice(&(failure.len() as u64).to_le_bytes());
+    message.extend_from_slice(failure.as_bytes());
+    if sends && failure.is_empty() {
+        message.extend_from_slice(&heap.read(from)?);
+    }
+    let all = across.allgather(&message)?;
+    let CallRecord { op, call, step, .. } = record;
+    let mut data = Vec::with_capacity(all.len());
+    for (message, (rank, host)) in all.iter().zip(ranks) {
+        let (rank, host) = (*rank, host.clone());
+        let expected = from.len();
+        let Some((header, rest)) = message.split_first_chunk::<HEADER>() else {
+            let bytes = message.len();
+            let error = StepError::Length { call, step, rank, host, bytes, expected };
+            return Err(iris_heap::Error::other(error));
+        };
+        let word = |at: usize| header[8 * at..][..8].try_into().map_or(0, u64::from_le_bytes);
+        // Who failed is behind in its calls, and says why.
+        let text = usize::try_from(word(6)).unwrap_or(usize::MAX).min(rest.len());
+        if text > 0 {
+            let message = String::from_utf8_lossy(&rest[..text]).into_owned();
+            let error = StepError::Failed { op, call, step, rank, host, message };
+            return Err(iris_heap::Error::other(error));
+        }
+        for (at, (what, own)) in record.fields().into_iter().enumerate() {
+            if word(at) != own {
+                let (own_rank, own_host) = ranks[node].clone();
+                let show = |value| CallRecord::show(what, value);
+                return Err(iris_heap::Error::other(StepError::Differs {
+                    call,
+                    step,
+                    what,
+                    own: show(own),
+                    rank: own_rank,
+                    host: own_host,
+                    theirs: show(word(at)),
+                    other: rank,
+                    other_host: host,
+                }));
+            }
+        }
+        data.push((&rest[text..], rank, host));
+    }
+    // Its own failure, which it has told.
+    heap.control().outcome()?;
+    let slot = |bytes: &[u8], at: usize| bytes[at * to.len()..][..to.len()].to_vec();
+    let length = |(bytes, rank, host): &(&[u8], usize, String), expected: usize| match bytes.len() {
+        bytes if bytes == expected => Ok(()),
+        bytes => {
+            let (rank, host) = (*rank, host.clone());
+            let error = StepError::Length { call, step, rank, host, bytes, expected };
+            Err(iris_heap::Error::other(error))
+        }
+    };
+    let root = match exchange {
+        Exchange::Broadcast { root } => Some(root),
+        _ => None,
+    };
+    for (at, part) in data.iter().enumerate() {
+        let sent = root.is_none_or(|root| root == at);
+        length(part, if sent { from.len() } else { 0 })?;
+    }
+    let nodes = data.len();
+    let result: Vec<u8> = match exchange {
+        Exchange::AllReduce => sum(data.iter().map(|(bytes, ..)| bytes.to_vec())),
+        Exchange::ReduceScatter => sum(data.iter().map(|(bytes, ..)| slot(bytes, node))),
+        Exchange::AllGather => data.iter().flat_map(|(bytes, ..)| bytes.iter().copied()).collect(),
+        Exchange::AllToAll => {
+            let len = from.len() / nodes;
+            data.iter().flat_map(|(bytes, ..)| bytes[node * len..][..len].iter().copied()).collect()
+        }
+        Exchange::Broadcast { root } => data[root].0.to_vec(),
+    };
+    heap.write(to, &result)
+}
+
+/// Sums of f32, the first part first.
+fn sum(parts: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
+    let mut sums: Vec<f32> = Vec::new();
+    for part in parts {
+        let values = part.chunks_exact(4).map(bytemuck::pod_read_unaligned::<f32>);
+        if sums.is_empty() {
+            sums = values.collect();
+        } else {
+            sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+        }
+    }
+    bytemuck::cast_slice(&sums).to_vec()
+}

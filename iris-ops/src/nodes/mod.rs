@@ -1,0 +1,261 @@
+//! Operators over one or several nodes. On one node it is the operator of that node; over several, operators of
+//! each node and steps between nodes, by a plan of [`Composed`](crate::plan::composed::Composed) parts.
+
+mod call;
+mod fabric;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use iris_heap::{RawSlice, Request as Block, Segment, Stream, SymmetricHeap};
+use iris_kernels::args::TileView;
+use iris_kernels::trace::TraceSpan;
+
+use crate::args::Matrices;
+use crate::counters::Counters;
+use crate::error::{Error, InOp, Result};
+use crate::kind::Op;
+use crate::operand::sealed::MatrixArg;
+use crate::operator;
+use crate::plan::Plan;
+use crate::plan::composed::{Area, Role};
+use crate::workspace::{Workspace, outcome};
+use fabric::{Fabric, Sockets};
+
+/// An operator over the nodes of its heap's world.
+#[derive(Debug)]
+pub(crate) enum Operator {
+    /// All ranks are on one node.
+    Node(Box<operator::Operator>),
+    /// Ranks are on several nodes.
+    Nodes(Box<Composite>),
+}
+
+/// An operator over several nodes on one rank.
+#[derive(Debug)]
+pub(crate) struct Composite {
+    heap: Arc<SymmetricHeap>,
+    plan: Plan,
+    parts: BTreeMap<Role, operator::Operator>,
+    areas: BTreeMap<Area, RawSlice>,
+    fabric: Arc<dyn Fabric>,
+    /// What all ranks have alike of the plan, hashed.
+    digest: u64,
+}
+
+impl Operator {
+    #[track_caller]
+    pub(crate) fn new(op: Op, heap: &Arc<SymmetricHeap>, plan: &Plan) -> Result<Self> {
+        match plan.composed() {
+            None => operator::Operator::new(op, heap, plan).map(Box::new).map(Self::Node),
+            Some(_) => Composite::new(op, heap, plan, None).map(Box::new).map(Self::Nodes),
+        }
+    }
+
+    #[track_caller]
+    pub(crate) fn within(op: Op, workspace: &Arc<Workspace>, plan: &Plan) -> Result<Self> {
+        if plan.composed().is_none() {
+            let operator = operator::Operator::within(op, workspace, plan)?;
+            return Ok(Self::Node(Box::new(operator)));
+        }
+        let composite = Composite::new(op, workspace.heap(), plan, Some(workspace))?;
+        Ok(Self::Nodes(Box::new(composite)))
+    }
+
+    pub(crate) fn run(&self, stream: &Stream, matrices: &Matrices) -> Result<()> {
+        match self {
+            Self::Node(operator) => operator.run(stream, matrices),
+            Self::Nodes(composite) => composite.run(stream, matrices),
+        }
+    }
+
+    /// Enqueues a call whose matrices lie in memory that is lent to it.
+    pub(crate) fn run_lent<'a, M: MatrixArg + 'a, I: Iterator<Item = &'a M>>(
+        &self,
+        stream: &Stream,
+        lent: impl Fn() -> I,
+        matrices: &Matrices,
+    ) -> Result<()> {
+        let op = self.plan().op();
+        let heap = match self {
+            Self::Node(operator) => operator.heap(),
+            Self::Nodes(composite) => &composite.heap,
+        };
+        lent().try_for_each(|matrix| matrix.check(op, heap, stream))?;
+        let outcome = self.run(stream, matrices);
+        // Also of a call that failed: some of its steps may be out.
+        let told = lent().try_for_each(|matrix| matrix.enqueued(op));
+        outcome.and(told)
+    }
+
+    pub(crate) fn beside(&self, stream: &Stream, matrices: &Matrices) -> Result<TileView> {
+        match self {
+            Self::Node(operator) => operator.beside(stream, matrices),
+            Self::Nodes(composite) => composite.parts[&Role::Main].beside(stream, matrices),
+        }
+    }
+
+    pub(crate) fn plan(&self) -> &Plan {
+        match self {
+            Self::Node(operator) => operator.plan(),
+            Self::Nodes(composite) => &composite.plan,
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        match self {
+            Self::Node(operator) => operator.check(),
+            Self::Nodes(composite) => composite.parts[&Role::Main].check(),
+        }
+    }
+
+    pub(crate) fn counters(&self) -> Result<Counters> {
+        match self {
+            Self::Node(operator) => operator.counters(),
+            Self::Nodes(composite) => {
+                let mut sum = Counters::default();
+                for part in composite.parts.values() {
+                    let Counters { pushed, pulled, flags, waits } = part.counters()?;
+                    sum.pushed += pushed;
+                    sum.pulled += pulled;
+                    sum.flags += flags;
+                    sum.waits += waits;
+                }
+                Ok(sum)
+            }
+        }
+    }
+
+    pub(crate) fn trace(&self) -> Result<Vec<Vec<TraceSpan>>> {
+        match self {
+            Self::Node(operator) => operator.trace(),
+            // Such plans have no trace.
+            Self::Nodes(_) => Ok(Vec::new()),
+        }
+    }
+
+    #[track_caller]
+    pub(crate) fn free(self) -> Result<()> {
+        match self {
+            Self::Node(operator) => operator.free(),
+            Self::Nodes(composite) => composite.free(),
+        }
+    }
+}
+
+impl Composite {
+    /// Makes the operator: collective over all nodes. The plans are compared over all nodes before any is made.
+    #[track_caller]
+    fn new(
+        op: Op,
+        heap: &Arc<SymmetricHeap>,
+        plan: &Plan,
+        workspace: Option<&Arc<Workspace>>,
+    ) -> Result<Self> {
+        let world = heap.whole_world();
+        let checked = check(op, heap, plan);
+        let items = plan.fingerprint_of_all();
+        let told = world.agree(op.name(), &items).in_op(op);
+        let all = world.all_ok(op.name(), outcome(&checked)).in_op(op);
+        checked.and(told).and(all)?;
+        let text: Vec<_> = items.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let digest = iris_heap::fnv(&[text.join("\n").as_bytes()]) as u64;
+        let made = Self::make(heap, plan, workspace);
+        let told = world.all_ok(op.name(), outcome(&made)).in_op(op);
+        let (parts, areas) = match (made, told) {
+            (Ok(made), Ok(())) => made,
+            (Ok((parts, areas)), Err(error)) => {
+                // All ranks of this node have come here, or the world is of no further use.
+                if let Err(error) = give_back(heap, op, parts, &areas) {
+                    tracing::warn!(%op, rank = heap.rank(), %error, "memory is not given back");
+                }
+                return Err(error);
+            }
+            (Err(error), _) => return Err(error),
+        };
+        let across = heap.across().cloned().ok_or_else(|| other_world(op, heap, plan))?;
+        let fabric = Arc::new(Sockets::new(heap, across, world));
+        let (heap, plan) = (Arc::clone(heap), plan.clone());
+        Ok(Self { heap, plan, parts, areas, fabric, digest })
+    }
+
+    /// Takes this node's operators and memory.
+    #[track_caller]
+    #[allow(clippy::type_complexity)]
+    fn make(
+        heap: &Arc<SymmetricHeap>,
+        plan: &Plan,
+        workspace: Option<&Arc<Workspace>>,
+    ) -> Result<(BTreeMap<Role, operator::Operator>, BTreeMap<Area, RawSlice>)> {
+        let op = plan.op();
+        let Some(composed) = plan.composed() else { return Err(other_world(op, heap, plan)) };
+        let block = |(area, &bytes): (&Area, &u64)| Block::new(Segment::Data, bytes, area.name());
+        let blocks: Vec<_> = composed.areas.iter().map(block).collect();
+        let slices = heap.alloc_many(op.name(), &blocks).in_op(op)?;
+        let areas: BTreeMap<_, _> = composed.areas.keys().copied().zip(slices).collect();
+        let mut parts = BTreeMap::new();
+        for (&role, part) in &composed.parts {
+            let made = match workspace {
+                Some(workspace) => operator::Operator::within(part.op(), workspace, part),
+                None => operator::Operator::new(part.op(), heap, part),
+            };
+            match made {
+                Ok(made) => drop(parts.insert(role, made)),
+                Err(error) => {
+                    if let Err(error) = give_back(heap, op, parts, &areas) {
+                        tracing::warn!(%op, rank = heap.rank(), %error, "memory is not given back");
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        Ok((parts, areas))
+    }
+
+    #[track_caller]
+    fn free(self) -> Result<()> {
+        give_back(&self.heap, self.plan.op(), self.parts, &self.areas)
+    }
+}
+
+#[track_caller]
+fn give_back(
+    heap: &SymmetricHeap,
+    op: Op,
+    parts: BTreeMap<Role, operator::Operator>,
+    areas: &BTreeMap<Area, RawSlice>,
+) -> Result<()> {
+    for part in parts.into_values() {
+        part.free()?;
+    }
+    heap.free_many(&areas.values().copied().collect::<Vec<_>>()).in_op(op)
+}
+
+/// Checks that a plan is one of this operator, for this rank of this world.
+fn check(op: Op, heap: &SymmetricHeap, plan: &Plan) -> Result<()> {
+    if plan.op() != op {
+        return Err(Error::Invalid {
+            op: op.into(),
+            what: "plan".into(),
+            value: format!("one of {}", plan.op()),
+            expected: format!("one of {op}"),
+        });
+    }
+    let (ranks, world) = (plan.ranks(), heap.whole_world());
+    let planned = (ranks.rank, ranks.size, ranks.nodes());
+    if planned != (world.rank(), world.size(), world.nodes()) {
+        return Err(other_world(op, heap, plan));
+    }
+    Ok(())
+}
+
+fn other_world(op: Op, heap: &SymmetricHeap, plan: &Plan) -> Error {
+    let (ranks, world) = (plan.ranks(), heap.whole_world());
+    Error::OtherWorld {
+        op: op.into(),
+        planned_rank: ranks.rank,
+        planned_size: ranks.size,
+        rank: world.rank(),
+        size: world.size(),
+    }
+}

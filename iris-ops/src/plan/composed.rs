@@ -1,0 +1,509 @@
+//! Plans over several nodes: operators of a node, and steps between nodes over the ranks with one local rank.
+//!
+//! Ranks are numbered node by node, as many on each, so that splits nest: the rows of a node's ranks lie one behind
+//! the other, and split over the node's ranks they are those of the whole split over all ranks. So a call is cut
+//! by node, an operator of the node does the rest, and each rank owns the rows that one node of all ranks would give
+//! it. Sums between nodes are f32.
+//!
+//! Long because the parts of every operator stand here, each with the memory that it needs.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, Once};
+
+use iris_heap::{ALIGNMENT, DType};
+
+use super::Plan;
+use crate::error::{Error, Result};
+use crate::kind::{Op, Variant};
+use crate::options::{Epilogue, Request, Shard, TileShape};
+use crate::programs::LOCAL;
+use crate::ranks::Ranks;
+use crate::spec::{Common, Dims, Form, Memory, Norm, Part, Row, Tiles};
+use crate::split::split;
+
+/// Place of an operator of the node in an operator over several nodes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Role {
+    /// The fused operator, or the message.
+    Main,
+    /// Gives all ranks of the node the rows of each.
+    Gather,
+    /// Copies what this rank sends to other nodes.
+    Copy,
+    /// Widens this rank's partial sums to f32.
+    Widen,
+    /// Turns this rank's sums into results: bias, epilogue, RMSNorm, rounding.
+    Finish,
+    /// Copies results out of the padded message.
+    CopyOut,
+    /// Multiplies by all of A.
+    Product,
+}
+
+/// Memory of an operator over several nodes, in the data segment.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Area {
+    /// Partial sums of another type than f32.
+    Partial,
+    /// Read by steps between nodes.
+    Send,
+    /// Written by steps between nodes.
+    Receive,
+    /// Results of this rank's rows.
+    Result,
+    /// Normalised rows of this rank.
+    Normed,
+    /// A message with whole parts for all ranks, in and out.
+    Padded,
+    PaddedOut,
+    /// All of A, transposed.
+    Whole,
+}
+
+impl Area {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Area::Partial => "partial sums between nodes",
+            Area::Send => "sent between nodes",
+            Area::Receive => "received between nodes",
+            Area::Result => "results before they are gathered",
+            Area::Normed => "normalised rows before they are gathered",
+            Area::Padded => "padded message",
+            Area::PaddedOut => "padded result",
+            Area::Whole => "gathered A",
+        }
+    }
+}
+
+/// The parts of an operator over several nodes.
+#[derive(Debug)]
+pub(crate) struct Composed {
+    pub(crate) parts: BTreeMap<Role, Plan>,
+    /// Bytes of each area.
+    pub(crate) areas: BTreeMap<Area, u64>,
+    /// Number of blocks of M.
+    pub(crate) blocks: usize,
+}
+
+/// A copy on this rank, with all that is done to finished elements.
+static COPY: Row = Row {
+    op: Op::AllReduce,
+    message: Op::AllReduce,
+    common: Common { n: false, k: false },
+    a: Part::All,
+    c: Part::All,
+    dims: Dims::message,
+    tiles: Tiles::All,
+    in_place: true,
+    alone: LOCAL,
+    forms: &[Form::push(Variant::Local, LOCAL, Memory::None).norms(Norm::Last)],
+};
+
+/// Bytes between nodes that take as long as a step's latency: 20 us at 12.5 GB/s, a port of 100 Gbit/s. More blocks
+/// hide more of the network behind the node's work, and each costs one latency.
+const BYTES_OF_LATENCY: f64 = 250e3;
+/// Most blocks of a call.
+const MOST_BLOCKS: usize = 16;
+
+/// The number of blocks with the least predicted time. With `b` blocks of work that takes `w` in the network, and no
+/// less in the node, `b` latencies and `w / b` are not hidden: the least is at the square root of `w / latency`.
+fn blocks_of(bytes: u64) -> usize {
+    ((bytes as f64 / BYTES_OF_LATENCY).sqrt() as usize).clamp(1, MOST_BLOCKS)
+}
+
+/// Most bytes that a step between nodes moves in all: a frame of the ranks' connections is at most 1 GiB.
+const MOST_BYTES: u64 = (1 << 30) - (1 << 20);
+
+/// Slots that steps between nodes move begin at multiples of this many bytes.
+const SLOT: u64 = 256;
+
+/// Bytes of a slot for a matrix.
+pub(crate) fn slot_bytes(rows: usize, cols: usize, dtype: DType) -> u64 {
+    let bytes = (rows as u64).saturating_mul(cols as u64).saturating_mul(dtype.size() as u64);
+    bytes.max(1).next_multiple_of(SLOT)
+}
+
+impl Composed {
+    /// The sum of something over all parts.
+    pub(super) fn sum(&self, of: impl Fn(&Plan) -> u64) -> u64 {
+        self.parts.values().fold(0, |sum: u64, part| sum.saturating_add(of(part)))
+    }
+
+    pub(super) fn data_bytes(&self) -> u64 {
+        let areas = self.areas.values().map(|bytes| bytes.next_multiple_of(ALIGNMENT));
+        areas.fold(self.sum(Plan::data_bytes), u64::saturating_add)
+    }
+}
+
+/// Makes the parts of one operator.
+struct Maker<'a> {
+    ranks: Ranks,
+    request: &'a Request,
+    composed: Composed,
+}
+
+impl Maker<'_> {
+    /// Adds an operator of the node, with the types of the request and nothing else of it unless `change` says so.
+    fn part(
+        &mut self,
+        role: Role,
+        row: &'static Row,
+        (m, n, k): (usize, usize, usize),
+        change: impl FnOnce(&mut Request),
+    ) -> Result<()> {
+        let mut request = Request {
+            row,
+            m,
+            n,
+            k,
+            variant: None,
+            tile: None,
+            output: None,
+            wire: None,
+            epilogue: Epilogue::None,
+            rms_norm: None,
+            shard: Shard::Rows,
+            root: 0,
+            members: None,
+            beside: 0,
+            trace_spans: 0,
+            ..self.request.clone()
+        };
+        change(&mut request);
+        self.composed.parts.insert(role, Plan::new(self.ranks.local(), &request)?);
+        Ok(())
+    }
+
+    /// Adds the operator that the user's choices are about.
+    fn main(
+        &mut self,
+        row: &'static Row,
+        shape: (usize, usize, usize),
+        change: impl FnOnce(&mut Request),
+    ) -> Result<()> {
+        let Request { variant, tile, .. } = *self.request;
+        if let Some(asked) = variant
+            && row.form(asked).is_none()
+        {
+            let names: Vec<_> = row.forms.iter().map(|form| form.variant.name()).collect();
+            return Err(Error::Invalid {
+                op: self.request.op().into(),
+                what: "variant over several nodes".into(),
+                value: asked.to_string(),
+                expected: format!("auto, {}", names.join(", ")),
+            });
+        }
+        self.part(Role::Main, row, shape, |request| {
+            (request.variant, request.tile) = (variant, tile);
+            change(request);
+        })
+    }
+
+    fn copy(&mut self, (m, n): (usize, usize), from: DType, to: DType) -> Result<()> {
+        self.part(Role::Copy, &COPY, (m, n, 0), |r| (r.dtype, r.output) = (from, Some(to)))
+    }
+
+    fn finish(&mut self, (m, n): (usize, usize)) -> Result<()> {
+        let Request { epilogue, rms_norm, .. } = *self.request;
+        let output = self.request.output_dtype();
+        self.part(Role::Finish, &COPY, (m, n, 0), |r| {
+            (r.dtype, r.output) = (DType::F32, Some(output));
+            (r.epilogue, r.rms_norm) = (epilogue, rms_norm);
+        })
+    }
+
+    fn area(&mut self, area: Area, bytes: u64) {
+        self.composed.areas.insert(area, bytes);
+    }
+
+    /// The type in which a node's sums come from its operator. That of one rank adds nothing up and rounds nothing, so
+    /// that it is rounded as those that travel within a node are.
+    fn partial(&mut self, rows: usize, n: usize) -> Result<DType> {
+        let wire = self.request.wire_dtype();
+        if self.ranks.local().size > 1 || wire == DType::F32 {
+            return Ok(DType::F32);
+        }
+        self.part(Role::Widen, &COPY, (rows, n, 0), |r| {
+            (r.dtype, r.output) = (wire, Some(DType::F32));
+        })?;
+        Ok(wire)
+    }
+
+    fn make(&mut self) -> Result<()> {
+        let request = self.request;
+        let Request { m, n, k, dtype, elements, .. } = *request;
+        let (output, wire) = (request.output_dtype(), request.wire_dtype());
+        let (nodes, local, size) = (self.ranks.nodes(), self.ranks.local().size, self.ranks.size);
+        let all_gather = crate::ops::row(Op::AllGather);
+        // The largest part of a rank, and of a node.
+        let own = if elements { 1 } else { m.div_ceil(size) };
+        let of_node = if elements { local } else { local * own };
+        let slots = |rows, cols, dtype| nodes as u64 * slot_bytes(rows, cols, dtype);
+        match request.op() {
+            Op::Matmul => unreachable!("planned for a rank by itself"),
+            op @ (Op::MatmulAllReduce | Op::AllReduce) => {
+                let scatter = match op {
+                    Op::AllReduce => Op::ReduceScatter,
+                    _ => Op::MatmulReduceScatter,
+                };
+                let scatter = crate::ops::row(scatter);
+                let bytes = slot_bytes(m.div_ceil(local), n, DType::F32);
+                let blocks = request.blocks.unwrap_or_else(|| blocks_of(bytes));
+                let blocks = if elements { 1 } else { blocks.clamp(1, m.max(1)) };
+                self.composed.blocks = blocks;
+                // Elements are split in parts of one length, which pad the message.
+                let (rows, n) =
+                    if elements { (local, n.div_ceil(local)) } else { (m.div_ceil(blocks), n) };
+                let own = rows.div_ceil(local);
+                let partial = self.partial(own, n)?;
+                self.main(scatter, (rows, n, k), |r| {
+                    (r.output, r.wire) = (Some(partial), Some(wire));
+                })?;
+                self.finish((own, n))?;
+                self.part(Role::Gather, all_gather, (rows, n, 0), |r| r.dtype = output)?;
+                let blocks = blocks as u64;
+                self.area(Area::Send, blocks * slot_bytes(own, n, DType::F32));
+                self.area(Area::Result, blocks * slot_bytes(own, n, output));
+                if partial != DType::F32 {
+                    self.area(Area::Partial, blocks * slot_bytes(own, n, partial));
+                }
+                if request.rms_norm.is_some() {
+                    self.area(Area::Normed, blocks * slot_bytes(own, n, output));
+                }
+                if elements {
+                    self.copy((1, local * n), dtype, dtype)?;
+                    self.part(Role::CopyOut, &COPY, (1, local * n, 0), |r| r.dtype = output)?;
+                    self.area(Area::Padded, slot_bytes(local, n, dtype));
+                    self.area(Area::PaddedOut, slot_bytes(local, n, output));
+                }
+                Ok(())
+            }
+            Op::MatmulReduceScatter | Op::ReduceScatter => {
+                let partial = self.partial(own, n)?;
+                self.main(request.row, (of_node, n, k), |r| {
+                    (r.output, r.wire) = (Some(partial), Some(wire));
+                })?;
+                self.finish((own, n))?;
+                self.area(Area::Send, slots(own, n, DType::F32));
+                self.area(Area::Receive, slot_bytes(own, n, DType::F32));
+                if partial != DType::F32 {
+                    self.area(Area::Partial, slot_bytes(own, n, partial));
+                }
+                Ok(())
+            }
+            Op::AllGather => {
+                self.main(request.row, (of_node, n, 0), |_| ())?;
+                self.copy((own, n), dtype, dtype)?;
+                self.area(Area::Send, slot_bytes(own, n, dtype));
+                self.area(Area::Receive, slots(own, n, dtype));
+                Ok(())
+            }
+            Op::MatmulAllGather => {
+                let epilogue = request.epilogue;
+                self.main(request.row, (of_node, n, k), |r| {
+                    (r.output, r.epilogue) = (Some(output), epilogue);
+                })?;
+                self.part(Role::Gather, all_gather, (of_node, n, 0), |r| r.dtype = output)?;
+                self.copy((own, n), output, output)?;
+                self.area(Area::Send, slot_bytes(own, n, output));
+                self.area(Area::Receive, slots(own, n, output));
+                Ok(())
+            }
+            Op::AllGatherMatmul if request.shard == Shard::Rows => {
+                let epilogue = request.epilogue;
+                self.main(request.row, (of_node, n, k), |r| {
+                    (r.output, r.epilogue) = (Some(output), epilogue);
+                })?;
+                self.copy((own, k), dtype, dtype)?;
+                self.area(Area::Send, slot_bytes(own, k, dtype));
+                self.area(Area::Receive, slots(own, k, dtype));
+                Ok(())
+            }
+            Op::AllGatherMatmul => {
+                if let Some(variant) = request.variant {
+                    return Err(self.refused("variant of columns", &variant, "auto"));
+                }
+                // Columns travel as rows of the transpose.
+                let own = k.div_ceil(size);
+                let columns = split(k, size, self.ranks.rank).len();
+                let Request { epilogue, tile, .. } = *request;
+                // N is a rank's own, and the shape of tiles is not.
+                let tile = tile.unwrap_or(TileShape { m: 64, n: 64 });
+                self.part(Role::Product, crate::ops::row(Op::Matmul), (m, n, k), |r| {
+                    (r.output, r.epilogue, r.tile) = (Some(output), epilogue, Some(tile));
+                })?;
+                self.part(Role::Main, all_gather, (local * own, m, 0), |_| ())?;
+                // Ranks have different numbers of columns, and one shape of tiles.
+                let tile = TileShape { m: m.clamp(1, 64), n: own.clamp(1, 256) };
+                self.part(Role::Copy, &COPY, (m, columns, 0), |r| r.tile = Some(tile))?;
+                self.area(Area::Send, slot_bytes(own, m, dtype));
+                self.area(Area::Receive, slots(own, m, dtype));
+                self.area(Area::Whole, slot_bytes(k, m, dtype));
+                Ok(())
+            }
+            Op::AllToAll => {
+                self.main(request.row, (of_node, n, 0), |_| ())?;
+                let (rows, cols) = if elements { (1, of_node * n) } else { (of_node, n) };
+                self.copy((rows, cols), dtype, dtype)?;
+                self.area(Area::Send, slots(of_node, n, dtype));
+                self.area(Area::Receive, slots(of_node, n, dtype));
+                Ok(())
+            }
+            Op::Broadcast => {
+                let root = request.root % local;
+                self.main(request.row, (m, n, 0), |r| r.root = root)?;
+                self.copy((m, n), dtype, dtype)?;
+                self.area(Area::Receive, slot_bytes(m, n, dtype));
+                Ok(())
+            }
+            Op::Barrier => {
+                self.area(Area::Send, SLOT);
+                self.main(request.row, (0, 0, 0), |_| ())
+            }
+        }
+    }
+
+    fn refused(&self, what: &str, value: &dyn ToString, expected: &str) -> Error {
+        Error::Invalid {
+            op: self.request.op().into(),
+            what: format!("{what} over several nodes"),
+            value: value.to_string(),
+            expected: expected.into(),
+        }
+    }
+
+    /// Refuses steps that the sockets between nodes cannot carry.
+    fn check_step(&self) -> Result<()> {
+        let Composed { areas, blocks, .. } = &self.composed;
+        let sent = areas.get(&Area::Send).or_else(|| areas.get(&Area::Receive)).unwrap_or(&0);
+        let of_all = (sent / *blocks as u64).saturating_mul(self.ranks.nodes() as u64);
+        match of_all <= MOST_BYTES {
+            true => Ok(()),
+            false => {
+                let expected = format!("at most {MOST_BYTES}: fewer rows in a call");
+                Err(self.refused("bytes of a step", &of_all, &expected))
+            }
+        }
+    }
+
+    /// Refuses by name what no part does.
+    fn check(&self) -> Result<()> {
+        let Request { beside, trace_spans, ref members, .. } = *self.request;
+        let backend = self.ranks.device.backend;
+        if !self.ranks.size.is_multiple_of(self.ranks.nodes()) {
+            let expected = format!("a multiple of {} nodes", self.ranks.nodes());
+            return Err(self.refused("number of ranks", &self.ranks.size, &expected));
+        }
+        if !backend.traits().host_threads {
+            return Err(self.refused("backend", &backend, "cpu, which has steps between nodes"));
+        }
+        if beside > 0 {
+            return Err(self.refused("beside", &beside, "0"));
+        }
+        if trace_spans > 0 {
+            return Err(self.refused("trace_spans", &trace_spans, "0"));
+        }
+        if let Some(members) = members {
+            return Err(self.refused("members", &format!("{members:?}"), "all ranks"));
+        }
+        Ok(())
+    }
+}
+
+impl Plan {
+    /// The plan of an operator over several nodes, of a request that was checked.
+    pub(super) fn composed_of(ranks: Ranks, request: Request) -> Result<Self> {
+        if request.row.is_local() {
+            return Self::new(ranks.local(), &request);
+        }
+        let (parts, areas) = Default::default();
+        let composed = Composed { parts, areas, blocks: 1 };
+        let mut maker = Maker { ranks, request: &request, composed };
+        maker.check()?;
+        maker.make()?;
+        maker.check_step()?;
+        let composed = maker.composed;
+        let choices = composed.parts[&Role::Main].choices.clone();
+        let (logged, composed) = (Arc::new(Once::new()), Some(Arc::new(composed)));
+        Ok(Self { ranks, request, choices, logged, composed })
+    }
+
+    /// Its parts, where the ranks are on several nodes.
+    pub(crate) fn composed(&self) -> Option<&Arc<Composed>> {
+        self.composed.as_ref()
+    }
+
+    /// The plans of the operators of a node that it takes: itself on one node.
+    pub(crate) fn parts(&self) -> Vec<&Plan> {
+        self.composed.as_ref().map_or_else(|| vec![self], |it| it.parts.values().collect())
+    }
+
+    /// The items that all ranks must have alike, of all parts.
+    pub(crate) fn fingerprint_of_all(&self) -> Vec<(&'static str, String)> {
+        let mut items = self.fingerprint();
+        if let Some(composed) = &self.composed {
+            items.push(("blocks", composed.blocks.to_string()));
+            for part in composed.parts.values().filter(|part| !part.row().is_local()) {
+                items.extend(part.fingerprint());
+            }
+        }
+        items
+    }
+
+    /// Rows, of `m` that are split over all ranks, that fall to the ranks of a node.
+    pub(crate) fn rows_of_node(&self, node: usize, m: usize) -> Range<usize> {
+        let local = self.ranks.local().size;
+        let of = |local_rank: usize| self.rows_of(node * local + local_rank, m);
+        of(0).start..of(local - 1).end
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn splits_nest() {
+        for (nodes, local) in [(2, 1), (2, 2), (3, 4), (2, 3)] {
+            let size = nodes * local;
+            for total in 0..3 * size + 2 {
+                for node in 0..nodes {
+                    let all = |rank: usize| split(total, size, node * local + rank);
+                    let (start, end) = (all(0).start, all(local - 1).end);
+                    for rank in 0..local {
+                        let Range { start: first, end: last } = split(end - start, local, rank);
+                        assert_eq!(start + first..start + last, all(rank));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn more_bytes_are_cut_into_more_blocks() {
+        assert_eq!(blocks_of(0), 1);
+        assert_eq!(blocks_of(4_000_000), 4);
+        assert_eq!(blocks_of(1 << 40), MOST_BLOCKS);
+    }
+
+    #[test]
+    fn what_no_part_does_is_refused_by_name() {
+        let ranks = Ranks::new(1, 4).on_nodes(2);
+        let options = crate::matmul_all_reduce::Options::new(8, 8, 8);
+        let fails = |plan: Result<Plan>, words: [&str; 2]| {
+            let text = plan.unwrap_err().to_string();
+            assert!(words.iter().all(|word| text.contains(word)), "{text}");
+        };
+        let two_shot = crate::matmul_all_reduce::Variant::TwoShot;
+        fails(options.clone().variant(two_shot).plan(ranks), ["variant over several", "two_shot"]);
+        let large = crate::all_gather::Options::rows(1 << 20, 1 << 10);
+        fails(large.plan(ranks), ["bytes of a step over", "fewer rows"]);
+        fails(options.clone().trace_spans(8).plan(ranks), ["trace_spans over", "8"]);
+        fails(options.plan(Ranks::new(1, 5).on_nodes(2)), ["number of ranks", "multiple of 2"]);
+        let barrier = crate::barrier::Options::new().members(vec![0]);
+        fails(barrier.plan(ranks), ["members over", "all ranks"]);
+        let plan = crate::matmul::Options::new(8, 8, 8).plan(ranks).unwrap();
+        assert_eq!((plan.ranks().rank, plan.ranks().size), (1, 2));
+    }
+}

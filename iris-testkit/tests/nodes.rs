@@ -1,0 +1,413 @@
+//! Every operator over several nodes against the oracle: threads that play nodes, and ranks that meet over loopback.
+
+mod common;
+
+use std::net::TcpListener;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use common::taken;
+use iris_heap::{DType, HeapOptions, Network, Secret, SymmetricHeap, UniqueId, World};
+use iris_ops::{
+    AllGather, AllReduce, AllToAll, Barrier, Broadcast, CollectiveArgs, Epilogue, MatRef,
+    ReduceScatter, Shard, TileShape,
+};
+use iris_testkit::Level;
+use iris_testkit::rig::{Rig, Room};
+use iris_testkit::suite::{Case, Input, Layout, Op, Options, Residual, room_for_nodes, run_case};
+
+const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+/// Nodes, and ranks of each.
+const WORLDS: [(usize, usize); 4] = [(2, 1), (2, 2), (3, 1), (2, 3)];
+
+/// M, N, K: ragged ones, single rows and columns, no depth, fewer rows than ranks, and none.
+const SHAPES: [(usize, usize, usize); 9] = [
+    (33, 65, 17),
+    (1, 64, 32),
+    (64, 1, 5),
+    (7, 3, 0),
+    (3, 5, 4),
+    (0, 6, 3),
+    (107, 96, 48),
+    (130, 40, 70),
+    (9, 0, 5),
+];
+
+/// Each operator as the plan chooses, and by each variant that a node's operator has.
+fn each(options: &Options) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for op in Op::ALL {
+        let mut options = options.clone();
+        if !op.multiplies() {
+            options.k = 0;
+        }
+        cases.push(Case::new(op, "auto", options.clone()));
+        if op == Op::AllGatherMatmul {
+            cases.push(Case::new(op, "auto", options.shard(Shard::Columns)));
+        }
+    }
+    cases
+}
+
+fn run_all((nodes, per_node): (usize, usize), cases: &[Case]) {
+    let size = nodes * per_node;
+    let cases: Vec<_> = cases.iter().filter(|case| taken(case, size)).collect();
+    let rooms = cases.iter().map(|case| room_for_nodes(case, size, nodes).unwrap());
+    let room = rooms.fold(Room::default(), Room::or);
+    let options = HeapOptions::new().threads(2);
+    World::run_nodes(nodes, per_node, |world| run_cases(&world, (&options, room), &cases)).unwrap();
+}
+
+fn run_cases(
+    world: &World,
+    (options, room): (&HeapOptions, Room),
+    cases: &[&Case],
+) -> anyhow::Result<()> {
+    let heap = Rig::open(world, options.clone(), room)?.heap;
+    for case in cases {
+        run_case(&heap, case)?;
+    }
+    heap.close()?;
+    world.close()?;
+    Ok(())
+}
+
+fn shapes_on(nodes: usize, per_node: usize) {
+    let mut cases = Vec::new();
+    for (index, (m, n, k)) in SHAPES.into_iter().enumerate() {
+        for (turn, dtype) in TYPES.into_iter().enumerate() {
+            for input in [Input::Integers, Input::Reals] {
+                let at = index + turn + usize::from(input == Input::Reals);
+                let blocks = [None, Some(1), Some(3)][at % 3];
+                if Level::from_env() <= Level::Quick && !at.is_multiple_of(4) {
+                    continue;
+                }
+                let mut options = Options::new(m, n, k).dtype(dtype);
+                options.blocks = blocks;
+                if at % 2 == 1 {
+                    options = options.tile(TileShape { m: 8, n: 16 });
+                }
+                for mut case in each(&options) {
+                    (case.input, case.seed) = (input, 1 + at as u64);
+                    cases.push(case);
+                }
+            }
+        }
+    }
+    run_all((nodes, per_node), &cases);
+}
+
+#[test]
+fn shapes_and_types_on_2_nodes_of_1_rank() {
+    shapes_on(2, 1);
+}
+
+#[test]
+fn shapes_and_types_on_2_nodes_of_2_ranks() {
+    shapes_on(2, 2);
+}
+
+#[test]
+fn shapes_and_types_on_3_nodes_of_1_rank() {
+    shapes_on(3, 1);
+}
+
+#[test]
+fn shapes_and_types_on_2_nodes_of_3_ranks() {
+    shapes_on(2, 3);
+}
+
+/// Layouts, bias, epilogue, other types, other roots, bursts: each alone and on every operator.
+#[test]
+fn features_of_matrices_and_options() {
+    type Change = fn(Case) -> Case;
+    let changes: &[Change] = &[
+        |case| case,
+        |mut case| {
+            case.a = Layout { transposed: true, pad: 2, before: 1, ..Layout::default() };
+            case.b = Layout { transposed: true, pad: 2, before: 3, ..Layout::default() };
+            case
+        },
+        |mut case| {
+            case.c = Layout { transposed: true, pad: 4, ..Layout::default() };
+            case
+        },
+        |mut case| {
+            (case.a.pad, case.a.before, case.b.pad, case.c.pad, case.c.before) = (3, 5, 1, 7, 11);
+            case
+        },
+        |mut case| {
+            (case.a.external, case.b.external, case.c.external) = (true, true, true);
+            case
+        },
+        |mut case| {
+            case.c.skewed = true;
+            case
+        },
+        |mut case| {
+            case.bias = true;
+            case
+        },
+        |mut case| {
+            (case.bias, case.input) = (true, Input::Reals);
+            case.options = case.options.epilogue(Epilogue::Gelu);
+            case
+        },
+        |mut case| {
+            case.uneven = true;
+            case
+        },
+        |mut case| {
+            case.in_place = true;
+            case
+        },
+        |mut case| {
+            let m = case.options.m;
+            (case.burst, case.rows) = (true, vec![m, 1, m, m / 2, m, 0, m, m]);
+            case
+        },
+        |mut case| {
+            case.options = case.options.wire(DType::F32);
+            case
+        },
+        |mut case| {
+            case.options.root = 1;
+            case
+        },
+    ];
+    for (nodes, per_node) in WORLDS {
+        let mut cases = Vec::new();
+        for (turn, dtype) in TYPES.into_iter().enumerate() {
+            let mut options = Options::new(29, 21, 13).dtype(dtype);
+            options.blocks = Some(1 + turn);
+            for case in each(&options) {
+                cases.extend(changes.iter().map(|change| change(case.clone())));
+            }
+            let mut narrow = Options::new(17, 12, 9).dtype(DType::F32).output(dtype);
+            narrow.blocks = Some(2);
+            cases.push(Case::new(Op::MatmulAllReduce, "auto", narrow));
+        }
+        run_all((nodes, per_node), &cases);
+    }
+}
+
+/// Rows that are normalised beside the sum, with a residual and without.
+#[test]
+fn rows_are_normalised() {
+    for (nodes, per_node) in WORLDS {
+        let mut cases = Vec::new();
+        for dtype in TYPES {
+            for op in [Op::AllReduce, Op::MatmulAllReduce] {
+                let k = if op.multiplies() { 13 } else { 0 };
+                let mut options = Options::new(17, 37, k).dtype(dtype).rms_norm(1e-3);
+                options.blocks = Some(2);
+                let case = Case::new(op, "auto", options);
+                cases.push(case.clone());
+                cases.push(Case { residual: Residual::None, ..case.clone() });
+                cases.push(Case { residual: Residual::InC, input: Input::Reals, ..case.clone() });
+                cases.push(Case { in_place: true, bias: true, ..case });
+            }
+        }
+        run_all((nodes, per_node), &cases);
+    }
+}
+
+/// Messages of elements, whose number no world divides.
+#[test]
+fn messages_of_elements() {
+    for (nodes, per_node) in WORLDS {
+        let size = nodes * per_node;
+        World::run_nodes(nodes, per_node, |world| -> anyhow::Result<()> {
+            let heap = SymmetricHeap::open(&world, HeapOptions::new())?;
+            let stream = heap.stream()?;
+            let (rank, most) = (world.rank(), 1003);
+            let input = heap.zeros::<f32>(most * size)?;
+            let output = heap.zeros::<f32>(most * size)?;
+            let value = |rank: usize, at: usize| ((rank * 31 + at * 7) % 64) as f32;
+            let message = |rank: usize, len: usize| -> Vec<f32> {
+                (0..len).map(|at| value(rank, at)).collect()
+            };
+            let all_reduce =
+                AllReduce::new(&heap, &iris_ops::all_reduce::Options::new(most).plan(&heap)?)?;
+            let scatter = ReduceScatter::new(
+                &heap,
+                &iris_ops::reduce_scatter::Options::new(most).plan(&heap)?,
+            )?;
+            let gather =
+                AllGather::new(&heap, &iris_ops::all_gather::Options::new(most).plan(&heap)?)?;
+            let to_all =
+                AllToAll::new(&heap, &iris_ops::all_to_all::Options::new(most).plan(&heap)?)?;
+            let root = size - 1;
+            let broadcast = iris_ops::broadcast::Options::new(most).root(root).plan(&heap)?;
+            let broadcast = Broadcast::new(&heap, &broadcast)?;
+            for count in [most, 1, 7, size, 1000, most] {
+                let run = |parts_in: usize,
+                           parts_out: usize,
+                           call: &dyn Fn(MatRef, MatRef) -> iris_ops::OpResult<()>|
+                 -> anyhow::Result<Vec<f32>> {
+                    let (from, to) =
+                        (input.slice(..parts_in * count)?, output.slice(..parts_out * count)?);
+                    heap.write(from, &message(rank, parts_in * count))?;
+                    heap.write(to, &vec![f32::NAN; parts_out * count])?;
+                    call(MatRef::vector(from), MatRef::vector(to))?;
+                    stream.sync()?;
+                    Ok(heap.read(to)?)
+                };
+                let sum = |at: usize| (0..size).map(|rank| value(rank, at)).sum::<f32>();
+                let seen = run(1, 1, &|a, c| all_reduce.run(&CollectiveArgs::new(a, c), &stream))?;
+                assert_eq!(seen, (0..count).map(sum).collect::<Vec<_>>(), "all_reduce of {count}");
+                let seen = run(size, 1, &|a, c| scatter.run(&CollectiveArgs::new(a, c), &stream))?;
+                let wanted: Vec<_> = (rank * count..(rank + 1) * count).map(sum).collect();
+                assert_eq!(seen, wanted, "reduce_scatter of {count}");
+                let seen = run(1, size, &|a, c| gather.run(&CollectiveArgs::new(a, c), &stream))?;
+                let wanted: Vec<_> = (0..size).flat_map(|rank| message(rank, count)).collect();
+                assert_eq!(seen, wanted, "all_gather of {count}");
+                let seen =
+                    run(size, size, &|a, c| to_all.run(&CollectiveArgs::new(a, c), &stream))?;
+                let part = |from: usize| (0..count).map(move |at| value(from, rank * count + at));
+                let wanted: Vec<_> = (0..size).flat_map(part).collect();
+                assert_eq!(seen, wanted, "all_to_all of {count}");
+                let seen = run(1, 1, &|a, c| {
+                    let args = CollectiveArgs::new(a, c);
+                    let args = if rank == root { args } else { CollectiveArgs::receive(c) };
+                    broadcast.run(&args, &stream)
+                })?;
+                assert_eq!(seen, message(root, count), "broadcast of {count}");
+            }
+            all_reduce.free()?;
+            scatter.free()?;
+            gather.free()?;
+            to_all.free()?;
+            broadcast.free()?;
+            heap.close()?;
+            world.close()?;
+            Ok(())
+        })
+        .unwrap();
+    }
+}
+
+/// Nobody leaves a barrier before the last has come, whichever node it is on.
+#[test]
+fn a_barrier_holds_all_nodes() {
+    for (nodes, per_node) in WORLDS {
+        let come = AtomicUsize::new(0);
+        World::run_nodes(nodes, per_node, |world| -> anyhow::Result<()> {
+            let heap = SymmetricHeap::open(&world, HeapOptions::new().data_bytes(1 << 20))?;
+            let stream = heap.stream()?;
+            let plan = iris_ops::barrier::Options::new().plan(&heap)?;
+            let barrier = Barrier::new(&heap, &plan)?;
+            for call in 1..=20 {
+                come.fetch_add(1, Ordering::Relaxed);
+                barrier.run(&stream)?;
+                stream.sync()?;
+                let seen = come.load(Ordering::Relaxed);
+                assert!(seen >= call * world.size(), "call {call}: {seen}");
+            }
+            barrier.free()?;
+            heap.close()?;
+            world.close()?;
+            Ok(())
+        })
+        .unwrap();
+    }
+}
+
+/// The same suite where ranks meet over TCP, with a secret.
+#[test]
+fn operators_over_sockets() {
+    for names in [&["a", "a", "b", "b"][..], &["a", "b", "c"]] {
+        let (size, nodes) = (names.len(), if names.len() == 4 { 2 } else { 3 });
+        let mut cases = Vec::new();
+        for dtype in TYPES {
+            cases.extend(each(&Options::new(37, 21, 13).dtype(dtype)));
+        }
+        let rooms = cases.iter().map(|case| room_for_nodes(case, size, nodes).unwrap());
+        let room = rooms.fold(Room::default(), Room::or);
+        let options = HeapOptions::new().threads(1);
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let network = Network::new(format!("127.0.0.1:{port}"), &UniqueId::new().unwrap());
+        let network = network.secret(Secret::new().unwrap());
+        let cases: Vec<_> = cases.iter().collect();
+        std::thread::scope(|scope| {
+            let run = |rank: usize| -> anyhow::Result<()> {
+                let network = network.clone().node(names[rank]);
+                run_cases(&World::over_network(&network, rank, size)?, (&options, room), &cases)
+            };
+            let ranks: Vec<_> = (0..size).map(|rank| scope.spawn(move || run(rank))).collect();
+            let results: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+            results.into_iter().for_each(|result| result.unwrap());
+        });
+    }
+}
+
+/// Plans that differ between nodes are told to all when the operator is made.
+#[test]
+fn plans_that_differ_between_nodes_are_named() {
+    let results = World::run_nodes(2, 2, |world| -> anyhow::Result<String> {
+        let heap = SymmetricHeap::open(&world, HeapOptions::new().data_bytes(1 << 20))?;
+        let options = iris_ops::all_reduce::Options::rows(8, 16 + world.node());
+        let error = AllReduce::new(&heap, &options.plan(&heap)?).unwrap_err();
+        heap.close()?;
+        world.close()?;
+        Ok(error.to_string())
+    });
+    for text in results.unwrap() {
+        assert!(text.contains("n is 16 on rank 0 and 1; 17 on rank 2 and 3"), "{text}");
+    }
+}
+
+/// Calls that differ between nodes end on all ranks, with both ranks and what differs.
+#[test]
+fn calls_that_differ_between_nodes_are_named() {
+    let results =
+        World::run_nodes_each((2, 2), &Default::default(), |world| -> anyhow::Result<()> {
+            let heap = SymmetricHeap::open(&world, HeapOptions::new().data_bytes(1 << 20))?;
+            let stream = heap.stream()?;
+            let plan = iris_ops::all_reduce::Options::rows(8, 16).plan(&heap)?;
+            let op = AllReduce::new(&heap, &plan)?;
+            let x = heap.zeros::<f32>(8 * 16)?;
+            // The nodes disagree about the rows of a call.
+            let rows = 8 - world.node();
+            let matrix = MatRef::sym(x.slice(..rows * 16)?, rows, 16);
+            op.run(&CollectiveArgs::new(matrix, matrix), &stream)?;
+            let outcome = stream.sync();
+            // A rank that returned would be lost to the others.
+            world.barrier()?;
+            let again = op.run(&CollectiveArgs::new(matrix, matrix), &stream);
+            assert!(again.is_err(), "the heap is of no further use");
+            Ok(outcome?)
+        });
+    for (rank, result) in results.unwrap().into_iter().enumerate() {
+        let text = format!("{:#}", result.unwrap_err());
+        let named = text.contains("M is") && text.contains("(host node 1 of this process)");
+        assert!(named || text.contains("gave up"), "rank {rank}: {text}");
+    }
+}
+
+/// A rank that ends in the middle of a call ends the call on all nodes.
+#[test]
+fn a_rank_that_ends_is_named_on_all_nodes() {
+    let results =
+        World::run_nodes_each((2, 2), &Default::default(), |world| -> anyhow::Result<()> {
+            let heap = SymmetricHeap::open(&world, HeapOptions::new().data_bytes(1 << 20))?;
+            let stream = heap.stream()?;
+            let plan = iris_ops::all_reduce::Options::rows(8, 16).plan(&heap)?;
+            let op = AllReduce::new(&heap, &plan)?;
+            let x = heap.zeros::<f32>(8 * 16)?;
+            let matrix = MatRef::sym(x, 8, 16);
+            if world.rank() == 3 {
+                world.abort();
+                return Ok(());
+            }
+            op.run(&CollectiveArgs::new(matrix, matrix), &stream)?;
+            Ok(stream.sync()?)
+        });
+    for (rank, result) in results.unwrap().into_iter().enumerate().take(3) {
+        let text = format!("{:#}", result.unwrap_err());
+        assert!(
+            text.contains("rank 3 on host node 1 of this process is lost"),
+            "rank {rank}: {text}"
+        );
+    }
+}
