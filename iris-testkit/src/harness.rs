@@ -2,7 +2,7 @@
 //! compiler. Tests whose requirement is missing are reported as ignored, with the reason, not as
 //! passed.
 //!
-//! Such a test program has `harness = false` in its manifest and a `main`:
+//! A test program that uses it has `harness = false` in its manifest and a `main`:
 //!
 //! ```no_run
 //! use iris_testkit::harness::{self, Group, named};

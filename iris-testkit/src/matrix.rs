@@ -1,13 +1,13 @@
-//! Matrices in the heap whose elements are given and read as doubles.
+//! Matrices in the heap whose elements are written and read as f64.
 
 use anyhow::Result;
 use iris_heap::{ALIGNMENT, DType, Element, SymSlice, SymmetricHeap};
 use iris_ops::MatRef;
 
-/// Every byte of an element that nobody has written: all element types read it as NaN.
+/// Byte with which unwritten memory is filled: every element type reads it as NaN.
 pub const POISON: u8 = 0xff;
 
-/// `$call` with `$type` as the type of `$dtype`; an error for a type that no matrix has.
+/// Evaluates `$call` with `$type` as the Rust type of `$dtype`; an error for an integer type.
 macro_rules! with_type {
     ($dtype:expr, $type:ident => $call:expr) => {
         match $dtype {
@@ -23,19 +23,21 @@ macro_rules! with_type {
                 type $type = half::bf16;
                 $call
             }
-            other => anyhow::bail!("no matrices of {other}"),
+            other => {
+                anyhow::bail!("element type of a matrix is {other}: expected f32, f16 or bf16")
+            }
         }
     };
 }
 pub(crate) use with_type;
 
-/// Bytes of the heap that a matrix of so many elements takes.
+/// Bytes that a matrix with this number of elements takes in the heap.
 pub fn room(dtype: DType, elements: usize) -> u64 {
     let bytes = (elements.max(1) as u64).saturating_mul(dtype.size() as u64);
     bytes.checked_next_multiple_of(ALIGNMENT).unwrap_or(u64::MAX)
 }
 
-/// Elements of a type, rounded from doubles, as bytes.
+/// Encodes f64 values as elements of a type, rounded.
 ///
 /// # Errors
 /// A type other than f32, f16 and bf16.
@@ -45,7 +47,7 @@ pub fn bytes(dtype: DType, values: impl Iterator<Item = f64>) -> Result<Vec<u8>>
     }))
 }
 
-/// Elements of a type as doubles.
+/// Decodes elements of a type to f64.
 ///
 /// # Errors
 /// A type other than f32, f16 and bf16.
@@ -56,15 +58,15 @@ pub fn values(dtype: DType, bytes: &[u8]) -> Result<Vec<f64>> {
     }))
 }
 
-/// Row-major matrix at the start of a block, contiguous, as operators take it.
+/// Creates a reference to a row-major, contiguous matrix at the start of `slice`.
 ///
 /// # Errors
-/// A type other than f32, f16 and bf16; a block that is not aligned to it.
+/// A type other than f32, f16 and bf16; a slice that is not aligned to the type.
 pub fn matrix(slice: SymSlice<u8>, dtype: DType, (rows, cols): (usize, usize)) -> Result<MatRef> {
     Ok(with_type!(dtype, T => MatRef::sym(slice.cast::<T>()?, rows, cols)))
 }
 
-/// This rank's matrix of `rows` x `cols`, row-major and contiguous, in a block that all ranks have.
+/// This rank's matrix of `rows` x `cols`, row-major and contiguous, in a symmetric allocation.
 pub struct Matrix {
     slice: SymSlice<u8>,
     dtype: DType,
@@ -73,10 +75,10 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// Takes room for `most` elements, the same on all ranks: collective.
+    /// Allocates room for `most` elements, the same number on all ranks. Collective.
     ///
     /// # Errors
-    /// Those of [`SymmetricHeap::alloc`].
+    /// Errors of [`SymmetricHeap::alloc`].
     #[track_caller]
     pub fn new(
         heap: &SymmetricHeap,
@@ -92,10 +94,10 @@ impl Matrix {
         Ok(self.slice.slice(row * line..(row + 1) * line)?)
     }
 
-    /// Writes `value(row, col)` everywhere, rounded.
+    /// Sets each element to `value(row, col)`, rounded to the element type.
     ///
     /// # Errors
-    /// Those of [`SymmetricHeap::write`]; a type that no matrix has.
+    /// Errors of [`SymmetricHeap::write`]; an integer type.
     pub fn fill(&self, heap: &SymmetricHeap, value: impl Fn(usize, usize) -> f64) -> Result<()> {
         for row in 0..self.rows {
             let bytes = bytes(self.dtype, (0..self.cols).map(|col| value(row, col)))?;
@@ -104,50 +106,51 @@ impl Matrix {
         Ok(())
     }
 
-    /// Fills it with NaN, so that what nobody writes shows.
+    /// Fills the matrix with NaN, so that elements that are not written are found.
     ///
     /// # Errors
-    /// Those of [`SymmetricHeap::write`].
+    /// Errors of [`SymmetricHeap::write`].
     pub fn poison(&self, heap: &SymmetricHeap) -> Result<()> {
         let bytes = vec![POISON; self.cols * self.dtype.size()];
         (0..self.rows).try_for_each(|row| Ok(heap.write(self.line(row)?, &bytes)?))
     }
 
-    /// Bytes of a row of `rank`'s. The caller knows that its owner has written it.
+    /// Reads the bytes of a row of `rank`'s matrix. The caller must know that its owner has written
+    /// it.
     ///
     /// # Errors
-    /// Those of [`SymmetricHeap::read_from`].
+    /// Errors of [`SymmetricHeap::read_from`].
     pub fn row_of(&self, heap: &SymmetricHeap, rank: usize, row: usize) -> Result<Vec<u8>> {
         Ok(heap.read_from(self.line(row)?, rank)?)
     }
 
-    /// All elements of this rank, row-major.
+    /// Reads all elements of this rank's matrix, row-major.
     ///
     /// # Errors
-    /// Those of [`SymmetricHeap::read`]; a type that no matrix has.
+    /// Errors of [`SymmetricHeap::read`]; an integer type.
     pub fn read(&self, heap: &SymmetricHeap) -> Result<Vec<f64>> {
         let bytes = self.rows * self.cols * self.dtype.size();
         values(self.dtype, &heap.read(self.slice.slice(..bytes)?)?)
     }
 
-    /// The matrix as operators take it.
+    /// Reference to the matrix, as operators take it.
     ///
     /// # Errors
-    /// A type that no matrix has.
+    /// An integer type.
     pub fn matrix(&self) -> Result<MatRef> {
         matrix(self.slice, self.dtype, (self.rows, self.cols))
     }
 
-    /// Gives the room back: collective.
+    /// Frees the matrix. Collective.
     ///
     /// # Errors
-    /// Those of [`SymmetricHeap::free`].
+    /// Errors of [`SymmetricHeap::free`].
     #[track_caller]
     pub fn free(self, heap: &SymmetricHeap) -> Result<()> {
         Ok(heap.free(self.slice)?)
     }
 
-    /// Rows and columns of this rank.
+    /// Rows and columns of this rank's matrix.
     pub fn shape(&self) -> (usize, usize) {
         (self.rows, self.cols)
     }

@@ -1,4 +1,5 @@
-//! Options of any operator as one struct, and plans by them: what tests and programs vary.
+//! Options of any operator as one struct, and the plans made from them: everything that tests and
+//! programs vary.
 
 use anyhow::bail;
 use iris_heap::{BackendKind, DType};

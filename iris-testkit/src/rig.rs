@@ -1,4 +1,4 @@
-//! One rank at work on operators: a heap with room for what is planned, a stream, matrices, and timed calls.
+//! Setup of one rank: a heap with room for given plans, a stream, matrices, and timed calls.
 //!
 //! ```
 //! use iris_heap::{DType, HeapOptions, World};
@@ -34,23 +34,23 @@ use iris_ops::{Plan, Ranks};
 
 use crate::matrix::{Matrix, room};
 
-/// Bytes that every rank needs in its data and its signal segment.
+/// Bytes that every rank needs in its data segment and its signal segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Room {
     /// Bytes of the data segment.
     pub data: u64,
-    /// Bytes of the signal segment, without those that the heap keeps for itself.
+    /// Bytes of the signal segment, without the part that the heap reserves for itself.
     pub signal: u64,
 }
 
 impl Room {
-    /// Bytes at the start of the signal segment that the heap keeps for itself, rounded up.
+    /// Bytes that the heap reserves at the start of the signal segment, rounded up.
     const RESERVED: u64 = 4096;
 
-    /// Largest need of the plans that `plan` makes for the ranks of a world of `size`.
+    /// Largest need of the plans that `plan` makes for each rank of a world of `size` ranks.
     ///
     /// # Errors
-    /// Those of `plan`.
+    /// Errors of `plan`.
     pub fn of(size: usize, plan: impl Fn(Ranks) -> Result<Plan>) -> Result<Room> {
         let mut largest = Room::default();
         for rank in 0..size {
@@ -59,21 +59,21 @@ impl Room {
         Ok(largest)
     }
 
-    /// Adds room for matrices of so many elements each.
+    /// Adds room for matrices with these numbers of elements, one number for each matrix.
     #[must_use]
     pub fn matrices(self, dtype: DType, elements: impl IntoIterator<Item = usize>) -> Room {
         let rooms = elements.into_iter().map(|elements| room(dtype, elements));
         Room { data: rooms.fold(self.data, u64::saturating_add), ..self }
     }
 
-    /// Sum of two needs that are there at the same time.
+    /// Sum of two needs that exist at the same time.
     #[must_use]
     pub fn and(self, other: Room) -> Room {
         let sum = u64::saturating_add;
         Room { data: sum(self.data, other.data), signal: sum(self.signal, other.signal) }
     }
 
-    /// Need of the larger of two that follow each other.
+    /// Maximum of two needs that exist one after the other.
     #[must_use]
     pub fn or(self, other: Room) -> Room {
         Room { data: self.data.max(other.data), signal: self.signal.max(other.signal) }
@@ -86,19 +86,19 @@ impl From<&Plan> for Room {
     }
 }
 
-/// A rank's heap, and a stream on it.
+/// Heap of a rank, and a stream on it.
 pub struct Rig {
-    /// The heap.
+    /// Heap of this rank.
     pub heap: Arc<SymmetricHeap>,
     /// Stream on which [`Rig::time`] enqueues.
     pub stream: Stream,
 }
 
 impl Rig {
-    /// Opens a heap of these options with this room: collective in `world`.
+    /// Opens a heap with these options and this room. Collective in `world`.
     ///
     /// # Errors
-    /// Those of [`SymmetricHeap::open`].
+    /// Errors of [`SymmetricHeap::open`].
     #[track_caller]
     pub fn open(world: &World, options: HeapOptions, room: Room) -> Result<Rig> {
         let signal = room.signal.saturating_add(Room::RESERVED);
@@ -106,10 +106,11 @@ impl Rig {
         Ok(Rig { stream: heap.stream()?, heap })
     }
 
-    /// A, B and C of this rank, in blocks of `most` elements that all ranks have: collective.
+    /// Allocates A, B and C with room for `most` elements each, the same numbers on all ranks;
+    /// `shapes` are this rank's (rows, columns). Collective.
     ///
     /// # Errors
-    /// Those of [`SymmetricHeap::alloc`].
+    /// Errors of [`SymmetricHeap::alloc`].
     #[track_caller]
     pub fn matrices(
         &self,
@@ -121,10 +122,11 @@ impl Rig {
         Ok([matrix(0)?, matrix(1)?, matrix(2)?])
     }
 
-    /// Microseconds from the moment at which all ranks are here until what `calls` enqueues is done.
+    /// Times `calls`: microseconds from a host barrier of all ranks until the work that `calls`
+    /// enqueues is complete. Collective.
     ///
     /// # Errors
-    /// Those of `calls`, of the barrier of the hosts and of the stream.
+    /// Errors of `calls`, of the host barrier and of the stream.
     #[track_caller]
     pub fn time(&self, calls: impl FnOnce(&Stream) -> Result<()>) -> Result<f64> {
         self.heap.world().barrier()?;
@@ -135,36 +137,38 @@ impl Rig {
     }
 }
 
-/// Word of each rank by which barriers are checked: what a rank's stream writes before one is seen by all after it.
+/// Test of a barrier: data that every rank's stream writes before it must be visible to all ranks
+/// after it.
 pub struct Crossing {
     word: SymSlice<i32>,
     calls: i32,
 }
 
 impl Crossing {
-    /// Collective.
+    /// Allocates the data of the test, one i32 per rank. Collective.
     ///
     /// # Errors
-    /// Those of [`SymmetricHeap::zeros`].
+    /// Errors of [`SymmetricHeap::zeros`].
     #[track_caller]
     pub fn new(heap: &SymmetricHeap) -> Result<Crossing> {
         Ok(Crossing { word: heap.zeros(1)?, calls: 0 })
     }
 
-    /// Enqueues the write before a barrier, after a pause of this host.
+    /// Enqueues the write of this call's number, after the host has slept for `late`. Call it
+    /// before each barrier.
     ///
     /// # Errors
-    /// Those of [`SymmetricHeap::write_on`].
+    /// Errors of [`SymmetricHeap::write_on`].
     pub fn before(&mut self, heap: &SymmetricHeap, stream: &Stream, late: Duration) -> Result<()> {
         self.calls += 1;
         std::thread::sleep(late);
         Ok(heap.write_on(stream, self.word, &[self.calls])?)
     }
 
-    /// Checks the words of all members after a barrier that has ended.
+    /// Checks what all members have written. Call it after the barrier has completed.
     ///
     /// # Errors
-    /// The member that was not there, and what it had written.
+    /// A member whose write is not visible, and the number read instead.
     pub fn after(
         &self,
         heap: &SymmetricHeap,
@@ -173,7 +177,7 @@ impl Crossing {
         let calls = self.calls;
         for member in members {
             let seen = heap.read_from(self.word, member)?[0];
-            // A member may already be on its way to the next barrier.
+            // A member may already have written the number of the next barrier.
             ensure!(
                 (calls..=calls + 1).contains(&seen),
                 "after barrier {calls}, rank {member} was seen before barrier {seen}"
@@ -182,10 +186,10 @@ impl Crossing {
         Ok(())
     }
 
-    /// Gives the word back: collective.
+    /// Frees the data of the test. Collective.
     ///
     /// # Errors
-    /// Those of [`SymmetricHeap::free`].
+    /// Errors of [`SymmetricHeap::free`].
     #[track_caller]
     pub fn free(self, heap: &SymmetricHeap) -> Result<()> {
         Ok(heap.free(self.word)?)

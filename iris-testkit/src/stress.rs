@@ -231,7 +231,8 @@ fn run_as<T: Element>(
         let calls = BATCH.min(setting.calls - outcome.calls);
         let issued = (outcome.calls..outcome.calls + calls).try_for_each(|call| bench.call(call));
         let synced = bench.rig.stream.sync().map_err(anyhow::Error::from);
-        // What stopped the kernels says more than what then could not be issued.
+        // The fault that stopped the kernels is more informative than the error of issuing later
+        // calls.
         let done = synced.and(issued);
         outcome.calls += calls;
         outcome.fault = done.err().map(|error| error.to_string());
@@ -246,7 +247,8 @@ fn run_as<T: Element>(
         }
     }
     outcome.time = begun.elapsed();
-    // After a fault the heap goes with its owner. Closing is collective: all ranks do it, or none.
+    // After a fault the heap is dropped without `close`. Closing is collective, so all ranks must
+    // do the same.
     let faulty = outcome.fault.is_some() || bench.rig.heap.check().is_err();
     if !world.allgather(&[u8::from(faulty)])?.concat().contains(&1) {
         if let Some((op, _)) = bench.op {
@@ -254,7 +256,8 @@ fn run_as<T: Element>(
         }
         bench.rig.heap.close()?;
     } else if setting.injected.without.is_some() {
-        // What is built wrong is expected to end like this.
+        // Kernels with a missing wait are expected to end with a fault, so the warning about the
+        // dropped heap is suppressed.
         quietly(|| drop(bench));
     }
     Ok(outcome)
@@ -276,7 +279,7 @@ fn room<T: Element>(subject: Subject, setting: &Setting, size: usize) -> usize {
 /// State of one rank during a run.
 struct Bench<T> {
     rig: Rig,
-    /// The kernels that stand around an op, or the ring.
+    /// Kernels before and after an op (fill, compare), or the ring's kernel.
     kernels: Vec<UserKernel>,
     op: Option<(AnyOp, Case)>,
     matrices: (SymSlice<T>, SymSlice<T>, SymSlice<T>),
@@ -289,7 +292,7 @@ struct Bench<T> {
 }
 
 impl<T: Element> Bench<T> {
-    /// With matrices of `room` elements.
+    /// Prepares a run, with matrices of `room` elements.
     fn new(rig: Rig, subject: Subject, setting: &Setting, room: usize) -> anyhow::Result<Self> {
         let heap = &rig.heap;
         let ranks = Ranks::from(heap);
@@ -376,7 +379,8 @@ impl<T: Element> Bench<T> {
         op.run(&Operands::new(a, b, c), &self.rig.stream)?;
         launch(&self.kernels[1], &self.rig.stream, groups, given)?;
         if case.op == Op::Barrier {
-            // Nobody writes the next call's words before all have compared this one's.
+            // A second barrier keeps ranks from writing the next call's words before all have
+            // compared this call's.
             op.run(&Operands::new(a, b, c), &self.rig.stream)?;
         }
         Ok(())

@@ -53,7 +53,7 @@ impl Device {
         self.backend
     }
 
-    /// The options of a heap on a rank: the ranks of a host take the GPUs in turns.
+    /// Options for a rank's heap; the ranks of a host are assigned to its GPUs round-robin.
     pub(crate) fn heap(&self, world: &World) -> HeapOptions {
         let mut options = HeapOptions::new().backend(self.backend());
         options.threads = self.threads;

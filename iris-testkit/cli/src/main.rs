@@ -54,18 +54,19 @@ enum Task {
     /// Make thousands of calls on GPUs with random delays and compare them on the device; then
     /// leave out each wait, which must be found. Needs the vendor's compiler.
     Stress(stress::Options),
-    /// On the CPU, ratios of times against what is asked of them; on GPUs, every op beside NCCL and cuBLASLt, or RCCL and
-    /// hipBLASLt.
+    /// On the CPU, compare ratios of times with their limits; on GPUs, time every operator beside
+    /// NCCL and cuBLASLt, or RCCL and hipBLASLt.
     Bench(bench::options::Options),
-    /// Prints a record of benchmarks as a table, draws its charts, or compares it with another.
+    /// Print a record of benchmarks as a table, draw its charts, or compare it with another.
     Record(record::Options),
     /// Print the chosen variants for calls of an operator, their steps and predicted times; needs
     /// no GPU.
     Plan(plan::Options),
-    /// Measures this machine, or times what operators could choose for given shapes, and keeps it for later programs.
+    /// Measure this machine, or time the choices for given shapes, and save the results for later
+    /// programs.
     Tune(tune::options::Options),
-    /// Compiles the kernels of all ops for GPUs, ahead of time, with NVRTC, hiprtc or clang; no GPU is
-    /// needed.
+    /// Compile the kernels of all operators for GPUs ahead of time, with NVRTC, hiprtc or clang;
+    /// needs no GPU.
     Kernels(kernels::Options),
     /// Report what this machine has and what is missing: drivers, devices, compilers, variables.
     Doctor(doctor::Options),

@@ -177,7 +177,7 @@ pub(crate) fn main(options: Options) -> Result<bool> {
         untuned: false,
         nodes: options.nodes,
     };
-    // Planning is pure: what is wrong with the options shows before a rank is started.
+    // Planning is pure, so errors of the options are reported before a rank is started.
     let room = problem.room(place.ranks)?;
     let heap_on_host = if options.backend.traits().host_memory { room.data } else { 0 };
     let host_bytes = heap_on_host.saturating_add(problem.check_bytes(place.ranks)?);
@@ -333,7 +333,8 @@ impl Job for OperatorJob {
         let mut wrong = None;
         let mut call = |late: bool| -> Result<f64> {
             if let Some(crossing) = &mut crossing {
-                // The others must wait for the word of a late rank.
+                // One rank writes late in such calls: the barrier must make the others wait for its
+                // write.
                 let late = late && ranks.rank + 1 == ranks.size;
                 crossing.before(
                     heap,

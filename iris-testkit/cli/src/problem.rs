@@ -136,7 +136,7 @@ impl Problem {
         Task { op, size: ranks.size, m: self.m, options: self.options(op, ranks) }
     }
 
-    /// Most elements that A, B and C have on any rank.
+    /// Largest number of elements of A, B and C on any rank.
     fn most(&self, size: usize) -> Result<[usize; 3]> {
         let mut most = [0; 3];
         for rank in 0..size {
@@ -148,13 +148,13 @@ impl Problem {
         Ok(most)
     }
 
-    /// Room that every rank needs for its plan, its matrices and the word of a barrier.
+    /// Bytes that every rank needs for its plan, its matrices and the test of a barrier.
     pub(crate) fn room(&self, size: usize) -> Result<Room> {
         let plans = Room::of(size, |ranks| self.plan(ranks.on_nodes(self.nodes)))?;
         Ok(plans.matrices(self.dtype, self.most(size)?).matrices(DType::I32, [1]))
     }
 
-    /// A, B and C of a rank in its heap, with A and B filled and C full of NaN: collective.
+    /// Allocates A, B and C of this rank; fills A and B, and C with NaN. Collective.
     #[track_caller]
     pub(crate) fn matrices(&self, rig: &Rig) -> Result<[Matrix; 3]> {
         let ranks = Ranks::from(&rig.heap);
@@ -163,7 +163,7 @@ impl Problem {
         Ok(matrices)
     }
 
-    /// Fills A and B, and C with NaN.
+    /// Fills A and B with their values and C with NaN.
     pub(crate) fn fill(&self, rig: &Rig, [a, b, c]: &[Matrix; 3]) -> Result<()> {
         let (op, ranks, heap) = (self.op()?, Ranks::from(&rig.heap), &rig.heap);
         a.fill(heap, |row, col| self.own_a(op, ranks, row, col))?;
@@ -210,7 +210,7 @@ impl Problem {
         self.element(2 + rank, row * self.n + col)
     }
 
-    /// Element of a rank's own A, or of what it sends.
+    /// Element of a rank's own A, or of the message that it sends.
     fn own_a(&self, op: Op, ranks: Ranks, row: usize, col: usize) -> f64 {
         let meaning = Meaning::of(op);
         let first = |total| Self::part(total, ranks).start;

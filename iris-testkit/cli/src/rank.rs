@@ -29,7 +29,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         RatioJob::NAME => part::<RatioJob>(&options.job)?,
         TuneJob::NAME => part::<TuneJob>(&options.job)?,
         SuiteJob::NAME => part::<SuiteJob>(&options.job)?,
-        other => bail!("no job is called {other}"),
+        other => bail!("job {other} is unknown"),
     }
     Ok(true)
 }

@@ -89,14 +89,14 @@ fn fused(ratio: &Ratio, ranks: Ranks) -> Result<Plan> {
     suite::plan(Op::MatmulAllReduce, &ratio.variant, ranks, &options)
 }
 
-/// A rig with the matrices of a rank.
+/// Heap, stream and matrices of a rank.
 struct Bed {
     rig: Rig,
     matrices: [Matrix; 3],
 }
 
 impl Bed {
-    /// Collective in `world`. The heap has room for the workspace of the unfused side, too.
+    /// Opens the heap in `world`, with room for the unfused side's workspace, too. Collective.
     #[track_caller]
     fn new(ratio: &Ratio, world: &World) -> Result<Bed> {
         let ranks = Ranks::from(world);
@@ -106,7 +106,7 @@ impl Bed {
         let elements = [m * most, most * n, m * n];
         let both = Room::of(ranks.size, |ranks| fused(ratio, ranks))?;
         let both = both.and(Room::of(ranks.size, |ranks| reduction(ratio, ranks))?);
-        // Product and barrier of the unfused side have words of their own.
+        // GEMM and barrier of the unfused side have signals of their own.
         let room = both.matrices(F32, elements).and(Room { data: 0, signal: 64 << 10 });
         let rig = Rig::open(world, HeapOptions::new().threads(ratio.threads), room)?;
         let matrices = rig.matrices(F32, elements, [(m, k), (k, n), (m, n)])?;
@@ -122,7 +122,7 @@ impl Bed {
         Ok(Operands::new(a.matrix()?, b.matrix()?, c.matrix()?))
     }
 
-    /// Microseconds of ops that are enqueued together, which all ranks begin together.
+    /// Microseconds of ops that are enqueued together; all ranks start together.
     fn time(&self, ops: &[(&AnyOp, Operands)]) -> Result<f64> {
         self.rig.time(|stream| {
             Ok(ops.iter().try_for_each(|(op, operands)| op.run(operands, stream))?)

@@ -30,7 +30,7 @@ pub(crate) mod options;
 /// Maximum ratio for a row: the median time of a choice divided by that of the rule.
 const WORTH_IT: f64 = 0.9;
 
-/// Variants of an op that may be chosen, and tiles that are worth a try on the CPU. No tile is the rule's.
+/// Variants and tiles of an op to try on the CPU; a tile of `None` is the rule's.
 fn choices(op: Op) -> Vec<Choice> {
     let (variants, tiles): (&[&str], &[[usize; 2]]) = match op {
         Op::MatmulAllReduce => (&["one_shot", "two_shot"], &[[64, 256], [128, 128], [32, 128]]),

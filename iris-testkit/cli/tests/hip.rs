@@ -531,7 +531,8 @@ fn bench_with(
     let [from, to] = ["cases.toml", "lines.json"].map(|name| folder.path().join(name));
     std::fs::write(&from, cases).unwrap();
     let words = ["bench", "--backend", "hip", "--cases", from.to_str().unwrap()];
-    // No time decides: a busy machine needs longer than the usual limit.
+    // No result depends on time, so the limit is large: a busy machine may need longer than the
+    // default.
     let more = ["--limit", "36000", "--json", to.to_str().unwrap()];
     let words = [&words[..], &more].concat();
     let (output, calls) = fake.run(Path::new(env!("CARGO_BIN_EXE_iris")), &words, set);

@@ -10,7 +10,7 @@ use iris_ops::MatRef;
 use crate::matrix::{POISON, with_type};
 use crate::oracle::Dense;
 
-/// How a matrix lies in memory.
+/// Memory layout of a matrix.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Layout {
     /// Whether the matrix is column-major.

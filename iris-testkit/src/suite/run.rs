@@ -60,10 +60,10 @@ struct Output {
     bits: Vec<u8>,
 }
 
-/// Room that the case needs on every rank of a world of this size.
+/// Bytes that the case needs on every rank of a world of `size` ranks.
 ///
 /// # Errors
-/// Those of the plan.
+/// Errors of the plan.
 pub fn room_for(case: &Case, size: usize) -> anyhow::Result<Room> {
     room_for_nodes(case, size, 1)
 }
@@ -82,10 +82,10 @@ pub fn room_for_nodes(case: &Case, size: usize, nodes: usize) -> anyhow::Result<
     Ok(Room { data: plans.data + (sets * set) as u64 + 4096, signal: plans.signal + 4096 })
 }
 
-/// Opens a heap on which each of these cases can run: collective.
+/// Opens a heap that is large enough for each of these cases, one at a time. Collective.
 ///
 /// # Errors
-/// Those of the plans and of the heap.
+/// Errors of the plans and of the heap.
 #[track_caller]
 pub fn open<'a>(
     world: &World,

@@ -1,10 +1,10 @@
-//! Ranks are killed at every stage of a program, and rank 0 gets frames that no rank would send. What must not come of
-//! it is counted: a hang, a signal, a wrong result, a wrong rank blamed.
+//! Test that kills ranks at every stage of a program and sends rank 0 invalid frames. Hangs,
+//! signals, wrong results and wrongly blamed ranks are counted; none may occur.
 //!
-//! A job of ranks is [`rank`], a short program that meets, plans, calls and closes. One of its ranks
+//! A job runs a short program ([`rank`]) that meets, plans, calls and closes. One of its ranks
 //! attacks. The others must end by themselves, long before any deadline, with an error that names
-//! that rank; and the launcher must name it, too. Root attacks twice more as an ordinary user, who has at most 256 and
-//! then 1024 open files.
+//! that rank, and the launcher must name it, too. Root attacks twice more as an ordinary user, with
+//! at most 256 and then 1024 open files.
 
 mod end;
 mod frames;
@@ -28,25 +28,26 @@ use serde::{Deserialize, Serialize};
 use end::Blow;
 use rank::{BLAMES, Part, Plant, Stage, TIMES, WRONG};
 
-/// Attacks on jobs of some ranks.
+/// Attacks on jobs with `ranks` ranks each.
 #[derive(Clone, Serialize, Deserialize)]
 struct Attack {
-    /// Ranks killed at each stage, and stopped and forked in calls.
+    /// Number of ranks to kill at each stage, and to stop or fork during calls.
     kills: usize,
-    /// Frames sent to rank 0, half of them by strangers and half by a rank.
+    /// Number of frames to send to rank 0: half by strangers, half by a rank.
     frames: usize,
     ranks: usize,
     seed: u64,
-    /// Seconds that the other ranks have after an attack.
+    /// Seconds that the other ranks have to end after an attack.
     grace: u64,
-    /// Fault that the other ranks have, which must be found.
+    /// Fault that is planted in the other ranks and must be found.
     plant: Option<Plant>,
 }
 
-/// First argument of this program as an ordinary user; the second is an [`Attack`], and rows go to stdout.
+/// First argument if this program runs as an ordinary user; the second is an [`Attack`] as JSON.
+/// Rows are written to stdout as JSON.
 const ORDINARY: &str = "ordinary";
 
-/// The user that root becomes: nobody.
+/// User id of the ordinary user: nobody.
 const NOBODY: u32 = 65534;
 
 fn main() -> ExitCode {
@@ -71,7 +72,7 @@ fn main() -> ExitCode {
 }
 
 fn attacked_ranks_end_and_blame_the_right_one() {
-    // The long form takes some minutes.
+    // The long form takes several minutes.
     let full = Level::from_env() == Level::Full;
     let (kills, frames) = if full { (55, 2200) } else { (2, 40) };
     let attack = Attack { kills, frames, ranks: 4, seed: 7, grace: 15, plant: None };
@@ -82,7 +83,7 @@ fn attacked_ranks_end_and_blame_the_right_one() {
     }
 }
 
-/// Each fault that the ranks can have is counted, by each kind of blow.
+/// Tests that each planted fault is counted, with each kind of attack.
 fn what_must_not_be_is_counted() {
     type Count = fn(&Row) -> usize;
     let plants: [(Plant, Count); 4] = [
@@ -99,14 +100,14 @@ fn what_must_not_be_is_counted() {
     }
 }
 
-/// Attacks as a process that root has started for an ordinary user.
+/// Attacks in a process that root has started as an ordinary user.
 fn ordinary(attack: &str) -> Result<()> {
     let attack: Attack = serde_json::from_str(attack)?;
     println!("{}", serde_json::to_string(&attack.by_this_user("ordinary")?)?);
     Ok(())
 }
 
-/// What came of the attacks of one kind.
+/// Counts for the attacks of one kind.
 #[derive(Clone, Default, PartialEq, Debug, Serialize, Deserialize)]
 struct Row {
     attack: String,
@@ -134,9 +135,10 @@ impl Attack {
         Ok(rows)
     }
 
-    /// Attacks again, in a process of an ordinary user who has at most so many open files.
+    /// Repeats the attacks in a process of an ordinary user who may have at most `files` open
+    /// files.
     fn by_an_ordinary_user(&self, files: u64) -> Result<Vec<Row>> {
-        // Where this program lies may be closed to others.
+        // The folder of this program may be closed to other users.
         let folder = tempfile::tempdir().context("no temporary folder")?;
         let copy = folder.path().join("attack");
         std::fs::copy(std::env::current_exe()?, &copy).context("the copy of this program")?;
@@ -162,13 +164,17 @@ impl Attack {
         let mut random = Random(self.seed);
         let program = std::env::current_exe().context("the path of this program")?;
         let ranks = self.ranks;
-        // How long each stage takes where nobody attacks: kills are spread over it.
+        // Durations of the stages without an attack; kills are spread over them.
         let calm = self.run(&program, &Part { victim: ranks, ..Part::default() })?;
         ensure!(calm.ok(), "without an attack the ranks fail:\n{}", calm.report());
         let times: Vec<u64> = line(&calm.ranks[0].stdout, TIMES)
             .map(|text| text.split(' ').filter_map(|n| n.parse().ok()).collect())
             .unwrap_or_default();
-        ensure!(times.len() == Stage::ALL.len(), "rank 0 said no times:\n{}", calm.ranks[0].stdout);
+        ensure!(
+            times.len() == Stage::ALL.len(),
+            "rank 0 has printed no times:\n{}",
+            calm.ranks[0].stdout
+        );
         let mut rows = Vec::new();
         let kills =
             Stage::ALL.into_iter().zip(times).map(|(stage, time)| (Blow::Kill, stage, time));
@@ -192,7 +198,7 @@ impl Attack {
             }
             rows.push(row);
         }
-        // So many frames in a job.
+        // Number of frames per job.
         const AT_ONCE: usize = 50;
         for hostile in [false, true] {
             let who = if hostile { "frames of a rank" } else { "frames of strangers" };
@@ -201,7 +207,7 @@ impl Attack {
             while rest > 0 {
                 let frames = rest.min(AT_ONCE);
                 rest -= frames;
-                // Rank 0 has the socket.
+                // The attacker is not rank 0, which owns the socket.
                 let victim = 1 + random.below(ranks as u64 - 1) as usize;
                 let plant = self.plant;
                 let part =
@@ -216,7 +222,8 @@ impl Attack {
     fn run(&self, program: &Path, part: &Part) -> Result<Outcome> {
         let text = serde_json::to_string(part)?;
         let grace = Duration::from_secs(self.grace);
-        // Deadlines are longer than the grace: to notice an end by one is as bad as a hang.
+        // Deadlines are longer than the grace period, because noticing an end only by a deadline
+        // counts as a hang.
         let factor = (self.grace as f64 / 10.0).to_string();
         let launched = Launch::default()
             .grace(grace)
@@ -227,7 +234,7 @@ impl Attack {
     }
 }
 
-/// What stands behind a word at the beginning of a line.
+/// Rest of the first line that begins with `word`.
 fn line<'a>(text: &'a str, word: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(word))
 }
@@ -237,7 +244,7 @@ impl Row {
         Row { attack, user: user.into(), ..Row::default() }
     }
 
-    /// Counts what one attack led to: each of the four at most once.
+    /// Counts the results of one attack; each of the four counts grows by at most one.
     fn judge(&mut self, outcome: &Outcome, part: &Part) {
         self.attacks += if part.frames > 0 { part.frames } else { 1 };
         let before = self.clone();
@@ -251,19 +258,20 @@ impl Row {
             line(text, BLAMES).map(|it| it.split(':').next() == Some(&part.victim.to_string()))
         };
         let innocent = match (part.kill, part.hostile) {
-            // A stop loses nobody, so the job must end well.
+            // A stopped rank is not lost, so the job must succeed.
             (Some(_), _) if part.blow == Blow::Stop => !outcome.ok() && *self == before,
             (Some(stage), _) => {
                 let wrong = others().any(|(_, it)| match (it.end, blamed(&it.stdout)) {
-                    // Nothing was left to do for it that needs the others.
+                    // A rank that had nothing left to do with the others may exit with 0.
                     (End::Exited(0), _) => stage != Stage::Closing,
                     (End::Exited(_), blamed) => blamed != Some(true),
-                    // Counted above.
+                    // Counted above, as a hang or a signal.
                     _ => false,
                 });
                 wrong || (outcome.first_failure(), outcome.exit_code()) != (Some(part.victim), 137)
             }
-            // Strangers disturb nobody. What a rank says that lies is believed.
+            // Strangers must not disturb the job. A rank that lies is believed, so its job may
+            // fail.
             (None, false) => !outcome.ok() && *self == before,
             (None, true) => false,
         };
@@ -274,7 +282,7 @@ impl Row {
     }
 }
 
-/// Numbers that look random, from a seed that is printed: splitmix64.
+/// Pseudorandom numbers from a seed that is printed: splitmix64.
 struct Random(u64);
 
 impl Random {
@@ -285,7 +293,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// One below `end`, which is not 0.
+    /// Number below `end`, which must not be 0.
     fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }

@@ -15,9 +15,9 @@ use super::end::Blow;
 use super::ready::Ready;
 use super::{Random, frames};
 
-/// The name that a rank process is started with.
+/// Job name with which a rank process is started.
 pub(super) const NAME: &str = "attacked";
-/// Begins the line that says which rank an error blames.
+/// Start of the line with the rank that an error blames.
 pub(super) const BLAMES: &str = "BLAMES ";
 /// Start of the line with the duration of each stage, in microseconds.
 pub(super) const TIMES: &str = "TIMES ";
@@ -58,7 +58,7 @@ pub(super) enum Plant {
     Blame,
 }
 
-/// What the ranks of one job do.
+/// Behaviour of the ranks of one job.
 #[derive(Clone, Default, Debug, Serialize, Deserialize)]
 pub(super) struct Part {
     /// Rank that attacks; equal to the number of ranks if none does.
@@ -106,7 +106,7 @@ impl Stages<'_> {
     }
 }
 
-/// One rank, as the process that the launcher started.
+/// Main function of a rank process.
 pub(super) fn main(text: &str) -> Result<()> {
     let part: Part = serde_json::from_str(text)?;
     let number = |name: &str| -> Result<usize> { Ok(std::env::var(name)?.parse()?) };
@@ -156,7 +156,7 @@ fn program(part: &Part, victim: bool, (rank, size): (usize, usize)) -> Result<()
     let [a, _, c] = case.shapes(Ranks::from(&world), case.options.m);
     stages.begin(Some(Stage::Calls));
     for call in 1..=20u8 {
-        // Each call has another result: one that is left from the call before is wrong.
+        // Each call has another result, so data left from the previous call is detected.
         ready.heap.write(ready.a, &[f32::from(call); 4096])?;
         ready.call()?;
         ready.sync()?;

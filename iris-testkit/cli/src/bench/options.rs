@@ -14,56 +14,57 @@ use crate::record::kept;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// What computes: cpu; cuda, where every op is timed beside NCCL and cuBLASLt; or hip, beside RCCL and
-    /// hipBLASLt, or alone where these are missing.
+    /// Backend: cpu; cuda, which times every op beside NCCL and cuBLASLt; or hip, beside RCCL and
+    /// hipBLASLt, or alone if they are missing.
     #[arg(long, default_value = "cpu")]
     pub(crate) backend: BackendKind,
-    /// Writes the results as JSON, one object a line.
+    /// Write the results as JSON, one object per line.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Appends them to a record that is kept [default file: bench/record/DEVICE.jsonl, where DEVICE is
-    /// cpu or the name of the GPU, as in h200.jsonl].
+    /// Append the results to a record file [default: bench/record/DEVICE.jsonl, where DEVICE is cpu
+    /// or the name of the GPU, as in h200.jsonl].
     #[arg(long, value_name = "FILE", num_args = 0..=1)]
     pub(crate) record: Option<Option<PathBuf>>,
-    /// What to measure instead, in the form of bench/cpu.toml, or of bench/cuda.toml on GPUs.
+    /// Measure the cases of this file, in the format of bench/cpu.toml, or of bench/cuda.toml for
+    /// GPUs.
     #[arg(long, value_name = "FILE")]
     pub(crate) cases: Option<PathBuf>,
-    /// Only the ratios whose names hold this text; of GPUs, only the ops.
+    /// Measure only ratios whose names contain this text; on GPUs, only such ops.
     #[arg(long, value_name = "TEXT")]
     pub(crate) only: Option<String>,
-    /// The commit that the results are of, where there is no git to ask.
+    /// Commit of the measured program, if git is not available.
     #[arg(long, value_name = "COMMIT", env = "IRIS_COMMIT")]
     pub(crate) commit: Option<String>,
-    /// Ranks, of GPUs: threads of this process [default: the GPUs].
+    /// Number of ranks on GPUs, as threads of this process [default: the number of GPUs].
     #[arg(long)]
     pub(crate) ranks: Option<usize>,
-    /// Folders with NCCL and cuBLASLt, or RCCL and hipBLASLt, before those where they usually are.
+    /// Folder to search for NCCL and cuBLASLt, or RCCL and hipBLASLt, before the usual places.
     #[arg(long, value_name = "FOLDER")]
     pub(crate) libraries: Vec<PathBuf>,
-    /// Times NCCL or RCCL with its buffers registered as windows, too, and compares with the better: but for an
-    /// all_to_all and a broadcast, which gain nothing by it.
+    /// Also time NCCL or RCCL with its buffers registered as windows, and compare with the faster
+    /// one; not for all_to_all and broadcast, which gain nothing by it.
     #[arg(long)]
     pub(crate) windows: bool,
-    /// Prints how the times differ from those of this record, of GPUs.
+    /// Print differences from the times in this record (GPUs only).
     #[arg(long, value_name = "FILE")]
     pub(crate) compare: Option<PathBuf>,
-    /// Times of PyTorch on this machine, of GPUs: a list of {"op", "shape", "who", "us"}, which is
-    /// recorded beside ours.
+    /// File with PyTorch's times on this machine, recorded beside ours (GPUs only): a list of
+    /// {"op", "shape", "who", "us"}.
     #[arg(long, value_name = "FILE")]
     pub(crate) torch: Option<PathBuf>,
-    /// Seconds after which the program ends whatever it waits for, of GPUs [default: 400].
+    /// Seconds after which the program ends, even if it hangs (GPUs only) [default: 400].
     #[arg(long, value_name = "SECONDS")]
     pub(crate) limit: Option<u64>,
 }
 
 impl Options {
-    /// A number without a commit is no number.
+    /// Commit of the measured program, recorded with every result.
     pub(crate) fn commit(&self) -> String {
         self.commit.clone().unwrap_or_else(commit)
     }
 }
 
-/// Where results go, each when it is there.
+/// Files that results are written to.
 pub(crate) struct Sink(Vec<(PathBuf, File)>);
 
 impl Sink {
@@ -72,7 +73,7 @@ impl Sink {
         let mut open = |path: PathBuf, how: &OpenOptions| -> Result<()> {
             let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
             let file = made.and_then(|()| how.open(&path)).map_err(|error| {
-                usage(format!("file {}", path.display()), error, "one that can be written")
+                usage(format!("file {}", path.display()), error, "a path that can be written")
             })?;
             files.push((path, file));
             Ok(())
@@ -88,7 +89,7 @@ impl Sink {
         Ok(Sink(files))
     }
 
-    /// One line more.
+    /// Appends one line to every file.
     pub(crate) fn add(&mut self, line: serde_json::Value) -> Result<()> {
         for (path, file) in &mut self.0 {
             file.write_all(format!("{line}\n").as_bytes())
@@ -98,7 +99,7 @@ impl Sink {
     }
 }
 
-/// The record of this kind of device; none where there is no GPU, and nothing to record.
+/// Path of the record for this kind of device; `None` if there is no GPU.
 fn usual_record(backend: BackendKind) -> Option<PathBuf> {
     let name = match backend {
         BackendKind::Cpu => backend.to_string(),
@@ -107,7 +108,8 @@ fn usual_record(backend: BackendKind) -> Option<PathBuf> {
     Some(kept(&format!("{name}.jsonl")))
 }
 
-/// `NVIDIA H200 sm_90` as `h200`, `AMD Instinct MI300X gfx942` as `mi300x`.
+/// File name for a GPU: `NVIDIA H200 sm_90` becomes `h200`, `AMD Instinct MI300X gfx942` becomes
+/// `mi300x`.
 fn file_name(gpu: &str) -> String {
     let name = gpu.split(" sm_").next().unwrap_or_default();
     let name = name.split(" gfx").next().unwrap_or_default();
@@ -115,7 +117,8 @@ fn file_name(gpu: &str) -> String {
     name.to_lowercase().replace([' ', '/'], "-")
 }
 
-/// What to measure, from a file or as built in: its name and text.
+/// Reads cases from a file, or the built-in ones; `usual` is the name of the built-in ones and
+/// `text` their content.
 pub(crate) fn read<T: DeserializeOwned>(
     path: Option<&Path>,
     (usual, text): (&str, &str),
@@ -128,7 +131,7 @@ pub(crate) fn read<T: DeserializeOwned>(
             (text.map_err(|e| usage(&name, e, "a readable file"))?, name)
         }
     };
-    toml::from_str(&text).map_err(|e| usage(name, e, format!("the form of {usual}")))
+    toml::from_str(&text).map_err(|e| usage(name, e, format!("the format of {usual}")))
 }
 
 #[cfg(test)]

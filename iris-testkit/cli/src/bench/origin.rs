@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use iris_heap::BackendKind;
 use serde_json::json;
 
-/// The machine: model and number of its cores.
+/// Description of the host: CPU model and number of cores.
 pub(super) fn device() -> serde_json::Value {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -18,7 +18,7 @@ pub(super) fn device() -> serde_json::Value {
     json!({"cpu": model, "family": field("cpu family"), "model": field("model"), "cores": cores})
 }
 
-/// What has computed, the commit, which git is asked for unless it is given, and the day, in words.
+/// Origin of a measurement, as text: device, commit (asked from git unless given) and date.
 pub(crate) fn provenance(backend: BackendKind, given: Option<String>) -> String {
     let gpu = match backend {
         kind if kind.traits().host_threads => None,
@@ -34,7 +34,7 @@ pub(crate) fn provenance(backend: BackendKind, given: Option<String>) -> String 
     format!("{machine}; {short}{changed}; {}", date(SystemTime::now()))
 }
 
-/// The commit of the working folder, with `+` if it has changes; else that nobody knows it.
+/// Commit of the working folder, with `+` if it has changes; `unknown` without git.
 pub(super) fn commit() -> String {
     let git = |arguments: &[&str]| {
         let output = Command::new("git").args(arguments).output().ok()?;
@@ -46,10 +46,10 @@ pub(super) fn commit() -> String {
     if changes.is_some_and(|text| text.is_empty()) { commit } else { format!("{commit}+") }
 }
 
-/// The day, in UTC.
+/// Date in UTC.
 pub(crate) fn date(time: SystemTime) -> String {
     let days = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86400) as i64;
-    // Howard Hinnant's civil_from_days, for days since 1970.
+    // Algorithm civil_from_days by Howard Hinnant, for days since 1970.
     let z = days + 719_468;
     let era = z / 146_097;
     let day_of_era = z % 146_097;

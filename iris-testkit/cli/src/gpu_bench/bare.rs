@@ -188,7 +188,8 @@ fn read(node: sys::CUgraphNode) -> Result<Option<Enqueue>> {
                 Some(Enqueue::Kernel(kernel.assume_init()))
             }
             CU_GRAPH_NODE_TYPE_MEMCPY => {
-                // Zero is no kind of memory, so the parameters are a value only once the driver has written them.
+                // A zeroed memory type is not a valid enum value, so the parameters may be read
+                // only after the driver has written them.
                 let mut copy = MaybeUninit::zeroed();
                 sys::cuGraphMemcpyNodeGetParams(node, copy.as_mut_ptr()).result()?;
                 Some(Enqueue::Copy(copy.assume_init()))

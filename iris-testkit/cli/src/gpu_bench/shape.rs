@@ -115,7 +115,7 @@ impl Matrices {
         let (residual, weight) = if plans.apart.is_some() { (m * n, n) } else { (0, 0) };
         let elements = [most[0], most[1], most[2], most[2], between, residual, weight];
         let Room { data, signal } = plans.room().matrices(dtype, elements);
-        // All ranks ask for the same, though their plans may need different amounts.
+        // All ranks open heaps of the same size, though their plans may need different amounts.
         let all: Vec<(u64, u64)> = gather(rank.world, &(data, signal))?;
         let all = all.into_iter().map(|(data, signal)| Room { data, signal });
         let workspace = Room { data: Multiplier::WORKSPACE as u64 + 4096, signal: 0 };

@@ -250,7 +250,7 @@ impl<'a> Clock<'a> {
     /// same enqueues from a bare loop, for the calls of the graph.
     fn queue(&self, side: &mut Side<'_>) -> Result<()> {
         let Work::Op(called) = &side.work else { return Ok(()) };
-        // The same number on all ranks, because they share the estimate.
+        // All ranks get equal numbers, because they share the estimate.
         let calls = ((QUEUE_US / side.estimate) as usize).clamp(1, QUEUED_CALLS);
         let queues = if calls == QUEUED_CALLS { QUEUES } else { LEAST };
         for _ in 0..queues {

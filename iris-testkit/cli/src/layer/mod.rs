@@ -227,7 +227,8 @@ impl LayerJob {
         )
     }
 
-    /// Room for the matrices and for the larger of the ways, which follow each other.
+    /// Bytes for the matrices and the plans. The ways run one after the other, so the larger one
+    /// counts.
     fn room(&self, block: &Block, size: usize) -> Result<Room> {
         let mut largest = Room::default();
         for dtype in Self::dtypes(block) {
@@ -378,7 +379,7 @@ impl Part<'_> {
     }
 }
 
-/// A hash of the bits, the same on all ranks, which run this program.
+/// Hash of the bits; all ranks run the same program, so hashes can be compared.
 fn hash(values: &[f64]) -> u64 {
     let mut hasher = DefaultHasher::new();
     values.iter().for_each(|value| hasher.write_u64(value.to_bits()));

@@ -15,7 +15,7 @@ use safetensors::{Dtype, SafeTensors};
 
 use crate::errors::usage;
 
-/// Layer 0 of all-MiniLM-L6-v2, with the hidden states of a text of 107 tokens.
+/// Embedded file: layer 0 of all-MiniLM-L6-v2, with the hidden states of a text of 107 tokens.
 const EMBEDDED: &[u8] = include_bytes!("minilm-l6-layer0-ffn.safetensors");
 
 /// Maximum size of a weights file, in bytes.

@@ -1,10 +1,10 @@
-//! Measured calls of a record, each with the plan that made it.
+//! Rows of a record, each with the plan that its call had.
 
 use iris_ops::{Machine, Plan, Ranks, Shard, TileShape, Variant};
 use iris_testkit::suite::{Op, Options, plan};
 use serde::Deserialize;
 
-/// A row of a record whose variant is known.
+/// Row of a record, with the fields that are needed here.
 #[derive(Debug, Deserialize)]
 pub(super) struct Row {
     op: String,
@@ -24,19 +24,19 @@ pub(super) struct Row {
     ratio_spread: Option<[f64; 2]>,
 }
 
-/// What was measured: whoever does it, it has the same result.
+/// Key of a shape: calls with the same key have the same result, by any variant.
 pub(crate) type Shape = (String, [usize; 3], String, bool, bool);
 
-/// A measured call, and the plan that did it.
+/// Measured call, and its plan.
 #[derive(Debug)]
 pub(crate) struct Measured {
     pub(super) shape: Shape,
     pub(super) variant: Variant,
     size: usize,
     pub(super) us: f64,
-    /// Whether `auto` took it.
+    /// Whether `auto` chose the variant.
     pub(super) auto: bool,
-    /// High by low of its samples.
+    /// Highest sample divided by the lowest.
     pub(super) spread: f64,
     plan: Plan,
 }
@@ -46,7 +46,7 @@ impl Measured {
         self.plan.predicted_on(machine, self.size)
     }
 
-    /// Whether its product is on the portable tile core, of which one rate says little.
+    /// Whether the product runs on the portable tile core, which a single rate describes badly.
     pub(super) fn is_tile_core(&self) -> bool {
         use Variant::*;
         self.plan.op().multiplies()
@@ -54,12 +54,12 @@ impl Measured {
     }
 }
 
-/// A line of a benchmark of these ranks, if it is of an operator and a variant.
+/// Measured call in a line of a benchmark; `None` if the line has no operator or no variant.
 pub(crate) fn of_line(line: serde_json::Value, ranks: Ranks) -> Option<Measured> {
     measured(serde_json::from_value(line).ok()?, ranks.untuned())
 }
 
-/// The row with its plan, if there is such a variant today.
+/// Plans the call of a row; `None` if the variant no longer exists.
 pub(super) fn measured(row: Row, ranks: Ranks) -> Option<Measured> {
     let (op, variant) = (row.op.parse::<Op>().ok()?, row.variant.parse::<Variant>().ok()?);
     let columns = row.columns.unwrap_or(false);

@@ -15,7 +15,7 @@ use super::fit::fitted;
 use super::measured::{Measured, Row, Shape, measured};
 use crate::errors::usage;
 
-/// The rows of one machine: of commits, and of a number of ranks.
+/// Rows of one commit and one number of ranks.
 #[derive(Debug)]
 pub(super) struct Record {
     pub(super) name: String,
@@ -43,7 +43,7 @@ pub(super) fn records(path: &Path) -> Result<Vec<Record>> {
     Ok(found)
 }
 
-/// A variant of a shape: its median time, and its prediction.
+/// Variant of a shape, with its median time and its prediction.
 #[derive(Clone, Copy, Debug)]
 struct Timed {
     variant: Variant,
