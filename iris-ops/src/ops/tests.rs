@@ -295,7 +295,8 @@ fn rows_of_the_table_go_by_n_and_k_where_all_ranks_have_the_same() {
         options.even(even).plan(ranks).unwrap().at(8192).variant
     };
     assert_eq!(scattered(1024, true), Variant::CopyEngine);
-    assert_eq!([scattered(1024, false), scattered(3584, true)], [Variant::CopyEngine; 2]);
+    assert_eq!([scattered(1024, false), scattered(3584, false)], [Variant::CopyEngine; 2]);
+    assert_eq!(scattered(3584, true), Variant::Epilogue);
 }
 
 /// Tests the variants of products with an RMSNorm after the sum, by size of the message.
