@@ -582,7 +582,7 @@ fn a_rank_that_waits_alone_names_the_others() {
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
     let device = r#"{"backend": "cpu", "threads": 1, "devices": null}"#;
     let job = format!(
-        r#"{{"weights": null, "prefix": "", "device": {device}, "iterations": 1, "trace": false}}"#
+        r#"{{"weights": null, "prefix": "", "device": {device}, "iterations": 1, "trace": false, "nodes": 1}}"#
     );
     for (rank, others) in [("0", "1 and 2"), ("1", "0")] {
         let output = Command::new(env!("CARGO_BIN_EXE_iris"))
