@@ -7,7 +7,6 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::hip;
 use crate::program;
 use crate::steps::Step;
 
@@ -33,7 +32,7 @@ fn become_program(root: &Path, name: &str, arguments: &[OsString]) -> Result<()>
 /// missing compiler is skipped on a developer's machine, but is an error in CI.
 pub(crate) fn steps(root: &Path, full: bool) -> [Step; 2] {
     let run = ["run", "--release", "--package", "iris-models", "--bin", PROGRAM];
-    let mut command = hip::with_feature(program::cargo(root, &run));
+    let mut command = program::cargo(root, &run);
     command.args(["--", "--json"]).args(full.then_some("--full"));
     let ci = std::env::var_os("CI").is_some_and(|value| value == "true");
     command.args((!ci).then_some("--allow-skips"));
