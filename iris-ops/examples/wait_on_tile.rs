@@ -1,6 +1,5 @@
-//! Example: a kernel of the caller that adds up each tile of C as it arrives, while
-//! `matmul_all_reduce` still runs. Exit code 0: the sums are right; 1: they are wrong or a call
-//! failed; 77: no GPU, so nothing was checked.
+//! Example: a kernel of the caller that adds up each tile of C while `matmul_all_reduce` still runs.
+//! Exit code 0: the sums are right; 1: wrong, or a call failed; 77: no GPU, nothing was checked.
 use bytemuck::bytes_of;
 use iris_heap::{BackendKind, HeapOptions, SymmetricHeap, World};
 use iris_kernels::{UserKernel, gemm_config::THREADS};
@@ -10,8 +9,7 @@ const M: usize = 500;
 const SOURCE: &str = r#"
 #include "iris/tiles.h"
 using namespace iris;
-// Adds up tiles of peers beside the op, each when it has arrived (`behind` 0), or tiles of this
-// rank in a second launch queued after the op (`behind` 1).
+// Adds up tiles of peers as they arrive (`behind` 0), or this rank's tiles after the op (1).
 IRIS_KERNEL add_up(IRIS_ARGS TileView view, Slice<float> c, Slice<float> sums, u32 behind) {
     Tiles tiles(view);
     const auto from = view.heap.at(c, view.heap.rank), to = view.heap.at(sums, view.heap.rank);
@@ -40,12 +38,10 @@ fn rank(world: World) -> anyhow::Result<()> {
         let views = [heap.slice_view(c)?, heap.slice_view(sums)?];
         let [from, to] = views.each_ref().map(bytes_of);
         let view = op.beside(&args, &stream)?;
-        // SAFETY: the arguments match the kernel's parameters; C is not written before both
-        // launches end.
+        // SAFETY: the arguments match the parameters; C is not written before both launches end.
         unsafe { kernel.launch_beside(&side, each, &view, &[from, to, &[0; 4]])? };
         op.run(&args, &stream)?;
-        // SAFETY: the arguments match the kernel's parameters; C is not written before both
-        // launches end.
+        // SAFETY: the arguments match the parameters; C is not written before both launches end.
         unsafe { kernel.launch(&stream, each, &[bytes_of(&view), from, to, bytes_of(&1_u32)])? };
         stream.wait(&side.record()?)?;
         stream.sync()?;
