@@ -447,7 +447,10 @@ fn who_is_missing_is_said_on_stderr() {
     let go = job.temp.path().join("go");
     let vars = |_| vec![(factor.0, factor.1.into()), ("GO", go.to_str().unwrap().into())];
     let mut ranks = job.ranks(3, vars);
-    let rest = hear(&mut ranks[0], &["rank 0 in barrier at", "rendezvous.rs", "waits for rank 1 (process"]);
+    let rest = hear(
+        &mut ranks[0],
+        &["rank 0 in barrier at", "rendezvous.rs", "waits for rank 1 (process"],
+    );
     std::fs::write(&go, "").unwrap();
     ranks[0].stderr = Some(rest.into_inner());
     let texts: Vec<_> = ranks.into_iter().map(said).collect();

@@ -18,7 +18,7 @@ use crate::matrix::MatRef;
 /// A matrix of a call in memory that is borrowed for it. Arguments of a call are [`MatRef`]s or operands:
 /// `MatmulArgs::new(a, b, c)` takes three of either, and `Operand::from(mat_ref)` makes one of the other.
 ///
-/// An operand of cudarc's memory ([`Operand::read`], [`Operand::write`], with the feature `cudarc-0-19`) is made for one
+/// An operand of cudarc's memory (`Operand::read`, `Operand::write`, with the feature `cudarc-0-19`) is made for one
 /// stream. That stream waits for earlier work on the memory, as far as cudarc knows of it; and work on the memory that
 /// cudarc is given later, and its end, wait for the calls that took the operand. So the memory may be dropped as soon as
 /// [`run`](crate::MatmulAllReduce::run) has returned, also if an error follows.

@@ -2,7 +2,7 @@
 //!
 //! Long because what an operation means to the rule is one table of cases, and its two readers keep to the same layout.
 //!
-//! The rule is about tiles and words, the code about cells and addresses. A [`Plan`] is what links them: which rank
+//! The rule is about tiles and words, the code about cells and addresses. A `Plan` is what links them: which rank
 //! writes which cell at which other one in which call, and which word it raises for it. It is learned from one
 //! execution of the unbroken code; all others, of Rust and of the device headers, must keep to it.
 
