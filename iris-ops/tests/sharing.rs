@@ -130,7 +130,7 @@ fn collectives_take_any_number_of_elements() {
                     refused(gaps, other(10), "without gaps")?;
                     if size > 1 {
                         let (all, other) = (all(MOST + 1), other(MOST + 1));
-                        refused(all, other, "20012 elements, but the plan")?;
+                        refused(all, other, "20012 elements, expected at most 20011")?;
                     }
                 }
                 Ok(heap.close()?)
