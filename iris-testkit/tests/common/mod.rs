@@ -8,6 +8,17 @@ use iris_heap::{BackendKind, HeapOptions, World};
 use iris_ops::Epilogue;
 use iris_testkit::suite::{Case, Op, open, run_case};
 
+/// Text of an error without shapes and places of operators: `all_reduce of 8 x 6 f32 at FILE:1:2 (operator 0)`
+/// becomes `all_reduce (operator 0)`.
+pub fn without_places(text: &str) -> String {
+    let mut parts = text.split(" of 8 x 6 f32 at ");
+    let mut plain = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        plain += part.find(" (operator").map_or(part, |end| &part[end..]);
+    }
+    plain
+}
+
 /// Backend that long tests run on, from `IRIS_TEST_BACKEND`; by default the CPU.
 pub fn backend() -> BackendKind {
     let asked = std::env::var("IRIS_TEST_BACKEND").unwrap_or_default();
