@@ -24,7 +24,7 @@ const MAGIC: &[u8; 8] = b"iris-id1";
 /// let bytes: Vec<u8> = id.internal().iter().map(|&byte| byte as u8).collect(); // 128, for the other ranks
 /// let same = Id::uninit(std::array::from_fn(|index| bytes[index] as std::ffi::c_char));
 /// assert_eq!(same, id);
-/// # iris_ops::OpResult::Ok(())
+/// # iris_ops::OpResult::<()>::Ok(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Id {

@@ -102,7 +102,7 @@ impl Options {
     /// use iris_ops::{Device, Ranks, comm};
     /// let ranks = Ranks::new(0, 8).on_device(Device::named("h200")?);
     /// println!("{:?}", comm::Options::new().max_bytes(64 << 20).footprint(ranks)?);
-    /// # iris_ops::OpResult::Ok(())
+    /// # iris_ops::OpResult::<()>::Ok(())
     /// ```
     ///
     /// # Errors
