@@ -11,47 +11,49 @@ pub struct ThreadId {
     pub thread: u32,
 }
 
-/// A place in the memory of the model.
+/// Location in the memory of the model.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Place {
-    /// A word of symmetric memory.
+    /// 32-bit word of symmetric memory that is accessed atomically.
     Sym {
-        /// In whose memory.
+        /// Rank whose memory holds the word.
         rank: u32,
         /// Index of the word.
         index: u32,
     },
-    /// A 64-bit word of symmetric memory that carries its data: `LlWord::to_bits`.
+    /// 64-bit word of the LL protocol, data and call number together; see `LlWord::to_bits`.
     Wide {
-        /// In whose memory.
+        /// Rank whose memory holds the word.
         rank: u32,
         /// Index of its first half, in 4-byte words.
         index: u32,
     },
-    /// A word of one device.
+    /// Word of device memory that only its own rank accesses.
     Dev {
-        /// Which device.
+        /// Rank whose device holds the word.
         rank: u32,
         /// Index of the word.
         index: u32,
     },
-    /// A word of symmetric memory that is read and written plainly: a field of a record.
+    /// Field of an entry record: a word of symmetric memory that is read and written without
+    /// atomics.
     Data {
-        /// In whose memory.
+        /// Rank whose memory holds the word.
         rank: u32,
         /// Index of the word.
         index: u32,
     },
-    /// An element of a tile, a shard, an inbox: what the protocol is there to protect.
+    /// Element of a tile, shard or inbox: the data that a protocol protects.
     Cell {
-        /// In whose memory.
+        /// Rank whose memory holds the cell.
         rank: u32,
         /// Index of the cell.
         index: u32,
     },
-    /// A place whose accesses are not checked, for mutants that look past the first race.
+    /// Location whose accesses are not checked for races, for mutants that must run on after a
+    /// first race.
     Unchecked {
-        /// In whose memory.
+        /// Rank whose memory holds the word.
         rank: u32,
         /// Index of the word.
         index: u32,
@@ -64,83 +66,84 @@ impl From<SymWord> for Place {
     }
 }
 
-/// One operation of a thread on the memory of the model. All values are `i32`, but for those of a
+/// One operation of a thread on the memory of the model. All values are `i32`, except for a
 /// [`Place::Wide`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Op {
-    /// An atomic load; the result is the value.
+    /// Atomic load; the result is the value.
     Load {
-        /// From where.
+        /// Location that is read.
         place: Place,
         /// Relaxed or acquire.
         order: Order,
-        /// Who has to see it.
+        /// Memory scope of the access: device or system.
         scope: Scope,
     },
-    /// An atomic store.
+    /// Atomic store.
     Store {
-        /// Where to.
+        /// Location that is written.
         place: Place,
-        /// What.
+        /// Value to store.
         value: i64,
         /// Relaxed or release.
         order: Order,
-        /// Who has to see it.
+        /// Memory scope of the access: device or system.
         scope: Scope,
     },
-    /// An atomic compare-and-exchange; the result is what the place held. Relaxed if it fails.
+    /// Atomic compare-and-exchange; the result is the previous value. The order is relaxed if it
+    /// fails.
     CompareExchange {
-        /// Where.
+        /// Location that is accessed.
         place: Place,
-        /// Stored only if the place holds this.
+        /// Expected value: nothing is stored if the location holds another one.
         expected: i32,
-        /// What is stored.
+        /// Value to store.
         value: i32,
-        /// Order of success.
+        /// Memory order on success.
         order: Order,
-        /// Who has to see it.
+        /// Memory scope of the access: device or system.
         scope: Scope,
     },
-    /// An atomic addition; the result is what the place held.
+    /// Atomic addition; the result is the previous value.
     Add {
-        /// Where.
+        /// Location that is accessed.
         place: Place,
-        /// What is added, wrapping.
+        /// Summand; the sum wraps.
         value: i32,
-        /// The order.
+        /// Memory order.
         order: Order,
-        /// Who has to see it.
+        /// Memory scope of the access: device or system.
         scope: Scope,
     },
-    /// A plain read; the result is the value. A concurrent write is a race.
+    /// Non-atomic read; the result is the value. A concurrent write is a race.
     Read {
-        /// From where.
+        /// Location that is read.
         place: Place,
     },
-    /// A plain write. A concurrent read or write is a race.
+    /// Non-atomic write. A concurrent read or write is a race.
     Write {
-        /// Where to.
+        /// Location that is written.
         place: Place,
-        /// What.
+        /// Value to store.
         value: i32,
     },
-    /// The barrier of the threads of a workgroup; the result is 1 if all were `ok`, else 0.
+    /// Barrier of the threads of a workgroup; the result is 1 if all threads passed `ok`, else 0.
     Vote {
-        /// What this thread says.
+        /// Whether this thread has succeeded so far.
         ok: bool,
     },
-    /// The boundary between two launches on a rank's stream: a barrier of all its threads.
+    /// Boundary between two launches on a rank's stream: a barrier of all threads of the rank.
     Boundary,
-    /// The thread goes its own way, apart from its wave: only where waves run in lockstep.
+    /// Divergence: the thread leaves its wave for an arm of a branch. Only for waves in lockstep.
     Part,
-    /// The threads of a wave come together again: only where waves run in lockstep.
+    /// Reconvergence: the threads of a wave wait for each other. Only for waves in lockstep.
     Join,
-    /// A look at a word was in vain; others may run now.
+    /// Failed poll of a word; other threads may run now.
     Pause,
 }
 
 impl Op {
-    /// The place that is accessed, unless the operation is a barrier or a pause.
+    /// Location that is accessed; `None` for a barrier or a pause.
     pub fn place(&self) -> Option<Place> {
         match *self {
             Op::Load { place, .. }
@@ -153,7 +156,7 @@ impl Op {
         }
     }
 
-    /// The order of an atomic operation.
+    /// Memory order of an atomic operation; `None` for all others.
     pub fn order(&self) -> Option<Order> {
         match *self {
             Op::Load { order, .. }
@@ -164,7 +167,7 @@ impl Op {
         }
     }
 
-    /// The scope of an atomic operation.
+    /// Memory scope of an atomic operation; `None` for all others.
     pub fn scope(&self) -> Option<Scope> {
         match *self {
             Op::Load { scope, .. }
@@ -176,8 +179,8 @@ impl Op {
     }
 }
 
-/// The memory that threads share, as an engine implements it.
+/// Memory that the threads of a scenario share; each engine implements it.
 pub trait Arena {
-    /// Perform `op` for `thread`; other threads may run before it returns.
+    /// Performs `op` for `thread` and returns its result; other threads may run before it returns.
     fn perform(&self, thread: ThreadId, op: &Op) -> i64;
 }

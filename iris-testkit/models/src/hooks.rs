@@ -1,7 +1,8 @@
-//! The hooks that the host form of `kernels/iris/port.h` calls for every access, barrier and wait.
+//! Hooks that the host form of `kernels/iris/port.h` calls for every access, barrier and wait.
 //!
-//! They have no context: the thread in question is the one whose program is running, or, where
-//! operations are compared, the recorder of this thread. A hook fails by unwinding through C++.
+//! A hook has no context argument. It acts for the thread whose program runs on this OS thread or,
+//! if operations are compared, for the recorder of this OS thread. A hook fails by unwinding
+//! through C++.
 
 #![allow(unsafe_code, reason = "the hooks that let a model run the device headers")]
 
@@ -40,7 +41,7 @@ impl Target for Thread<'_> {
         if order != access.order() || scope != access.scope() {
             other(format!("the headers have {order:?}, {scope:?} for {access:?}"));
         }
-        // From here on the rules of the model, which may have changed order and scope.
+        // The rules of the model apply from here on: they may have changed the order and the scope.
         match (op, place) {
             (Op::Load { .. }, Place::Sym { rank, index }) => {
                 Memory::load(self, SymWord { rank, index }, access)
@@ -92,7 +93,8 @@ impl Target for Thread<'_> {
     }
 }
 
-/// The word that a 64-bit access is to, if its order and scope are those of the table.
+/// Returns the word that a 64-bit access addresses; fails unless order and scope are those of the
+/// table of accesses.
 fn wide_word(thread: ThreadId, op: &Op, access: Access) -> SymWord {
     let (Some(place @ Place::Wide { rank, index }), Some(order), Some(scope)) =
         (op.place(), op.order(), op.scope())
@@ -113,7 +115,8 @@ fn other(message: String) -> ! {
     Failure::Other(message).raise()
 }
 
-/// Calls with the target of this OS thread: its recorder, if one listens, else the thread whose program runs.
+/// Evaluates `$call` with the target of this OS thread: its active recorder, else the thread whose
+/// program runs.
 macro_rules! target {
     (|$target:ident| $call:expr) => {
         if Recorder::is_current() {
@@ -124,7 +127,7 @@ macro_rules! target {
     };
 }
 
-/// The word at an address that is accessed atomically.
+/// Word at an address that is accessed atomically.
 fn word(address: u64) -> Place {
     match decode(address) {
         Some((Segment::Signal, rank, index)) => Place::Sym { rank, index },
@@ -134,7 +137,7 @@ fn word(address: u64) -> Place {
     }
 }
 
-/// The 64-bit word at an address of the signal segment: a model has no other.
+/// 64-bit word at an address of the signal segment, the only segment of a model with such words.
 fn wide(address: u64) -> Place {
     match decode(address) {
         Some((Segment::Signal, rank, index)) if index % 2 == 0 => Place::Wide { rank, index },
@@ -142,7 +145,7 @@ fn wide(address: u64) -> Place {
     }
 }
 
-/// What lies at an address that is accessed plainly.
+/// Location at an address that is accessed without atomics.
 fn data(address: u64) -> Place {
     match decode(address) {
         Some((Segment::Signal, rank, index)) => Place::Data { rank, index },

@@ -1,8 +1,10 @@
-//! The scenarios of words that carry their data: [`flow::exchange`] over items of two words.
+//! Scenarios of the LL protocol (data and call number in one word): [`flow::exchange`] over items
+//! of two words.
 //!
-//! Rank `from` gives `to` the value of `from` in this call for each half of an item, so a reader knows
-//! what it must find; the values of a sum are checked one by one. A thread takes the items that it has
-//! waited for itself, and the kernel that comes next on the stream reads those of all.
+//! Rank `from` sends `to` the value of `data(from, to, item)` for each half of an item, so the
+//! reader knows the values to expect; the summands of a sum are checked one by one. A thread takes
+//! the items that it has polled itself, and the next kernel on the stream reads the items of all
+//! threads.
 
 use iris_sync::barrier::Members;
 use iris_sync::flow::{self, Exchange, Launch, LlRows, LlTile, LlTiles};
@@ -13,41 +15,42 @@ use super::ops::value;
 use super::{Headers, Place, Scenario, Thread};
 use crate::headers::programs;
 
-/// The arrays of what was taken, behind those of [`ops`](super::ops).
+/// First array of received items; it follows the arrays of [`ops`](super::ops).
 const TAKEN: u32 = 16;
 
-/// The array of what is given.
+/// Array of the items that this rank sends.
 const GIVEN: u32 = TAKEN + 8;
 
-/// Who sends what.
+/// Communication pattern: the items that each rank sends to each other rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pattern {
-    /// Every rank all of its items to all: all_reduce, all_gather.
+    /// Every rank sends all of its items to all ranks: all_reduce, all_gather.
     All,
-    /// Every rank other items to each, and the last rank gets none: reduce_scatter, all_to_all.
+    /// Every rank sends different items to each rank, and the last rank receives none:
+    /// reduce_scatter, all_to_all.
     Parts,
-    /// Rank 0 to all.
+    /// Rank 0 sends all of its items to all ranks: broadcast.
     Root,
-    /// As All, in rows of a few words, which a workgroup takes whole, and looks at when its threads have
-    /// taken theirs. It pushes what it takes.
+    /// Like `All`, in rows of a few words. One workgroup takes a whole row and reads it once all of
+    /// its threads have taken their items; it pushes the items that it takes.
     Rows,
-    /// The same, where all workgroups share what is pushed.
+    /// Like `Rows`, but the pushes are spread over all workgroups.
     SpreadRows,
-    /// As All, of a product's tiles: a workgroup has all rows and its part of the columns, and what a thread
-    /// pushes another has multiplied.
+    /// Like `All`, for the tiles of a GEMM: a workgroup has all rows and its share of the columns,
+    /// and a thread pushes items that another thread has multiplied.
     Tiles,
 }
 
-/// Items of a row, and of one whose columns workgroups share.
+/// Number of items of a row, and of a row whose columns are shared by the workgroups.
 const ROW: u32 = 6;
 const ACROSS: u32 = 4;
 
-/// Items of a piece, and items that a thread waits for at once.
+/// Number of items of a piece, and number of items that a thread polls at a time.
 const PIECE: u32 = 2;
 const AT_ONCE: u32 = 4;
 
 impl Pattern {
-    /// Those whose items fall to threads one by one, by the names of the ops.
+    /// Patterns whose items are distributed over single threads, with the names of their ops.
     pub const NAMED: [(&'static str, Pattern); 3] =
         [("all", Pattern::All), ("parts", Pattern::Parts), ("root", Pattern::Root)];
 
@@ -61,7 +64,7 @@ impl Pattern {
     }
 }
 
-/// What goes where in a call of so many items.
+/// Number of items that one call sends, and from which rank to which.
 #[derive(Clone, Copy)]
 struct Plan {
     pattern: Pattern,
@@ -81,34 +84,35 @@ impl Exchange for Plan {
     }
 }
 
-/// The items of one call, as one thread moves them.
+/// Items of one call, as one thread sends and takes them.
 struct Items<'a, 'b> {
     thread: &'a Thread<'b>,
     call: i32,
     plan: Plan,
-    /// Whether what is pushed is overwritten when the same of all has been taken.
+    /// Whether an input item is overwritten as soon as its counterparts of all ranks have been
+    /// taken.
     in_place: bool,
 }
 
 impl Items<'_, '_> {
-    /// What `from` gives `to`.
+    /// Values that `from` sends to `to` in both halves of an item.
     fn data(&self, from: u32, to: u32, item: u32) -> [i32; 2] {
         let part = if self.plan.pattern == Pattern::Parts { to * 100 } else { 0 };
         [0, 1].map(|half| value(from, self.call, part + item, half))
     }
 
-    /// Where what this rank gives lies, if it is looked at.
+    /// Cell of this rank's input item.
     fn given(&self, item: u32) -> Place {
         self.thread.cell(self.thread.rank(), GIVEN, item)
     }
 
-    /// What this rank has multiplied of an item.
+    /// Value of an item that this rank's GEMM has computed.
     fn partial(&self, item: u32) -> i32 {
         let me = self.thread.rank();
         self.data(me, me, item)[0]
     }
 
-    /// The part of this thread's workgroup.
+    /// Share of this thread's workgroup: all rows of a range of columns.
     fn strip(&self) -> Strip {
         let line = ACROSS / self.thread.groups();
         let first = self.thread.id().group * line;
@@ -116,7 +120,7 @@ impl Items<'_, '_> {
         Strip { rows, across: ACROSS, first, line, there: line, at_once: 2 }
     }
 
-    /// Where half `half` of `item` of `source` is put.
+    /// Cell to which half `half` of `item` of `source` is written.
     fn out(&self, source: u32, item: u32, half: u32) -> Place {
         self.thread.cell(self.thread.rank(), TAKEN + source, 2 * item + half)
     }
@@ -153,7 +157,7 @@ impl LlTiles for Items<'_, '_> {
 }
 
 impl LlRows for Items<'_, '_> {
-    /// Each thread reads what all have taken.
+    /// Checks the whole row: each thread reads the items that all threads have taken.
     fn row(&mut self, row: u32) {
         let me = self.thread.rank();
         for source in (0..self.plan.ranks).filter(|&source| source != me) {
@@ -168,7 +172,7 @@ impl LlRows for Items<'_, '_> {
 }
 
 impl LlTile for Items<'_, '_> {
-    /// Each thread has items that another will push.
+    /// Writes the items that another thread of the workgroup will push.
     fn multiply(&mut self) {
         let Strip { rows, across, first, line, .. } = self.strip();
         let threads = self.thread.threads();
@@ -182,7 +186,8 @@ impl LlTile for Items<'_, '_> {
 }
 
 impl Items<'_, '_> {
-    /// The next kernel on the stream: each thread reads what another has taken.
+    /// Simulates the next kernel on the stream: each thread reads items that another thread has
+    /// taken.
     fn consume(&self) {
         let (me, threads) = (self.thread.rank(), self.thread.threads());
         let crossed = (self.thread.id().thread + 1) % threads;
@@ -197,26 +202,27 @@ impl Items<'_, '_> {
     }
 }
 
-/// What a mutant does otherwise than [`flow::exchange`].
+/// Deviation of a mutant from [`flow::exchange`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum How {
-    /// Nothing.
+    /// No deviation: the correct protocol.
     Right,
-    /// It waits for the head before it pushes its own.
+    /// Polls the peers' heads before it pushes its own head.
     WaitsFirst,
-    /// What it has pushed it overwrites, when it has taken the same of all.
+    /// Overwrites an input item once its counterparts of all ranks have been taken.
     InPlace,
-    /// It counts its workgroup out before the barrier that follows the credit.
+    /// Counts its workgroup as finished before the barrier that follows the credit.
     CountsFirst,
-    /// Its next launch does not wait until this one is over.
+    /// Starts the next launch before this one is over.
     Early,
 }
 
-/// Of [`scenario`]: a call in which rank 0 sends one item, while the others are in a one_shot.
+/// Marker in `used` of [`scenario`]: a call in which rank 0 sends one item while the other ranks
+/// are in a one_shot.
 const TWO_KINDS: u32 = 100;
 
-/// Calls of `used` items each, or, where that is 0, of a [`one_shot`](super::ops::one_shot) of one
-/// tile, over words for `items`.
+/// Scenario of one call for each element of `used`: an exchange of that many items or, for 0, a
+/// [`one_shot`](super::ops::one_shot) of one tile. The channel has words for `items` items.
 fn scenario(pattern: Pattern, ranks: u32, items: u32, used: &'static [u32], how: How) -> Scenario {
     let name = format!("ll {}, {ranks} ranks, {used:?} of {items} items", pattern.name());
     Scenario::new(name, ranks)
@@ -226,7 +232,7 @@ fn scenario(pattern: Pattern, ranks: u32, items: u32, used: &'static [u32], how:
         .headers(Headers::new(programs::EXCHANGE, items).option(pattern as u32).used(used))
         .program(move |thread| {
             for (position, &items) in (0..).zip(used) {
-                // Another M is another layout: what such a rank gives, others cannot use.
+                // A different M means a different layout, so peers cannot use this rank's values.
                 let m = thread.record().fields[Field::M as usize];
                 let call = thread.call(position).number().wrapping_add(m);
                 let items = match items {
@@ -237,7 +243,8 @@ fn scenario(pattern: Pattern, ranks: u32, items: u32, used: &'static [u32], how:
                 let in_place = how == How::InPlace;
                 let mut body = Items { thread, call, plan, in_place };
                 if in_place {
-                    // The kernel before leaves there what is pushed.
+                    // Stands in for the previous kernel on the stream, which produces the input
+                    // items.
                     if thread.id().group == 0 && thread.id().thread == 0 {
                         (0..items).for_each(|item| thread.write(body.given(item), 0));
                     }
@@ -265,7 +272,8 @@ fn scenario(pattern: Pattern, ranks: u32, items: u32, used: &'static [u32], how:
                     continue;
                 }
                 thread.boundary();
-                // Of several workgroups one may have got through where another did not.
+                // No check after a timeout with several workgroups: one workgroup may have
+                // succeeded where another failed.
                 if done.is_ok() && how == How::Right && !(thread.gives_up() && thread.groups() > 1)
                 {
                     body.consume();
@@ -300,20 +308,21 @@ fn counts_first(launch: &Launch<'_, Thread<'_>>) -> Result<(), Stop> {
     wg.finish_push(iris_sync::End::Advance, result, |_| HEAD)
 }
 
-/// Calls of one item each.
+/// Scenario of `calls` calls of one item each.
 pub fn exchange(pattern: Pattern, ranks: u32, calls: u32) -> Scenario {
     const USED: &[u32] = &[1; 8];
     scenario(pattern, ranks, 1, &USED[..calls as usize], How::Right)
 }
 
-/// Calls of two items each.
+/// Scenario of `calls` calls of two items each.
 pub fn exchange_two(pattern: Pattern, ranks: u32, calls: u32) -> Scenario {
     const USED: &[u32] = &[2; 8];
     scenario(pattern, ranks, 2, &USED[..calls as usize], How::Right)
 }
 
-/// Calls of two items each in rows, or of eight, of which a second row has the last two. All workgroups
-/// share what is pushed, or each pushes what it takes.
+/// Scenario in rows: calls of two items or, with `two_rows`, of eight, the last two in a second
+/// row. With `spread` the pushes are spread over all workgroups; without it each workgroup pushes
+/// the items that it takes.
 pub fn exchange_rows(ranks: u32, calls: u32, two_rows: bool, spread: bool) -> Scenario {
     const USED: [&[u32]; 2] = [&[2; 8], &[8; 8]];
     let pattern = if spread { Pattern::SpreadRows } else { Pattern::Rows };
@@ -322,22 +331,22 @@ pub fn exchange_rows(ranks: u32, calls: u32, two_rows: bool, spread: bool) -> Sc
     scenario(pattern, ranks, items, used, How::Right)
 }
 
-/// Calls of a product's tiles, of so many rows of four items, whose columns workgroups share.
+/// Scenario of GEMM tiles of `rows` rows with four items each; the workgroups share the columns.
 pub fn exchange_tiles(ranks: u32, calls: u32, rows: u32) -> Scenario {
     const USED: [&[u32]; 3] = [&[4; 8], &[8; 8], &[12; 8]];
     let used = &USED[rows as usize - 1][..calls as usize];
     scenario(Pattern::Tiles, ranks, used[0], used, How::Right)
 }
 
-/// Words for two items, and calls from number `first` on that use as many as `used` says; 0 is a call
-/// that carries no data in words.
+/// Scenario of a channel with words for two items. The calls, numbered from `first`, use as many
+/// items as `used` says; 0 is a call without LL words.
 pub fn partial(pattern: Pattern, ranks: u32, first: i32, used: &'static [u32]) -> Scenario {
     let mut scenario = scenario(pattern, ranks, 2, used, How::Right);
     scenario.name.push_str(&format!(" from {first}"));
     scenario.calls(used.len() as u32, first)
 }
 
-/// The mutant that waits before it pushes.
+/// Mutant that polls the peers' heads before it pushes its own.
 pub fn waiting_first() -> Scenario {
     let mut scenario = scenario(Pattern::All, 2, 1, &[1], How::WaitsFirst);
     scenario.name.push_str(", waits first");
@@ -345,7 +354,8 @@ pub fn waiting_first() -> Scenario {
     scenario
 }
 
-/// The mutant that counts a workgroup out whose threads may not have read the number of the call.
+/// Mutant that counts a workgroup as finished while some of its threads may not have read the call
+/// number.
 pub fn counting_first() -> Scenario {
     let mut scenario = scenario(Pattern::All, 2, 1, &[1], How::CountsFirst).threads(2);
     scenario.name.push_str(", counts first");
@@ -353,8 +363,8 @@ pub fn counting_first() -> Scenario {
     scenario
 }
 
-/// The mutant whose launches begin before the ones ahead of them are over: two workgroups, so that one may be in
-/// the next call, as it believes, while the other has not begun this one.
+/// Mutant whose launches begin before their predecessors are over. Two workgroups per rank: one can
+/// be in the next call by its own count while the other has not begun this call.
 pub fn early() -> Scenario {
     let mut scenario = scenario(Pattern::All, 2, 2, &[2, 2], How::Early).groups(&[2, 2]);
     scenario.name.push_str(", launched early");
@@ -362,8 +372,8 @@ pub fn early() -> Scenario {
     scenario
 }
 
-/// A call in two rows, of which each item is written where it was read. It must not be one in which all
-/// workgroups share what is pushed.
+/// In-place call in two rows: each result is written over its input item. With `spread`, which the
+/// protocol forbids in place, it is a mutant.
 pub fn in_place(spread: bool) -> Scenario {
     let pattern = if spread { Pattern::SpreadRows } else { Pattern::Rows };
     let mut scenario = scenario(pattern, 2, 8, &[8], How::InPlace).threads(3).groups(&[2, 2]);
@@ -372,14 +382,15 @@ pub fn in_place(spread: bool) -> Scenario {
     scenario
 }
 
-/// Two calls of a one_shot, and a third to which rank 0 comes with words that carry their data.
+/// Mutant with mismatched calls: two one_shot calls, then a third that rank 0 enters with the LL
+/// protocol.
 pub fn two_kinds() -> Scenario {
     let mut scenario = scenario(Pattern::All, 2, 1, &[0, 0, TWO_KINDS], How::Right);
     scenario.name = "ll all, in a call that is a one_shot to rank 1".into();
     scenario
 }
 
-/// Rank 1 comes with another M.
+/// Scenario in which rank 1 calls with another M than the others.
 pub fn different_m() -> Scenario {
     let record = |m| {
         let mut record = Record::default();

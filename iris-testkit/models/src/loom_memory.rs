@@ -1,10 +1,10 @@
-//! The engine over loom: executions of the C11 memory model, with races reported.
+//! Engine over loom: explores executions of the C11 memory model and reports races.
 //!
-//! A word is a loom atomic, a cell or a field of a record is a loom cell, so that an order that is
-//! too weak shows as a race on what the word protects. The threads of a workgroup meet by waking each
-//! other directly, which orders them without a word whose accesses loom would permute: threads other
-//! than 0 touch no words, a barrier is the same in whatever order its threads arrive, and a race is
-//! found by what orders two accesses, not by which came first.
+//! A word is a loom atomic; a cell and a field of a record are loom cells, so an order that is too
+//! weak shows as a race on the data that the word protects. Threads of a workgroup synchronise by
+//! waking each other directly, without a word whose accesses loom would permute. That loses no
+//! execution, because threads other than 0 access no words and a barrier has the same effect in any
+//! order of arrival.
 
 #![allow(unsafe_code, reason = "the hooks that let a model run the device headers")]
 
@@ -23,23 +23,24 @@ use loom::sync::atomic::{AtomicI32, AtomicI64};
 
 use super::{Arena, Failure, Op, Place, Report, Rules, Scenario, Thread, ThreadId};
 
-/// Looks in vain, with no store in between, after which nothing can move any more. Each of four
-/// threads sees each of seven remembered stores at most once before it must see the last.
+/// Number of failed polls in a row, without a store in between, after which the execution counts as
+/// deadlocked. Each of four threads can see each of seven remembered stores at most once before it
+/// must see the last.
 const IDLE: u32 = 64;
 
-/// Looks in vain for each thread, with no store in between, after which an execution is followed to
-/// its end but not branched any further. Threads that spin in turn while another could go on would
-/// otherwise be explored for ever. A look in vain changes nothing, so the executions in which the
-/// other thread went on earlier show all there is to see.
+/// Number of failed polls for each thread, without a store in between, after which an execution is
+/// followed to its end but not branched further. Otherwise, loom would explore threads that take
+/// turns spinning for ever. A failed poll changes nothing, so the executions in which the other
+/// thread ran earlier cover all outcomes.
 const UNFAIR: u32 = 2;
 
-/// Scheduling points of one execution.
+/// Maximum number of scheduling points of one execution.
 const BRANCHES: usize = 20_000;
 
-/// Explore the executions of `scenario` under `rules`, all of them or those with at most
-/// `preemptions` switches away from a thread that could go on.
+/// Explores the executions of `scenario` under `rules`: all of them, or those with at most
+/// `preemptions` switches away from a runnable thread.
 ///
-/// The first failure ends it. Without one, everything within the bound has been explored.
+/// Stops at the first failure. A report without one covers everything within the bound.
 pub fn check(scenario: &Scenario, rules: &Rules, preemptions: Option<usize>) -> Report {
     assert!(scenario.thread_ids().len() <= 4, "{}: loom takes 4 threads", scenario.name());
     let start = Instant::now();
@@ -71,14 +72,14 @@ pub fn check(scenario: &Scenario, rules: &Rules, preemptions: Option<usize>) -> 
 }
 
 enum Stop {
-    /// A place that this run has no object for: it starts again with one.
+    /// A location for which this run has no loom object; the run is repeated with one.
     Undeclared(Place, bool),
     Failed(Failure, Trace),
 }
 
 type Trace = Vec<(ThreadId, Op)>;
 
-/// One run of loom, on a thread of its own: a failed run may leave its coroutines behind.
+/// Runs loom on an OS thread of its own, because a failed run may leave its coroutines behind.
 fn explore(
     scenario: &Scenario,
     rules: &Rules,
@@ -140,7 +141,7 @@ fn classify(payload: Box<dyn Any + Send>, trace: &Mutex<Trace>) -> Stop {
     Stop::Failed(failure, trace)
 }
 
-/// Panics of loom on model threads are findings, not news.
+/// Silences the panic messages of model threads: their panics are results of the search.
 fn quiet() {
     static HOOK: Once = Once::new();
     thread_local!(static QUIET: Cell<bool> = const { Cell::new(false) });
@@ -160,7 +161,7 @@ struct Setup {
     rules: Rules,
     places: HashMap<Place, usize>,
     objects: Vec<(Place, bool)>,
-    /// What has been done in this execution; the last plain access is where a race is.
+    /// Operations of this execution so far; the last non-atomic access is the location of a race.
     trace: Arc<Mutex<Trace>>,
 }
 
@@ -169,13 +170,14 @@ fn execution(setup: &Arc<Setup>) {
         trace.clear();
     }
     let arena = Rc::new(LoomArena::new(setup.clone()));
-    // Threads that touch no words come first: loom prefers low numbers, and as long as they have
-    // nothing to wait for but their workgroup, there is nothing to permute.
+    // Threads that access no words are spawned first: loom runs low numbers first, and nothing is
+    // permuted as long as they wait only for their workgroup.
     let mut threads = setup.scenario.thread_ids();
     threads.sort_by_key(|id| id.thread == 0);
     for id in threads {
         let arena = arena.clone();
-        // Not joined: loom waits for all threads anyway, and would permute their ends.
+        // The threads are not joined: loom waits for all of them anyway, and joins would permute
+        // their ends.
         loom::thread::spawn(move || {
             *arena.sleepers[&id].thread.borrow_mut() = Some(loom::thread::current());
             Thread::run(id, &arena.setup.scenario, &arena.setup.rules, &*arena);
@@ -190,7 +192,7 @@ enum Object {
     Cell(UnsafeCell<i32>),
 }
 
-/// A barrier of threads: those that have arrived, and what was said.
+/// Barrier of threads: the threads that have arrived and the conjunction of their `ok` values.
 struct Meeting {
     arrived: RefCell<Vec<ThreadId>>,
     last: Cell<ThreadId>,
@@ -198,21 +200,21 @@ struct Meeting {
     outcome: Cell<bool>,
 }
 
-/// What one thread tells another that it wakes.
+/// Message of a thread to the thread that it wakes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Token {
     Nothing,
-    /// Answer, and go on waiting.
+    /// Request to answer and then keep waiting.
     Answer,
-    /// Answer, and leave.
+    /// Request to answer and then leave the barrier.
     AnswerAndLeave,
-    /// Leave.
+    /// Request to leave the barrier.
     Leave,
-    /// The answer.
+    /// Answer to a request.
     Here,
 }
 
-/// A thread as others wake it.
+/// Thread that sleeps at a barrier, with the means to wake it.
 struct Sleeper {
     thread: RefCell<Option<loom::thread::Thread>>,
     token: Cell<Token>,
@@ -294,7 +296,7 @@ impl LoomArena {
         }
     }
 
-    /// Access a plain place; loom looks for races.
+    /// Accesses a non-atomic location; loom checks it for races.
     fn plain(&self, place: Place, write: Option<i32>) -> i32 {
         if let Place::Unchecked { .. } = place {
             let mut unchecked = self.unchecked.borrow_mut();
@@ -326,8 +328,10 @@ impl LoomArena {
         }
     }
 
-    /// A barrier of `count` threads. The last to arrive wakes the others one by one and is woken in
-    /// answer, by which it has seen what they did; when it lets them go, they have seen it all.
+    /// Barrier of `count` threads; returns whether all passed `ok`. The last thread to arrive wakes
+    /// the others one by one and waits for each answer, which orders their earlier accesses before
+    /// its own. Its second message releases them and orders the accesses of all before their next
+    /// ones.
     fn meet(&self, id: ThreadId, meeting: &Meeting, count: usize, ok: bool) -> bool {
         meeting.ok.set(meeting.ok.get() && ok);
         let mut others = Vec::new();
@@ -426,7 +430,8 @@ impl Arena for LoomArena {
                 let threads = (threads * groups[thread.rank as usize]) as usize;
                 self.meet(thread, &self.boundaries[&thread.rank], threads, true).into()
             }
-            // Here every one is a thread of the host that nobody keeps from running.
+            // No lockstep under loom: every thread is a thread of the host that always makes
+            // progress.
             Op::Part | Op::Join => 0,
             Op::Pause => {
                 self.idle.set(self.idle.get() + 1);
