@@ -1,11 +1,12 @@
-//! The scenarios of the ops: the skeletons of [`iris_sync::flow`] over tiles of a few cells.
+//! Scenarios of the ops: the control flow of [`iris_sync::flow`] over tiles of a few cells.
 //!
-//! Every rank produces `value(rank, call, tile, element)`, so a reader knows exactly what it must
-//! find. A thread writes the element that has its number and reads the element of another thread, so
-//! that the barriers of a workgroup matter. Between two calls a rank's stream runs other kernels:
-//! one that reads C, and, where peers pull, one that rewrites the shard.
+//! Every rank produces `value(rank, call, tile, element)`, so a reader knows exactly which value to
+//! expect. A thread writes the element with its own number and reads the element of another thread,
+//! so that a missing workgroup barrier shows. Between two calls, a rank's stream runs other
+//! kernels: one that reads C and, for ops in which peers pull, one that rewrites the shard.
 //!
-//! Long because every op is a few lines of the same kind, which are read side by side.
+//! The module is long because every op is a few lines of the same form, which are best compared
+//! side by side.
 
 use iris_sync::barrier::Members;
 use iris_sync::flow::{self, Launch, Relays, Turns};
@@ -14,17 +15,17 @@ use iris_sync::{Access, DevWord, End, Field, Memory, Record, Stop, SymWord, Work
 use super::headers::programs;
 use super::{Headers, Op, Place, Scenario, Thread};
 
-/// Arrays of cells.
+/// Numbers of the arrays of cells of a rank.
 pub(crate) mod array {
-    /// Slots of what a rank sums up or takes.
+    /// Inbox: slots for data from peers that this rank sums up or copies to C.
     pub(crate) const INBOX: u32 = 0;
-    /// Slots of results, or what engines send on.
+    /// Slots for results from the tiles' owners, or for data that copy engines send on.
     pub(crate) const RESULT: u32 = 1;
-    /// C.
+    /// Output matrix C.
     pub(crate) const OUT: u32 = 2;
-    /// What peers pull.
+    /// Shard of the input that peers pull.
     pub(crate) const SHARD: u32 = 3;
-    /// What ranks add to under locks, or add up for themselves.
+    /// Workspace in which ranks accumulate under locks or with atomic additions.
     pub(crate) const WORK: u32 = 4;
     /// The staging buffer.
     pub(crate) const STAGE: u32 = 5;
@@ -32,23 +33,23 @@ pub(crate) mod array {
 
 use array::{INBOX, OUT, RESULT, SHARD, STAGE, WORK};
 
-/// What `rank` produces for element `element` of `tile` in the call with this number.
+/// Value that `rank` produces for element `element` of `tile` in the call with this number.
 pub fn value(rank: u32, call: i32, tile: u32, element: u32) -> i32 {
     let place = rank * 1009 + tile * 17 + element + 1;
     call.wrapping_mul(100_003).wrapping_add(place as i32)
 }
 
-/// The tiles of one call, as one thread moves them.
+/// Tiles of one call, as one thread moves them.
 #[derive(Clone, Copy)]
 struct Tiles<'a, 'b> {
     thread: &'a Thread<'b>,
     call: i32,
     tiles: u32,
-    /// All-gather by pull from the peers' shards; else from the inbox.
+    /// Whether data is pulled from the peers' shards; if not, it is read from the inbox.
     pull: bool,
-    /// Accumulate by atomic additions instead of under a lock.
+    /// Whether partial results are accumulated by atomic additions; if not, under a lock.
     atomic: bool,
-    /// Add up as soon as partials come, as messages do; else when all is pushed.
+    /// Whether partial results are added as soon as they arrive; if not, once all have been pushed.
     at_once: bool,
 }
 
@@ -57,7 +58,7 @@ impl Tiles<'_, '_> {
         Memory::thread(self.thread)
     }
 
-    /// The element that this thread reads: another thread's, where there is one.
+    /// Element that this thread reads: that of another thread, if the workgroup has more than one.
     fn crossed(&self) -> u32 {
         (self.mine() + 1) % self.thread.threads()
     }
@@ -106,7 +107,7 @@ impl flow::ReduceTiles for Tiles<'_, '_> {
     }
 
     fn push_result(&mut self, peer: u32, tile: u32, parity: u32, direct: bool) {
-        // The thread that added an element up also sends it.
+        // The element is sent by the thread that summed it.
         let element = self.crossed();
         let place = if direct {
             self.at(peer, OUT, 0, tile, element)
@@ -222,15 +223,14 @@ impl flow::AccumulateTiles for Tiles<'_, '_> {
 }
 
 impl Tiles<'_, '_> {
-    /// An accumulator is data, accessed with relaxed additions: a word for each thread, far behind
-    /// all others.
+    /// Accumulator of this thread: a word behind all others, accessed with relaxed additions.
     fn accumulator(&self, owner: u32, tile: u32, parity: u32) -> SymWord {
         let element = (parity * self.tiles + tile) * self.thread.threads() + self.mine();
         SymWord { rank: owner, index: (1 << 20) + element }
     }
 
-    /// The next kernel on the stream reads C. Not on a rank that gives up: one of its workgroups may
-    /// have got through where another did not.
+    /// Simulates the next kernel on the stream, which reads C. Skipped on a rank that gives up,
+    /// because one of its workgroups may have succeeded where another failed.
     fn consume(&self, slots: impl Iterator<Item = u32>, wanted: impl Fn(u32, u32, u32) -> i32) {
         if self.thread.gives_up() {
             return;
@@ -245,24 +245,25 @@ impl Tiles<'_, '_> {
     }
 }
 
-/// Run all calls of a scenario: `each` is given the launch and the tiles of a call.
+/// Runs all calls of a scenario; `each` gets the launch and the tiles of a call.
 fn calls<'b>(
     thread: &Thread<'b>,
     tiles: u32,
     mut each: impl FnMut(&Launch<'_, Thread<'b>>, Tiles<'_, 'b>) -> Result<(), Stop>,
 ) {
     for position in 0..thread.calls() {
-        // Another M is another layout: what such a rank produces, others cannot use.
+        // A different M means a different layout, so peers cannot use this rank's values.
         let m = thread.record().fields[Field::M as usize];
         let call = thread.call(position).number().wrapping_add(m);
         let tiles = Tiles { thread, call, tiles, pull: false, atomic: false, at_once: true };
-        // A stream goes on after a call that failed, too.
+        // A stream runs on even after a call that failed.
         let _ = each(&thread.launch(), tiles);
         thread.boundary();
     }
 }
 
-/// An all-reduce: each rank pushes to all and adds up all.
+/// Scenario of one_shot all-reduce: each rank pushes its tiles to all ranks and sums the tiles of
+/// all.
 pub fn one_shot(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
     Scenario::new(format!("one_shot, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
         .calls(calls_, 7)
@@ -273,7 +274,7 @@ pub fn one_shot(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
         })
 }
 
-/// One call of [`one_shot`] with one tile, between calls of another kind over the same words.
+/// Runs one call of [`one_shot`] with one tile, between calls of another kind over the same words.
 pub(super) fn one_tile<'b>(
     launch: &Launch<'_, Thread<'b>>,
     thread: &Thread<'b>,
@@ -283,20 +284,21 @@ pub(super) fn one_tile<'b>(
     flow::one_shot(launch, 1, &mut body)
 }
 
-/// What a call of [`partial`] may be instead of a one_shot of so many tiles; as in `cxx/ops.cpp`.
+/// Values in `used` of [`partial`] that stand for another op instead of a number of tiles; equal to
+/// the constants of `cxx/ops.cpp`.
 pub mod instead {
-    /// A [`pull`](super::pull) of one tile.
+    /// Call of [`pull`](super::pull) with one tile.
     pub const PULL: u32 = 0;
-    /// A [`two_shot`](super::two_shot) of two tiles.
+    /// Call of [`two_shot`](super::two_shot) with two tiles.
     pub const TWO_SHOT: u32 = 100;
-    /// A [`gather`](super::gather) of one part.
+    /// Call of [`gather`](super::gather) with one part.
     pub const GATHER: u32 = 101;
-    /// A [`staged`](super::staged) gather: the scenario must have a flag for each rank and tile.
+    /// Call of [`staged`](super::staged); the scenario must have a flag for each rank and tile.
     pub const STAGED: u32 = 102;
 }
 
-/// A [`one_shot`] planned for `tiles` tiles, whose calls, from number `first` on, use `used` each,
-/// or are of another op over the same words: see [`instead`].
+/// Scenario of [`one_shot`] planned for `tiles` tiles. The calls, numbered from `first`, use `used`
+/// tiles each or run another op over the same words; see [`instead`].
 pub fn partial(ranks: u32, tiles: u32, first: i32, used: &'static [u32]) -> Scenario {
     Scenario::new(format!("one_shot, {ranks} ranks, {used:?} of {tiles} tiles from {first}"), ranks)
         .calls(used.len() as u32, first)
@@ -322,13 +324,14 @@ pub fn partial(ranks: u32, tiles: u32, first: i32, used: &'static [u32]) -> Scen
         })
 }
 
-/// An all-reduce by the owners of tiles, tile t at rank t mod `ranks`; results into C if `direct`.
+/// Scenario of two_shot all-reduce: rank `t % ranks` owns and sums tile t. Owners write results
+/// straight into C if `direct`.
 pub fn two_shot(ranks: u32, tiles: u32, calls_: u32, direct: bool) -> Scenario {
     let name = if direct { "two_shot, direct" } else { "two_shot" };
     directly(two_shot_in(name, 0, ranks, tiles, calls_), direct)
 }
 
-/// The same, of whose workgroups, two a rank, the first sends and the other adds up.
+/// Scenario of [`two_shot`] with two workgroups per rank: the first only sends, the second sums.
 pub fn two_shot_by_senders(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
     two_shot_in("two_shot, senders", 1, ranks, tiles, calls_).groups(&vec![2; ranks as usize])
 }
@@ -358,23 +361,25 @@ fn directly(mut scenario: Scenario, direct: bool) -> Scenario {
     scenario
 }
 
-/// A reduce-scatter in which the last rank owns nothing, if there is more than one.
+/// Scenario of reduce-scatter in which the last rank owns no tile, if there is more than one rank.
 pub fn reduce_scatter(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
     scatter("reduce_scatter", 0, ranks, tiles, calls_)
 }
 
-/// The same, of whose workgroups, two a rank, the first sends and the other adds up.
+/// Scenario of [`reduce_scatter`] with two workgroups per rank: the first only sends, the second
+/// sums.
 pub fn reduce_scatter_by_senders(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
     let scenario = scatter("reduce_scatter, senders", SENDER, ranks, tiles, calls_);
     scenario.groups(&vec![2; ranks as usize])
 }
 
-/// The same of products, which are added up when all are pushed.
+/// Scenario of [`reduce_scatter`] over GEMM results, which are summed once all have been pushed.
 pub fn matmul_reduce_scatter(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
     scatter("matmul_reduce_scatter", PRODUCTS, ranks, tiles, calls_)
 }
 
-/// Options of the program of such a scenario: of products; with one workgroup that only sends.
+/// Option bits of the program of a reduce-scatter: input from a GEMM; one workgroup that only
+/// sends.
 const PRODUCTS: u32 = 1;
 const SENDER: u32 = 2;
 
@@ -393,7 +398,7 @@ fn scatter(name: &str, option: u32, ranks: u32, tiles: u32, calls_: u32) -> Scen
         })
 }
 
-/// All tiles of each rank to all, or of rank 0 alone.
+/// Delivery of all tiles: from each rank to all, or from rank 0 only.
 struct Delivery {
     tiles: u32,
     me: u32,
@@ -410,21 +415,23 @@ impl flow::Delivery for Delivery {
     }
 }
 
-/// An all-gather, or a broadcast from rank 0, which may run ahead; into C if `direct`.
+/// Scenario of all-gather, or of broadcast from rank 0, which may run ahead of its peers; tiles go
+/// straight into C if `direct`.
 pub fn deliver(ranks: u32, tiles: u32, calls_: u32, broadcast: bool, direct: bool) -> Scenario {
     let (name, option) = if broadcast { ("broadcast", BROADCAST) } else { ("all_gather", 0) };
     let how = if direct { ", direct" } else { "" };
     directly(deliver_in(&format!("{name}{how}"), option, ranks, tiles, calls_), direct)
 }
 
-/// An all-gather of whose workgroups, two a rank, the first sends and the other takes; into C if `direct`.
+/// Scenario of all-gather with two workgroups per rank: the first only sends, the second takes;
+/// tiles go straight into C if `direct`.
 pub fn deliver_by_senders(ranks: u32, tiles: u32, calls_: u32, direct: bool) -> Scenario {
     let name = if direct { "all_gather, direct, senders" } else { "all_gather, senders" };
     let scenario = deliver_in(name, SENDER, ranks, tiles, calls_).groups(&vec![2; ranks as usize]);
     directly(scenario, direct)
 }
 
-/// Another option of the program of such a scenario: a broadcast.
+/// Option bit of the program of a delivery: broadcast.
 const BROADCAST: u32 = 1;
 
 fn deliver_in(name: &str, option: u32, ranks: u32, tiles: u32, calls_: u32) -> Scenario {
@@ -450,7 +457,8 @@ fn deliver_in(name: &str, option: u32, ranks: u32, tiles: u32, calls_: u32) -> S
         })
 }
 
-/// The tiles of a [`relay`]: C is that of the root, and a tile has one place in an inbox, whoever sends it.
+/// Tiles of a [`relay`]: the values of C are those of the root, and a tile has one inbox slot for
+/// all possible senders.
 struct Relayed<'a, 'b> {
     tiles: Tiles<'a, 'b>,
     root: u32,
@@ -461,7 +469,7 @@ impl flow::DeliverTiles for Relayed<'_, '_> {
 
     fn push(&mut self, peer: u32, tile: u32, parity: u32, direct: bool) {
         let Self { tiles, root } = *self;
-        // The thread that took an element also sends it.
+        // The element is sent by the thread that took it.
         let element = tiles.crossed();
         let sent = if tiles.me() == root {
             value(root, tiles.call, tile, element)
@@ -485,7 +493,8 @@ impl flow::DeliverTiles for Relayed<'_, '_> {
     }
 }
 
-/// A broadcast from the last rank, whose tiles the others pass on; into C if `direct`.
+/// Scenario of broadcast from the last rank, whose tiles the other ranks pass on; tiles go straight
+/// into C if `direct`.
 pub fn relay(ranks: u32, tiles: u32, calls_: u32, direct: bool) -> Scenario {
     let how = if direct { ", direct" } else { "" };
     let scenario =
@@ -509,7 +518,7 @@ pub fn relay(ranks: u32, tiles: u32, calls_: u32, direct: bool) -> Scenario {
     directly(scenario, direct)
 }
 
-/// The mutant of [`relay`] in which a rank waits for the tile of another before it passes on its own.
+/// Mutant of [`relay`] in which a rank waits for another rank's tile before it passes on its own.
 pub fn relay_takes_first() -> Scenario {
     const ROOT: u32 = 2;
     Scenario::new("relay, takes first, 3 ranks, 2 tiles, 1 calls", 3).tiles(2, 0).program(
@@ -532,19 +541,19 @@ pub fn relay_takes_first() -> Scenario {
     )
 }
 
-/// How a kernel beside a call is launched.
+/// Launch of a user's kernel that runs concurrently with a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Beside {
-    /// It reads the number of the call from a copy, and the next call waits for it.
+    /// Correct: the kernel reads a copy of the call number, and the next call waits for the kernel.
     Right,
-    /// It reads the op's own number, which the end of the call changes.
+    /// Mutant: the kernel reads the op's own call number, which the end of the call changes.
     OwnNumber,
-    /// The next call does not wait for it.
+    /// Mutant: the next call does not wait for the kernel.
     NotAwaited,
 }
 
-/// An all-gather straight into C, and beside it a kernel of the user's on each rank, the second
-/// workgroup, that reads each tile when it has come: Tiles of `iris/tiles.h`.
+/// Scenario of all-gather straight into C with a user's kernel beside it: the second workgroup of
+/// each rank reads each tile once it has arrived, through the Tiles of `iris/tiles.h`.
 pub fn beside(ranks: u32, tiles: u32, calls_: u32, how: Beside) -> Scenario {
     let name = format!("all_gather, a kernel beside, {ranks} ranks, {tiles} tiles, {calls_} calls");
     let scenario = Scenario::new(format!("{name}, {how:?}"), ranks)
@@ -577,13 +586,14 @@ pub fn beside(ranks: u32, tiles: u32, calls_: u32, how: Beside) -> Scenario {
     directly(scenario, true)
 }
 
-/// The device words that hold the number and the sequence of a call for the kernel beside it.
+/// Device words with the copies of call number and sequence for the kernel beside the call.
 fn copies(thread: &Thread<'_>) -> [(u32, u32); 2] {
     let channel = thread.channel();
     [(channel.call, 1000), (channel.sequence, 1001)]
 }
 
-/// In front of a call, on its stream: its number is copied, and the kernel beside it may begin.
+/// Runs before a call, on its stream: copies the call number and lets the kernel beside the call
+/// start.
 fn in_front(thread: &Thread<'_>, launched: bool) {
     if !launched {
         return;
@@ -627,7 +637,7 @@ impl Tiles<'_, '_> {
     }
 }
 
-/// The kernel that fills the shard before a call; one workgroup runs it.
+/// Simulates the kernel that fills the shard before a call; one workgroup runs it.
 fn fill_shard(thread: &Thread<'_>, body: &Tiles<'_, '_>) {
     if thread.id().group == 0 {
         for part in 0..body.tiles {
@@ -638,7 +648,7 @@ fn fill_shard(thread: &Thread<'_>, body: &Tiles<'_, '_>) {
     thread.boundary();
 }
 
-/// An all-gather and product by pull; every call has a new shard in the same place.
+/// Scenario of all-gather-matmul by pull; every call has a new shard in the same memory.
 pub fn pull(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
     Scenario::new(format!("pull, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
         .calls(calls_, 7)
@@ -652,7 +662,7 @@ pub fn pull(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
         })
 }
 
-/// Each tile needs the unit of each rank that has its number.
+/// Staged gather in which each tile needs the unit of the same number from each rank.
 struct Staging {
     ranks: u32,
     tiles: u32,
@@ -681,7 +691,7 @@ impl flow::Staging for Staging {
     }
 }
 
-/// An all-gather and product through a staging buffer, the first of two workgroups fetching.
+/// Scenario of all-gather-matmul through a staging buffer; the first of two workgroups fetches.
 pub fn staged(groups: &[u32], tiles: u32, calls_: u32) -> Scenario {
     let ranks = groups.len() as u32;
     Scenario::new(format!("staged, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
@@ -697,7 +707,8 @@ pub fn staged(groups: &[u32], tiles: u32, calls_: u32) -> Scenario {
         })
 }
 
-/// An all-gather by push, a barrier (unless a mutant leaves it out), then the product.
+/// Scenario of all-gather by push, a barrier, then the GEMM. `barrier` is false for the mutant
+/// without it.
 pub fn gather(ranks: u32, tiles: u32, calls_: u32, barrier: bool) -> Scenario {
     Scenario::new(format!("gather, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
         .calls(calls_, 7)
@@ -717,7 +728,7 @@ fn gather_once<'b>(
     barrier: bool,
     body: &mut Tiles<'_, 'b>,
 ) -> Result<(), Stop> {
-    // A stream goes on after a launch that failed.
+    // A stream runs on even after a launch that failed.
     let _ = flow::gather(launch, tiles, body);
     thread.boundary();
     if barrier {
@@ -733,30 +744,31 @@ impl flow::CopiedTiles for Tiles<'_, '_> {
     }
 }
 
-/// An all-gather by a copy engine, the last workgroup of each rank, and products of what has come, the
-/// first, which with one workgroup comes after; `waits` is false where a mutant lets the engine begin
-/// before the peers are in the call.
+/// Scenario of all-gather by a copy engine, which is the last workgroup of each rank; the first
+/// workgroup multiplies what has arrived. A rank with one workgroup does both in turn. `waits` is
+/// false for the mutant whose engine begins before the peers have entered the call.
 ///
-/// The engine copies between the launches that open and close the call, and looks at nothing.
+/// The engine copies between the launches that open and close the call, and polls nothing.
 pub fn copied(ranks: u32, tiles: u32, calls_: u32, waits: bool) -> Scenario {
     copied_in(("copied", if waits { 0 } else { EARLY }), ranks, tiles, calls_)
 }
 
-/// The same, and what came is added up, and sent on by the engine in the same call, with signals behind
-/// those of before: the copies of an all-reduce.
+/// Scenario of [`copied`] as an all-reduce: the engine also sends the sums on in the same call,
+/// with signals that follow those of the first copies.
 pub fn copied_on(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
     copied_in(("copied on", ON), ranks, tiles, calls_)
 }
 
-/// The same as [`copied`], multiplied by one launch of all workgroups but the engine's, each of which waits
-/// for what it reads, by one thread.
+/// Scenario of [`copied`] with a single GEMM launch of all workgroups except the engine's; in each,
+/// one thread waits for the data that the workgroup reads.
 pub fn copied_beside(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
     copied_in(("copied beside", BESIDE), ranks, tiles, calls_)
 }
 
-/// A product that stores to others what they own and waits for what they stored: one launch between those
-/// that open and close the call, whose threads store, signal and wait alone. It begins beside the one that opens
-/// the call, and takes its turn before it stores. `instead` is what a mutant does.
+/// Scenario of a GEMM that stores tiles to their owners and waits for the tiles of its own: one
+/// launch between those that open and close the call, whose threads store, signal and wait each by
+/// itself. It may start before the opening launch is over, and waits for it before it stores.
+/// `instead` selects a mutant.
 pub fn stored(ranks: u32, tiles: u32, calls_: u32, instead: Stored) -> Scenario {
     Scenario::new(format!("stored, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
         .calls(calls_, 7)
@@ -767,7 +779,7 @@ pub fn stored(ranks: u32, tiles: u32, calls_: u32, instead: Stored) -> Scenario 
             calls(thread, tiles, |launch, body| {
                 let Launch { m, channel, record, .. } = *launch;
                 let alone = Launch { m, channel, record, index: 0, count: 1 };
-                // A stream goes on after a launch that failed.
+                // A stream runs on even after a launch that failed.
                 if is_stream {
                     let _ = flow::open(&alone);
                 }
@@ -785,22 +797,22 @@ pub fn stored(ranks: u32, tiles: u32, calls_: u32, instead: Stored) -> Scenario 
         })
 }
 
-/// What such a scenario leaves out.
+/// Step that a mutant of [`stored`] leaves out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stored {
-    /// Nothing.
+    /// No step: the correct protocol.
     Right,
-    /// That a rank which has given up stores nothing.
+    /// The check that keeps a rank from storing after it has given up.
     Unmuted,
-    /// That nothing is stored before the launch that opens the call is over.
+    /// The wait for the launch that opens the call, before the first store.
     OutOfTurn,
 }
 
-/// Options of the program of such a scenario: the engine begins early,
+/// Option bits of the program of [`copied`]: the engine begins early,
 const EARLY: u32 = 1;
-/// what came is added up and sent on,
+/// the engine sends the sums on,
 const ON: u32 = 2;
-/// one launch beside the engine multiplies it.
+/// one launch beside the engine multiplies the data.
 const BESIDE: u32 = 4;
 
 fn copied_in((name, options): (&str, u32), ranks: u32, tiles: u32, calls_: u32) -> Scenario {
@@ -816,7 +828,7 @@ fn copied_in((name, options): (&str, u32), ranks: u32, tiles: u32, calls_: u32) 
             calls(thread, tiles, |launch, mut body| {
                 let Launch { m, channel, record, .. } = *launch;
                 let alone = Launch { m, channel, record, index: 0, count: 1 };
-                // A stream goes on after a launch that failed.
+                // A stream runs on even after a launch that failed.
                 if is_stream && !early {
                     let _ = flow::open(&alone);
                 } else if is_stream {
@@ -853,7 +865,7 @@ fn copied_in((name, options): (&str, u32), ranks: u32, tiles: u32, calls_: u32) 
         })
 }
 
-/// The sums of what came, which the engine sends on.
+/// Sums of the received tiles, which the engine sends on.
 struct Sums<'a, 'b>(Tiles<'a, 'b>);
 
 impl flow::CopiedTiles for Sums<'_, '_> {
@@ -866,7 +878,7 @@ impl flow::CopiedTiles for Sums<'_, '_> {
 }
 
 impl<'b> Tiles<'_, 'b> {
-    /// What is multiplied, or added up, part by part as it comes.
+    /// Multiplies, or sums up, each peer's part once it has arrived.
     fn take_copied(self, launch: &Launch<'_, Thread<'b>>) {
         for source in launch.channel.peers() {
             for tile in 0..self.tiles {
@@ -884,7 +896,7 @@ impl<'b> Tiles<'_, 'b> {
         }
     }
 
-    /// What this workgroup multiplies of that, in a launch that waits for it.
+    /// Multiplies this workgroup's share of the received parts, in a launch that waits for each.
     fn take_arriving(self, launch: &Launch<'_, Thread<'b>>) {
         if self.thread.id().thread != 0 {
             return;
@@ -901,7 +913,8 @@ impl<'b> Tiles<'_, 'b> {
         }
     }
 
-    /// What this workgroup stores to others, and then takes of what they stored.
+    /// Stores this workgroup's tiles to their owners, then takes the tiles that the peers stored
+    /// here.
     fn store_to_owners(
         self,
         launch: &Launch<'_, Thread<'b>>,
@@ -932,7 +945,7 @@ impl<'b> Tiles<'_, 'b> {
         }
     }
 
-    /// What the others have added up.
+    /// Takes the sums that the peers have sent.
     fn take_sums(self, launch: &Launch<'_, Thread<'b>>) {
         for source in launch.channel.peers() {
             for tile in 0..self.tiles {
@@ -947,26 +960,26 @@ impl<'b> Tiles<'_, 'b> {
     }
 }
 
-/// How partials are accumulated, and which barriers a mutant leaves out.
+/// Way of accumulating partial results, and the barriers that a mutant leaves out.
 #[derive(Clone, Copy, Debug)]
 pub struct Accumulate {
-    /// By atomic additions; else under a lock.
+    /// Whether partial results are accumulated by atomic additions; if not, under a lock.
     pub atomic: bool,
-    /// Between clearing and adding.
+    /// Whether there is a barrier between clearing and adding.
     pub first_barrier: bool,
-    /// Between adding and reading.
+    /// Whether there is a barrier between adding and reading.
     pub second_barrier: bool,
 }
 
 impl Accumulate {
-    /// As option bits of the program over the device headers.
+    /// Option bits of the program over the device headers.
     fn bits(self) -> u32 {
         let Self { atomic, first_barrier, second_barrier } = self;
         u32::from(atomic) | u32::from(!first_barrier) << 1 | u32::from(!second_barrier) << 2
     }
 }
 
-/// An all-reduce into one workspace a tile: clear, barrier, add, barrier, convert.
+/// Scenario of all-reduce with one workspace per tile: clear, barrier, add, barrier, convert.
 pub fn accumulate(ranks: u32, tiles: u32, calls_: u32, how: Accumulate) -> Scenario {
     let Accumulate { atomic, first_barrier, second_barrier } = how;
     let name = if atomic { "atomic" } else { "spinlock" };
@@ -978,7 +991,7 @@ pub fn accumulate(ranks: u32, tiles: u32, calls_: u32, how: Accumulate) -> Scena
             let owner = |tile| tile % ranks;
             calls(thread, tiles, |launch, body| {
                 let mut body = Tiles { atomic, ..body };
-                // A stream goes on after a launch that failed.
+                // A stream runs on even after a launch that failed.
                 let _ = flow::zero(launch, tiles, owner, &mut body);
                 thread.boundary();
                 if first_barrier {
@@ -996,14 +1009,16 @@ pub fn accumulate(ranks: u32, tiles: u32, calls_: u32, how: Accumulate) -> Scena
         })
 }
 
-/// Rank 0 gives up where something is not there when it looks. Streams go on with the launches and calls
-/// that follow; rank 1 must not take their words for those of the call that was given up.
+/// Changes a scenario so that rank 0 times out at its first failed poll. Streams run on with the
+/// following launches and calls; rank 1 must not take their words for those of the call that was
+/// given up.
 pub fn given_up(mut scenario: Scenario) -> Scenario {
     scenario.name.push_str(", rank 0 gives up");
     scenario.expires(|id, _, _| id.rank == 0)
 }
 
-/// Rank 1 comes with another M: whoever consumes its tiles must say so.
+/// Scenario in which rank 1 calls with another M; ranks that consume its tiles must report the
+/// mismatch.
 pub fn different_m() -> Scenario {
     let record = |m| {
         let mut record = Record::default();

@@ -1,4 +1,4 @@
-//! The scenarios of the primitives that ops are made of.
+//! Scenarios of the primitives that ops are made of.
 
 use iris_sync::barrier::{Members, arrive_and_wait};
 use iris_sync::{
@@ -9,7 +9,8 @@ use super::headers::programs;
 use super::ops::value;
 use super::{Failure, Headers, Place, Scenario, Thread};
 
-/// The versioned lock: rank 0 hands a cell to rank 1, which says when it may be written again.
+/// Scenario of the versioned lock: rank 0 hands a cell to rank 1, which signals when the cell may
+/// be written again.
 pub fn versioned(calls: u32) -> Scenario {
     Scenario::new(format!("versioned lock, {calls} versions"), 2)
         .calls(calls, 7)
@@ -32,7 +33,7 @@ pub fn versioned(calls: u32) -> Scenario {
         })
 }
 
-/// The spinlock: every rank adds to one cell, several times.
+/// Scenario of the spinlock: every rank adds to one cell, `turns` times.
 pub fn spinlock(ranks: u32, turns: u32) -> Scenario {
     let cell = Place::Cell { rank: 0, index: 0 };
     Scenario::new(format!("spinlock, {ranks} ranks, {turns} turns"), ranks)
@@ -47,7 +48,7 @@ pub fn spinlock(ranks: u32, turns: u32) -> Scenario {
                     return;
                 }
                 let now = thread.read(cell);
-                // Nobody's turn is lost: what we added is still there.
+                // A decrease would mean a lost update, since each rank only adds.
                 if now < seen {
                     thread.check(cell, now, seen);
                 }
@@ -58,10 +59,10 @@ pub fn spinlock(ranks: u32, turns: u32) -> Scenario {
         })
 }
 
-/// The device barrier: what members wrote before it, members read after it.
+/// Scenario of the device barrier: members read after it what members wrote before it.
 ///
-/// With `twice`, a second barrier keeps a cell until all have read it; else cells alternate, as
-/// the words of a single barrier must stand by themselves.
+/// With `twice`, a second barrier protects a cell until all have read it; without it, cells
+/// alternate, because the words of a single barrier must be correct by themselves.
 pub fn barrier(ranks: u32, members: Members, calls: u32, twice: bool) -> Scenario {
     let name = format!("barrier, members {:#b} of {ranks}, {calls} calls", members.bits());
     Scenario::new(name, ranks)
@@ -90,8 +91,8 @@ pub fn barrier(ranks: u32, members: Members, calls: u32, twice: bool) -> Scenari
         })
 }
 
-/// The barrier in the middle of a launch: what the threads of one workgroup wrote before it, other
-/// threads of another rank read after it.
+/// Scenario of a barrier in the middle of a launch: data that the threads of one workgroup wrote
+/// before it is read after it by other threads on another rank.
 pub fn barrier_in_launch(ranks: u32) -> Scenario {
     Scenario::new(format!("barrier in a launch, {ranks} ranks"), ranks)
         .headers(Headers::new(programs::BARRIER_IN_LAUNCH, 1))
@@ -110,8 +111,8 @@ pub fn barrier_in_launch(ranks: u32) -> Scenario {
         })
 }
 
-/// As [`barrier_in_launch`], but thread 0 arrives and waits in an arm of its own, as it did to be traced:
-/// where waves run in lockstep, nobody else of its wave has arrived then.
+/// Scenario of [`barrier_in_launch`] in which thread 0 arrives and waits inside a branch, as a
+/// tracing build once did. With waves in lockstep, no other thread of its wave has arrived by then.
 pub fn barrier_in_arms(ranks: u32) -> Scenario {
     Scenario::new(format!("barrier in the arms of a branch, {ranks} ranks"), ranks)
         .headers(Headers::new(programs::BARRIER_IN_LAUNCH, 1).option(1))
@@ -133,7 +134,7 @@ pub fn barrier_in_arms(ranks: u32) -> Scenario {
         })
 }
 
-/// Tile flags: a workgroup fills two units, another reads them.
+/// Scenario of tile flags: a workgroup fills two units, another reads them.
 pub fn flags(calls: u32) -> Scenario {
     Scenario::new(format!("tile flags, {calls} calls"), 1)
         .calls(calls, 7)
@@ -156,7 +157,7 @@ pub fn flags(calls: u32) -> Scenario {
         })
 }
 
-/// Entry records and credits alone: everybody enters and reads everybody's record.
+/// Scenario of entry records and credits alone: every rank enters and reads the records of all.
 pub fn entry(ranks: u32, calls: u32) -> Scenario {
     Scenario::new(format!("entry and credit, {ranks} ranks, {calls} calls"), ranks)
         .calls(calls, 7)
@@ -171,7 +172,8 @@ pub fn entry(ranks: u32, calls: u32) -> Scenario {
         })
 }
 
-/// Ranks clear their own words at first, as a late memset would: nobody knows when.
+/// Mutant in which ranks clear their own words first, like a memset that may still run when peers
+/// write them.
 pub fn late_memset() -> Scenario {
     Scenario::new("entry, words cleared without a barrier", 2)
         .headers(Headers::new(programs::ENTRY, 1).option(1))
@@ -189,8 +191,8 @@ pub fn late_memset() -> Scenario {
         })
 }
 
-/// Rank 1 enters and then makes no progress; rank 0 finds out, and rank 1, which waits for
-/// something else without a deadline, is told.
+/// Scenario of an abort: rank 1 enters and then makes no progress. Rank 0 times out and aborts,
+/// which ends the wait of rank 1 that has no deadline.
 pub fn abort() -> Scenario {
     let expect = |thread: &Thread<'_>, through: bool| {
         if through {

@@ -1,5 +1,5 @@
-//! A memory that writes down what is asked of it, and answers from a script: to compare two
-//! implementations operation by operation.
+//! Memory that records every request and answers from a script, to compare two implementations
+//! operation by operation.
 
 #![allow(unsafe_code, reason = "the hooks that let a model run the device headers")]
 
@@ -12,15 +12,15 @@ use iris_sync::{
 
 use super::{Op, Place, ThreadId};
 
-/// One thing that was asked.
+/// Recorded request of a program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "the arguments of Memory's functions")]
 pub enum Event {
-    /// An access to a word, with its name, order, scope and value.
+    /// Access to a word, with its name, order, scope and value.
     Atomic(Access, Op),
-    /// A field of a record.
+    /// Load of a field of a record.
     Get(SymWord),
-    /// A field of a record.
+    /// Store to a field of a record.
     Put(SymWord, i32),
     Vote(bool),
     Diverge,
@@ -33,30 +33,31 @@ pub enum Event {
     Record(Fault),
 }
 
-/// The answers. A list is gone through in turn; what comes behind its end is said at each.
+/// Scripted answers. Each list is consumed in order; the field's comment gives the answer after its
+/// end.
 #[derive(Clone, Debug, Default)]
 pub struct Script {
-    /// The number of the call, and of the op in its heap.
+    /// Number of the call, and of the op in its heap.
     pub number: i32,
-    /// What loads of other words find; then, what the last one did, or the number.
+    /// Values that loads of words find; after the end, the last value stored, or the call number.
     pub words: Vec<i32>,
-    /// What the words of every record hold.
+    /// Contents of every entry record.
     pub fields: Vec<i32>,
-    /// Whether the deadline is over; then yes.
+    /// Whether the deadline has passed; true after the end.
     pub expired: Vec<bool>,
-    /// What the other threads say at barriers; then yes.
+    /// Votes of the other threads at barriers; true after the end.
     pub votes: Vec<bool>,
-    /// What the host says; then 0.
+    /// Values that the host has stored; 0 after the end.
     pub host: Vec<i32>,
-    /// What the abort word holds.
+    /// Value of the abort word.
     pub abort: i32,
-    /// What a lock holds; then 0.
+    /// Values of locks; 0 after the end.
     pub locks: Vec<i32>,
-    /// How many workgroups have finished.
+    /// Number of workgroups that have finished.
     pub finished: i32,
 }
 
-/// One thread of one workgroup, on its own.
+/// Single thread that runs a program against the script.
 pub struct Recorder {
     id: ThreadId,
     extent: (u32, u32),
@@ -70,15 +71,16 @@ thread_local! {
 }
 
 impl Recorder {
-    /// A recorder that answers by `script`, as thread `id` among so many threads and workgroups.
+    /// Recorder that answers by `script`, as thread `id`; `extent` is the number of threads and
+    /// workgroups.
     pub fn new(id: ThreadId, extent: (u32, u32), script: Script) -> Self {
         let asked = [const { Cell::new(0) }; 5];
         Self { id, extent, script, asked, events: RefCell::default() }
     }
 
-    /// Let `f`, a program in C++, ask this recorder.
+    /// Runs `f`, a program in C++, with this recorder as the target of the hooks.
     pub fn listen<R>(&self, f: impl FnOnce() -> R) -> R {
-        /// Also where `f` unwinds.
+        /// Restores the previous target even if `f` unwinds.
         struct Leave;
         impl Drop for Leave {
             fn drop(&mut self) {
@@ -90,7 +92,7 @@ impl Recorder {
         f()
     }
 
-    /// What was asked.
+    /// Recorded requests, in order.
     pub fn into_events(self) -> Vec<Event> {
         self.events.into_inner()
     }
@@ -116,7 +118,7 @@ impl Recorder {
         script.get(position).copied().unwrap_or(otherwise)
     }
 
-    /// An atomic operation: what it finds.
+    /// Records an atomic operation and returns the value that it finds.
     fn found(&self, access: Access, op: Op) -> i32 {
         self.note(Event::Atomic(access, op));
         match access {
@@ -131,8 +133,8 @@ impl Recorder {
         }
     }
 
-    /// A word that carries its data: the number is a word's of the script; the data are a record's
-    /// fields, where the head of what a source pushes lies, else 0.
+    /// Load of an LL word. The call number comes from the script's words; the data are a record's
+    /// fields if the word belongs to the head of a source, else 0.
     fn found_wide(&self, access: Access, op: Op) -> LlWord {
         let call = self.found(access, op);
         let data = match op.place() {
@@ -155,7 +157,7 @@ fn sym(word: SymWord) -> Place {
     Place::Sym { rank: word.rank, index: word.index }
 }
 
-/// The two words of a pair.
+/// Locations of the two words of a pair.
 fn wide(pair: SymPair) -> [Place; 2] {
     [0, 2].map(|half| Place::Wide { rank: pair.rank, index: pair.index + half })
 }
@@ -284,7 +286,7 @@ impl super::target::Target for Recorder {
         self.vote(ok)
     }
 
-    /// Order and scope are those that the headers say, not those of the table.
+    /// Order and scope are those that the headers pass, not those of the table of accesses.
     fn atomic(&self, access: Option<Access>, op: Op) -> i32 {
         match (access, op) {
             (None, _) => super::Failure::Other(format!("{op:?} is not the protocol's")).raise(),

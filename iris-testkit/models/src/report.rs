@@ -4,22 +4,22 @@ use iris_sync::{Fault, FaultKind};
 
 use super::{Op, Place, ThreadId};
 
-/// Which check found a failure.
+/// Check that found a failure.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Check {
-    /// Two plain accesses, one of them a write, that nothing orders.
+    /// Data race: two unordered non-atomic accesses, one of them a write.
     Race,
-    /// The same, on the fields of an entry record.
+    /// Data race on the fields of an entry record.
     RecordRace,
-    /// Threads wait for words that nobody will set.
+    /// Lost signal: threads wait for words that no thread will set.
     Lost,
-    /// A thread read another value than the protocol promises.
+    /// Wrong value: a thread read a value other than the one that the protocol promises.
     Wrong,
-    /// The protocol itself gave up, with this kind of fault.
+    /// Fault of this kind that the protocol itself reported.
     Fault(FaultKind),
-    /// A word that peers can see was accessed at device scope.
+    /// Access at device scope to a word that peers can see.
     Scope,
-    /// The rule that is proved does not allow a step.
+    /// Step that the proved rule does not allow.
     Rule,
 }
 
@@ -37,36 +37,36 @@ impl fmt::Display for Check {
     }
 }
 
-/// What went wrong in an execution.
+/// Failure of an execution.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Failure {
-    /// A data race on this place.
+    /// Data race on this location, if it is known.
     Race(Option<Place>),
-    /// Nothing moves any more; says what still tried to.
+    /// Deadlock; the text names the threads that still wait.
     Lost(String),
     /// `thread` saw `seen` in `place` instead of `wanted`.
     Wrong {
-        /// Who read it.
+        /// Thread that read the value.
         thread: ThreadId,
-        /// Where.
+        /// Location that was read.
         place: Place,
-        /// What was there.
+        /// Value that was found.
         seen: i32,
-        /// What should have been.
+        /// Value that was expected.
         wanted: i32,
     },
-    /// A fault in a scenario that has none.
+    /// Fault in a scenario that expects none.
     Fault(ThreadId, Fault),
-    /// An access at device scope of a place that peers see.
+    /// Access at device scope to a location that peers see.
     Scope(ThreadId, Place),
-    /// A step that the rule does not allow, or that violates one of its properties.
+    /// Step that the proved rule does not allow, or that violates one of its properties.
     Rule(String),
-    /// A failure of the model or of a check in the program.
+    /// Failure of the model itself or of a check in the program.
     Other(String),
 }
 
 impl Failure {
-    /// The check that this failure counts for; none for one of the model itself.
+    /// Check that found this failure; `None` for a failure of the model itself.
     pub fn check(&self) -> Option<Check> {
         Some(match self {
             Failure::Race(Some(Place::Data { .. })) => Check::RecordRace,
@@ -80,36 +80,37 @@ impl Failure {
         })
     }
 
-    /// Leave the program of a thread with this failure, silently.
+    /// Unwinds out of a thread's program with this failure, without a panic message.
     pub(super) fn raise(self) -> ! {
         std::panic::resume_unwind(Box::new(self))
     }
 }
 
-/// What an engine found.
+/// Result of an engine.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// Name of the scenario.
     pub scenario: String,
-    /// The engine and its bound, for people.
+    /// Name of the engine and its bound, for people.
     pub bound: String,
-    /// Executions explored; for the exhaustive search, states.
+    /// Number of executions explored or, for the exhaustive search, of states.
     pub executions: u64,
-    /// Time it took, in seconds.
+    /// Run time in seconds.
     pub seconds: f64,
-    /// The first failure; none if the whole space within the bound was explored without one.
+    /// First failure; `None` if everything within the bound was explored without one.
     pub failure: Option<Failure>,
-    /// The operations that led to it, in the order in which the engine ran them.
+    /// Operations that led to the failure, in the order in which the engine ran them.
     pub trace: Vec<(ThreadId, Op)>,
 }
 
 impl Report {
-    /// The check that found the failure.
+    /// Check that found the failure, if any.
     pub fn caught_by(&self) -> Option<Check> {
         self.failure.as_ref().and_then(Failure::check)
     }
 
-    /// The last operations before the failure, a line each: rank.workgroup.thread, then the operation.
+    /// Last 80 operations before the failure, one per line: rank.workgroup.thread, then the
+    /// operation.
     pub fn history(&self) -> String {
         let skipped = self.trace.len().saturating_sub(80);
         let line = |(id, op): &(ThreadId, Op)| {

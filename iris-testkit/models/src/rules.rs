@@ -1,102 +1,102 @@
-//! What a mutant changes of a protocol.
+//! Changes that a mutant makes to a protocol.
 
 use iris_sync::{Access, Order, Scope};
 
-/// How a word is compared with the call that waits for it.
+/// Comparison of a word with the number of the call that waits for it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Compare {
-    /// By the sign of the wrapping difference: what the protocol does.
+    /// Sign of the wrapping difference: the correct protocol.
     Wrapping,
-    /// By plain `<`.
+    /// Comparison by `<`, which fails when the counter wraps.
     Less,
-    /// By `==`.
+    /// Comparison by `==`.
     Equal,
-    /// With the literal 1.
+    /// Comparison with the literal 1.
     One,
-    /// Not at all: whatever is there is right.
+    /// No comparison: any value ends the wait.
     Any,
 }
 
-/// A change to the protocol on its way to the memory: what a mutant is made of.
+/// Change to the accesses of a protocol; mutants are made of such changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
-    /// This access has another order than the table says.
+    /// Replaces the order of this access.
     Order(Access, Order),
-    /// This access has another scope than the table says.
+    /// Replaces the scope of this access.
     Scope(Access, Scope),
-    /// Waits on this access compare otherwise.
+    /// Replaces the comparison of waits on this access.
     Compare(Access, Compare),
-    /// Stores of this access store this value.
+    /// Replaces the value of stores of this access.
     Value(Access, i32),
-    /// Stores of this access are left out; waits on it pass at once.
+    /// Drops stores of this access; waits on it return at once.
     Skip(Access),
-    /// Waits of this rank on this access pass at once.
+    /// Makes this rank's waits on this access return at once.
     SkipAt(Access, u32),
-    /// The threads of a workgroup leave out one of their barriers.
+    /// Drops one barrier of a workgroup.
     DropVote {
-        /// The rank.
+        /// Rank of the workgroup.
         rank: u32,
-        /// The workgroup.
+        /// Index of the workgroup in its rank.
         group: u32,
-        /// Which barrier, counted from 0 over all calls.
+        /// Index of the barrier, counted from 0 over all calls.
         position: u32,
     },
-    /// All threads, in the device headers, leave out the barriers of this place.
+    /// Drops the workgroup barriers at this place in the device headers, for all threads.
     DropSite(Site),
-    /// There is one entry record a source, instead of two by parity.
+    /// Uses one entry record per source instead of two by parity.
     OneRecord,
-    /// Races on the fields of entry records are not looked for.
+    /// Disables the race check on the fields of entry records.
     UncheckedRecords,
-    /// Entry records are not compared.
+    /// Disables the comparison of entry records.
     BlindRecords,
-    /// A word that carries its data is not accessed whole, but one half after the other.
+    /// Splits the access to an LL word into two accesses of half a word.
     Torn,
-    /// Words that carry their data have one slot, instead of two by parity.
+    /// Uses one slot for LL words instead of two by parity.
     OnePairSlot,
-    /// The refresh of words that carry their data does not leave out those in use.
+    /// Lets the refresh of LL words overwrite words that are in use.
     StampUsedPairs,
-    /// Calls of this parity refresh no words that carry their data.
+    /// Drops the refresh of LL words in calls of this parity.
     SkipPairStamps(u32),
-    /// The owner of a word refreshes it, instead of its writer.
+    /// Lets the owner of a word refresh it instead of its writer.
     OwnerStamps,
-    /// Words of this kind are not refreshed.
+    /// Drops the refresh of words of this kind.
     SkipStamps(Kind),
 }
 
-/// The words of symmetric memory that are refreshed.
+/// Kinds of symmetric words that calls refresh periodically, so that the call counter can wrap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// One a source and tile.
+    /// Signal words: one per source and tile.
     Signal,
-    /// One an owner and tile.
+    /// Result words: one per owner and tile.
     Result,
-    /// One a reader.
+    /// Done words: one per reader.
     Done,
-    /// One a member and phase.
+    /// Barrier words: one per member and phase.
     Barrier,
 }
 
-/// Where the barriers of a workgroup stand in the device headers; as `iris::Site` in port.h.
+/// Places of workgroup barriers in the device headers; the same as `iris::Site` in port.h.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Site {
-    /// Before a signal: the stores of all threads come before it.
+    /// Before a signal, which publishes the stores of all threads.
     Signal,
-    /// Before a flag of the staging buffer, likewise.
+    /// Before a flag of the staging buffer is raised, which publishes the stores of all threads.
     Flag,
-    /// Before a lock is given back, likewise.
+    /// Before a lock is released, which publishes the stores of all threads.
     LockGive,
-    /// Before a thread arrives at a device barrier, likewise.
+    /// Before a thread arrives at a device barrier, which publishes the stores of all threads.
     Arrive,
-    /// After a wait of one thread: what it acquired, all threads have.
+    /// After one thread's wait: the barrier passes on to all threads what that thread acquired.
     Waited,
-    /// Before a workgroup counts itself out.
+    /// Before a workgroup counts itself as finished.
     Finish,
-    /// In the body of an op.
+    /// Inside the body of an op.
     Body,
 }
 
 impl Site {
-    /// All of them, in the order of port.h.
+    /// All places, in the order of port.h.
     pub const ALL: [Site; 7] = [
         Site::Signal,
         Site::Flag,
@@ -108,10 +108,10 @@ impl Site {
     ];
 }
 
-/// A set of changes; empty is the protocol as it stands.
+/// Set of changes; the empty set is the correct protocol.
 #[derive(Clone, Default, Debug)]
 pub struct Rules {
-    /// The changes, all in force at once.
+    /// Changes, all in force at once.
     pub changes: Vec<Change>,
 }
 
