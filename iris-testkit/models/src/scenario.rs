@@ -15,10 +15,11 @@ pub use thread::Thread;
 
 type Program = dyn Fn(&Thread<'_>) + Send + Sync;
 
-/// A small program over a [`Memory`](iris_sync::Memory), to be explored.
+/// Small program over a [`Memory`](iris_sync::Memory) whose executions an engine explores.
 ///
-/// A builder: by default one thread and one workgroup a rank, one call, four tiles. The program is
-/// run from its start for every execution and must be a function of what it reads.
+/// A builder: by default one thread and one workgroup per rank, one call, four tiles. An engine
+/// runs the program from its start for every execution, so it must be a function of the values that
+/// it reads.
 #[derive(Clone)]
 pub struct Scenario {
     pub(super) name: String,
@@ -39,11 +40,11 @@ pub struct Scenario {
     on_headers: bool,
 }
 
-/// What cells hold before anybody has written them.
+/// Initial value of cells.
 pub const POISON: i32 = -0x0bad_cafe;
 
 impl Scenario {
-    /// A scenario that does nothing yet.
+    /// Scenario with an empty program.
     pub fn new(name: impl Into<String>, ranks: u32) -> Self {
         let shape =
             Shape { op: 1, size: ranks, tiles: 4, flags: 4, locks: true, ..Shape::default() };
@@ -67,56 +68,56 @@ impl Scenario {
         }
     }
 
-    /// What every thread of every rank does.
+    /// Sets the program that every thread of every rank runs.
     #[must_use]
     pub fn program(self, program: impl Fn(&Thread<'_>) + Send + Sync + 'static) -> Self {
         Self { program: Arc::new(program), ..self }
     }
 
-    /// The same program over the device headers.
+    /// Sets the equivalent program over the device headers.
     #[must_use]
     pub fn headers(self, headers: Headers) -> Self {
         Self { headers: Some(headers), ..self }
     }
 
-    /// The mutant of the device headers' program that does not use double buffers.
+    /// Turns the program over the device headers into the mutant without double buffers.
     #[must_use]
     pub fn one_buffer(self) -> Self {
         Self { headers: self.headers.map(Headers::one_buffer), ..self }
     }
 
-    /// This scenario with its program over the device headers; none if it has none, or if they
-    /// could not be compiled.
+    /// Returns this scenario with its program over the device headers; `None` if it has none or if
+    /// the headers could not be compiled.
     pub fn on_headers(&self) -> Option<Self> {
         let headers = self.headers.filter(|_| headers::AVAILABLE)?;
         let scenario = self.clone().program(move |thread| headers.run(thread));
         Some(Self { on_headers: true, ..scenario })
     }
 
-    /// Whether its program runs over the device headers.
+    /// Whether the program over the device headers is run.
     pub(super) fn is_on_headers(&self) -> bool {
         self.on_headers
     }
 
-    /// Threads of each workgroup.
+    /// Sets the number of threads of each workgroup.
     #[must_use]
     pub fn threads(self, threads: u32) -> Self {
         Self { name: format!("{}, {threads} threads", self.name), threads, ..self }
     }
 
-    /// Let the threads of a workgroup be a wave that runs in lockstep: of the arms of a branch one is
-    /// run to its end before another begins, and any may be the first. loom does not know it.
+    /// Makes the threads of a workgroup a wave that runs in lockstep: one arm of a branch runs to
+    /// its end before another begins, and any arm may be the first. The loom engine ignores it.
     ///
-    /// Threads part where a program asks which thread it is, or says so by
-    /// [`divergent`](iris_sync::divergent). They are together again at the next barrier of the
-    /// workgroup, or at the end of what is said to be divergent, unless they had parted before. A thread
-    /// that waits in an arm keeps the others of its wave from running.
+    /// Threads diverge where a program reads its own thread index or calls
+    /// [`divergent`](iris_sync::divergent). They reconverge at the next barrier of the workgroup or
+    /// at the end of the divergent call, unless they had diverged before it. A thread that waits in
+    /// an arm keeps the others of its wave from running.
     #[must_use]
     pub fn lockstep(self) -> Self {
         Self { name: format!("{}, lockstep", self.name), lockstep: true, ..self }
     }
 
-    /// Workgroups of each rank.
+    /// Sets the number of workgroups of each rank.
     #[must_use]
     pub fn groups(self, groups: &[u32]) -> Self {
         assert_eq!(groups.len(), self.ranks as usize, "one number of workgroups a rank");
@@ -124,48 +125,48 @@ impl Scenario {
         Self { name, groups: groups.to_vec(), ..self }
     }
 
-    /// How many calls, and the number of the first.
+    /// Sets the number of calls and the number of the first call.
     #[must_use]
     pub fn calls(self, calls: u32, first: i32) -> Self {
         Self { calls, first: Call::new(first), ..self }
     }
 
-    /// What rank `rank` says about its calls.
+    /// Sets the entry record that rank `rank` publishes in its calls.
     #[must_use]
     pub fn record(mut self, rank: u32, record: Record) -> Self {
         self.records[rank as usize] = record;
         self
     }
 
-    /// Tiles of the largest plan, and flags.
+    /// Sets the number of tiles of the largest plan, and the number of flags.
     #[must_use]
     pub fn tiles(mut self, tiles: u32, flags: u32) -> Self {
         (self.shape.tiles, self.shape.flags) = (tiles, flags);
         self
     }
 
-    /// Pairs of words that carry their data, from one rank to another.
+    /// Sets the number of LL word pairs from one rank to another.
     #[must_use]
     pub fn pairs(mut self, pairs: u32) -> Self {
         self.shape.pairs = pairs;
         self
     }
 
-    /// The heads of what goes from rank to rank in words that carry their data are not modelled: they
-    /// are as they should be. They are eight words a rank, too many for the larger searches.
+    /// Leaves out the heads of LL messages and assumes that they are correct. Heads take eight
+    /// words per rank, too many for the larger searches.
     #[must_use]
     pub fn without_heads(self) -> Self {
         Self { name: format!("{}, no heads", self.name), without_heads: true, ..self }
     }
 
-    /// Words that carry their data, of the slot that the call at this position uses, hold at first
-    /// what an op left there whose calls had the same numbers.
+    /// Fills the LL slot of the call at this position with words left by an earlier op whose calls
+    /// had the same numbers.
     #[must_use]
     pub fn recycled(mut self, position: u32) -> Self {
         let call = self.first.number().wrapping_add(position as i32);
         let (channel, ranks) = (self.channel(0), 0..self.ranks);
         for (rank, source) in ranks.clone().flat_map(|rank| ranks.clone().map(move |s| (rank, s))) {
-            // Not the head: that of such an op would be another, which is a fault of its own.
+            // The head is left as it is: a head of another op would be a fault of its own.
             for pair in iris_sync::ll::HEAD..channel.pair_count {
                 let SymPair { rank, index } =
                     channel.pair(rank, source, Call::new(call).parity(), pair);
@@ -178,38 +179,39 @@ impl Scenario {
         self
     }
 
-    /// What all words hold at first, instead of the number before the first call.
+    /// Sets the initial value of all words; by default the number before the first call.
     #[must_use]
     pub fn words(self, value: i32) -> Self {
         Self { words: Some(value), ..self }
     }
 
-    /// What one place holds at first.
+    /// Sets the initial value of one location.
     #[must_use]
     pub fn initial(mut self, place: Place, value: i32) -> Self {
         self.initial.push((place, value.into()));
         self
     }
 
-    /// Let waits end, so that faults are part of the scenario: `expires(thread, limit, spins)`.
+    /// Lets waits time out, so that faults are part of the scenario: `expires(thread, limit,
+    /// spins)` says when.
     ///
-    /// Without this no wait expires, abort words are not modelled, and a fault is a failure.
+    /// By default no wait times out, abort words are not modelled, and a fault is a failure.
     #[must_use]
     pub fn expires(self, expires: fn(ThreadId, Limit, u32) -> bool) -> Self {
         Self { expires: Some(expires), ..self }
     }
 
-    /// Its name.
+    /// Name of the scenario.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The words as `rank` sees them.
+    /// Layout of the words as `rank` sees them.
     pub fn channel(&self, rank: u32) -> Channel {
         Channel::lay_out(self.shape, rank, RESERVED_WORDS, LINE_WORDS).0
     }
 
-    /// All threads.
+    /// Identities of all threads of all ranks.
     pub fn thread_ids(&self) -> Vec<ThreadId> {
         let mut ids = Vec::new();
         for (rank, &groups) in (0..).zip(&self.groups) {
@@ -220,7 +222,7 @@ impl Scenario {
         ids
     }
 
-    /// What `place` holds at first.
+    /// Initial value of `place`.
     pub fn initial_value(&self, place: Place) -> i64 {
         if let Some(&(_, value)) = self.initial.iter().rev().find(|(at, _)| *at == place) {
             return value;

@@ -1,4 +1,5 @@
-//! The schedules of `schedule.h` against those of [`iris_kernels::schedule`]: all answers must be equal.
+//! Comparison of the schedules of `schedule.h` with those of [`iris_kernels::schedule`]: all
+//! results must be equal.
 
 #![allow(unsafe_code, reason = "the hooks that let a model run the device headers")]
 
@@ -7,20 +8,20 @@ use iris_kernels::schedule::{
 };
 use proptest::prelude::*;
 
-/// A shape whose schedule is compared.
+/// Shape whose schedule is compared.
 #[derive(Clone, Copy, Debug)]
 pub enum Shape {
-    /// So many items over so many parts.
+    /// Split of a number of items into a number of parts.
     Split(u32, u32),
-    /// Tiles of a matrix, over so many ranks.
+    /// Tiles of a matrix, distributed over a number of ranks.
     Tiles(Grid, u32),
-    /// A staged gather.
+    /// Units of a staged gather.
     Units(Units),
     /// Items of a small message.
     Items(Items),
-    /// Tiles of a product whose rows ranks own.
+    /// Tiles of a GEMM whose rows are owned by ranks, in rounds.
     Rounds(Rounds),
-    /// Rows that are multiplied as they come.
+    /// Rows that are multiplied as they arrive.
     Arriving(Arriving),
 }
 
@@ -29,7 +30,7 @@ fn put(out: &mut Vec<u32>, tile: Tile) {
 }
 
 impl Shape {
-    /// All answers of the Rust functions, in a row.
+    /// Concatenated results of all Rust functions for this shape.
     pub fn in_rust(&self) -> Vec<u32> {
         let mut out = Vec::new();
         match *self {
@@ -93,10 +94,11 @@ impl Shape {
         out
     }
 
-    /// The same of the functions in schedule.h.
+    /// Concatenated results of the functions in schedule.h; `room` is the expected number of
+    /// values.
     #[cfg(iris_cxx)]
     pub fn in_cxx(&self, room: usize) -> Vec<u32> {
-        // More room than is needed, to see what is too much.
+        // The buffer is larger than needed, so that surplus values show.
         let mut out = vec![0; room + 16];
         let (values, room) = (out.as_mut_ptr(), out.len() as u32);
         let count = match *self {

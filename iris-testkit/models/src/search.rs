@@ -1,14 +1,14 @@
-//! The engine of our own: interleavings of more ranks than loom takes, sequentially consistent.
+//! Sequentially consistent engine for scenarios with more ranks than loom supports.
 //!
-//! A program is a function of the values it has read. So a thread needs no thread: to learn its next
-//! operation, its program is run again with the results so far, and left at the first operation
-//! that has none. Each such prefix is run once and kept as a node of a tree, which makes a step of
-//! the search a look-up. A wait that looks in vain goes back to the node of its first look and is
-//! blocked until one of the words it looked at has changed; so waiting adds no states, and a state
-//! in which nobody can go on is a lost signal.
+//! A program is a function of the values that it has read, so the engine needs no OS threads: to
+//! learn a thread's next operation, it reruns the program with the results so far and leaves it at
+//! the first operation without a result. Each such prefix runs once and becomes a node of a tree,
+//! so a step of the search is a look-up. A failed poll returns the thread to the node where its
+//! wait began and blocks it until one of the polled words changes. Waiting therefore adds no
+//! states, and a state in which no thread can run is a lost signal.
 //!
-//! [`exhaust`] visits every state once. [`random`] draws schedules from a seed, remembers with
-//! vector clocks what orders what, and so finds races too.
+//! [`exhaust`] visits every state once. [`random`] draws schedules from a seed and tracks the order
+//! of accesses with vector clocks, so it also finds races.
 
 use std::collections::{HashMap, HashSet};
 use std::panic::{self, AssertUnwindSafe};
@@ -24,14 +24,14 @@ mod programs;
 use clocks::Clocks;
 use programs::{Next, Programs};
 
-/// Visit every reachable state of `scenario` under `rules`.
+/// Visits every reachable state of `scenario` under `rules`.
 ///
-/// More than `limit` states are a failure of the model, not a pass.
+/// More than `limit` states count as a failure of the model, not as a pass.
 pub fn exhaust(scenario: &Scenario, rules: &Rules, limit: u64) -> Report {
     exhaust_to_ends(scenario, rules, limit).0
 }
 
-/// As [`exhaust`]; also what memory holds at the end, for every different end.
+/// Runs [`exhaust`], and also returns the memory contents of every distinct final state.
 pub fn exhaust_to_ends(
     scenario: &Scenario,
     rules: &Rules,
@@ -85,8 +85,8 @@ pub fn exhaust_to_ends(
     (report, ends.into_values().collect())
 }
 
-/// Run `runs` random schedules; run i is drawn from `seed` + i, and the report names the seed of a
-/// run that failed.
+/// Runs `runs` random schedules. Run i is drawn from `seed` + i, and the report names the seed of a
+/// failed run.
 pub fn random(scenario: &Scenario, rules: &Rules, seed: u64, runs: u64) -> Report {
     let start = Instant::now();
     let mut machine = Machine::new(scenario, rules);
@@ -111,29 +111,32 @@ pub fn random(scenario: &Scenario, rules: &Rules, seed: u64, runs: u64) -> Repor
     report
 }
 
-/// Who is told of every operation of an execution, in its order.
+/// Observer that is told every operation of an execution, in order.
 pub trait Observer {
-    /// An execution begins.
+    /// Called when an execution begins.
     fn begin(&mut self);
-    /// A thread has performed an operation, with this result.
+    /// Called after a thread has performed an operation with this result.
     ///
     /// # Errors
-    /// Why that is not allowed; it ends the execution.
+    ///
+    /// The reason why the operation is not allowed; it ends the execution.
     fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), String>;
-    /// Threads have met at a barrier of their workgroup, or between two launches.
+    /// Called when threads have met at a barrier of their workgroup or between two launches.
     ///
     /// # Errors
-    /// As above.
+    ///
+    /// The reason why this is not allowed; it ends the execution.
     fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), String>;
-    /// All threads have ended.
+    /// Called when all threads have ended.
     ///
     /// # Errors
-    /// As above.
+    ///
+    /// The reason why the execution must not end here.
     fn end(&mut self) -> Result<(), String>;
 }
 
-/// As [`random`], with an observer, and without the search for races: what is not allowed fails as
-/// [`Failure::Rule`].
+/// Runs [`random`] with an observer and without the search for races. A step that the observer
+/// rejects is a [`Failure::Rule`].
 pub fn observe(
     scenario: &Scenario,
     rules: &Rules,
@@ -173,7 +176,7 @@ struct Frame {
     taken: usize,
 }
 
-/// Memory, and where each thread is.
+/// State of the search: the memory and the position of each thread in its program.
 #[derive(Clone)]
 struct State {
     memory: Vec<i64>,
@@ -242,13 +245,13 @@ impl<'a> Machine<'a> {
         u128::from(sum[0]) << 64 | u128::from(sum[1])
     }
 
-    /// The threads that can make a step.
+    /// Indices of the threads that can make a step.
     fn choices(&self, state: &State) -> Vec<usize> {
         (0..state.at.len()).filter(|&thread| self.can_step(state, thread)).collect()
     }
 
-    /// Whether another thread of the wave is under way in an arm of its own: in lockstep it goes on to
-    /// its end, or waits in it, before this one runs.
+    /// Whether another thread of the wave is inside an arm of a branch: in lockstep it runs to the
+    /// end of the arm, or until it waits, before this thread runs.
     fn is_held(&self, state: &State, thread: usize) -> bool {
         let threads = &self.programs.threads;
         let wave = |id: &ThreadId| (id.rank, id.group);
@@ -269,7 +272,7 @@ impl<'a> Machine<'a> {
             Next::Blocked { watch, .. } => {
                 watch.iter().any(|&(place, seen)| self.look(state, place) != seen)
             }
-            // The first of those who meet takes the step for all.
+            // The first thread of a barrier takes the step for all of its threads.
             Next::Op(op @ (Op::Vote { .. } | Op::Boundary | Op::Join)) => {
                 let all = self.meeting(thread, op);
                 all.first() == Some(&thread)
@@ -315,8 +318,9 @@ impl<'a> Machine<'a> {
         })
     }
 
-    /// One operation of a thread and the plain ones that belong to it: words of the device alone
-    /// matter to nobody else, and a run of plain accesses is taken as one.
+    /// Performs one operation of a thread together with the local ones after it. Accesses to the
+    /// device's own words affect no other rank, and a run of non-atomic accesses counts as one
+    /// step.
     fn step(&mut self, state: &mut State, thread: usize, mut clocks: Option<&mut Clocks>) {
         if let &Next::Blocked { head, .. } = self.programs.next(state.at[thread]) {
             state.at[thread] = head;
@@ -324,7 +328,8 @@ impl<'a> Machine<'a> {
         let mut before = None;
         while let &Next::Op(op) = self.programs.next(state.at[thread]) {
             if op == Op::Part {
-                // Who goes first is a choice of its own; it may go straight to where all meet.
+                // The order of the arms of a branch is a choice of the search, so no further
+                // operation is taken here.
                 if before.is_some() {
                     break;
                 }
@@ -385,13 +390,13 @@ impl<'a> Machine<'a> {
         state.at[thread] = self.programs.advance(state.at[thread], result);
     }
 
-    /// One random schedule.
+    /// Runs one random schedule.
     fn run(&mut self, seed: u64) -> (Option<Failure>, Vec<(ThreadId, Op)>) {
         let mut random = Random(seed);
         let mut state = self.first();
         let mut clocks = Clocks::new(state.at.len());
         let mut visited = vec![state.clone()];
-        // Some runs switch at every step, some let a thread go on for long.
+        // Some runs switch threads at every step, others let one thread run for long.
         let stickiness = [0, 50, 80, 95][(random.next() % 4) as usize];
         let mut last = 0;
         loop {
@@ -411,7 +416,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// One random schedule, as [`Machine::run`] draws it, told to an observer.
+    /// Runs one random schedule, drawn as in [`Machine::run`], and reports it to an observer.
     fn observed(&mut self, seed: u64, observer: &mut dyn Observer) -> Option<Failure> {
         let mut random = Random(seed);
         let mut state = self.first();
@@ -435,7 +440,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Tells an observer what a thread has done between two states.
+    /// Reports to an observer the operations of a thread between two states.
     fn tell(
         &self,
         before: &State,
@@ -463,7 +468,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// What was done between states that follow each other, as far as the tree still knows it.
+    /// Operations between consecutive states, as far as the tree still holds them.
     fn trace<'s>(&self, states: impl Iterator<Item = &'s State>) -> Vec<(ThreadId, Op)> {
         let mut trace = Vec::new();
         let mut before: Option<&State> = None;
@@ -480,7 +485,7 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// SplitMix64.
+/// SplitMix64 random number generator.
 struct Random(u64);
 
 impl Random {

@@ -1,5 +1,6 @@
-//! iris-sync and the device headers, operation by operation: given the same steps and the same
-//! answers, they ask for the same (address, operation, order, scope, value) in the same order.
+//! Comparison of iris-sync with the device headers, operation by operation: given equal steps and
+//! equal answers, both must request the same (address, operation, order, scope, value) in the same
+//! order.
 
 #![allow(unsafe_code, reason = "the hooks that let a model run the device headers")]
 
@@ -14,7 +15,8 @@ use super::recorder::{Event, Recorder, Script};
 
 macro_rules! kinds {
     ($($kind:ident),* $(,)?) => {
-        /// A step of a workgroup: a function of `Workgroup` or `lock`, numbered as in `cxx/sequence.cpp`.
+        /// Step of a workgroup: a function of `Workgroup` or `lock`, numbered as in
+        /// `cxx/sequence.cpp`.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         #[repr(u32)]
         #[allow(missing_docs, reason = "the functions of Workgroup and lock")]
@@ -34,7 +36,7 @@ kinds! {
     WaitBatch, LeaveTogether,
 }
 
-/// A step with the peer and the tile, unit or phase that it is about.
+/// Step with its peer and its tile, unit or phase.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Step {
@@ -43,7 +45,7 @@ pub struct Step {
     tile: u32,
 }
 
-/// One workgroup's steps, and all it is told.
+/// Steps of one workgroup and the answers to its requests.
 #[derive(Clone, Debug)]
 pub struct Case {
     thread: ThreadId,
@@ -55,7 +57,7 @@ pub struct Case {
     script: Script,
 }
 
-/// What came of it: the events, the steps done, their answers, whether all went well.
+/// Result of a case: events, number of steps done, their answers, and whether all steps succeeded.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Outcome {
     events: Vec<Event>,
@@ -85,7 +87,7 @@ impl Case {
         Recorder::new(self.thread, self.extent, self.script.clone())
     }
 
-    /// Run it through iris-sync.
+    /// Runs the case through iris-sync.
     pub fn in_rust(&self) -> Outcome {
         let recorder = self.recorder();
         let (group, groups) = (self.thread.group, self.extent.1);
@@ -100,12 +102,12 @@ impl Case {
             }
             done += 1;
         }
-        // Some pairs are in use, others are refreshed where that is due.
+        // Some pairs are in use; the others are refreshed if a refresh is due.
         let through = wg.finish_push(self.end, result, |peer| peer * 2).is_ok();
         Outcome { events: recorder.into_events(), done, answers, through }
     }
 
-    /// Run it through the device headers.
+    /// Runs the case through the device headers.
     #[cfg(iris_cxx)]
     pub fn in_cxx(&self) -> Outcome {
         let recorder = self.recorder();
@@ -137,7 +139,7 @@ fn perform<M: Memory>(
 ) -> Result<(), Stop> {
     let (m, channel, call) = (wg.m, wg.channel, wg.call());
     let me = channel.rank;
-    // With two peers one, both or one of them.
+    // With two peers the members are one of them or both.
     let some = Members::from_bits(1 << peer | 1 << tile);
     match kind {
         Kind::Enter => wg.enter()?,
@@ -188,12 +190,13 @@ fn perform<M: Memory>(
     Ok(())
 }
 
-/// Two rows, of which the second has no whole pieces.
+/// Two rows; the second has no complete pieces.
 const ROWS: ll::Rows = ll::Rows { items: 11, len: 6, piece: 2, at_once: 4, spread: false };
 
 const TILES: u32 = 3;
 
-/// Calls, seen values near them, records that agree or do not, deadlines that pass or do not.
+/// Random cases: call numbers, observed values near them, records that match or differ, deadlines
+/// that pass or do not.
 pub fn cases() -> impl Strategy<Value = Case> {
     let number = prop_oneof![
         4 => any::<i32>(),
@@ -236,7 +239,7 @@ pub fn cases() -> impl Strategy<Value = Case> {
             let record = Record { fields, direct, c_offset: [4096, 1] };
             let (number, near, expired, votes, host, abort, locks) = script;
             let call = Call::new(number);
-            // A peer's record: our own, but for one field, of the eleven there are.
+            // A peer's record: equal to our own except for one of its eleven fields.
             let mut theirs = fields.to_vec();
             (theirs[0], theirs[1]) = (channel.op as i32, number);
             theirs.extend([direct, 4096, 1]);
@@ -272,23 +275,24 @@ pub fn cases() -> impl Strategy<Value = Case> {
     )
 }
 
-/// What was compared.
+/// Summary of a comparison.
 #[derive(Clone, Debug)]
 pub struct Compared {
-    /// Random cases.
+    /// Number of random cases.
     pub cases: u32,
-    /// Operations, barriers, looks at the clock: all that was asked.
+    /// Number of requests: operations, barriers and reads of the clock.
     pub events: u64,
-    /// Faults among them.
+    /// Number of cases that ended in a fault.
     pub faults: u64,
-    /// Accesses that never occurred: none, if there were cases enough.
+    /// Accesses that never occurred; empty if there were enough cases.
     pub missing: Vec<Access>,
 }
 
-/// Compare this many random cases, the same every time.
+/// Compares `cases_` random cases, the same in every run.
 ///
 /// # Errors
-/// The smallest case in which the two differ, and the first difference.
+///
+/// The smallest case in which the two implementations differ, and the first difference.
 #[cfg(iris_cxx)]
 pub fn compare(cases_: u32) -> Result<Compared, String> {
     use std::cell::RefCell;

@@ -1,4 +1,5 @@
-//! The models: each protocol, in Rust and in the device headers, on the engine that suits its size.
+//! Catalogue of models: each protocol in Rust and in the device headers, with an engine that suits
+//! its size.
 
 use std::path::Path;
 
@@ -12,17 +13,17 @@ use crate::ops::{self, Accumulate};
 use crate::schedule::Shape;
 use crate::{Report, Rules, Scenario, primitives};
 
-/// Which source runs in a model.
+/// Implementation of the protocols that a model runs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Implementation {
-    /// iris-sync.
+    /// Rust crate iris-sync.
     Rust,
-    /// The device headers.
+    /// Device headers in C++.
     Headers,
 }
 
 impl Implementation {
-    /// As tables print it: `rust` or `c++`.
+    /// Name in tables: `rust` or `c++`.
     pub fn name(self) -> &'static str {
         match self {
             Implementation::Rust => "rust",
@@ -31,29 +32,29 @@ impl Implementation {
     }
 }
 
-/// A protocol in one implementation, and how it is searched.
+/// Protocol in one implementation, with its scenario and engine.
 #[derive(Clone, Debug)]
 pub struct Model {
-    /// The protocol.
+    /// Name of the protocol.
     pub protocol: &'static str,
-    /// The source.
+    /// Implementation that is run.
     pub implementation: Implementation,
-    /// Ranks of its scenario.
+    /// Number of ranks of the scenario.
     pub ranks: u32,
-    /// Its scenario.
+    /// Scenario to explore.
     pub scenario: Scenario,
-    /// The engine.
+    /// Engine that explores it.
     pub engine: Engine,
 }
 
 impl Model {
-    /// Search it.
+    /// Explores the model and reports the result.
     pub fn run(&self) -> Report {
         run(&self.scenario, &Rules::default(), self.engine)
     }
 }
 
-/// All models; with the long ones, if `full`.
+/// Returns all models; `full` adds the long searches.
 pub fn catalogue(full: bool) -> Vec<Model> {
     let mut all = Vec::new();
     let mut add = |protocol, ranks, scenario: Scenario, engine| {
@@ -113,9 +114,10 @@ pub fn catalogue(full: bool) -> Vec<Model> {
     for (name, scenario) in ops {
         add(name, 2, scenario(2, calls), Engine::Loom(Some(preemptions)));
         add(name, 3, scenario(3, 1), Engine::Search);
-        // Block barriers and single-thread signals; several workgroups; calls that follow each other.
+        // Covers workgroup barriers, single-thread signals, several workgroups and consecutive
+        // calls.
         let wide = scenario(3, 3).threads(2).groups(&[2, 1, 2]);
-        // Several launches a call take several times as long.
+        // Scenarios with several launches per call take several times as long.
         let runs = if matches!(
             name,
             "accumulate" | "gather, barrier" | "copied" | "copied on" | "copied beside"
@@ -126,8 +128,9 @@ pub fn catalogue(full: bool) -> Vec<Model> {
         };
         add(name, 3, wide, Engine::Random(runs));
         add(name, 3, scenario(3, 1).threads(2).lockstep(), Engine::Search);
-        // That memory is written while a peer reads it would be a race, or a wrong value, to the models, also
-        // where the peer finds out before its call ends.
+        // Ops whose peers read this rank's memory are left out: after a rank gives up, its next
+        // kernel rewrites memory that a peer may still read. The models would report a race or a
+        // wrong value, although the peer notices before its call ends.
         if !matches!(name, "pull" | "staged" | "copied" | "copied on" | "copied beside") {
             add(name, 2, ops::given_up(scenario(2, 3)), Engine::Search);
         }
@@ -161,7 +164,7 @@ pub fn catalogue(full: bool) -> Vec<Model> {
     add("ll, tiles", 2, given_up, Engine::Random(runs));
     add("accumulate, atomic", 2, ops::accumulate(2, 1, 2, atomic), Engine::Loom(Some(2)));
     add("staged, fetchers", 2, ops::staged(&[2, 1], 1, 1), Engine::Loom(Some(2)));
-    // Of a rank with two workgroups one only sends; one that is alone does both.
+    // With two workgroups per rank the first only sends; a single workgroup does both.
     let by_senders: [Op; 4] = [
         ("two_shot, senders", |ranks, calls| ops::two_shot_by_senders(ranks, 2, calls)),
         ("reduce_scatter, senders", |ranks, calls| ops::reduce_scatter_by_senders(ranks, 2, calls)),
@@ -186,7 +189,7 @@ pub fn catalogue(full: bool) -> Vec<Model> {
     all
 }
 
-/// Scenarios in whose first or second call all words are refreshed, in both sources.
+/// Scenarios whose first or second call refreshes all words, in both implementations.
 pub(super) fn refreshing() -> Vec<(Implementation, Scenario)> {
     let before = RESTAMP_PERIOD - 1;
     let scenarios = [

@@ -1,6 +1,6 @@
-//! Everything that is checked of the protocols without a GPU: models of them in Rust and in the
-//! device headers, their mutants, the headers against their Rust counterparts, and the compiled
-//! device code. `cargo xtask check-protocols` prints it.
+//! All checks of the protocols that need no GPU: models in Rust and in the device headers, their
+//! mutants, comparison of the headers with the Rust code, and the compiled device code. `cargo
+//! xtask check-protocols` prints the results.
 
 mod catalogue;
 pub mod device_code;
@@ -20,16 +20,16 @@ pub use catalogue::{Implementation, Model, catalogue};
 pub use device_code::{Arch, Compiled, Finding, Outcome};
 pub use summary::Summary;
 
-/// How much is checked.
+/// Extent of the checks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Options {
-    /// The long searches too.
+    /// Whether the long searches run too.
     pub full: bool,
-    /// Whether a required compiler that is missing is a failure.
+    /// Whether a missing required compiler is a failure.
     pub require: bool,
 }
 
-/// Check everything.
+/// Runs all checks.
 pub fn run(options: Options) -> Summary {
     let mut summary = Summary { required: options.require, ..Summary::default() };
     let compile = || {
@@ -40,7 +40,7 @@ pub fn run(options: Options) -> Summary {
         let models = catalogue(options.full).into_par_iter().map(|model| {
             let report = model.run();
             if options.full {
-                // Shows the progress of long searches.
+                // Progress of long searches.
                 let (protocol, source) = (model.protocol, model.implementation.name());
                 let _ = writeln!(io::stderr(), "{protocol} ({source}): {report}");
             }
@@ -82,19 +82,19 @@ pub fn run(options: Options) -> Summary {
     summary
 }
 
-/// Executions of one scenario that were replayed against the rule that is proved.
+/// Replays of one scenario's executions against the proved rule.
 #[derive(Clone, Debug)]
 pub struct Replayed {
-    /// The source.
+    /// Implementation that was run.
     pub implementation: Implementation,
-    /// How many, and the first that left the rule.
+    /// Number of executions, and the first one that the rule does not allow.
     pub report: Report,
-    /// Steps of the rule, by the name of the action.
+    /// Number of replayed steps, by the name of the rule's action.
     pub steps: BTreeMap<&'static str, u64>,
 }
 
-/// Replays random executions of all scenarios of the catalogue in which ranks enter calls, and of calls that refresh
-/// words.
+/// Replays random executions of all scenarios of the catalogue in which ranks enter calls, and of
+/// calls that refresh words.
 pub fn replays(full: bool) -> Vec<Replayed> {
     let runs = if full { 400 } else { 20 };
     let mut seen = std::collections::HashSet::new();
@@ -110,7 +110,7 @@ pub fn replays(full: bool) -> Vec<Replayed> {
     replayed.collect()
 }
 
-/// The mutants of both implementations.
+/// Mutants of both implementations.
 fn all_mutants() -> Vec<(Implementation, Mutant)> {
     let rust = mutants::all();
     let cxx: Vec<Mutant> = rust.iter().filter_map(Mutant::on_headers).collect();
@@ -119,7 +119,7 @@ fn all_mutants() -> Vec<(Implementation, Mutant)> {
     rust.chain(cxx.map(|mutant| (Implementation::Headers, mutant))).collect()
 }
 
-/// The searches that find the mutants must find nothing where nothing is broken; each once.
+/// Searches of the mutants' scenarios without the fault, each once; they must find nothing.
 fn controls() -> Vec<(Implementation, Mutant)> {
     let mut seen = std::collections::HashSet::new();
     let mut all = all_mutants();
@@ -154,10 +154,11 @@ fn compare(_: &mut Summary, _: bool) {
     let _: Option<schedule::Shape> = None;
 }
 
-/// The shapes of every row of every tuning table: both ends of its range of M, for every rank.
+/// Shapes of every row of every tuning table, at both ends of its range of M, for every rank.
 ///
 /// # Errors
-/// The file that cannot be read, or the row that says too little.
+///
+/// The file that cannot be read, or the row with missing fields.
 pub fn tuned_shapes() -> Result<Vec<schedule::Shape>, String> {
     catalogue::tuned_shapes()
 }

@@ -9,39 +9,40 @@ use crate::mutants::Mutant;
 use crate::proof::report::Proof;
 use crate::{Report, sequence::Compared};
 
-/// What was found.
+/// Results of all checks.
 #[derive(Debug, Default)]
 pub struct Summary {
-    /// Every model and what its search found.
+    /// Models, each with the report of its search.
     pub models: Vec<(Model, Report)>,
-    /// Every mutant and what its search found.
+    /// Mutants, each with the report of its search.
     pub mutants: Vec<(Implementation, Mutant, Report)>,
-    /// The same searches of what is not broken.
+    /// Reports of the mutants' searches without the fault, which must find nothing.
     pub controls: Vec<(Implementation, Report)>,
-    /// Every access by name, and how often hooks saw it at the scope of the device and the system.
+    /// Name of every access, and how often hooks saw it at device scope and at system scope.
     pub scopes: Vec<(&'static str, u64, u64)>,
-    /// The device headers against iris-sync.
+    /// Comparison of the device headers with iris-sync.
     pub sequences: Option<Compared>,
-    /// Shapes of tuning tables, and how many answers of schedule.h were equal to those of schedule.rs.
+    /// Number of shapes from tuning tables, and number of equal results of schedule.h and
+    /// schedule.rs.
     pub schedules: Option<(usize, u64)>,
-    /// Executions that were replayed against the rule that is proved.
+    /// Executions that were replayed against the proved rule.
     pub replayed: Vec<Replayed>,
-    /// The proof, and its clauses switched off.
+    /// Result of the proof, and of the proof with each clause switched off.
     pub proof: Proof,
-    /// The architectures.
+    /// Result for each architecture.
     pub compiled: Vec<Compiled>,
-    /// Required checks that were left out, and why.
+    /// Required checks that were skipped, with the reason.
     pub skipped: Vec<String>,
-    /// Other checks that were left out, and why.
+    /// Optional checks that were skipped, with the reason.
     pub optional: Vec<String>,
-    /// What failed besides.
+    /// Failures that belong to none of the other fields.
     pub failures: Vec<String>,
-    /// Whether what is skipped counts as failed.
+    /// Whether a skipped required check counts as a failure.
     pub required: bool,
 }
 
 impl Summary {
-    /// Mutants that were not caught by the check that should catch them.
+    /// Mutants that were not caught by the expected check.
     pub fn survivors(&self) -> Vec<String> {
         let wrong = |(_, mutant, report): &&(Implementation, Mutant, Report)| {
             report.caught_by() != Some(mutant.expected)
@@ -57,7 +58,7 @@ impl Summary {
             .collect()
     }
 
-    /// Everything that failed, by name; empty if all is well.
+    /// Names of all failures; empty if every check passed.
     pub fn failed(&self) -> Vec<String> {
         let mut failed = self.failures.clone();
         for (model, report) in &self.models {
@@ -94,17 +95,17 @@ impl Summary {
         failed
     }
 
-    /// Steps of the rule that were replayed.
+    /// Number of replayed steps of the rule.
     pub fn replayed_steps(&self) -> u64 {
         self.replayed.iter().flat_map(|it| it.steps.values()).sum()
     }
 
-    /// What a program that prints this ends with: 0, or 1 if anything failed.
+    /// Exit code for a program that prints this summary: 0, or 1 if a check failed.
     pub fn exit_code(&self) -> u8 {
         u8::from(!self.failed().is_empty())
     }
 
-    /// The whole as one JSON object.
+    /// Summary as one JSON object.
     pub fn json(&self) -> serde_json::Value {
         let models = self.models.iter().map(|(model, report)| {
             json!({
@@ -241,7 +242,8 @@ impl fmt::Display for Summary {
         self.skipped.iter().try_for_each(|what| writeln!(f, "skipped: {what}"))?;
         let mut last = "";
         for what in &self.optional {
-            // One missing compiler is the reason for several: it is written once.
+            // Several checks can be skipped for the same missing compiler: the reason is printed
+            // once.
             let (name, reason) = what.split_once(": ").unwrap_or((what, ""));
             let shown = if reason == last { "as above" } else { reason };
             writeln!(f, "skipped, optional: {name}: {shown}")?;

@@ -1,5 +1,5 @@
-//! Mutants that only the device headers have: their barriers have names, their double buffers are
-//! the skeletons' own. Also each signal left out and each comparison replaced, one wait at a time.
+//! Mutants that exist only in the device headers, where barriers have names and double buffers
+//! belong to the control flow. Also mutants that drop single signals or replace single comparisons.
 
 use iris_sync::barrier::Members;
 use iris_sync::{Access, FaultKind};
@@ -10,7 +10,7 @@ use crate::{Change, Check, Compare, Scenario, Site, primitives};
 
 const RUNS: Engine = Engine::Random(20_000);
 
-/// All of them, or none where the headers could not be compiled.
+/// All mutants of the device headers; none if the headers could not be compiled.
 pub fn of_headers() -> Vec<Mutant> {
     let mut all = sites();
     all.extend(buffers());
@@ -19,7 +19,7 @@ pub fn of_headers() -> Vec<Mutant> {
     all.iter().filter_map(Mutant::on_headers).collect()
 }
 
-/// Each barrier of a workgroup, by where it stands.
+/// Mutants without one of the workgroup barriers, by its place.
 fn sites() -> Vec<Mutant> {
     let plain = Accumulate { atomic: false, first_barrier: true, second_barrier: true };
     [
@@ -32,7 +32,8 @@ fn sites() -> Vec<Mutant> {
         ("site-finish", Site::Finish, ops::pull(2, 1, 2), None),
     ]
     .map(|(name, site, scenario, engine)| {
-        // The other thread does not wait at all: it reads before anything was written.
+        // Without this barrier the other thread does not wait at all: it reads before anything is
+        // written.
         let expected = if site == Site::Waited { Check::Wrong } else { Check::Race };
         let mutant = mutant(name, scenario.threads(2), Change::DropSite(site), expected);
         match engine {
@@ -43,9 +44,9 @@ fn sites() -> Vec<Mutant> {
     .into()
 }
 
-/// Each double buffer, used as one. That of two_shot is not among them: who gets a result has been
-/// waited for by its owner, so that the next call's partials come after; it has two buffers because
-/// it shares the layout of one_shot.
+/// Mutants with one buffer instead of two. two_shot is not among them: a rank receives a result
+/// only after its owner has waited for that rank, so the next call's partial results come later. It
+/// has two buffers only because it shares the layout of one_shot.
 fn buffers() -> Vec<Mutant> {
     let plain = Accumulate { atomic: false, first_barrier: true, second_barrier: true };
     let atomic = Accumulate { atomic: true, ..plain };
@@ -72,7 +73,7 @@ fn buffers() -> Vec<Mutant> {
     ]
 }
 
-/// Each signal, left out.
+/// Mutants without one of the signals.
 fn signals() -> Vec<Mutant> {
     use Access::*;
     let everybody = Members::all(2);
@@ -91,8 +92,8 @@ fn signals() -> Vec<Mutant> {
     .into()
 }
 
-/// Each wait, comparing with plain `<` across the end of the range. (With `==` an entry would pass:
-/// the slot rule keeps peers from being two calls ahead.)
+/// Mutants in which one wait compares by plain `<` where the counter wraps. (An entry compared by
+/// `==` would pass, because the slot rule keeps peers from being two calls ahead.)
 fn comparisons() -> Vec<Mutant> {
     use Access::*;
     let everybody = Members::all(2);

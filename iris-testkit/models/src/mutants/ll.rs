@@ -1,5 +1,5 @@
-//! The mutants of words that carry their data: each rule of them broken, and the counter all the way
-//! round, since a word is awaited by `==`.
+//! Mutants of the LL protocol: each of its rules broken. The call counter goes through its whole
+//! range, because LL words are compared by `==`.
 
 use iris_sync::{Access, FaultKind, RESTAMP_PERIOD, Scope};
 
@@ -8,7 +8,7 @@ use super::round::LAST;
 use crate::ll::{self, Pattern};
 use crate::{Change, Check, Compare, ops};
 
-/// Of device headers and iris-sync alike.
+/// Mutants that the device headers and iris-sync have in common.
 pub(super) fn all() -> Vec<Mutant> {
     use Access::{AbortCheck, CreditLoad, EntryStore, LlLoad, LlStamp, LlStore};
     let one = |calls| ll::exchange(Pattern::All, 2, calls).without_heads();
@@ -32,11 +32,11 @@ pub(super) fn all() -> Vec<Mutant> {
         device("ll-stamp-device", LlStamp, refreshing(&[1, 1])),
         mutant("ll-torn", one(1), Change::Torn, Check::Wrong),
         mutant("ll-any", one(1), Change::Compare(LlLoad, Compare::Any), Check::Wrong),
-        // Of several items that are awaited together each is looked at.
+        // Of several items that are polled together, each one must be checked.
         mutant("ll-rows-torn", rows(1), Change::Torn, Check::Wrong).by(Engine::Random(20_000)),
         mutant("ll-rows-any", rows(1), Change::Compare(LlLoad, Compare::Any), Check::Wrong)
             .by(Engine::Random(20_000)),
-        // One thread reads what the other has not taken yet.
+        // One thread reads items that the other has not taken yet.
         mutant(
             "ll-no-vote-before-row",
             rows(1),
@@ -46,7 +46,7 @@ pub(super) fn all() -> Vec<Mutant> {
         .by(Engine::Random(20_000)),
         mutant("ll-tiles-any", tiles.clone(), Change::Compare(LlLoad, Compare::Any), Check::Wrong)
             .by(Engine::Random(20_000)),
-        // One thread pushes what the other has not multiplied yet.
+        // One thread pushes items that the other has not multiplied yet.
         mutant(
             "ll-no-vote-behind-product",
             tiles,
@@ -76,7 +76,7 @@ pub(super) fn all() -> Vec<Mutant> {
             mutant("ll-counts-first", ll::counting_first(), [], Check::Race)
                 .by(Engine::Random(20_000)),
         ),
-        // Both launches write what the first has taken.
+        // Both launches write the cells of the items that the first has taken.
         in_scenario(
             mutant("ll-launched-early", ll::early(), [], Check::Race).by(Engine::Random(20_000)),
         ),
@@ -92,7 +92,8 @@ pub(super) fn all() -> Vec<Mutant> {
             Change::BlindRecords,
             Check::Wrong,
         ))),
-        // What one workgroup pushes is written by the one that has taken it.
+        // With shared pushes, one workgroup overwrites an input item that another still has to
+        // push.
         in_scenario(
             mutant("ll-spread-in-place", ll::in_place(true), [], Check::Race)
                 .by(Engine::Random(20_000)),
@@ -113,7 +114,7 @@ pub(super) fn all() -> Vec<Mutant> {
         round("ll-no-stamps", Change::Skip(LlStamp), Check::Wrong),
         round("ll-no-stamp-even", Change::SkipPairStamps(0), Check::Wrong),
         round("ll-no-stamp-odd", Change::SkipPairStamps(1), Check::Wrong),
-        // The root is two calls ahead and gives up: rank 1 still looks for words of the first.
+        // The root is two calls ahead and gives up; rank 1 still polls words of the first call.
         searched(mutant(
             "ll-no-check-refresh",
             ops::given_up(
@@ -122,7 +123,8 @@ pub(super) fn all() -> Vec<Mutant> {
             Change::Skip(AbortCheck),
             Check::Wrong,
         )),
-        // One thread has all it waits for, the other gives up: what it did not take is read.
+        // One thread has received everything and the other gives up: the items that it did not take
+        // are read.
         mutant(
             "ll-no-vote-to-leave",
             ops::given_up(ll::exchange_two(Pattern::All, 2, 1).threads(2).without_heads()),
@@ -130,7 +132,8 @@ pub(super) fn all() -> Vec<Mutant> {
             Check::Wrong,
         )
         .by(Engine::Random(20_000)),
-        // In calls that refresh words, which are counted out at their end: else the count is found first.
+        // Calls that refresh words count their workgroups at the end; in other calls the mutant
+        // would show in the count first.
         mutant(
             "ll-no-vote-after-credit",
             ll::exchange_two(Pattern::Root, 2, 3)

@@ -1,9 +1,9 @@
-//! The mutants: the protocol with one rule broken, and the check that must notice.
+//! Mutants: the protocol with one rule broken, and the check that must notice.
 //!
-//! Each runs on the smallest scenario that shows it. It counts as caught only if the expected
-//! check caught it: a weakened order as a race, a comparison that misses a value as a lost signal.
+//! Each mutant runs in the smallest scenario that shows the fault. It counts as caught only by the
+//! expected check: a weakened order as a race, a comparison that misses a value as a lost signal.
 //!
-//! Long because the rules are read beside each other.
+//! The module is long because its rules are best compared side by side.
 
 use iris_sync::barrier::Members;
 use iris_sync::{Access, FaultKind, Order, RESTAMP_PERIOD, Scope};
@@ -17,12 +17,12 @@ mod ll;
 mod mutant;
 mod round;
 
-/// Mutants of the device headers alone, which say more about where an operation stands.
+/// Mutants of the device headers alone, whose barriers have names.
 pub use headers::of_headers;
 pub use mutant::{Engine, Mutant, run};
 pub use round::{STATES, slots_whole_range, whole_range};
 
-/// All of them.
+/// All mutants that both implementations share.
 pub fn all() -> Vec<Mutant> {
     let mut all = orders();
     all.extend(scopes());
@@ -38,7 +38,7 @@ pub fn all() -> Vec<Mutant> {
 
 const PLAIN: Accumulate = Accumulate { atomic: false, first_barrier: true, second_barrier: true };
 
-/// Each order that is not relaxed, weakened.
+/// Mutants in which one order is weakened to relaxed.
 fn orders() -> Vec<Mutant> {
     use Access::*;
     let everybody = Members::all(2);
@@ -46,7 +46,7 @@ fn orders() -> Vec<Mutant> {
     let relaxed = |name, access, scenario, expected| {
         mutant(name, scenario, Change::Order(access, Order::Relaxed), expected).of(access)
     };
-    // The same accesses, by threads that meet nobody.
+    // Weakened orders in a scenario whose threads meet at no workgroup barrier.
     let alone = |name, access, scenario| {
         mutant(name, scenario, Change::Order(access, Order::Relaxed), Check::Race)
     };
@@ -104,7 +104,7 @@ fn orders() -> Vec<Mutant> {
     ]
 }
 
-/// Each word that peers see, at device scope.
+/// Mutants in which a word that peers see is accessed at device scope.
 fn scopes() -> Vec<Mutant> {
     use Access::*;
     let lock = || primitives::spinlock(2, 1);
@@ -166,7 +166,7 @@ fn slot_rule() -> Vec<Mutant> {
     use Access::*;
     use Change::{BlindRecords, Skip, UncheckedRecords};
     let ahead = || ops::deliver(2, 1, 3, true, false);
-    // Records of an earlier op say what those of this one will say.
+    // Entry records of an earlier op already hold the values of this op's records.
     let mut direct = ops::deliver(2, 1, 2, true, true);
     for parity in 0..2 {
         for rank in 0..2 {
@@ -207,7 +207,7 @@ fn slot_rule() -> Vec<Mutant> {
         ),
         mutant("no-done-before-end", ops::pull(2, 1, 2), Skip(DoneLoad), Check::Race),
         mutant("no-wait-for-arrivals", ops::copied_beside(2, 1, 1), Skip(SignalLoad), Check::Wrong),
-        // Rank 0 passes on what has not come; the others wait.
+        // Rank 0 passes on a tile that has not arrived; the others wait.
         mutant(
             "no-wait-before-relay",
             ops::relay(3, 1, 1, true),
@@ -266,7 +266,8 @@ fn life_of_words() -> Vec<Mutant> {
     ]
 }
 
-/// A launch of a rank that has given up does nothing that a peer could take for the real thing.
+/// Mutants of a launch on a rank that has given up: such a launch must write nothing that a peer
+/// could take for valid data.
 fn given_up() -> Vec<Mutant> {
     let unchecked = |name, scenario, expected| {
         mutant(name, ops::given_up(scenario), Change::Skip(Access::AbortCheck), expected)
@@ -277,7 +278,8 @@ fn given_up() -> Vec<Mutant> {
     vec![
         unmuted,
         unchecked("no-check-next-launch", ops::accumulate(2, 1, 1, PLAIN), Check::Wrong),
-        // One workgroup of the root gives up, another finds its credit: the call is half there.
+        // One workgroup of the root gives up while another finds its credit, so half of the call is
+        // delivered.
         unchecked(
             "no-check-next-call",
             ops::deliver(2, 2, 3, true, false).groups(&[2, 1]),
@@ -299,7 +301,7 @@ fn given_up() -> Vec<Mutant> {
     ]
 }
 
-/// What the launch of a user's kernel beside a call must see to.
+/// Mutants of the launch of a user's kernel beside a call.
 fn kernels_beside() -> Vec<Mutant> {
     let beside = |name, how, expected| {
         let scenario = ops::beside(2, 1, 2, how);
@@ -313,7 +315,7 @@ fn kernels_beside() -> Vec<Mutant> {
     ]
 }
 
-/// Barriers between launches, and between the threads of a workgroup.
+/// Mutants of barriers between launches and between the threads of a workgroup.
 fn barriers() -> Vec<Mutant> {
     let accumulate = |name, how, expected| {
         let mut mutant = mutant(name, ops::accumulate(2, 1, 1, how), [], expected);
@@ -343,7 +345,8 @@ fn barriers() -> Vec<Mutant> {
         vote("no-vote-after-flag", ops::staged(&[2, 1], 1, 1), 0, 1, 0).by(Engine::Random(2_000));
     after_flag.expected = Check::Wrong;
     let one_shot = || ops::one_shot(2, 1, 1);
-    // The other thread does not wait at all: it reads before anything was written.
+    // Without this barrier the other thread does not wait at all: it reads before anything is
+    // written.
     let mut after_wait = vote("no-vote-after-wait", one_shot(), 0, 0, 2);
     after_wait.expected = Check::Wrong;
     let locked = || ops::accumulate(2, 1, 1, PLAIN);

@@ -1,52 +1,52 @@
-//! A mutant, and how it is looked for.
+//! Definition of a mutant and of the engine that must find it.
 
 use iris_sync::Access;
 
 use super::round::{STATES, once_round, slots_whole_range};
 use crate::{Change, Check, Report, Rules, Scenario, loom_memory, search};
 
-/// How a mutant is looked for.
+/// Engine that searches for a mutant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Engine {
-    /// loom, with so many preemptions; all executions if none is given.
+    /// loom with this number of preemptions; all executions if `None`.
     Loom(Option<usize>),
-    /// All interleavings.
+    /// Exhaustive search of all interleavings.
     Search,
-    /// So many random schedules.
+    /// This number of random schedules.
     Random(u64),
-    /// [`whole_range`](super::whole_range), ending with these calls.
+    /// [`whole_range`](super::whole_range), which ends with these calls.
     WholeRange(&'static [u32]),
     /// [`slots_whole_range`](super::slots_whole_range).
     SlotsWholeRange,
 }
 
-/// A protocol with one rule broken.
+/// Protocol with one rule broken.
 #[derive(Clone, Debug)]
 pub struct Mutant {
-    /// Its name, which PROTOCOL.md mentions where it argues the rule.
+    /// Name, which PROTOCOL.md cites where it states the rule.
     pub name: &'static str,
-    /// The row of the table of accesses that it breaks, if it is about one.
+    /// Row of the table of accesses that the mutant breaks, if any.
     pub access: Option<Access>,
-    /// Where it shows.
+    /// Scenario in which the fault shows.
     pub scenario: Scenario,
-    /// What is changed.
+    /// Changes to the protocol.
     pub rules: Rules,
-    /// Whether the scenario itself is the broken rule: then it fails without a change.
+    /// Whether the scenario itself breaks the rule, so that it fails without any changes.
     pub in_scenario: bool,
-    /// The check that must find it.
+    /// Check that must find the mutant.
     pub expected: Check,
-    /// How it is looked for.
+    /// Engine that finds it.
     pub engine: Engine,
 }
 
 impl Mutant {
-    /// Look for it.
+    /// Searches for the fault and reports the result.
     pub fn run(&self) -> Report {
         run(&self.scenario, &self.rules, self.engine)
     }
 
-    /// A search of the same scenario with nothing broken, which must find nothing. Over loom with
-    /// one preemption: the longer searches of whole protocols are tests of their own.
+    /// Searches the same scenario without the fault, which must find nothing. Loom runs with one
+    /// preemption here: the longer searches of whole protocols are tests of their own.
     pub fn control(&self) -> Option<Report> {
         let keep = |change: &&Change| matches!(change, Change::UncheckedRecords);
         let rules = Rules { changes: self.rules.changes.iter().filter(keep).copied().collect() };
@@ -57,13 +57,14 @@ impl Mutant {
         (!self.in_scenario).then(|| run(&self.scenario, &rules, engine))
     }
 
-    /// The same in the device headers, unless the scenario has no program over them.
+    /// Returns the same mutant in the device headers; `None` if the scenario has no program over
+    /// them.
     pub fn on_headers(&self) -> Option<Self> {
         Some(Self { scenario: self.scenario.on_headers()?, ..self.clone() })
     }
 }
 
-/// Search `scenario` under `rules`.
+/// Searches `scenario` under `rules` with `engine`.
 pub fn run(scenario: &Scenario, rules: &Rules, engine: Engine) -> Report {
     match engine {
         Engine::Loom(preemptions) => loom_memory::check(scenario, rules, preemptions),

@@ -1,4 +1,4 @@
-//! Scenarios that go all the way round the counter of calls, in a few steps.
+//! Scenarios that go through the whole range of the call counter in a few steps.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -9,14 +9,14 @@ use iris_sync::{Call, Field, LINE_WORDS, LlWord, RESTAMP_PERIOD, Record};
 use crate::ll::{self, Pattern};
 use crate::{Failure, Place, Report, Rules, Scenario, ops, search};
 
-/// States after which a search counts as unfinished.
+/// Number of states after which a search counts as unfinished.
 pub const STATES: u64 = 20_000_000;
 
-/// Two ranks, an op planned for eight tiles of which calls use three, all the way round: at every
-/// multiple of the restamp period three calls are made, those between are jumped over, and at the
-/// end, more than 2^31 calls after the start, come the calls `last`: as many tiles as they say, or
-/// another op, see [`ops::instead`]. For a staged gather there is one tile, and rank 0 has two
-/// workgroups.
+/// Searches the whole range of the call counter: two ranks and an op planned for eight tiles of
+/// which calls use three. Three calls run at every multiple of the restamp period and the calls
+/// between are skipped. The calls `last` follow more than 2^31 calls after the start: a number of
+/// tiles each, or another op, see [`ops::instead`]. A staged gather has one tile, and its rank 0
+/// has two workgroups.
 pub fn whole_range(rules: &Rules, last: &'static [u32]) -> Report {
     once_round(false, rules, last)
 }
@@ -28,7 +28,7 @@ pub(super) fn once_round(on_headers: bool, rules: &Rules, last: &'static [u32]) 
         format!("one_shot, {} of {tiles} tiles, once round the counter, then {last:?}", each[0]);
     all_round(name, 6, rules, |step, number| {
         let used = if step == 5 { last } else { each };
-        // Words nobody has touched still hold what they held at the very start.
+        // Words that no call has touched still hold their initial value.
         let mut scenario = ops::partial(2, tiles, number, used).words(RESTAMP_PERIOD - 2);
         if staged {
             scenario = scenario.groups(&[2, 1]).tiles(tiles, 2 * tiles);
@@ -37,7 +37,8 @@ pub(super) fn once_round(on_headers: bool, rules: &Rules, last: &'static [u32]) 
             scenario = headers;
         }
         let words = scenario.channel(0);
-        // Between, calls of as many tiles went by: their words and the entries are of the last one.
+        // The skipped calls used `used` tiles: their words and entry records are those of the last
+        // skipped call.
         let mut left = Vec::new();
         for rank in 0..2 {
             let before = Call::new(number).previous();
@@ -56,9 +57,10 @@ pub(super) fn once_round(on_headers: bool, rules: &Rules, last: &'static [u32]) 
     })
 }
 
-/// All the way round the counter in so many steps, each of three calls at a multiple of the restamp
-/// period: `at` has the scenario of a step, whose calls begin with this number, and what the calls that
-/// were jumped over have left. Every interleaving of a step must end alike: the next begins there.
+/// Goes through the whole range of the call counter, three calls at each multiple of the restamp
+/// period. `at` returns the scenario of a step, whose calls begin with the given number, and the
+/// words that the skipped calls have left. All interleavings of a step must end in the same state,
+/// where the next step begins.
 fn all_round(
     scenario: String,
     steps: u32,
@@ -93,13 +95,14 @@ fn all_round(
     Report { scenario, executions, seconds: start.elapsed().as_secs_f64(), ..report }
 }
 
-/// How many items the last three calls of [`slots_whole_range`] use: in one call of each parity those come
-/// back that were left alone all the way.
+/// Number of items of the last three calls of [`slots_whole_range`]: one call of each parity uses
+/// the items again that no call between has touched.
 pub(super) const LAST: &[u32] = &[1, 2, 2];
 
-/// Two ranks, words for two items of which calls use one, all the way round: 2^32 calls, until the
-/// numbers of the first come again. At every multiple of the restamp period three calls are made, those
-/// between are jumped over; the first and the last three use both items.
+/// Searches the whole range of LL call numbers: two ranks, words for two items of which most calls
+/// use one, 2^32 calls, so that the first numbers come again. Three calls run at every multiple of
+/// the restamp period and the calls between are skipped; the first and the last three use both
+/// items.
 pub fn slots_whole_range(on_headers: bool, rules: &Rules) -> Report {
     let name = format!("ll, 1 of 2 items, once round the counter, then {LAST:?}");
     all_round(name, 9, rules, |step, number| {
@@ -111,7 +114,7 @@ pub fn slots_whole_range(on_headers: bool, rules: &Rules) -> Report {
         let scenario = ll::partial(Pattern::All, 2, number, used);
         let mut scenario = scenario.without_heads().words(RESTAMP_PERIOD - 2);
         if step == 8 {
-            // The same numbers as at first, but what is pushed is not what was pushed then.
+            // The call numbers are those of the first calls, but the pushed values must differ.
             let mut record = Record::default();
             record.fields[Field::M as usize] = 1;
             scenario = scenario.record(0, record).record(1, record);
@@ -120,7 +123,8 @@ pub fn slots_whole_range(on_headers: bool, rules: &Rules) -> Report {
             scenario = headers;
         }
         let words = scenario.channel(0);
-        // Between, calls of one item went by: their words and the entries are of the last of them.
+        // The skipped calls had one item: their words and entry records are those of the last
+        // skipped call.
         let mut left = Vec::new();
         let before = Call::new(number).previous();
         for rank in 0..2 {
