@@ -19,18 +19,18 @@ thread_local! {
     static CURRENT: Cell<*const ()> = const { Cell::new(ptr::null()) };
 }
 
-/// One thread of a scenario: the [`Memory`] that its program sees, and the cells.
+/// One thread of a scenario: the [`Memory`] and the cells that its program accesses.
 pub struct Thread<'a> {
     id: ThreadId,
     scenario: &'a Scenario,
     rules: &'a Rules,
     arena: &'a dyn Arena,
     channel: Channel,
-    /// Whether this is the only thread of its rank: then words of the device are no shared memory.
+    /// Whether the rank has no other thread: then its device words are not shared memory.
     alone: bool,
     votes: Cell<u32>,
-    /// In a wave that runs in lockstep: whether this thread has parted from it where nobody said how
-    /// long, and how many divergent pieces of program it is in.
+    /// For a wave in lockstep: whether this thread has diverged without an announced end, and how
+    /// many divergent calls it is in.
     parted: Cell<bool>,
     depth: Cell<u32>,
     fault: Cell<Option<Fault>>,
@@ -41,7 +41,7 @@ pub struct Thread<'a> {
 }
 
 impl<'a> Thread<'a> {
-    /// Run the program of `scenario` as thread `id` over `arena`.
+    /// Runs the program of `scenario` as thread `id` over `arena`.
     pub fn run(id: ThreadId, scenario: &'a Scenario, rules: &'a Rules, arena: &'a dyn Arena) {
         let thread = Self {
             id,
@@ -67,10 +67,12 @@ impl<'a> Thread<'a> {
         CURRENT.set(ptr::from_ref(self).cast());
     }
 
-    /// Run `f` with the thread whose program is running: for programs in another language, whose
-    /// hooks are given addresses and no context.
+    /// Runs `f` with the thread whose program is running, for programs in another language, whose
+    /// hooks get addresses and no context.
     ///
-    /// Panics where no program of a scenario is running.
+    /// # Panics
+    ///
+    /// Panics if no program of a scenario is running.
     pub fn with_current<R>(f: impl FnOnce(&Thread<'_>) -> R) -> R {
         let current = CURRENT.get();
         assert!(!current.is_null(), "no thread of a scenario is running on this thread");
@@ -79,12 +81,13 @@ impl<'a> Thread<'a> {
         f(unsafe { &*current.cast::<Thread<'_>>() })
     }
 
-    /// Perform one operation. A word of symmetric memory at device scope is a failure.
+    /// Performs one operation and returns its result. Access to a symmetric word at device scope is
+    /// a failure.
     pub fn perform(&self, op: Op) -> i32 {
         self.perform_wide(op) as i32
     }
 
-    /// As [`Thread::perform`], of a word of 64 bits.
+    /// Performs one operation on a word of 64 bits, with the checks of [`Thread::perform`].
     fn perform_wide(&self, op: Op) -> i64 {
         if let (Some(place @ (Place::Sym { .. } | Place::Wide { .. })), Some(Scope::Device)) =
             (op.place(), op.scope())
@@ -96,96 +99,96 @@ impl<'a> Thread<'a> {
         result
     }
 
-    /// Which thread this is.
+    /// Identity of this thread.
     pub fn id(&self) -> ThreadId {
         self.id
     }
 
-    /// Its rank.
+    /// Rank of this thread.
     pub fn rank(&self) -> u32 {
         self.id.rank
     }
 
-    /// How many ranks there are.
+    /// Number of ranks.
     pub fn ranks(&self) -> u32 {
         self.scenario.ranks
     }
 
-    /// Threads of each workgroup.
+    /// Number of threads of each workgroup.
     pub fn threads(&self) -> u32 {
         self.scenario.threads
     }
 
-    /// Workgroups of this rank.
+    /// Number of workgroups of this rank.
     pub fn groups(&self) -> u32 {
         self.scenario.groups[self.id.rank as usize]
     }
 
-    /// How many calls the scenario has.
+    /// Number of calls of the scenario.
     pub fn calls(&self) -> u32 {
         self.scenario.calls
     }
 
-    /// The number of the call at this position.
+    /// Number of the call at this position.
     pub fn call(&self, position: u32) -> Call {
         Call::new(self.scenario.first.number().wrapping_add(position as i32))
     }
 
-    /// Where the words lie.
+    /// Layout of the words as this rank sees them.
     pub fn channel(&self) -> &Channel {
         &self.channel
     }
 
-    /// What this rank says about its calls.
+    /// Entry record that this rank publishes in its calls.
     pub fn record(&self) -> &Record {
         &self.scenario.records[self.id.rank as usize]
     }
 
-    /// The launch that this thread is in.
+    /// Launch that this thread is in.
     pub fn launch(&self) -> Launch<'_, Self> {
         let (index, count) = (self.id().group, self.groups());
         Launch { m: self, channel: self.channel(), record: self.record(), index, count }
     }
 
-    /// The fault that this thread has kept.
+    /// Fault that this thread has recorded, if any.
     pub fn fault(&self) -> Option<Fault> {
         self.fault.get()
     }
 
-    /// Cell `index` of an array at `rank`; arrays have up to 256 cells.
+    /// Cell `index` of an array at `rank`; an array has up to 256 cells.
     pub fn cell(&self, rank: u32, array: u32, index: u32) -> Place {
         assert!(rank < self.ranks() && index < 256, "cell {index} at rank {rank}");
         Place::Cell { rank, index: array * 256 + index }
     }
 
-    /// Write a cell.
+    /// Writes a cell.
     pub fn write(&self, place: Place, value: i32) {
         self.perform(Op::Write { place, value });
     }
 
-    /// Read a cell.
+    /// Reads a cell.
     pub fn read(&self, place: Place) -> i32 {
         self.perform(Op::Read { place })
     }
 
-    /// Read a cell that must hold `wanted`.
+    /// Reads a cell and fails unless it holds `wanted`.
     pub fn expect(&self, place: Place, wanted: i32) {
         self.check(place, self.read(place), wanted);
     }
 
-    /// Whether waits of this thread end.
+    /// Whether waits of this thread time out.
     pub fn gives_up(&self) -> bool {
         self.scenario.expires.is_some_and(|expires| expires(self.id, Limit::Entry, u32::MAX))
     }
 
-    /// Fail unless `seen`, which came from `place`, is `wanted`.
+    /// Fails unless `seen`, which was read from `place`, equals `wanted`.
     pub fn check(&self, place: Place, seen: i32, wanted: i32) {
         if seen != wanted {
             Failure::Wrong { thread: self.id, place, seen, wanted }.raise();
         }
     }
 
-    /// The barrier of this thread's workgroup; the device headers say where it stands.
+    /// Barrier of this thread's workgroup; `site` is its place in the device headers.
     pub(crate) fn vote_at(&self, ok: bool, site: Option<Site>) -> bool {
         let position = self.votes.replace(self.votes.get() + 1);
         let ThreadId { rank, group, .. } = self.id;
@@ -203,7 +206,7 @@ impl<'a> Thread<'a> {
         self.scenario.lockstep && self.scenario.threads > 1
     }
 
-    /// At a barrier all are together, however they came there.
+    /// Reconverges the wave, which happens at every barrier.
     fn together(&self) {
         if self.depth.get() != 0 {
             Failure::Other(format!("{:?} is at a barrier in a divergent piece", self.id)).raise();
@@ -211,7 +214,7 @@ impl<'a> Thread<'a> {
         self.parted.set(false);
     }
 
-    /// The boundary between two launches: all threads of this rank.
+    /// Boundary between two launches, a barrier of all threads of this rank.
     pub fn boundary(&self) {
         if !self.alone {
             self.together();
@@ -219,7 +222,7 @@ impl<'a> Thread<'a> {
         }
     }
 
-    /// Where a word of symmetric memory lies.
+    /// Location of a word of symmetric memory under the rules in force.
     fn place_of(&self, word: SymWord) -> SymWord {
         let records = self.channel.entries..self.channel.signals;
         if !records.contains(&word.index) || !self.rules.has(Change::OneRecord) {
@@ -234,8 +237,9 @@ impl<'a> Thread<'a> {
         Place::Dev { rank: self.id.rank, index: word.index }
     }
 
-    /// Whether an access is modelled as a plain one, which is the stricter check: of words that
-    /// nobody else sees, and of the call number, whose readers and writer never run concurrently.
+    /// Whether an access is modelled as non-atomic, which is the stricter check. It applies to
+    /// words that no other thread sees, and to the call number, whose readers and writer never run
+    /// concurrently.
     fn plain(&self, access: Access) -> bool {
         self.alone || matches!(access, Access::CallLoad | Access::CallStore)
     }
@@ -249,7 +253,7 @@ impl<'a> Thread<'a> {
         }
     }
 
-    /// Which of the refreshed words this is.
+    /// Kind of a refreshed word.
     fn kind(&self, word: SymWord) -> Kind {
         let c = &self.channel;
         match word.index {
@@ -260,7 +264,7 @@ impl<'a> Thread<'a> {
         }
     }
 
-    /// The word that the peer writes here, in place of the one that this rank writes there.
+    /// Counterpart of a word: the peer writes it where this rank writes `word`.
     fn mirrored(&self, word: SymWord) -> SymWord {
         let c = &self.channel;
         let (first, stride) = match self.kind(word) {
@@ -276,7 +280,8 @@ impl<'a> Thread<'a> {
         SymWord { rank: c.rank, index: first + word.rank * stride + offset }
     }
 
-    /// Words that only fill up a line: nobody waits for them, so their refresh is not modelled.
+    /// Whether a word only pads a cache line. No thread waits for such words, so their refresh is
+    /// not modelled.
     fn is_padding(&self, word: SymWord) -> bool {
         let c = &self.channel;
         let tiles = c.signals..c.done;

@@ -1,9 +1,10 @@
 use super::{HashMap, Op, Order, Place};
 
-/// Vector clocks: what each thread knows of the others, by the orders of the accesses alone.
+/// Vector clocks: which operations of others each thread has seen, derived only from the orders of
+/// accesses.
 pub(super) struct Clocks {
     threads: Vec<Vec<u32>>,
-    /// What is known to whoever acquires a word.
+    /// Clock that a thread joins when it acquires the word.
     words: HashMap<Place, Vec<u32>>,
     cells: HashMap<Place, CellClock>,
 }
@@ -23,7 +24,7 @@ impl Clocks {
         }
     }
 
-    /// Take note of an operation; the place, if it is in a race with an earlier one.
+    /// Records an operation; returns its location if it races with an earlier operation.
     pub(super) fn perform(
         &mut self,
         thread: usize,
@@ -37,7 +38,7 @@ impl Clocks {
                 self.words.remove(&place);
                 self.release(thread, place, order);
             }
-            // A failed exchange is counted as if it had synchronised: it is looked at again.
+            // A failed exchange counts as if it had synchronised, because it is tried again.
             Op::Add { place, order, .. } | Op::CompareExchange { place, order, .. } => {
                 self.acquire(thread, place, order);
                 self.release(thread, place, order);

@@ -3,11 +3,12 @@ use std::cell::{Cell, RefCell};
 use super::{AssertUnwindSafe, Failure, Op, Place, Rules, Scenario, Thread, ThreadId, panic};
 use crate::Arena;
 
-/// What a thread does next, given the results of all it has done so far.
+/// Next step of a thread, given the results of all its operations so far.
 #[derive(Clone, Debug)]
 pub(super) enum Next {
     Op(Op),
-    /// It looked in vain at these words; it can look again, from `head`, when one has changed.
+    /// A failed poll of these words; the thread can poll again, from node `head`, once one of them
+    /// has changed.
     Blocked {
         head: u32,
         watch: Box<[(Place, i64)]>,
@@ -19,15 +20,15 @@ pub(super) enum Next {
 struct Node {
     thread: usize,
     parent: Option<u32>,
-    /// Whether the thread has parted from its wave.
+    /// Whether the thread has diverged from its wave.
     parted: bool,
-    /// The result of the parent's operation.
+    /// Result of the parent's operation.
     result: i64,
     next: Next,
     children: Vec<(i64, u32)>,
 }
 
-/// The programs of all threads as trees of results.
+/// Programs of all threads, as trees of operation results.
 pub(super) struct Programs<'a> {
     pub(super) threads: Vec<ThreadId>,
     scenario: &'a Scenario,
@@ -36,7 +37,7 @@ pub(super) struct Programs<'a> {
     roots: Vec<u32>,
 }
 
-/// Leaves a program at the operation that has no result yet.
+/// Panic payload that unwinds out of a program at its first operation without a result.
 struct Suspended;
 
 struct Replay {
@@ -76,7 +77,7 @@ impl<'a> Programs<'a> {
         &self.nodes[node as usize].next
     }
 
-    /// Whether the thread is under way in an arm of its own, and not at the end of it.
+    /// Whether the thread is inside an arm of a branch and not at its end.
     pub(super) fn in_arm(&self, node: u32) -> bool {
         let Node { parted, next, .. } = &self.nodes[node as usize];
         let at_end = matches!(
@@ -86,7 +87,7 @@ impl<'a> Programs<'a> {
         *parted && !at_end
     }
 
-    /// Where the thread is when its next operation has had this result.
+    /// Node that the thread reaches if its next operation has this result.
     pub(super) fn advance(&mut self, node: u32, result: i64) -> u32 {
         let known = self.nodes[node as usize].children.iter().find(|(value, _)| *value == result);
         if let Some(&(_, child)) = known {
@@ -112,7 +113,7 @@ impl<'a> Programs<'a> {
         child
     }
 
-    /// A node at which this thread has failed.
+    /// Adds a node at which this thread has failed.
     pub(super) fn fail(&mut self, thread: usize, failure: Failure) -> u32 {
         let next = Next::Failed(failure);
         let (parent, parted, result, children) = (None, false, 0, Vec::new());
@@ -120,7 +121,7 @@ impl<'a> Programs<'a> {
         self.nodes.len() as u32 - 1
     }
 
-    /// The operations on the way from one node to another below it.
+    /// Operations on the path from one node to a descendant.
     pub(super) fn between(&self, from: u32, to: u32) -> Vec<Op> {
         let mut ops = Vec::new();
         let mut at = to;
@@ -134,7 +135,7 @@ impl<'a> Programs<'a> {
         ops
     }
 
-    /// The operations on the way from one node to another below it, with their results.
+    /// Operations on the path from one node to a descendant, with their results.
     pub(super) fn results_between(&self, from: u32, to: u32) -> Vec<(Op, i64)> {
         let mut ops = Vec::new();
         let mut at = to;
@@ -176,7 +177,8 @@ impl<'a> Programs<'a> {
         (next, replay.results)
     }
 
-    /// A look in vain: find where its wait looks first, by letting it look once more at the same.
+    /// Handles a failed poll: finds the first poll of its wait by letting the program poll the same
+    /// words once more.
     fn block(&mut self, node: u32, mut results: Vec<i64>) {
         let thread = self.nodes[node as usize].thread;
         let mut seen = Looks::new(self, node);
@@ -197,7 +199,8 @@ impl<'a> Programs<'a> {
                 _ => return,
             }
         }
-        // Go back over as many operations; they must be the same looks.
+        // The path is followed back over an equal number of operations, which must be the same
+        // polls.
         let mut head = node;
         for (op, _) in looks.iter().rev() {
             let Some(parent) = self.nodes[head as usize].parent else { return };
@@ -212,7 +215,7 @@ impl<'a> Programs<'a> {
     }
 }
 
-/// The value that each look on the way to a node has seen last.
+/// Value that each poll on the path to a node has seen last.
 struct Looks(Vec<(Op, i64)>);
 
 impl Looks {

@@ -1,4 +1,4 @@
-//! What clang makes of the device source for AMD's architectures.
+//! Checks of the code that clang compiles from the device source for AMD architectures.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -14,12 +14,12 @@ use super::{
     Compilations, Finding, LOCAL, Outcome, RAISE_FLAGS, Source, compare, first_word, options,
 };
 
-/// Whether there is a clang to compile for AMD's architectures.
+/// Whether a clang that can compile for AMD architectures is installed.
 pub fn has_clang() -> bool {
     clang().is_some()
 }
 
-/// The first clang there is, with its version.
+/// First clang that is found, with its version.
 fn clang() -> Option<(&'static str, String)> {
     ["clang-19", "clang-20", "clang-21", "clang"].into_iter().find_map(|name| {
         let output = Command::new(name).arg("--version").stderr(Stdio::null()).output().ok()?;
@@ -53,11 +53,12 @@ pub(super) fn check(arch: &str, source: &Source) -> Outcome {
     }
 }
 
-/// What every kernel takes of a compute unit of `arch`, built as ops ask for it: products of bf16 with
-/// the largest and the smallest tile.
+/// Resources that every kernel needs of a compute unit of `arch`, in the builds that ops request:
+/// bf16 GEMMs with the largest and the smallest tile.
 ///
 /// # Errors
-/// That there is no compiler, or its log.
+///
+/// A missing compiler, or the compiler's log.
 pub fn resources(arch: &str) -> Result<Vec<Resources>, String> {
     let (clang, _) = clang().ok_or("no clang-19, clang-20, clang-21 or clang on the path")?;
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
@@ -88,13 +89,13 @@ struct Checker<'a> {
     clang: &'a str,
     arch: &'a str,
     source: &'a Source,
-    /// Where the source is written to.
+    /// Folder to which the source is written.
     folder: &'a Path,
 }
 
 impl Checker<'_> {
-    /// What a file of probes is compiled to; it is compiled once a process, if what it includes stays
-    /// the same.
+    /// Compiles a file of probes to text. The result is cached for the life of the process by the
+    /// file and its includes.
     fn probe(&self, file: &str, text: &str, options: &[String]) -> Result<String, String> {
         static BEFORE: Compilations = Compilations::new();
         let path = self.folder.join(file);
@@ -105,7 +106,7 @@ impl Checker<'_> {
         Ok(String::from_utf8_lossy(&code).into_owned())
     }
 
-    /// What `file` is compiled to, as text; an error is the compiler's log.
+    /// Compiles `file` to text; an error is the compiler's log.
     fn compile(&self, file: &str, options: &[String]) -> Result<String, String> {
         let mut command = Command::new(self.clang);
         command.args(["-x", "hip", "-nogpuinc", "-nogpulib", "--cuda-device-only", "-O3"]);
@@ -118,7 +119,8 @@ impl Checker<'_> {
         if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
     }
 
-    /// How many probes were read in LLVM's language, and how many as instructions too.
+    /// Runs all checks; returns the number of probes that were read as LLVM IR, and the number of
+    /// those that were also read as instructions.
     fn run(&self, findings: &mut Vec<Finding>) -> Result<(usize, usize), String> {
         let unwritten = |error: std::io::Error| format!("{}: {error}", self.folder.display());
         self.source.write_to(self.folder).map_err(unwritten)?;
@@ -154,14 +156,14 @@ impl Checker<'_> {
     }
 }
 
-/// The body of a kernel in the compiler's assembly.
+/// Body of a kernel in the compiler's assembly.
 fn body<'a>(code: &'a str, entry: &str) -> Option<&'a str> {
     let start = code.find(&format!("\n{entry}:"))?;
     Some(&code[start..][..code[start..].find("s_endpgm")?])
 }
 
-/// The instructions of a kernel that touch its word, write caches back and wait for that, or invalidate
-/// them.
+/// Instructions of a kernel that access its word, write caches back and wait for that, or
+/// invalidate caches.
 pub(super) fn instructions(code: &str, entry: &str) -> Option<Vec<String>> {
     let mut found: Vec<String> = Vec::new();
     for line in body(code, entry)?.lines().map(str::trim) {
@@ -178,7 +180,7 @@ pub(super) fn instructions(code: &str, entry: &str) -> Option<Vec<String>> {
     Some(found)
 }
 
-/// The instructions of a probe, where they do not depend on how the compiler composes them.
+/// Expected instructions of a probe; `None` if they depend on how the compiler composes them.
 pub(super) fn isa(probe: &Probe, arch: &str) -> Option<Vec<String>> {
     let system = probe.scope == Scope::System;
     let releases = matches!(probe.order, Order::Release | Order::AcqRel);
@@ -194,7 +196,7 @@ pub(super) fn isa(probe: &Probe, arch: &str) -> Option<Vec<String>> {
     if !code.is_empty() {
         code.push(WAIT.into());
     }
-    // Of a read-modify-write, sc0 and glc say that the old value is returned.
+    // The flags sc0 and glc of a read-modify-write request the old value.
     let rmw = if system { "sc0 sc1" } else { "sc0" };
     let (name, flags) = match (probe.kind, old) {
         (Kind::LoadPair, true) => ("load_dword", "glc"),
@@ -212,7 +214,8 @@ pub(super) fn isa(probe: &Probe, arch: &str) -> Option<Vec<String>> {
         (Kind::Rmw(Rmw::Exchange), false) => ("atomic_swap", rmw),
         (Kind::CompareExchange, false) => ("atomic_cmpswap", rmw),
         (Kind::Fence, _) => ("", ""),
-        // Other operations may be loops of exchanges, on memory whose kind is not known.
+        // Other operations may be compare-and-exchange loops, because the kind of memory is not
+        // known.
         (Kind::Rmw(_) | Kind::AddF32 | Kind::KeepFault, _) => return None,
     };
     let pair = matches!(probe.kind, Kind::LoadPair | Kind::StorePair);
@@ -223,7 +226,8 @@ pub(super) fn isa(probe: &Probe, arch: &str) -> Option<Vec<String>> {
     };
     if !name.is_empty() {
         let one = format!("global_{name}{wide} {flags}").trim_end().to_string();
-        // The words of a pair one after the other: 16 bytes at once are promised by nobody.
+        // The words of a pair are accessed one after the other: no document promises atomicity for
+        // 16 bytes.
         code.extend(vec![one; if pair { 2 } else { 1 }]);
     }
     match (acquires, old) {
@@ -237,7 +241,7 @@ pub(super) fn isa(probe: &Probe, arch: &str) -> Option<Vec<String>> {
     Some(code)
 }
 
-/// The atomic operations of a kernel in LLVM's language: what, at which scope, in which order.
+/// Atomic operations of a kernel in LLVM IR: kind, scope and order.
 fn operations(text: &str, entry: &str) -> Option<Vec<String>> {
     let start = text.find(&format!(" @{entry}("))?;
     let body = &text[start..][..text[start..].find("\n}")?];
@@ -257,7 +261,8 @@ fn operations(text: &str, entry: &str) -> Option<Vec<String>> {
             }
             _ => continue,
         };
-        // Of one address space or of all: words and the data they order are both global.
+        // The scope may be limited to one address space: words and the data that they order are
+        // both global.
         let scope = line.split_once("syncscope(\"").map_or("", |(_, right)| right);
         let scope = scope.split('"').next().unwrap_or_default();
         let scope = if scope.starts_with("agent") {
@@ -274,8 +279,8 @@ fn operations(text: &str, entry: &str) -> Option<Vec<String>> {
     Some(found)
 }
 
-/// The operations of a probe. What releases is a fence, a wait of its own, and what is left of the
-/// access: compilers forget to wait for the write-back of a releasing access.
+/// Expected operations of a probe in LLVM IR. A release is a separate fence and wait before a
+/// relaxed access, because compilers forget to wait for the write-back of a releasing access.
 fn ir(probe: &Probe) -> Vec<String> {
     let acquires = matches!(probe.order, Order::Acquire | Order::AcqRel);
     let order = if acquires { "acquire" } else { "monotonic" };
@@ -310,7 +315,7 @@ fn ir(probe: &Probe) -> Vec<String> {
     }
 }
 
-/// What begins a write-back of caches, and how a wait for its end is noted.
+/// Instruction that begins a write-back of caches, and marker for a wait until it ends.
 const WRITE_BACK: &str = "buffer_wbl2";
 const WAIT: &str = "wait";
 
@@ -319,16 +324,16 @@ fn waits(line: &str) -> bool {
     line.starts_with("s_waitcnt") && line.contains("vmcnt(0)")
 }
 
-/// Whether an instruction accesses memory that others see.
+/// Whether an instruction accesses memory that others can see.
 fn is_access(line: &str) -> bool {
     ["global_", "flat_", "buffer_"].iter().any(|kind| line.starts_with(kind))
 }
 
-/// The instructions and labels of compiled code, function by function.
+/// Instructions and labels of compiled code, by function.
 fn functions(code: &str) -> Vec<(&str, Vec<&str>)> {
     let mut all: Vec<(&str, Vec<&str>)> = Vec::new();
     for line in code.lines() {
-        // Comments go, and so do directives; local labels stay.
+        // Comments and directives are dropped; local labels are kept.
         let line = line.split(';').next().unwrap_or_default().trim();
         match line.split_once(':') {
             Some((label, _)) if !label.starts_with('.') && !label.contains(' ') => {
@@ -345,8 +350,9 @@ fn functions(code: &str) -> Vec<(&str, Vec<&str>)> {
     all
 }
 
-/// Write-backs that are not waited for before the next access, jump or end: what they were to publish
-/// may come after what says that it is there. Also how many write-backs there are.
+/// Returns the number of write-backs, and the write-backs that are not waited for before the next
+/// access, jump or end. Without the wait, data could become visible after the word that announces
+/// it.
 fn unwaited<'a>(functions: &[(&'a str, Vec<&str>)]) -> (usize, Vec<&'a str>) {
     let (mut count, mut found) = (0, Vec::new());
     for (name, lines) in functions {
@@ -368,10 +374,10 @@ fn unwaited<'a>(functions: &[(&'a str, Vec<&str>)]) -> (usize, Vec<&'a str>) {
     (count, found)
 }
 
-/// Barriers of a workgroup behind which one wave writes back what all have stored, and to which a wave
-/// may come without having waited for its own stores. Also how many there are that lead to a write-back.
+/// Returns the number of workgroup barriers that lead to a write-back of the stores of all waves,
+/// and those of them that a wave may reach without having waited for its own stores.
 ///
-/// The barriers of a write-back are those that come last on a way to it.
+/// The barriers of a write-back are the last ones on each path to it.
 fn unwaited_barriers<'a>(functions: &[(&'a str, Vec<&str>)]) -> (usize, Vec<&'a str>) {
     let (mut count, mut found) = (0, Vec::new());
     for (name, lines) in functions {
@@ -389,10 +395,10 @@ fn unwaited_barriers<'a>(functions: &[(&'a str, Vec<&str>)]) -> (usize, Vec<&'a 
                 of_one.insert(ways.barriers_after(at));
             }
         }
-        // A kernel of words that carry their data has bodies for two ranks and for more, or one. Each writes
-        // back twice: first for its entry and its count, which tell of nothing that another wave has stored
-        // (each thread publishes its own, and data needs no entry), then where it ends, in a call that
-        // refreshes words. Only the second has waves to wait for.
+        // An LL kernel has separate bodies for two ranks and for more, or one body. Each body
+        // writes back twice: for its entry and its count, which announce no store of another wave
+        // (each thread publishes its own, and the data needs no entry), and at its end, if the call
+        // refreshes words. Only the second write-back has other waves to wait for.
         let bodies =
             if name.ends_with("_ll") || name.ends_with("_ll_pair") { of_all.len() } else { 0 };
         if of_one.len() != bodies {
@@ -403,10 +409,10 @@ fn unwaited_barriers<'a>(functions: &[(&'a str, Vec<&str>)]) -> (usize, Vec<&'a 
     (count, found)
 }
 
-/// The places of a barrier in front of a publication, as port.h names them.
+/// Places of barriers before a publication, as port.h names them.
 const PUBLISHING: [&str; 5] = ["Signal", "Flag", "LockGive", "Arrive", "Finish"];
 
-/// Kernels that store, go through the barrier of such a place, and store again.
+/// Source of kernels that store, pass the barrier of such a place, and store again.
 fn barriers_source() -> String {
     let mut text = probes::FRAME.to_string();
     for site in PUBLISHING {
@@ -423,7 +429,7 @@ fn barriers_source() -> String {
     text
 }
 
-/// Barriers of those kernels to which a wave may come without having waited for its stores.
+/// Barriers of these kernels that a wave may reach without having waited for its stores.
 fn wrong_barriers(code: &str) -> Vec<String> {
     let functions = functions(code);
     let mut wrong = Vec::new();
@@ -447,7 +453,7 @@ fn wrong_barriers(code: &str) -> Vec<String> {
     wrong
 }
 
-/// What must not be in the code of a kernel.
+/// Instructions that must not appear in the code of a kernel.
 fn wrong_in(name: &str, code: &str, arch: &str) -> impl Iterator<Item = String> {
     let mut wrong = Vec::new();
     let system = if arch == "gfx90a" { "buffer_invl2" } else { "buffer_inv sc0 sc1" };
@@ -472,7 +478,7 @@ fn wrong_in(name: &str, code: &str, arch: &str) -> impl Iterator<Item = String> 
             "{name}: {write_backs} write-backs behind {barriers} barriers were found"
         ));
     }
-    // On gfx90a a release at the scope of the device leaves no trace.
+    // A release at device scope leaves no instruction on gfx90a.
     let mut entry = "";
     let mut released = false;
     for line in code.lines().map(str::trim) {

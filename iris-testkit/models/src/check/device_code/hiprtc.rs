@@ -1,5 +1,5 @@
-//! What hiprtc makes of the device source for AMD's architectures: that it takes all of it, and
-//! where `llvm-objdump` is there, the same instructions as clang's.
+//! Checks of hiprtc for AMD architectures: it must compile the whole device source and, if
+//! `llvm-objdump` is installed, produce the same instructions as clang.
 
 use std::process::{Command, Stdio};
 
@@ -49,7 +49,7 @@ pub(super) fn check(arch: &str, source: &Source) -> Outcome {
     }
 }
 
-/// A code object as text, in the form of the compiler's assembly.
+/// Disassembles a code object into the form of the compiler's assembly.
 fn disassembled(code: &[u8], arch: &str) -> Option<String> {
     let folder = tempfile::tempdir().ok()?;
     let file = folder.path().join("code");
@@ -60,7 +60,8 @@ fn disassembled(code: &[u8], arch: &str) -> Option<String> {
         command.output().ok().filter(|output| output.status.success())
     })?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    // `0000000000001900 <name>:` becomes `name:`, and what follows an instruction goes.
+    // Labels `0000000000001900 <name>:` become `name:`, and comments after instructions are
+    // dropped.
     let line = |line: &str| match line.split_once('<').and_then(|(_, it)| it.strip_suffix(">:")) {
         Some(label) => format!("{label}:"),
         None => line.split("//").next().unwrap_or_default().trim_end().to_string(),

@@ -1,18 +1,19 @@
-//! The compiled device code: what the compilers make of each access, read instruction by
-//! instruction. No GPU is needed.
+//! Checks of compiled device code: the instructions that each compiler makes of each access. No GPU
+//! is needed.
 //!
-//! NVRTC compiles for NVIDIA's architectures, clang for AMD's, and hiprtc where it is there. A probe is a kernel that makes one
-//! access of the protocols, or one operation of the port, to a word of some memory. What becomes of
-//! it is looked at twice, on two levels that know nothing of each other:
+//! NVRTC compiles for NVIDIA architectures, clang for AMD architectures, and hiprtc too if it is
+//! installed. A probe is a kernel that makes one access of the protocols, or one operation of the
+//! port, to a word of memory. Its compiled code is checked twice, on two independent levels:
 //!
 //! | check | what is compared |
 //! |---|---|
 //! | `ptx` | the instructions of PTX, with their order and scope |
 //! | `machine code` | the bytes of the cubin with those of NVIDIA's own atomic functions |
-//! | `ir` | the operations of LLVM's language, with their order and scope |
-//! | `isa` | the instructions for AMD's architecture, with their cache flags and fences |
+//! | `ir` | the operations of LLVM IR, with their order and scope |
+//! | `isa` | the instructions for the AMD architecture, with their cache flags and fences |
 //!
-//! All kernels are compiled too, and must not contain what no access of theirs is compiled to.
+//! All kernels are compiled too, and must not contain instructions that no access of the protocols
+//! compiles to.
 
 mod amd;
 mod hiprtc;
@@ -34,16 +35,16 @@ use iris_kernels::source::{GEMMS, HEADERS, KERNELS};
 pub use amd::{has_clang, resources};
 pub use resources::Resources;
 
-/// Whose architecture, and whether a check without it is no check.
+/// Architecture, and whether its check is required.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Arch {
-    /// Its name: `sm_90a`, `gfx942`.
+    /// Name, such as `sm_90a` or `gfx942`.
     pub name: &'static str,
-    /// Whether it is required.
+    /// Whether a missing compiler for it is a failure.
     pub required: bool,
 }
 
-/// All that are looked at.
+/// Architectures that are checked.
 pub const ARCHS: [Arch; 9] = [
     Arch { name: "sm_80", required: true },
     Arch { name: "sm_90a", required: true },
@@ -56,12 +57,13 @@ pub const ARCHS: [Arch; 9] = [
     Arch { name: "gfx950 by hiprtc", required: false },
 ];
 
-/// Something that is not as it should be.
+/// Deviation that a check found.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
-    /// Which check found it: `ptx`, `machine code`, `ir`, `isa`, or `type`, if it does not compile.
+    /// Check that found it: `ptx`, `machine code`, `ir`, `isa`, or `type` if the source does not
+    /// compile.
     pub by: &'static str,
-    /// What it found.
+    /// Description of the deviation.
     pub what: String,
 }
 
@@ -71,50 +73,50 @@ impl Finding {
     }
 }
 
-/// What came of an architecture.
+/// Result of the checks of an architecture.
 #[derive(Clone, Debug)]
 pub enum Outcome {
-    /// Everything compiled, and as it should be.
+    /// Everything compiled to the expected code.
     Done {
-        /// The compiler.
+        /// Name and version of the compiler.
         compiler: String,
-        /// Kernels compiled.
+        /// Number of kernels that were compiled.
         kernels: usize,
-        /// Accesses and operations whose instructions were read.
+        /// Number of probes whose instructions were read.
         probes: usize,
-        /// Those of them that were compared on the second level too.
+        /// Number of these probes that were also compared on the second level.
         twice: usize,
     },
-    /// There is no compiler for it; where it was looked for.
+    /// No compiler was found; the text says where it was looked for.
     Skipped(String),
-    /// Something did not compile, or not to what it should be.
+    /// Source that did not compile, or not to the expected code.
     Failed(Vec<Finding>),
 }
 
-/// What came of an architecture, and how long it took.
+/// Result of an architecture with its run time.
 #[derive(Clone, Debug)]
 pub struct Compiled {
-    /// Which.
+    /// Architecture that was checked.
     pub arch: Arch,
-    /// What came of it.
+    /// Result of the checks.
     pub outcome: Outcome,
-    /// Seconds.
+    /// Run time in seconds.
     pub seconds: f64,
 }
 
-/// The device source that is checked: files by name.
+/// Device source to check: file names and texts.
 #[derive(Clone, Debug)]
 pub struct Source {
-    /// What kernels include.
+    /// Headers that the kernels include.
     pub headers: Vec<(&'static str, String)>,
-    /// The kernels, one source an op.
+    /// Kernels, one source file per op.
     pub kernels: Vec<(&'static str, String)>,
-    /// Products of whole matrices, for one architecture.
+    /// Whole-matrix GEMM kernels, each for one architecture.
     pub gemms: Vec<(&'static str, String)>,
 }
 
 impl Source {
-    /// The source as it is embedded in iris-kernels.
+    /// Device source that is embedded in iris-kernels.
     pub fn embedded() -> Self {
         let all = |texts: &[iris_kernels::source::Text]| {
             texts.iter().map(|text| (text.name, text.text.to_string())).collect()
@@ -122,10 +124,11 @@ impl Source {
         Self { headers: all(HEADERS), kernels: all(KERNELS), gemms: all(GEMMS) }
     }
 
-    /// Write all files to a folder, so that it can be a compiler's include path.
+    /// Writes all files to a folder, for use as a compiler's include path.
     ///
     /// # Errors
-    /// Those of the file system.
+    ///
+    /// An error of the file system.
     pub fn write_to(&self, folder: &Path) -> std::io::Result<()> {
         self.headers.iter().chain(&self.kernels).chain(&self.gemms).try_for_each(|(name, text)| {
             let path = folder.join(name);
@@ -134,8 +137,8 @@ impl Source {
         })
     }
 
-    /// `text` and, behind it, every header that it includes or that those include: all that decides
-    /// what a compiler makes of it.
+    /// Returns `text` followed by every header that it includes, directly or not: together they
+    /// determine the compiled code.
     fn with_included(&self, text: &str) -> String {
         let mut seen = BTreeSet::new();
         let mut whole = text.to_string();
@@ -161,7 +164,7 @@ impl Source {
     }
 }
 
-/// Compile `source` for `arch` and read what came out.
+/// Compiles `source` for `arch` and checks the result.
 pub fn check(arch: Arch, source: &Source) -> Compiled {
     let start = Instant::now();
     let outcome = match arch.name.strip_suffix(" by hiprtc") {
@@ -172,26 +175,27 @@ pub fn check(arch: Arch, source: &Source) -> Compiled {
     Compiled { arch, outcome, seconds: start.elapsed().as_secs_f64() }
 }
 
-/// Kernels that reach no peer. All others must have an access of system scope.
+/// Kernels that access no peer. All other kernels must contain an access at system scope.
 const LOCAL: [&str; 2] = ["copy.cu", "matmul.cu"];
 
-/// The entries that raise a flag for others of their device, and those that wait for one or read one: only
-/// there something is released, or acquired, at the scope of the device by other accesses than `FinishAdd`.
+/// Kernel entries that raise a flag for other workgroups of their device, and entries that poll or
+/// read one. Only these may release, or acquire, at device scope by an access other than
+/// `FinishAdd`.
 const RAISE_FLAGS: [&str; 2] = ["iris_staged", "iris_open"];
 const READ_FLAGS: [&str; 4] = ["iris_staged", "iris_copies", "iris_blocks", "iris_results"];
 
-/// Kernels are compiled for f16 and the smallest tile: the protocols in them are the same in all; and
-/// observed, since others have less of the same.
+/// Options for f16 and the smallest tile, because the protocols are the same for every type and
+/// tile. Counters are on, because builds without them contain a subset of the code.
 fn options(arch: &str) -> Options {
     let smallest = TileSize::ALL[TileSize::ALL.len() - 1];
     TileConfig::of(arch, 1, smallest).options().define("IRIS_OBSERVED", 1)
 }
 
-/// What was compiled before in this process, by the compiler's words and all of the text. Sources that
-/// differ in few files, as those with planted faults do, have most of their probes in common.
+/// Cache of compilations in this process, by compiler options and full text. Sources with planted
+/// faults differ in few files, so most of their probes are in the cache.
 struct Compilations(Mutex<Option<HashMap<Words, Arc<Vec<u8>>>>>);
 
-/// The compiler's words, and the text.
+/// Compiler options and source text.
 type Words = (String, String);
 
 impl Compilations {
@@ -199,8 +203,8 @@ impl Compilations {
         Self(Mutex::new(None))
     }
 
-    /// What `compile` makes of `text` of `source`, unless it was asked before. What does not compile is
-    /// asked again.
+    /// Compiles `text` of `source` with `compile`, or returns the cached result. Failures are not
+    /// cached.
     fn once<E>(
         &self,
         words: String,
@@ -218,13 +222,13 @@ impl Compilations {
     }
 }
 
-/// The first word of a line.
+/// First word of a line.
 fn first_word(line: &str) -> &str {
     line.split_whitespace().next().unwrap_or_default()
 }
 
-/// The findings of one check where a probe is not compiled to what is `wanted`; none wanted is not
-/// compared. Returns how many were.
+/// Adds a finding if a probe's code is not `wanted`, and returns the number of comparisons; a probe
+/// without `wanted` code is not compared.
 fn compare(
     by: &'static str,
     findings: &mut Vec<Finding>,

@@ -1,4 +1,4 @@
-//! What NVRTC makes of the device source.
+//! Checks of the code that NVRTC compiles from the device source.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use super::{
     options,
 };
 
-/// The first NVRTC that has atomic functions of its own.
+/// First NVRTC version with atomic functions of its own.
 const HAS_ATOMICS: (i32, i32) = (12, 8);
 
-/// The architecture where products of the largest tile are by other instructions, in gemm/sm90.h:
-/// there every source with a product is read with that tile, too.
+/// Architecture on which GEMMs with the largest tile use other instructions, those of gemm/sm90.h:
+/// every source with a GEMM is also checked with that tile here.
 const BY_WARPGROUPS: &str = "sm_90a";
 
 pub(super) fn check(arch: &str, source: &Source) -> Outcome {
@@ -58,8 +58,8 @@ impl Checker<'_> {
         self.compiler.compile_with(source, &self.source.headers(), options, self.arch)
     }
 
-    /// What a file of probes is compiled to, PTX or machine code; it is compiled once a process, if what
-    /// it includes stays the same.
+    /// Compiles a file of probes to PTX or machine code. The result is cached for the life of the
+    /// process by the file and its includes.
     fn probe(&self, name: &str, text: &str, as_ptx: bool) -> Result<Arc<Vec<u8>>, Error> {
         static BEFORE: Compilations = Compilations::new();
         let words = format!("{} {name} {as_ptx}", self.arch);
@@ -72,7 +72,7 @@ impl Checker<'_> {
         })
     }
 
-    /// PTX of which machine code can be made, too.
+    /// Compiles to PTX and checks that it can be assembled to machine code.
     fn ptx_and_code(&self, name: &str, text: &str, options: &Options) -> Result<String, Error> {
         let (source, headers) = (KernelSource { name, text }, self.source.headers());
         self.compiler.compile_with_ptx(source, &headers, options, self.arch).map(|(ptx, _)| ptx)
@@ -85,7 +85,8 @@ impl Checker<'_> {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// How many probes were read, and how many were compared as machine code too.
+    /// Runs all checks; returns the number of probes that were read, and the number of those that
+    /// were also compared as machine code.
     fn run(&self, findings: &mut Vec<Finding>) -> Result<(usize, usize), Error> {
         let probes = probes::all();
         let text = probes::source(&probes);
@@ -104,13 +105,15 @@ impl Checker<'_> {
             let mut all = vec![options(self.arch)];
             let kind = source::KERNELS.iter().find(|it| it.name == *name).map(|it| it.kind);
             if self.arch == BY_WARPGROUPS && kind == Some(SourceKind::TileGemm) {
-                // The tiles that have instructions of their own; of the smaller one source is enough.
+                // Tiles with instructions of their own; the smaller such tile is checked in one
+                // source only.
                 let sizes = if *name == "matmul_all_gather.cu" { 2 } else { 1 };
                 let sizes = TileSize::ALL[..sizes].iter();
                 all.extend(sizes.map(|&size| TileConfig::of(self.arch, 1, size).options()));
             }
             for (index, options) in all.into_iter().enumerate() {
-                // Of the large tile one source is enough: its machine code takes as long as all the rest.
+                // Only one source with the large tile is assembled to machine code, which takes as
+                // long as all other checks together.
                 let ptx = match index == 0 || name == &"matmul.cu" {
                     true => self.ptx_and_code(name, text, &options)?,
                     false => self.ptx(name, text, &options)?,
@@ -120,7 +123,8 @@ impl Checker<'_> {
             }
         }
         for (name, text) in self.source.gemms.iter().filter(|_| self.arch == BY_WARPGROUPS) {
-            // By copies, or by all threads when the product is over.
+            // The gather and scatter kernels use copies; the others store by all threads once the
+            // GEMM is over.
             let copies = ["gather", "scatter"].iter().any(|it| name.contains(it));
             let config = match copies {
                 true => CoreConfig::wide(256, 2, 4),
@@ -128,7 +132,7 @@ impl Checker<'_> {
             };
             let ptx = self.ptx(name, text, &config.options(1))?;
             let unfenced = copies.then(|| unfenced(name, &ptx)).into_iter().flatten();
-            // What is multiplied alone neither waits for peers nor stores to them.
+            // A GEMM without communication neither waits for peers nor stores to them.
             let alone = *name == "gemm_sm90.cu";
             let wrong = (!alone).then(|| wrong_in(name, &ptx)).into_iter().flatten();
             let wrong = wrong.chain(unfenced).chain(out_of_turn(name, &ptx));
@@ -137,8 +141,8 @@ impl Checker<'_> {
         Ok((read, twice))
     }
 
-    /// Nothing is moved past an access, nor taken out: two stores to one place, before and behind
-    /// it, must both be there.
+    /// Checks that the compiler moves nothing past an access and removes nothing: of two stores to
+    /// one location, one before and one after the access, both must be in the code.
     fn kept(&self, findings: &mut Vec<Finding>) -> Result<(), Error> {
         let mut between: Vec<(String, String, usize)> = ["u16", "u32", "u64", "Vec16"]
             .iter()
@@ -181,8 +185,8 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// The machine code of the probes is that of NVIDIA's own atomic functions, but for the bits by
-    /// which an instruction says that its address is global: the functions take any address.
+    /// Compares the machine code of the probes with that of NVIDIA's own atomic functions. It may
+    /// differ in the bits that mark an address as global, because the functions take any address.
     fn machine_code(
         &self,
         text: &str,
@@ -213,12 +217,12 @@ impl Checker<'_> {
     }
 }
 
-/// The text of one kernel.
+/// Text of one kernel.
 fn entry<'a>(ptx: &'a str, name: &str) -> Option<&'a str> {
     ptx.split(".entry ").find(|part| part.starts_with(&format!("{name}(")))
 }
 
-/// The instructions of an entry that name a scope.
+/// Instructions of an entry that name a scope.
 fn scoped(ptx: &str, name: &str) -> Option<Vec<String>> {
     let scoped = |word: &&str| {
         word.split(['.', ';'])
@@ -229,7 +233,7 @@ fn scoped(ptx: &str, name: &str) -> Option<Vec<String>> {
     Some(words.map(|word| word.trim_end_matches(';').into()).collect())
 }
 
-/// The instructions of a probe.
+/// Expected instructions of a probe.
 fn wanted(probe: &Probe) -> Vec<String> {
     let order = match probe.order {
         Order::Relaxed => "relaxed",
@@ -264,12 +268,12 @@ fn wanted(probe: &Probe) -> Vec<String> {
     }]
 }
 
-/// Where copies by tensor maps, which are of another proxy, are not ordered with what a thread acquires or
-/// releases: a fence stands between an acquire of system scope and the next copy to shared memory, and between
-/// the end of copies to global memory and the release that follows.
+/// Finds copies by tensor maps, which use the async proxy, that are not ordered with acquires and
+/// releases. A fence must stand between an acquire at system scope and the next copy to shared
+/// memory, and between the end of copies to global memory and the following release.
 fn unfenced(name: &str, ptx: &str) -> impl Iterator<Item = String> {
     let mut wrong = Vec::new();
-    // Who only waits releases nothing but a record of a fault.
+    // A kernel that only waits releases nothing except a fault record.
     let signals = name.contains("scatter");
     let (mut acquired, mut ended, mut seen) = (false, false, [0; 2]);
     for line in ptx.lines().map(str::trim) {
@@ -300,17 +304,17 @@ fn unfenced(name: &str, ptx: &str) -> impl Iterator<Item = String> {
     wrong.into_iter()
 }
 
-/// What must not be in the PTX of a kernel.
+/// Instructions that must not appear in the PTX of a kernel.
 fn wrong_in(name: &str, ptx: &str) -> impl Iterator<Item = String> {
     let mut wrong = Vec::new();
     if !ptx.contains(".sys.") && !LOCAL.contains(&name) {
         wrong.push(format!("{name}: no access of system scope"));
     }
-    // Before the first entry stand functions that are kept apart.
+    // Functions that were not inlined stand before the first entry.
     for part in ptx.split(".entry ") {
         let entry = part.split('(').next().unwrap_or_default();
         for instruction in part.lines().map(first_word) {
-            // Counters are not read before the kernel is over.
+            // Counters are read only after the kernel is over.
             let allowed = match instruction {
                 "ld.relaxed.gpu.global.s32"
                 | "st.relaxed.gpu.global.s32"
@@ -321,7 +325,8 @@ fn wrong_in(name: &str, ptx: &str) -> impl Iterator<Item = String> {
                 _ if instruction.contains(".shared") => true,
                 _ => {
                     let parts = || instruction.split(['.', ';']);
-                    // A vector is no more than its elements, so an element must be a word.
+                    // The hardware promises atomicity only for each element of a vector, so each
+                    // element must be a whole word.
                     let scoped = parts().any(|part| matches!(part, "sys" | "relaxed" | "mmio"));
                     let vector = parts().any(|part| matches!(part, "v2" | "v4" | "v8"));
                     let is_pair = instruction.ends_with(".relaxed.sys.global.v2.b64");
@@ -338,8 +343,8 @@ fn wrong_in(name: &str, ptx: &str) -> impl Iterator<Item = String> {
     wrong.into_iter()
 }
 
-/// The call of NVIDIA's function that does to `p` what the probe does, if there is one that is as
-/// short: a 64-bit atomic on any address is a branch, since it could be one of shared memory.
+/// Call of NVIDIA's function that does the same to `p` as the probe; `None` if its code is longer:
+/// a 64-bit atomic on any address contains a branch for shared memory.
 fn function(probe: &Probe) -> Option<String> {
     let order = match probe.order {
         Order::Relaxed => "__NV_ATOMIC_RELAXED",
@@ -380,7 +385,7 @@ fn function(probe: &Probe) -> Option<String> {
     })
 }
 
-/// A name for what a probe does, whatever its order and scope.
+/// Name of the probe's operation, without its order and scope.
 fn of_kind(probe: &Probe) -> String {
     let bits = if probe.wide { 64 } else { 32 };
     match probe.kind {
@@ -389,8 +394,8 @@ fn of_kind(probe: &Probe) -> String {
     }
 }
 
-/// A source that does what the probes do by NVIDIA's functions, and for each kind a pair of kernels
-/// that differ in one thing: one says that the address is global.
+/// Source that performs the operations of the probes by NVIDIA's functions. For each kind it also
+/// has a pair of kernels that differ only in whether the address is marked as global.
 fn reference(probes: &[Probe]) -> String {
     let mut text = probes::FRAME.to_string();
     let mut kinds = Vec::new();
@@ -412,7 +417,7 @@ fn reference(probes: &[Probe]) -> String {
     text
 }
 
-/// The probe as assembly of its own.
+/// Probe written in inline assembly.
 fn assembly(probe: &Probe) -> String {
     let instruction = &wanted(probe)[0];
     let (word, c, out) = if probe.wide { ("i64", "l", "out64") } else { ("i32", "r", "out") };
@@ -437,7 +442,7 @@ fn assembly(probe: &Probe) -> String {
     }
 }
 
-/// The machine code of a cubin, by kernel.
+/// Machine code of a cubin, by kernel.
 fn sections(cubin: &[u8]) -> HashMap<String, Vec<u8>> {
     let number = |at: usize, bytes: usize| {
         let bytes = cubin.get(at..at + bytes)?;
@@ -463,8 +468,8 @@ fn sections(cubin: &[u8]) -> HashMap<String, Vec<u8>> {
     read().unwrap_or_default()
 }
 
-/// The bits in which one instruction of 16 bytes differs from its counterpart; none if there is
-/// more than one such instruction.
+/// Bits in which one 16-byte instruction differs from its counterpart; `None` if more than one
+/// instruction differs.
 fn difference(a: &[u8], b: &[u8]) -> Option<u128> {
     let instruction = |bytes: &[u8]| bytes.try_into().map(u128::from_le_bytes).unwrap_or_default();
     let pairs = a.chunks(16).zip(b.chunks(16)).map(|(a, b)| instruction(a) ^ instruction(b));

@@ -1,25 +1,25 @@
-//! The probes: kernels that make one access or operation each, and what they stand for.
+//! Probes: kernels that make one access or operation each.
 
 use iris_sync::{Access, Order, Scope};
 
-/// What a probe does to the word at byte 24 of some memory.
+/// Operation of a probe on the word at byte 24 of its memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     Load,
     Store,
-    /// The pair of 64-bit words at byte 16.
+    /// Accesses to the pair of 64-bit words at byte 16.
     LoadPair,
     StorePair,
     Rmw(Rmw),
     CompareExchange,
     Fence,
-    /// Add to an f32.
+    /// Addition to an f32.
     AddF32,
-    /// Keep a fault in the control block.
+    /// Record of a fault in the control block.
     KeepFault,
 }
 
-/// A read-modify-write, as port.h names it.
+/// Read-modify-write operations, named as in port.h.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Rmw {
     Add,
@@ -36,7 +36,7 @@ impl Rmw {
         [Self::Add, Self::Exchange, Self::And, Self::Or, Self::Xor, Self::Min, Self::Max];
 }
 
-/// A kernel that makes one access.
+/// Kernel that makes one access.
 #[derive(Clone, Debug)]
 pub(super) struct Probe {
     pub(super) name: String,
@@ -45,15 +45,16 @@ pub(super) struct Probe {
     pub(super) scope: Scope,
     /// Whether the word has 64 bits.
     pub(super) wide: bool,
-    /// Whether the word is one of the device's own words, instead of a peer's.
+    /// Whether the word belongs to the device itself instead of to a peer.
     pub(super) own: bool,
-    /// What it does, in the language of the headers.
+    /// Statement that makes the access, in C++ with the device headers.
     statement: String,
 }
 
 const ORDERS: [Order; 4] = [Order::Relaxed, Order::Acquire, Order::Release, Order::AcqRel];
 
-/// Every access of the protocols, and every operation that the forms of port.h have.
+/// Probes of every access of the protocols, and of every operation that the forms of port.h
+/// implement.
 pub(super) fn all() -> Vec<Probe> {
     let mut all: Vec<Probe> = Access::ALL.iter().map(|&access| of_access(access)).collect();
     let (relaxed, system) = (Order::Relaxed, Scope::System);
@@ -83,8 +84,8 @@ pub(super) fn all() -> Vec<Probe> {
     all
 }
 
-/// Besides, for AMD's compilers: every releasing operation at an address that the thread has just loaded.
-/// Where they have waited for that, they forget to wait for the write-back.
+/// Additional probes for AMD compilers: every releasing operation at an address that the thread has
+/// just loaded. Compilers that wait for that load forget to wait for the write-back.
 pub(super) fn at_loaded_addresses() -> Vec<Probe> {
     let releases = |order: &Order| matches!(order, Order::Release | Order::AcqRel);
     let mut all = Vec::new();
@@ -167,7 +168,7 @@ fn of_port(kind: Kind, order: Order, scope: Scope, wide: bool) -> Probe {
     Probe { name, kind, order, scope, wide, own: false, statement }
 }
 
-/// The same at an address that the thread has just loaded.
+/// Probe of an operation at an address that the thread has just loaded.
 fn of_loaded_address(kind: Kind, order: Order, scope: Scope) -> Probe {
     let probe = of_port(kind, order, scope, false);
     let loaded =
@@ -177,7 +178,7 @@ fn of_loaded_address(kind: Kind, order: Order, scope: Scope) -> Probe {
     Probe { name, statement: format!("{loaded}; {statement}"), ..probe }
 }
 
-/// The parameters of a probe, and where its word is.
+/// Parameters of a probe, and the address of its word.
 pub(super) const FRAME: &str = "#include \"iris/sync.h\"\n\
     using namespace iris;\n\
     #define PROBE(name, ...) IRIS_KERNEL name(IRIS_ARGS HeapView heap, \\\n\
@@ -185,7 +186,7 @@ pub(super) const FRAME: &str = "#include \"iris/sync.h\"\n\
     const u64 at = heap.signal[1] + 24, own = heap.device_words + 24; \\\n\
     (void)at, (void)own, (void)out, (void)out64; __VA_ARGS__; }\n";
 
-/// The source of all of them.
+/// Source of all probes.
 pub(super) fn source(probes: &[Probe]) -> String {
     let mut text = FRAME.to_string();
     for Probe { name, statement, .. } in probes {

@@ -1,33 +1,35 @@
-//! What a kernel takes of AMD's compute units: as the compiler writes it into the code object.
+//! Resources that a kernel needs of an AMD compute unit, as the compiler records them in the code
+//! object.
 
 use std::fmt;
 
-/// What one kernel of one build takes.
+/// Resources of one kernel in one build.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Resources {
-    /// Its entry.
+    /// Name of the kernel's entry.
     pub kernel: String,
-    /// The source, and the tile and type of a product.
+    /// Source file, with the tile and type of a GEMM.
     pub build: String,
-    /// Vector registers, those for sums of matrix products included.
+    /// Number of vector registers, including those that accumulate matrix products.
     pub vgprs: u32,
-    /// Scalar registers.
+    /// Number of scalar registers.
     pub sgprs: u32,
-    /// Vector registers kept in memory: none.
+    /// Number of vector registers spilled to memory; expected: 0.
     pub vgpr_spills: u32,
-    /// Scalar registers kept in threads of vector registers.
+    /// Number of scalar registers spilled to lanes of vector registers.
     pub sgpr_spills: u32,
-    /// Bytes of shared memory of a workgroup.
+    /// Shared memory of a workgroup in bytes.
     pub lds: u32,
-    /// Bytes of memory of each thread's own.
+    /// Private memory of each thread in bytes.
     pub scratch: u32,
-    /// Bytes of code, functions that it calls not included.
+    /// Size of the code in bytes, without the functions that it calls.
     pub code: u32,
-    /// Waves that a unit of execution has room for, by the compiler's count; there are at most 8.
+    /// Number of waves that fit on a SIMD unit, as the compiler counts them; at most 8.
     pub waves: u32,
 }
 
-/// Of every kernel in the compiler's assembly, whose metadata is that of the code object.
+/// Reads the resources of every kernel from the compiler's assembly, whose metadata is that of the
+/// code object.
 pub(super) fn read(assembly: &str) -> Vec<Resources> {
     let Some((code, metadata)) = assembly.split_once("amdhsa.kernels:") else { return Vec::new() };
     let kernels = metadata.split("\n  - ").skip(1).map(|entry| {
@@ -37,7 +39,7 @@ pub(super) fn read(assembly: &str) -> Vec<Resources> {
         };
         let number = |field: &str| text(field).parse().unwrap_or(u32::MAX);
         let kernel = text(".name:");
-        // Comments behind the kernel's code, up to the next function.
+        // The comments follow the kernel's code, up to the next function.
         let own = code.split_once(&format!("\n{kernel}:")).map_or("", |(_, rest)| rest);
         let own = own.split("; -- Begin function").next().unwrap_or_default();
         let comment = |what: &str| {
@@ -60,12 +62,13 @@ pub(super) fn read(assembly: &str) -> Vec<Resources> {
     kernels.filter(|kernel| !kernel.kernel.is_empty()).collect()
 }
 
-/// Bytes of a thread's own memory that a kernel may take: registers that the functions it calls save. Its
-/// arguments copied there would be 1456, sums that are looked up by a variable 256.
+/// Limit of private memory per thread in bytes, for registers saved by called functions. A private
+/// copy of the arguments would need 1456 bytes, sums indexed by a variable 256.
 const MOST_SCRATCH: u32 = 64;
 
 impl Resources {
-    /// What is wrong with it: spills, or memory of each thread's own.
+    /// Reason why the kernel is not acceptable: spills, or too much private memory; `None` if it
+    /// is.
     pub(super) fn wrong(&self) -> Option<String> {
         let Self { kernel, vgpr_spills, scratch, .. } = self;
         (*vgpr_spills != 0 || *scratch > MOST_SCRATCH).then(|| {

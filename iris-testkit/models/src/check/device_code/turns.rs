@@ -1,19 +1,19 @@
-//! A launch may begin before the one ahead of it on the stream is over. So every kernel waits for that, on all of
-//! its ways, before it touches memory that others see, and before it ends: whoever waits for it alone has then
-//! waited for all before it.
+//! Checks of early launches: a launch may begin before its predecessor on the stream is over. So
+//! every kernel must wait for its predecessor, on all of its paths, before it accesses memory that
+//! others see and before it ends. A wait for one kernel is then a wait for all kernels before it.
 //!
-//! Products that stand behind the launch that opens a call begin only when all ahead of that one is over. So their
-//! threads may copy what was there before to shared memory, read the number of the call, and end, while it still waits
-//! for peers: but none reads by a load that the cache of a multiprocessor may answer, writes, or waits for peers itself,
-//! before it has waited for that launch.
+//! A GEMM after the launch that opens a call starts only once everything before the opening launch
+//! is over. So its threads may copy earlier data to shared memory, read the call number, and end
+//! while the opening launch still waits for peers. Before they have waited for that launch, they
+//! must not write, wait for peers, or load through the cache of a multiprocessor.
 
 use std::collections::{HashMap, HashSet};
 
-/// Kernels that are launched behind the one that opens a call alone.
+/// Kernels that are launched only after the launch that opens a call.
 const BEHIND_OPEN: [&str; 2] = ["gemm_gather", "gemm_scatter"];
 
-/// Kernels of some PTX that touch memory, or end, before they have waited; none of devices before sm_90, where no
-/// launch begins early.
+/// Kernels of a PTX text that access memory, or end, before they have waited; none below sm_90,
+/// where no launch begins early.
 pub(super) fn out_of_turn(name: &str, ptx: &str) -> impl Iterator<Item = String> {
     let target = ptx.split(".target sm_").nth(1).unwrap_or_default();
     let arch: String = target.chars().take_while(char::is_ascii_digit).collect();
@@ -31,13 +31,14 @@ pub(super) fn out_of_turn(name: &str, ptx: &str) -> impl Iterator<Item = String>
     })
 }
 
-/// The first statement on some way that stands before the wait and should not.
+/// First statement on some path that must not stand before the wait.
 fn before_turn(body: &str, behind_open: bool) -> Option<&str> {
     let (mut statements, mut labels) = (Vec::new(), HashMap::<&str, Vec<usize>>::new());
     for line in body.lines() {
         let mut line = line.split("//").next().unwrap_or_default().trim();
         if let Some((label, rest)) = line.split_once(':').filter(|(label, _)| is_name(label)) {
-            // Those of inline assembly are of a block: whoever jumps to one may be meant by each.
+            // A label of inline assembly is local to a block, so a jump to it may mean any of the
+            // labels with that name.
             labels.entry(label).or_default().push(statements.len());
             line = rest.trim();
         }
@@ -80,8 +81,8 @@ fn before_turn(body: &str, behind_open: bool) -> Option<&str> {
     None
 }
 
-/// Whether an instruction reads or writes memory that is not the workgroup's own, or goes where it might. Its
-/// parameters are the launch's.
+/// Whether an instruction accesses memory outside the workgroup and its parameters, or jumps to
+/// code that might.
 fn touches(word: &str) -> bool {
     let kinds = ["ld.", "st.", "atom.", "red.", "cp.", "call", "brx", "multimem", "ldu."];
     let own = ["param", "shared"];
@@ -89,8 +90,8 @@ fn touches(word: &str) -> bool {
         && (word.starts_with("cp.") || !word.split('.').any(|part| own.contains(&part)))
 }
 
-/// Whether an instruction writes such memory, reads it out of a cache, orders what follows behind a wait for others,
-/// or lets the next launch begin.
+/// Whether an instruction writes such memory, reads it through a cache, waits for others, or lets
+/// the next launch begin.
 fn writes_or_waits(word: &str) -> bool {
     let reads = word.starts_with("ld.relaxed.gpu");
     let loads =
@@ -130,7 +131,7 @@ mod tests {
     #[test]
     fn what_is_its_own_may_be_touched_before() {
         assert_eq!(found(WAITS), [""; 0]);
-        // Of another device nothing is asked.
+        // Architectures without early launches have no requirement.
         let without = WAITS.replace("griddepcontrol.wait;", "");
         assert_eq!(found(&without).len(), 1);
         let older = format!(".target sm_80\n.entry iris_it(\n)\n{{\n{without}\n}}");
@@ -148,7 +149,7 @@ mod tests {
             ";
         let right = format!("{reads}griddepcontrol.wait;\nst.global.u32 [%rd1], %r1;\nret;");
         assert_eq!(found_in(&right), [""; 0]);
-        // Another launch must not do so.
+        // Any other kernel must not do so.
         assert_eq!(found(&right).len(), 1);
         let never = format!("{reads}ret;");
         assert!(found_in(&never)[0].contains("nobody does"), "{:?}", found_in(&never));

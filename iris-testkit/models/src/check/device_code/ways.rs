@@ -1,8 +1,9 @@
-//! The ways through a function of AMD's machine code, wherever a compiler has laid its parts.
+//! Control-flow graph of a function of AMD machine code, independent of the order in which the
+//! compiler laid out its blocks.
 
 use std::collections::{BTreeSet, HashMap};
 
-/// Which instructions follow each other.
+/// Successors and predecessors of each instruction.
 pub(super) struct Ways<'a> {
     lines: &'a [&'a str],
     behind: Vec<Vec<usize>>,
@@ -10,7 +11,7 @@ pub(super) struct Ways<'a> {
 }
 
 impl<'a> Ways<'a> {
-    /// Those of a function's instructions and labels.
+    /// Builds the graph of a function from its instructions and labels.
     pub(super) fn of(lines: &'a [&'a str]) -> Self {
         let label = |(at, line): (usize, &&'a str)| Some((line.strip_suffix(':')?, at));
         let labels: HashMap<&str, usize> = lines.iter().enumerate().filter_map(label).collect();
@@ -34,12 +35,12 @@ impl<'a> Ways<'a> {
         ways
     }
 
-    /// The barriers that come last on a way to this instruction.
+    /// Last barriers on the paths to this instruction.
     pub(super) fn barriers_before(&self, at: usize) -> BTreeSet<usize> {
         self.barriers(at, &self.before)
     }
 
-    /// The barriers that come first on a way from this instruction.
+    /// First barriers on the paths from this instruction.
     pub(super) fn barriers_after(&self, at: usize) -> BTreeSet<usize> {
         self.barriers(at, &self.behind)
     }
@@ -65,7 +66,7 @@ impl<'a> Ways<'a> {
 mod tests {
     use super::*;
 
-    /// What stands above a barrier may come behind it.
+    /// Code above a barrier in the text may run after it.
     #[test]
     fn a_way_is_that_of_jumps() {
         let lines = [

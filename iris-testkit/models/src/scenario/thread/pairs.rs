@@ -1,23 +1,23 @@
-//! Words that carry their data, as a thread sees them.
+//! LL words, data and call number together, as a thread accesses them.
 
 use iris_sync::{Access, Field, LlWord, SymWord, ll};
 
 use super::{Change, Op, Place, Thread};
 
 impl Thread<'_> {
-    /// Number of the word among those that its source pushes to its rank: the first two times
-    /// [`ll::HEAD`] are the head.
+    /// Index of the word among those that its source pushes to its rank; the first `2 * ll::HEAD`
+    /// words are the head.
     fn number(&self, word: SymWord) -> u32 {
         let first = self.channel.pair(0, 0, 0, 0).index;
         (word.index - first) / 2 % (2 * self.channel.pair_count)
     }
 
-    /// Whether it is part of a head that is not modelled.
+    /// Whether the word belongs to a head that is not modelled.
     fn is_left_out(&self, word: SymWord) -> bool {
         self.scenario.without_heads && self.number(word) < 2 * ll::HEAD
     }
 
-    /// Where it lies: with one slot, that of parity 0.
+    /// Location of the word; under [`Change::OnePairSlot`], that of parity 0.
     fn wide_place(&self, word: SymWord) -> SymWord {
         if !self.rules.has(Change::OnePairSlot) {
             return word;
@@ -27,7 +27,7 @@ impl Thread<'_> {
         SymWord { index: first + (word.index - first) % slot, ..word }
     }
 
-    /// Load one word of a pair.
+    /// Loads one word of a pair.
     pub(crate) fn load_wide(&self, word: SymWord, access: Access) -> LlWord {
         if self.is_left_out(word) {
             let (call, sequence) = self.begun.get();
@@ -54,7 +54,7 @@ impl Thread<'_> {
         seen
     }
 
-    /// Store one word of a pair.
+    /// Stores one word of a pair.
     pub(crate) fn store_wide(&self, word: SymWord, value: LlWord, access: Access) {
         let number = self.number(word);
         if access == Access::LlStamp {
@@ -65,7 +65,7 @@ impl Thread<'_> {
                     self.put_wide(SymWord { index: first + 2 * number, ..word }, value, access);
                 });
             }
-            // Words that only fill up a line: nobody waits for them.
+            // Words that only pad a cache line are not modelled: no thread waits for them.
             if number >= 2 * (ll::HEAD + self.scenario.shape.pairs)
                 || self.rules.has(Change::SkipPairStamps(value.call as u32 & 1))
             {
