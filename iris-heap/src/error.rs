@@ -400,12 +400,12 @@ fn option(segment: &str) -> &'static str {
     }
 }
 
-/// What to do about a variable.
+/// Advice for an environment variable.
 fn set(value: &str) -> &'static str {
     if value == "(not set)" { "set it" } else { "correct it, or unset it" }
 }
 
-/// What to do about a failure of a device's driver.
+/// Advice for an error of the device driver.
 fn driver_advice(code: u32) -> &'static str {
     match code {
         2 => ": open a smaller heap, or free memory of the device",
@@ -423,7 +423,7 @@ fn list_standing(standing: &[String]) -> String {
     format!("{ranks}; all ranks must issue all calls of a heap, in the same order")
 }
 
-/// What to do after a fault.
+/// Advice after a fault.
 fn advice(fault: &iris_sync::Fault) -> &'static str {
     match fault.kind {
         iris_sync::FaultKind::Mismatch => {

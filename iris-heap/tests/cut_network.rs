@@ -100,7 +100,7 @@ fn a_cut_network_is_told_to_both_ends() {
         if world.rank() == 0 {
             cable.cut();
         }
-        // What the other end had sent before still arrives.
+        // Data that the other end sent before the cut still arrives.
         loop {
             if let Err(error) = world.barrier() {
                 break error;

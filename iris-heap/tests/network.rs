@@ -19,7 +19,7 @@ fn over_loopback<T: Send>(nodes: &[&str], f: impl Fn(World) -> Result<T> + Sync)
     })
 }
 
-/// What a world of 2 x 2 ranks says of itself, and memory of each node.
+/// Checks the sizes and names of a world of 2 x 2 ranks, and the memory of each node.
 fn two_by_two(world: World) -> Result<()> {
     let rank = world.rank();
     assert_eq!((world.nodes(), world.node()), (2, rank / 2));

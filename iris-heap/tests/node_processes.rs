@@ -77,7 +77,8 @@ fn stopped() -> Result<String, Error> {
     Ok("gone on".into())
 }
 
-/// What torchrun says to a rank on two nodes of two ranks; `IRIS_NODE` stands for the hosts.
+/// Environment variables that torchrun sets for a rank on two nodes of two ranks; `IRIS_NODE`
+/// simulates the hosts.
 fn torchrun(rank: usize, port: u16) -> Vec<(&'static str, String)> {
     let pairs = [
         ("LOCAL_RANK", rank % 2),
@@ -174,7 +175,7 @@ fn a_killed_rank_and_a_killed_node_are_named_everywhere() {
                 assert!(!text.starts_with("ok "), "{text}");
                 continue;
             }
-            // Which of two victims is found first is chance.
+            // Either of two victims may be found first.
             let named = victims.split(' ').any(|victim| {
                 let node = victim.parse::<usize>().unwrap() / 2;
                 text.contains(&format!("barrier: rank {victim} on host"))

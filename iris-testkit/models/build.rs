@@ -15,7 +15,7 @@ fn main() {
     for folder in [SOURCES, HEADERS, "examples"] {
         println!("cargo::rerun-if-changed={folder}");
     }
-    // What programs of other crates include: build scripts of those that have this crate in their
+    // Include path for programs of other crates: build scripts of crates with this one in their
     // [dependencies] see it as DEP_IRIS_MODEL_INCLUDE.
     let root = std::env::current_dir().unwrap_or_default();
     if let Ok(folders) = std::env::join_paths([root.join(HEADERS), root.join(SOURCES)]) {

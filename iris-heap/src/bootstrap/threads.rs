@@ -112,7 +112,7 @@ impl Threads {
             }
             if let Some(waited) = patience.is_over() {
                 let ranks = missing(&table);
-                // Of all waiting ranks, the lowest one logs the notice.
+                // The lowest waiting rank logs the notice for all.
                 if (0..self.rank).all(|r| ranks.contains(&r)) {
                     notice(format_args!(
                         "rank {} in {} waits for rank {}: {waited:.1?} of {:.1?}",

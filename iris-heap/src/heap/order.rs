@@ -99,7 +99,7 @@ struct Watched {
     rank: usize,
     /// Process of each rank; none of a thread of this process.
     processes: Vec<Option<ProcessId>>,
-    /// How long a kernel waits for a peer to enter a call.
+    /// Time limit of a kernel's wait for a peer to enter a call.
     allowed: Duration,
 }
 

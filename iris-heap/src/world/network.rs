@@ -246,13 +246,14 @@ fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// The same for all processes that can share memory, and different elsewhere: this start of this system, and the
-/// namespaces that containers have of their own. A host's name alone may be that of several.
+/// Identity of a host for sharing memory: equal for processes that can share memory, different
+/// otherwise. It combines this boot of the system and the namespaces that containers have of their
+/// own.
 fn identity() -> String {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
     let boot = boot.unwrap_or_else(|_| format!("host {}", host_name()));
     let namespace = |name: &str| {
-        // Those of this thread, which may have entered others than its process did.
+        // Namespaces of this thread, which may differ from those of its process.
         let link = fs::read_link(format!("/proc/thread-self/ns/{name}"));
         link.map_or_else(|_| format!("{name}:?"), |link| link.display().to_string())
     };
@@ -261,7 +262,7 @@ fn identity() -> String {
 }
 
 impl Settings {
-    /// How long a host may be unreachable before its ranks are lost.
+    /// Time after which the ranks of an unreachable host count as lost.
     pub(crate) fn silence(&self) -> Duration {
         (self.host_deadline() / 36).clamp(SILENCE.0, SILENCE.1)
     }

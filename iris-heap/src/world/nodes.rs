@@ -1,4 +1,5 @@
-//! Worlds over several nodes: their parts, and such worlds as threads of one process for tests.
+//! Worlds over several nodes: their sub-worlds, and simulated nodes as threads of one process for
+//! tests.
 
 use std::sync::{Arc, Weak};
 
@@ -26,29 +27,31 @@ impl World {
         }
     }
 
-    /// The world of the ranks of this rank's node, which can have a symmetric heap: collective. Close it before
-    /// this world.
+    /// Returns the world of the ranks on this rank's node, which can have a symmetric heap:
+    /// collective. Close it before this world.
     ///
     /// # Errors
-    /// As [`World::split`].
+    ///
+    /// The errors of [`World::split`].
     #[track_caller]
     pub fn local(&self) -> Result<World> {
         self.part(self.node())
     }
 
-    /// The world of the ranks with this rank's local rank, one for each node, by node: collective. Close it
-    /// before this world.
+    /// Returns the world of the ranks with this rank's local rank, one per node, in the order of
+    /// nodes: collective. Close it before this world.
     ///
     /// # Errors
-    /// As [`World::split`]; [`Error::Unsupported`], on all ranks, if ranks are not numbered node by node or nodes
-    /// have unequal numbers of ranks.
+    ///
+    /// The errors of [`World::split`]; [`Error::Unsupported`], on all ranks, if ranks are not
+    /// numbered node by node or nodes have unequal numbers of ranks.
     #[track_caller]
     pub fn across(&self) -> Result<World> {
         self.hosts().check_even("a world across nodes")?;
         self.part(self.local_rank())
     }
 
-    /// The part of the world with this number; this rank is in it.
+    /// Splits the world by `color`, and returns the part with this rank.
     #[track_caller]
     fn part(&self, color: usize) -> Result<World> {
         let part = self.split(Some(color as u32), self.rank() as i64)?;
@@ -60,7 +63,8 @@ impl World {
         self.hosts().check_even(what)
     }
 
-    /// Has the kernels of a heap of one node told when a rank of this world, which may be on another node, is lost.
+    /// Notifies the kernels of a node's heap if a rank of this world, possibly on another node, is
+    /// lost.
     pub(crate) fn watch_for(&self, control: &Arc<Control>) {
         let (control, hosts): (Weak<Control>, _) = (Arc::downgrade(control), self.hosts().clone());
         self.inner.bootstrap.watch(Arc::new(move |error| {
@@ -70,10 +74,11 @@ impl World {
         }));
     }
 
-    /// A world of `nodes` nodes with `per_node` ranks each, all of them threads of this process, which plays
-    /// several nodes: for tests and models of programs for several hosts.
+    /// Creates a world of `nodes` simulated nodes with `per_node` ranks each, all of them threads
+    /// of this process, to test programs for several hosts.
     ///
     /// # Errors
+    ///
     /// [`Error::Invalid`] for a size of 0, or above that of a world.
     pub fn threads_on_nodes(
         nodes: usize,
@@ -94,10 +99,12 @@ impl World {
         Ok(Threads::all(size).into_iter().map(world).collect())
     }
 
-    /// As [`World::run_threads_each`], for ranks on several pretended nodes.
+    /// Runs `f` on the ranks of several simulated nodes, one thread each; otherwise like
+    /// [`World::run_threads_each`].
     ///
     /// # Errors
-    /// As [`World::threads_on_nodes`].
+    ///
+    /// The errors of [`World::threads_on_nodes`].
     pub fn run_nodes_each<T, E, F>(
         (nodes, per_node): (usize, usize),
         settings: &Settings,
@@ -112,10 +119,11 @@ impl World {
         Ok(World::run_worlds(worlds, f))
     }
 
-    /// As [`World::run_threads`], for ranks on several pretended nodes.
+    /// Runs `f` on the ranks of several simulated nodes; otherwise like [`World::run_threads`].
     ///
     /// # Errors
-    /// As [`World::run_threads`].
+    ///
+    /// The errors of [`World::run_threads`].
     pub fn run_nodes<T, E, F>(nodes: usize, per_node: usize, f: F) -> Result<Vec<T>, E>
     where
         T: Send,

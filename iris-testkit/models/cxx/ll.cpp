@@ -9,7 +9,7 @@ constexpr u32 TAKEN = 16, GIVEN = TAKEN + 8;
 /// A call in which rank 0 sends one item, while the others are in a one_shot.
 constexpr u32 TWO_KINDS = 100;
 
-/// Who sends what; as ll::Pattern.
+/// Communication pattern; same values as ll::Pattern.
 enum Pattern : u32 { ALL, PARTS, ROOT, ROWS, SPREAD_ROWS, TILES };
 
 /// Items of a row, and of one whose columns workgroups share.
@@ -66,7 +66,7 @@ struct Message {
     }
 };
 
-/// The same in rows.
+/// Message that is sent and taken in rows.
 struct RowMessage : Message {
     /// Items that a thread waits for at once, in pieces of so many.
     static constexpr u32 PIECE = 2, ITEMS = 4;
@@ -99,7 +99,7 @@ struct RowMessage : Message {
     }
 };
 
-/// The same of the tiles of a product, of which each workgroup has all rows and its part of the columns.
+/// Message of GEMM tiles: each workgroup has all rows and its share of the columns.
 struct TileMessage : Message {
     static constexpr u32 ITEMS = 2;
     u32 pushed[ITEMS] = {}, taken[ITEMS] = {}, count = 0;

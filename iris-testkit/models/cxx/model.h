@@ -17,7 +17,8 @@ void iris_model_check(iris::u64 address, iris::i32 seen, iris::i32 wanted);
 
 namespace iris::model {
 
-/// What Rust hands to a program: one thread runs it, all calls of it. As headers::Input.
+/// Input that Rust passes to a program: one thread runs all of its calls. Same layout as
+/// headers::Input.
 struct Input {
     const HeapView* heap;
     const Channel* channel;
@@ -35,7 +36,8 @@ struct Input {
 
 enum Array : u32 { INBOX, RESULT, OUT, SHARD, WORK, STAGE };
 
-/// What `rank` produces for an element of a tile in the call of this number; as ops::value.
+/// Value that `rank` produces for an element of a tile in the call of this number; equal to
+/// ops::value.
 inline i32 value(u32 rank, i32 call, u32 tile, u32 element) {
     return static_cast<i32>(static_cast<u32>(call) * 100003u + rank * 1009 + tile * 17 + element + 1);
 }
@@ -43,8 +45,8 @@ inline i32 value(u32 rank, i32 call, u32 tile, u32 element) {
 /// One thread in one call.
 struct Model {
     const Input& in;
-    /// What values are made of. Another M is another layout: what such a rank produces, others
-    /// cannot use.
+    /// Call number plus M, from which values are made. A different M means a different layout, so
+    /// peers cannot use this rank's values.
     i32 call;
     /// The tiles that this call uses.
     u32 used;

@@ -55,7 +55,7 @@ struct Tiles : Partials {
 
     // copies
     void copy(u32 peer, u32 part) { push(peer, part, 0, true); }
-    /// What is multiplied, part by part as it comes.
+    /// Multiplies each peer's part once it has arrived.
     void take_copied(const Launch& launch) {
         for (u32 step = 1; step < ranks(); ++step) {
             const u32 source = in.channel->peer(step);
@@ -69,7 +69,7 @@ struct Tiles : Partials {
             put(at(me(), WORK, 0, tile, mine()), value(me(), call, tile, mine()));
         }
     }
-    /// What this workgroup multiplies of that, in a launch that waits for it.
+    /// Multiplies this workgroup's share of the received parts, in a launch that waits for each.
     void take_arriving(const Launch& launch) {
         if (port::thread() != 0) return;
         flow::Arrivals arrivals(launch);
@@ -82,7 +82,8 @@ struct Tiles : Partials {
             }
         }
     }
-    /// What this workgroup stores to others, and then takes of what they stored.
+    /// Stores this workgroup's tiles to their owners, then takes the tiles that the peers stored
+    /// here.
     void store_to_owners(const Launch& launch, flow::Arrivals& arrivals, bool mutes) {
         if (port::thread() != 0) return;
         const flow::Departures departures(launch);
@@ -102,7 +103,7 @@ struct Tiles : Partials {
             }
         }
     }
-    /// What the others have added up.
+    /// Takes the sums that the peers have sent.
     void take_sums(const Launch& launch) {
         for (u32 step = 1; step < ranks(); ++step) {
             const u32 source = in.channel->peer(step);
@@ -243,7 +244,7 @@ template <class Body> int accumulate(const Input& in) {
     });
 }
 
-/// What a call of one_shot is instead, over the same words; as ops::instead.
+/// Values that stand for another op over the same words instead of one_shot; equal to ops::instead.
 constexpr u32 PULL = 0, TWO_SHOT = 100, GATHER = 101, STAGED = 102;
 
 inline bool pull_once(const Model& model, u32 tiles) {

@@ -67,8 +67,8 @@ int iris_model_spinlock(const Input& in) {
     return 1;
 }
 
-/// What members wrote before the barrier, members read after it. With option 1 a second barrier
-/// keeps a cell until all have read it; else cells alternate.
+/// Device barrier: members read after it what members wrote before it. With option 1 a second
+/// barrier protects a cell until all have read it; without it, cells alternate.
 int iris_model_barrier(const Input& in) {
     const Words m{*in.heap, *in.channel};
     const Members members{in.members};

@@ -39,7 +39,7 @@ struct Step {
     u32 peer, tile;
 };
 
-/// As sequence::Input.
+/// Steps to run; same layout as sequence::Input.
 struct Sequence {
     const HeapView* heap;
     const Channel* channel;

@@ -19,7 +19,8 @@ extern "C-unwind" fn my_count_in(_: &Input<'_>) -> i32 {
     0 // Without a C++ compiler it is not called: `on_headers` is none.
 }
 
-/// Whoever counts itself in releases what it wrote; the mutant (`Relaxed`, or option 1) does not.
+/// Scenario of a counter: each thread that increments it releases its writes; the mutant
+/// (`Relaxed`, or option 1) does not.
 fn count_in(order: Order) -> Scenario {
     let counter = SymWord { rank: 0, index: 1 << 20 }; // Behind all others: it begins with 0.
     let program = Headers::new(my_count_in, 1).option((order == Order::Relaxed).into());

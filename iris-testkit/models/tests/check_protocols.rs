@@ -1,5 +1,6 @@
-//! What `cargo xtask check-protocols` says and ends with: the fields of its JSON, and that whatever
-//! fails, or is required and missing, makes it fail. What it checks is tested elsewhere.
+//! Tests of the output and exit code of `cargo xtask check-protocols`: the fields of its JSON, and
+//! failure if any check fails or a required one is missing. The checks themselves are tested
+//! elsewhere.
 
 use iris_models::check::{
     self, Arch, Compiled, Finding, Implementation, Outcome, Summary, catalogue,
@@ -7,7 +8,7 @@ use iris_models::check::{
 use iris_models::mutants;
 use serde_json::Value;
 
-/// A summary with one of everything, in which all is well.
+/// Summary with one entry of each kind, all of them passed.
 fn well() -> Summary {
     let model = catalogue(false).swap_remove(0);
     let mutant = mutants::all().swap_remove(0);
@@ -49,7 +50,7 @@ fn the_json_has_what_is_promised() {
     assert_eq!(json["architectures"], serde_json::json!(["sm_80"]));
     assert_eq!(json["skipped"], serde_json::json!(["gfx942: no clang"]));
     assert_eq!(json["optional_skipped"], serde_json::json!(["gfx950: not known"]));
-    // What was skipped was not required here.
+    // The skipped checks were not required here.
     assert_eq!(summary.exit_code(), 0);
 }
 
@@ -81,7 +82,7 @@ fn whatever_fails_fails_the_whole() {
     }
 }
 
-/// The architectures that must be there, whatever else is.
+/// Four architectures are required, whatever else is checked.
 #[test]
 fn four_architectures_are_required() {
     let required = |arch: &Arch| arch.required;

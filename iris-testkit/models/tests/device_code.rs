@@ -1,6 +1,7 @@
-//! What the compilers make of every access and operation of the device headers. The same probes as
-//! in `cargo xtask check-protocols`, which compiles the kernels too. Without a vendor's compiler its
-//! tests are ignored; an architecture that it need not know is reported.
+//! Tests of the code that compilers make of every access and operation of the device headers, with
+//! the probes of `cargo xtask check-protocols`, which also compiles the kernels. Tests of a vendor
+//! are ignored without its compiler; an architecture that the compiler does not support is
+//! reported.
 
 use std::process::ExitCode;
 
@@ -33,7 +34,7 @@ fn accesses_have_their_order_and_scope_on_amd() {
     every_access("gfx");
 }
 
-/// What is planted into products that wait for peers and store to them is found.
+/// Removed fences in GEMMs that wait for peers and store to them are found.
 fn products_that_wait_have_the_fences_of_their_proxies() {
     let fence = r#"asm volatile("fence.proxy.async;" ::: "memory");"#;
     let with = format!("follow_with_copies() {{ {fence} }}");
@@ -50,7 +51,7 @@ fn products_that_wait_have_the_fences_of_their_proxies() {
     }
 }
 
-/// A store for a peer at the scope of the device, planted into the products of few rows, is found.
+/// Device-scope stores to a peer in GEMMs with few rows are found.
 fn products_that_push_do_it_at_the_scope_of_the_system() {
     for file in ["gemm_sm90_exchange.cu", "gemm_sm90_one_shot.cu"] {
         let mut source = Source { kernels: Vec::new(), ..Source::embedded() };
@@ -65,7 +66,7 @@ fn products_that_push_do_it_at_the_scope_of_the_system() {
     }
 }
 
-/// Each launch may begin before the one ahead of it is over: one that does not wait for that is found.
+/// A launch may begin before its predecessor is over; a kernel that does not wait for it is found.
 fn products_wait_for_their_turn() {
     const TURN: &str = "port::take_turn();";
     let whole = "prepare();\n        if constexpr (!Op::BEHIND_OPEN) ";
@@ -95,7 +96,7 @@ fn products_wait_for_their_turn() {
     }
 }
 
-/// What was planted into a source is found in its code for sm_90a.
+/// Asserts that the fault planted in `source` is found in its code for sm_90a.
 fn is_found(what: &str, source: &Source, expected: &str) {
     let arch = ARCHS.into_iter().find(|arch| arch.name == "sm_90a").expect("it is one of them");
     match check(arch, source).outcome {
@@ -107,7 +108,7 @@ fn is_found(what: &str, source: &Source, expected: &str) {
     }
 }
 
-/// Of all architectures whose names begin so.
+/// Checks all architectures whose names begin with `vendor`.
 fn every_access(vendor: &str) {
     let source = Source { kernels: Vec::new(), ..Source::embedded() };
     for arch in ARCHS.into_iter().filter(|arch| arch.name.starts_with(vendor)) {

@@ -1,5 +1,5 @@
-//! The device headers against their Rust counterparts: operation by operation, and schedule by
-//! schedule. What explores their executions is in `check_protocols`.
+//! Comparison of the device headers with their Rust counterparts: operation by operation, and
+//! schedule by schedule. `check_protocols` explores their executions.
 #![cfg(iris_cxx)]
 
 use iris_models::{schedule, sequence};

@@ -1,9 +1,10 @@
-//! The waits that `iris stress` leaves out on GPUs, with the same delays at the same places of the
-//! same headers, in host code with real threads: what is left out must show in a few calls, and with
-//! the wait in place the delay alone must do no harm.
+//! Tests of the waits that `iris stress` removes on GPUs, in host code with real threads and the
+//! same delays at the same places of the same headers. A removed wait must show within a few calls;
+//! with the wait in place, the delay alone must do no harm.
 //!
-//! A delay is as long as the others need to do the wrong thing meanwhile; where the machine is busy,
-//! that is longer. What is not found is tried again with a longer one, so no time decides.
+//! A delay must be long enough for the other threads to do the wrong thing meanwhile, which takes
+//! longer on a busy machine. A fault that is not found is tried again with a longer delay, so
+//! timing decides no result.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
@@ -22,7 +23,7 @@ fn main() -> ExitCode {
     )])
 }
 
-/// What stands in held.cpp for the subject of a wait.
+/// Name in held.cpp of the program that contains the wait.
 fn subject(access: Access) -> &'static str {
     match access {
         Access::CreditLoad => "broadcast",
@@ -38,18 +39,18 @@ fn subject(access: Access) -> &'static str {
     }
 }
 
-/// What stands in held.cpp, without which access, and where it is held up.
+/// Program in held.cpp, access whose wait is removed, and place of the delay.
 type Held = (&'static str, Access, Hold);
 
-/// As `MORE_WAITS`: gates; and products of whole matrices that wait for what engines bring, or for what
-/// others of them store.
+/// Additional waits, like `MORE_WAITS`: gates, and whole-matrix GEMMs that wait for data from copy
+/// engines or from other GEMM workgroups.
 const SIGNALS: [Held; 3] = [
     ("copied", Access::SignalLoad, Hold::Entered),
     ("copied_beside", Access::SignalLoad, Hold::Entered),
     ("stored", Access::SignalLoad, Hold::Entered),
 ];
 
-/// held.cpp, compiled.
+/// Compiled held.cpp.
 struct Host {
     program: PathBuf,
     _folder: TempDir,
@@ -65,7 +66,7 @@ impl Host {
         Self { program, _folder: folder }
     }
 
-    /// What four calls of two ranks report: `0 wrong`.
+    /// Runs four calls of two ranks and returns their report, such as `0 wrong`.
     fn run(&self, (subject, access, place): Held, without: bool, ns: u32) -> String {
         let shape =
             Shape { size: 2, tiles: 2, flags: 4, locks: true, pairs: 2, ..Shape::default() };

@@ -1,6 +1,6 @@
-//! The protocols of iris-sync over loom: every execution of the C11 memory model within the bound,
-//! two ranks. Prints what was explored; fewer executions than recorded here fail, so that a search
-//! that has quietly become small is noticed.
+//! Protocols of iris-sync over loom: every execution of the C11 memory model within the bound, with
+//! two ranks. Prints the number of executions; fewer than recorded here fail, so that a search that
+//! has become small is noticed.
 
 use iris_models::ll::{self, Pattern};
 use iris_models::ops::Accumulate;
@@ -10,7 +10,7 @@ use iris_sync::barrier::Members;
 use iris_testkit::Level;
 use rayon::prelude::*;
 
-/// Scenario, preemption bound, and at least how many executions that is.
+/// Scenario, preemption bound, and minimum number of executions.
 type Case = (Scenario, Option<usize>, u64);
 
 fn check(cases: impl IntoIterator<Item = Case>) {
@@ -25,7 +25,7 @@ fn check(cases: impl IntoIterator<Item = Case>) {
     }
 }
 
-/// The cases of this level, which include those of the levels below.
+/// Cases of this level, including those of lower levels.
 fn up_to_level<const Q: usize, const D: usize, const F: usize>(
     quick: [Case; Q],
     default: [Case; D],
@@ -184,8 +184,8 @@ fn two_workgroups_of_a_rank() {
     ));
 }
 
-/// The last workgroup of a rank refreshes the words that the others have set: whoever reads the
-/// refreshed word must see all that the original stood for.
+/// The last workgroup of a rank refreshes words that others have set: a reader of a refreshed word
+/// must see all writes that the original word published.
 #[test]
 fn words_refreshed_while_they_are_awaited() {
     check(up_to_level(

@@ -23,16 +23,16 @@ use iris_models::check::device_code::{ARCHS, Outcome, Source, check};
 use iris_models::headers::COMPILER;
 use iris_sync::{Access, Order, Scope};
 
-/// A fault: in `file`, `old` becomes `new` and so on; it shows in `kernel`: a file, and one of its entries if it is
-/// not the first. The others are not compiled for devices.
+/// Planted fault: each edit replaces text in a file, and the fault shows in `kernel`, a file with
+/// optionally one of its entries. The other kernels are not compiled for devices.
 struct Plant {
     edits: Vec<(&'static str, String, String)>,
     kernel: &'static str,
-    /// The checks that must find it, and no others.
+    /// Names of the checks that must find the fault; no other check may.
     found: &'static [&'static str],
 }
 
-/// A store that publishes at the scope of the device, where a peer looks.
+/// Store that publishes at device scope to a peer.
 const RAW: &str = "::iris::port::store<::iris::Order::Release, ::iris::Scope::Device>\
                    (1ull << 60, 1, -1); ";
 
@@ -41,9 +41,9 @@ fn plants() -> Vec<Plant> {
     let mut add = |file, old: &str, new: String, kernel, found| {
         all.push(Plant { edits: vec![(file, old.into(), new)], kernel, found });
     };
-    // Nothing is found where nothing is planted.
+    // Control without a fault: nothing must be found.
     add("iris/sym.h", "namespace iris {", "namespace iris {".into(), "all_gather.cu", &[]);
-    // A store beside the protocols, in every kernel and in what they are made of.
+    // Store outside the protocols, in every kernel and in the headers that kernels use.
     const BESIDE: &[&str] = &["hook", "isa", "ptx", "tidy"];
     for kernel in KERNELS {
         add(kernel.name, ") {", format!(") {{ {RAW}"), kernel.name, BESIDE);
@@ -90,11 +90,11 @@ fn plants() -> Vec<Plant> {
     ] {
         add(file, text, before(text), kernel, BESIDE);
     }
-    // Not in the form for the other vendor, or only there.
-    // On devices products of 16 bits do not come by here.
+    // The code is absent from, or only in, the form for the other vendor. GEMMs of 16-bit types do
+    // not use this header on devices.
     let text = "const u32 m = a.transposed ?";
     add("iris/gemm/fma.h", text, before(text), "matmul.cu", &["hook", "tidy"]);
-    // A release at the scope of the device is what a flag is, so that compiled code may have it there.
+    // A flag is a release at device scope, so compiled code may contain one there.
     let text = "m.dev_store<Access::FlagStore>";
     add("iris/tile_flags.h", text, before(text), "all_gather_matmul.cu", &["hook", "tidy"]);
     let text = "const u32 warp = port::thread() / WARP;\n        const u32 row";
@@ -102,7 +102,8 @@ fn plants() -> Vec<Plant> {
     let text = "asm volatile(\"cp.async.commit_group;\"";
     add("iris/gemm/sm80_ptx.h", text, before(text), "matmul.cu", &["ptx", "tidy"]);
     let text = "asm volatile(\"wgmma.fence.sync.aligned;\"";
-    // Not in matmul.cu, which is not the only one that is read with the tile of these instructions.
+    // matmul.cu does not use the tile of these instructions, so the fault is planted for another
+    // kernel.
     add("iris/gemm/sm90.h", text, before(text), "matmul_all_gather.cu", &["ptx", "tidy"]);
     let text = "const u32 vector = item / WIDTH % 8 ^ first % 8";
     add("iris/gemm/sm90_lines.h", text, before(text), "matmul_all_gather.cu", &["ptx", "tidy"]);
@@ -110,10 +111,10 @@ fn plants() -> Vec<Plant> {
     add("iris/gemm/sm90_flipped.h", text, before(text), "matmul_all_gather.cu", &["ptx", "tidy"]);
     let text = "const u32 lane = port::thread() % WAVE, wave = port::thread() / WAVE;";
     add("iris/gemm/cdna3.h", text, before(text), "matmul.cu", &["isa", "tidy"]);
-    // These may name a scope. Nobody gives up in what the hooks see.
+    // These files may name a scope. The hooks run no execution that gives up.
     let text = "m.record(fault);";
     add("iris/wait.h", text, before(text), "all_gather.cu", &["isa", "ptx"]);
-    // Nor does anybody write a fault down there; and this one may not name a scope.
+    // The hooks run no execution that records a fault either; this file may not name a scope.
     let text = "const i32 all[8] =";
     add("iris/fault.h", text, before(text), "all_gather.cu", &["isa", "ptx", "tidy"]);
     let text = "if (!OBSERVED || counters == 0) return;";
@@ -122,7 +123,7 @@ fn plants() -> Vec<Plant> {
     let new = text.replace("System", "Device");
     add("iris/body/accumulate.h", text, new, "all_reduce.cu iris_add_atomic", &["hook", "ptx"]);
 
-    // Words and their table.
+    // Words, and the table of their accesses.
     let text = "using SymWord = ScopedWord<Scope::System, i32>;";
     let new = text.replace("System", "Device");
     const ALL: &[&str] = &["access", "hook", "ir", "isa", "machine code", "ptx"];
@@ -131,8 +132,8 @@ fn plants() -> Vec<Plant> {
         let (old, new) = (format!("{row}System"), format!("{row}Device"));
         add("iris/memory.h", &old, new, "barrier.cu", &["table", "type"]);
     }
-    // Another meaning of the table's words, in front of all that says them. What the hooks run and what
-    // is not a kernel of an op includes sync.h alone.
+    // Redefinition of the table's scopes, placed before every use. The hooks and sources other than
+    // the kernels of ops include only sync.h.
     for (file, found) in [
         ("iris/sync.h", &["access", "hook", "ir", "isa", "machine code", "ptx", "table"][..]),
         ("iris/flow.h", &["isa", "ptx"]),
@@ -152,7 +153,7 @@ fn plants() -> Vec<Plant> {
         "barrier.cu",
         &["access", "hook", "ir", "isa", "machine code", "ptx", "table"],
     );
-    // Both the table and the word, so that the types agree.
+    // Change of the table together with the word, so that the types agree.
     all.push(Plant {
         edits: vec![
             ("iris/memory.h", "X(SignalStore, Release, System)".into(), "X(SignalStore, Release, Device)".into()),
@@ -165,7 +166,7 @@ fn plants() -> Vec<Plant> {
         kernel: "barrier.cu",
         found: &["access", "hook", "ir", "isa", "machine code", "ptx", "table"],
     });
-    // In what only users' kernels include, or call: one of the kernels does what they do.
+    // Headers that only users' kernels include or call: one kernel is extended to use them.
     let uses = "Words m(args.heap, args.channel); epoch::publish(m, m.signal(1, 0, 0), Call(1));";
     let text = "m.store<Access::VersionStore>";
     all.push(Plant {
@@ -193,7 +194,8 @@ fn plants() -> Vec<Plant> {
         all.push(Plant { edits, kernel: "barrier.cu", found });
     };
 
-    // The forms of the port. The host's is the checker's own: the hooks must be told the truth.
+    // Forms of the port. The host form belongs to the checker and must report truthfully to the
+    // hooks.
     let (scope, told) = ("static_cast<int>(S), access);", "1, access);");
     add("iris/port_host.h", scope, told, &["access"]);
     add("iris/port_host.h", scope, "0, access);", &["access", "hook"]);
@@ -219,7 +221,7 @@ fn plants() -> Vec<Plant> {
         CUDA,
     );
     add(file, "fence.acq_rel.sys;", "fence.acq_rel.gpu;", CUDA);
-    // A vector whose elements are halves of words: data and number could come apart.
+    // Vector access whose elements are half words: data and call number could be read apart.
     const PTX: &[&str] = &["ptx"];
     add(
         file,
@@ -230,7 +232,7 @@ fn plants() -> Vec<Plant> {
         PTX,
     );
     add(file, "ld.relaxed.sys.global.v2.b64", "ld.volatile.global.v2.b64", PTX);
-    // Assembly that does not say that it touches memory: it may be moved, or left out.
+    // Inline assembly without a memory clobber: the compiler may move or remove it.
     let source = Source::embedded();
     let (_, text) = source.headers.iter().find(|(name, _)| *name == file).expect("embedded");
     for begin in ["ld.\"", "atom.\" order \".\" scope \".global.\"", "ld.global.u32"] {
@@ -247,8 +249,8 @@ fn plants() -> Vec<Plant> {
         "return call(order, __HIP_MEMORY_SCOPE_AGENT)",
         HIP,
     );
-    // A release that is none; one that is the compiler's own, which forgets to wait for the write-back
-    // where it has just waited for the address; one that does not wait.
+    // Three faulty releases: one without effect; the compiler's own, which omits the wait for the
+    // write-back after a wait for the address; and one without a wait.
     let text = "    release<O, S>();\n#define IRIS_CALL(order, scope) __hip_atomic_store";
     let call = "#define IRIS_CALL(order, scope) __hip_atomic_store";
     add(file, text, call, HIP);
@@ -256,7 +258,7 @@ fn plants() -> Vec<Plant> {
                O == Order::Release ? __ATOMIC_RELEASE : order, scope) //";
     add(file, text, own, HIP);
     add(file, "        wait_for_stores();\n    }\n}", "    }\n}", HIP);
-    // A wave that comes to the end of a call before its stores are over, of words that carry data, too.
+    // A wave that ends a call before its stores are complete, LL stores included.
     let (text, new) =
         ("site != Site::Waited &&", "site != Site::Waited && site != Site::Finish &&");
     all.push(Plant {
@@ -264,7 +266,7 @@ fn plants() -> Vec<Plant> {
         kernel: "all_gather.cu",
         found: &["isa"],
     });
-    // Arguments copied to each thread's own memory, to be referred to.
+    // Arguments copied to each thread's private memory, so that references to them work.
     let text = "port::in_place(given)";
     all.push(Plant {
         edits: vec![("iris/args.h", text.into(), "given".into())],
@@ -275,7 +277,7 @@ fn plants() -> Vec<Plant> {
         let edits = vec![(file, old.into(), new.into())];
         all.push(Plant { edits, kernel: "barrier.cu", found });
     };
-    // A wave that comes to a barrier in front of a signal before its stores are over.
+    // A wave that reaches a barrier before a signal while its stores are not complete.
     add(file, "if (publishes(site)) wait_for_stores();", "", &["isa"]);
     add(file, "site != Site::Waited &&", "site != Site::Waited && site != Site::Flag &&", &["isa"]);
     add(
@@ -284,7 +286,7 @@ fn plants() -> Vec<Plant> {
         "__builtin_amdgcn_fence(__ATOMIC_RELEASE, \"agent\")",
         HIP,
     );
-    // A kernel that is launched early and does not wait for its turn.
+    // Early launched kernel that does not wait for its predecessor.
     add("barrier.cu", "    port::take_turn();\n", "", &["ptx"]);
     let text = "return load<Order::Relaxed, Scope::System>(control";
     let new = text.replace("System", "Device");
@@ -295,7 +297,7 @@ fn plants() -> Vec<Plant> {
     all
 }
 
-/// The device source with the faults of a plant.
+/// Device source with the faults of a plant.
 fn planted(plant: &Plant) -> Source {
     let mut source = Source::embedded();
     for (file, old, new) in &plant.edits {
@@ -317,11 +319,11 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The program of tidy, built once: cargo takes longer than it.
+/// Path of the xtask program, built once, because cargo is slower to start than xtask itself.
 fn xtask() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
-        // It lies beside the folder of the tests.
+        // The program is in the parent of the tests' folder.
         let own = std::env::current_exe().expect("a program");
         let folder = own.ancestors().nth(2).expect("a folder");
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -333,7 +335,7 @@ fn xtask() -> &'static Path {
     })
 }
 
-/// What tidy says of a tree that has only this device source.
+/// Output of tidy for a tree that contains only this device source; `None` if tidy finds nothing.
 fn tidy(source: &Source) -> Option<String> {
     let root = tempfile::tempdir().expect("a folder");
     source.write_to(&root.path().join("iris-kernels/kernels")).expect("written");
@@ -348,7 +350,7 @@ fn tidy(source: &Source) -> Option<String> {
 
 const ORDERS: [Order; 4] = [Order::Relaxed, Order::Acquire, Order::Release, Order::AcqRel];
 
-/// The rows of memory.h's table that are not those of iris-sync.
+/// Rows of memory.h's table that differ from those of iris-sync.
 fn table(folder: &Path) -> Option<String> {
     let source = folder.join("table.cpp");
     let text_ = "#include \"iris/sync.h\"\n#define X(name, order, scope) ROW name order scope;\nIRIS_ACCESSES(X)";
@@ -367,7 +369,7 @@ fn table(folder: &Path) -> Option<String> {
     (rows != ours).then(|| format!("{rows:?}"))
 }
 
-/// Compile `kernel` with hooks, run it, and hand back what they say.
+/// Compiles `kernel` with hooks, runs it, and returns the findings of the hooks.
 fn hooks(folder: &Path, source: &Source, kernel: &str) -> Vec<(&'static str, String)> {
     let program = folder.join("hooks");
     let (_, code) = source.kernels.iter().find(|(name, _)| *name == kernel).expect("a kernel");
@@ -376,7 +378,7 @@ fn hooks(folder: &Path, source: &Source, kernel: &str) -> Vec<(&'static str, Str
         .skip(1)
         .filter_map(|rest| rest.split_once('('))
         .map(|(name, rest)| {
-            // The first parameter, behind `IRIS_ARGS`, is `OpArgs`; the others are integers.
+            // After `IRIS_ARGS`, the first parameter is `OpArgs`; the others are integers.
             let parameters = rest.split(')').next().expect("a list of parameters");
             let others = ["0", "3", "1"].iter().take(parameters.matches(',').count());
             let all: Vec<_> = std::iter::once("args").chain(others.copied()).collect();
@@ -412,7 +414,7 @@ fn hooks(folder: &Path, source: &Source, kernel: &str) -> Vec<(&'static str, Str
     scopes.chain(lines.filter(wrong).map(|it| ("access", it.into()))).collect()
 }
 
-/// The text of a kernel with this entry alone; an empty name is that of the first.
+/// Text of a kernel file with this entry only; an empty name selects the first entry.
 fn of_entry(text: &str, entry: &str) -> String {
     const BEGIN: &str = "\nIRIS_KERNEL ";
     let mut parts = text.split(BEGIN);
@@ -422,7 +424,8 @@ fn of_entry(text: &str, entry: &str) -> String {
     format!("{head}{BEGIN}{part}")
 }
 
-/// The checks that found something in this source, with what they said; and what was skipped.
+/// Checks that found something in this source, with their messages; and the checks that were
+/// skipped.
 fn found_by(plant: &Plant) -> (Vec<(&'static str, String)>, Vec<&'static str>) {
     let mut source = planted(plant);
     let folder = tempfile::tempdir().expect("a folder");
@@ -435,7 +438,7 @@ fn found_by(plant: &Plant) -> (Vec<(&'static str, String)>, Vec<&'static str>) {
     for (_, text) in &mut source.kernels {
         *text = of_entry(text, entry);
     }
-    // They have plants of their own, in tests/device_code.rs.
+    // The GEMM kernels have plants of their own, in tests/device_code.rs.
     source.gemms.clear();
     let mut skipped = Vec::new();
     for (arch, checks) in [("sm_90a", ["ptx", "machine code"]), ("gfx942", ["isa", "ir"])] {
@@ -486,8 +489,8 @@ fn a_wrong_scope_in_any_file_is_found_by_independent_checks() {
 fn every_file_has_a_plant_that_two_checks_find() {
     let (plants, source) = (plants(), Source::embedded());
     for (file, _) in source.headers.iter().chain(&source.kernels) {
-        // Numbers and a choice; and the product of whole matrices, which is of one device, and whose kernels
-        // are read by one check alone: tests/device_code.rs plants in them.
+        // Files without a plant here: constants and a selection; and the whole-matrix GEMMs, which
+        // run on one device and are read by a single check, with plants in tests/device_code.rs.
         const NONE: [&str; 6] = [
             "iris/gemm_config.h",
             "iris/gemm/product.h",
@@ -508,8 +511,8 @@ fn every_file_has_a_plant_that_two_checks_find() {
 
 #[test]
 fn the_example_runs() {
-    // Beside the folder of this program. A build by another command than the tests' would be one of all dependencies, of
-    // other features.
+    // The program is in the parent of this program's folder. A build by another command would
+    // rebuild all dependencies with other features.
     let own = std::env::current_exe().expect("this program");
     let built = own.parent().and_then(Path::parent).expect("a folder");
     let output = Command::new(built.join("examples/check_my_protocol")).output();

@@ -1,4 +1,4 @@
-//! The proof of the slot rule and the device barrier, and that it says what it should.
+//! Tests of the proof of the slot rule and the device barrier.
 
 use iris_models::proof::conditions::{self, Goal, SEEDS};
 use iris_models::proof::mutants::{clauses, first_open};
@@ -6,7 +6,7 @@ use iris_models::proof::report::{self, Extent, SYSTEMS};
 use iris_models::proof::rule::{Numbers, slot_rule};
 use iris_models::proof::{bounded, smt};
 
-/// Whether z3 is there. A person's machine may lack it, and CI's may not.
+/// Whether z3 is installed. It may be missing on a person's machine, but not in CI.
 fn solver() -> bool {
     let there = smt::version().is_some();
     let ci = std::env::var_os("CI").is_some_and(|value| value == "true");
@@ -34,7 +34,7 @@ fn the_text_is_consistent() {
     }
 }
 
-/// A seed and a limit under which nothing can be proved fail by name.
+/// A seed and limit under which nothing can be proved must fail with the goal's name.
 #[test]
 fn unknown_is_a_failure_that_names_the_goal() {
     if !solver() {
@@ -60,8 +60,8 @@ fn a_weakened_rule_is_not_proved() {
     assert!(matches!(open, Goal::Property("enter", _)), "{open}");
 }
 
-/// The proof stands for rules that can be followed: everything happens in small worlds, nothing bad does, and the
-/// invariant holds.
+/// Small worlds check that the rules are usable: every action occurs, no property is violated, and
+/// the invariant holds.
 #[test]
 fn small_worlds_keep_the_invariant() {
     let system = slot_rule(bounded::SMALL, None);
@@ -82,7 +82,7 @@ fn small_worlds_keep_the_invariant() {
     assert_eq!(violated, Some("the tile is of this call"));
 }
 
-/// Each clause of the rules, switched off, leaves a condition that is not proved.
+/// Each clause of the rules, switched off, must leave a condition unproved.
 #[test]
 fn every_clause_is_needed() {
     if !solver() {

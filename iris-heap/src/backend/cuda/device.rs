@@ -549,9 +549,9 @@ impl Driver for Device {
                 unsafe { (self.driver.cuFuncSetAttribute)(function, attribute, value as i32) };
             check_for("cuFuncSetAttribute", || format!("{value} {what} for {shown}"), code)
         };
-        // The same setting for all kernels: a multiprocessor changes the division only when it is
-        // idle, so with different settings a kernel could have to wait for a running kernel of
-        // another rank that waits for it.
+        // One setting for all kernels: a multiprocessor changes the L1/shared-memory split only
+        // when it is idle, so with different settings a kernel could have to wait for a running
+        // one.
         set(api::CARVEOUT, 100, "% of the memory that L1 and shared memory divide")?;
         if shared_bytes > SHARED_LIMIT {
             set(api::MOST_SHARED, shared_bytes, "bytes of shared memory")?;

@@ -1,8 +1,9 @@
-//! The port of rank 0 while the ranks of a job gather: anybody may connect, and nobody without the key gets further
-//! than a greeting.
+//! Listening port of rank 0 while the ranks of a job gather. Any host may connect; without the key
+//! a connection gets no further than a greeting.
 //!
-//! A connection is a stranger until it has sealed a hello. Strangers are few and have little stored here. If there
-//! are too many, the oldest makes room, so that slow ones keep nobody out: a rank that was closed connects again.
+//! A connection counts as a stranger until it has sent a sealed hello. The number of strangers and
+//! their memory are limited. A new stranger over the limit replaces the oldest, so slow connections
+//! keep no rank out: a rank whose connection was closed connects again.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -23,27 +24,27 @@ use crate::bootstrap::peer::Peer;
 use crate::error::{Error, Result, list_ranks};
 use crate::limits::{explain, is_full};
 
-/// Most strangers at a time.
+/// Maximum number of strangers at a time.
 const STRANGERS: usize = 256;
-/// How long a stranger may take to say hello.
+/// Time limit for a stranger to send its hello.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Least age at which a stranger makes room for another: a rank needs two round trips.
+/// Minimum age at which a stranger is closed in favour of another: a rank needs two round trips.
 const SETTLED: Duration = Duration::from_millis(500);
-/// Most connections accepted in a row, before those that have been are heard.
+/// Maximum number of connections accepted in a row before accepted ones are read.
 const IN_A_ROW: usize = 64;
-/// How often this thread looks, if nothing happens.
+/// Polling interval while nothing happens.
 const LOOK: Duration = Duration::from_millis(250);
-/// How long rank 0 may have no descriptor for those that connect, before it gives up.
+/// Time after which rank 0 gives up if it has no file descriptor for new connections.
 const NO_DESCRIPTOR: Duration = Duration::from_secs(10);
 
 pub(super) struct Door {
     meeting: Meeting,
     listener: TcpListener,
-    /// By rank, once it has said hello. Rank 0, whose connection was made here, need not.
+    /// Peers by rank, each set after its hello. Rank 0's own connection needs none.
     peers: Vec<Option<Peer>>,
-    /// The oldest first.
+    /// Strangers, the oldest first.
     strangers: VecDeque<Stranger>,
-    /// Number of connections that were turned away.
+    /// Number of rejected connections.
     turned_away: usize,
 }
 
@@ -53,11 +54,11 @@ struct Stranger {
 }
 
 enum State {
-    /// So many bytes of its greeting have come.
+    /// Reading the greeting, with the number of bytes so far.
     Greeting(TcpStream, [u8; GREETING], usize),
-    /// It has greeted as this rank and was answered.
+    /// Greeted as this rank, and answered.
     Answered(u32, Box<Peer>),
-    /// Its connection is of no use.
+    /// Connection to be closed.
     Over,
 }
 
@@ -67,8 +68,8 @@ impl Door {
         Door { meeting, listener, peers, strangers: VecDeque::new(), turned_away: 0 }
     }
 
-    /// Gathers all ranks; `own` is the connection of rank 0 itself. The peers by rank, or nothing if the world came
-    /// to nothing: then all that have come are told why.
+    /// Gathers all ranks and returns them by rank; `own` is the connection of rank 0 itself.
+    /// Returns `None` on failure, after telling the reason to all ranks that have connected.
     pub(super) fn gather(mut self, own: UnixStream, deadline: Instant) -> Option<Vec<Peer>> {
         let own = Peer::new(own).map_err(|e| Error::system("socket of rank 0", e));
         let gathered = own.and_then(|mut own| {
@@ -84,7 +85,7 @@ impl Door {
             Err(error) => {
                 tracing::debug!(%error, "the world comes to nothing");
                 let refusal = Frame::Refuse(error).pack();
-                // Rank 0 last: its process may end when it has read this.
+                // Rank 0 is notified last, because its process may end once it has read this.
                 for peer in self.peers.iter_mut().rev().flatten() {
                     peer.send(refusal.clone());
                 }
@@ -135,7 +136,8 @@ impl Door {
         }
     }
 
-    /// Takes in who has connected. An error is one of this process: it can have no more descriptors.
+    /// Accepts pending connections. An error is one of this process: it has no file descriptors
+    /// left.
     fn accept(&mut self) -> std::io::Result<()> {
         for _ in 0..IN_A_ROW {
             if !self.has_room() {
@@ -145,7 +147,7 @@ impl Door {
                 Ok((stream, _)) => stream,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(e) if is_full(&e) => return Err(e),
-                // That connection came to nothing.
+                // The client closed the connection before it was accepted.
                 Err(_) => continue,
             };
             if stream.set_nonblocking(true).and_then(|()| self.meeting.prepare(&stream)).is_ok() {
@@ -156,7 +158,7 @@ impl Door {
         Ok(())
     }
 
-    /// Whether another stranger may come; the oldest makes room.
+    /// Whether another stranger may be accepted; closes the oldest if there are too many.
     fn has_room(&mut self) -> bool {
         if self.strangers.len() < STRANGERS {
             return true;
@@ -169,7 +171,7 @@ impl Door {
         old
     }
 
-    /// Reads what strangers and ranks have sent.
+    /// Reads pending data of strangers and ranks.
     fn hear(&mut self) -> Result<()> {
         for mut stranger in std::mem::take(&mut self.strangers) {
             stranger.state = self.advance(stranger.state)?;
@@ -190,7 +192,8 @@ impl Door {
         Ok(())
     }
 
-    /// What becomes of a stranger. An error concerns the whole world: a rank that is of it differs from it.
+    /// Advances a stranger's state. An error fails the whole world: a rank with the right key
+    /// disagrees with the job.
     fn advance(&mut self, state: State) -> Result<State> {
         match state {
             State::Over => Ok(State::Over),
@@ -212,7 +215,7 @@ impl Door {
         }
     }
 
-    /// Reads a greeting, and answers it when it is whole.
+    /// Reads a greeting, and answers it once it is complete.
     fn greeted(
         &mut self,
         mut stream: TcpStream,
@@ -236,7 +239,7 @@ impl Door {
         let answer = self.meeting.terms.answer(&bytes);
         let answer = answer.ok().filter(|(_, rank, _)| (1..size).contains(rank));
         let Some((reply, rank, keys)) = answer else {
-            // It need not arrive.
+            // The refusal is only a hint, so a failed write is ignored.
             let _ = stream.write_all(&REFUSAL);
             self.turned_away += 1;
             return State::Over;
@@ -252,7 +255,7 @@ impl Door {
         }
     }
 
-    /// Lets a rank in that has the key.
+    /// Admits a rank that has the key.
     fn admit(&mut self, rank: u32, frame: Frame, mut peer: Peer) -> Result<()> {
         let rank = rank as usize;
         let Frame::Hello { .. } = frame else {
@@ -287,7 +290,7 @@ impl Door {
             tv_sec: timeout.as_secs() as i64,
             tv_nsec: i64::from(timeout.subsec_nanos().max(1)),
         };
-        // Whatever comes of it, all are looked at.
+        // The result is ignored, because the loop checks all connections anyway.
         let _ = poll(&mut fds, Some(&timeout));
     }
 }

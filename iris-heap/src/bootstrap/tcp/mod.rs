@@ -1,7 +1,8 @@
-//! Ranks on several hosts: each is connected to rank 0's hub by TCP, with the frames of Unix sockets, sealed.
+//! Ranks on several hosts: each connects to rank 0's hub by TCP and sends the frames of the
+//! Unix-socket transport, sealed.
 //!
-//! A network that is cut, or a host that has gone, is noticed by the systems' keepalive probes, which a stopped
-//! process answers, too: that one is late, and not lost.
+//! TCP keepalive probes detect a cut network or a lost host. A stopped process still answers them,
+//! so it counts as late, not as lost.
 
 mod door;
 pub(crate) mod seal;
@@ -27,21 +28,22 @@ use crate::util::lock;
 use door::Door;
 use seal::{Keys, REFUSAL, REPLY, Terms};
 
-/// Longest wait for one connection attempt, and for rank 0's answer on it. Rank 0 may close a connection to make
-/// room for others; then another attempt follows.
+/// Time limit of one connection attempt, including rank 0's answer. Rank 0 may close a connection
+/// to make room for others; then another attempt follows.
 const ATTEMPT: Duration = Duration::from_secs(5);
-/// Longest pause between two attempts.
+/// Maximum pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Number of refusals after which a rank gives up: another job may have the port, or the secrets differ.
+/// Number of refusals after which a rank gives up: another job may use the port, or the secrets
+/// differ.
 const REFUSALS: u32 = 3;
 
-/// Where the ranks of a job meet, and what they must have alike.
+/// Address at which the ranks of a job meet, and the parameters that they must agree on.
 #[derive(Clone)]
 pub(crate) struct Meeting {
-    /// Host and port, as the user gave them.
+    /// Host and port, as given by the user.
     pub(crate) address: String,
     pub(crate) terms: Terms,
-    /// How long the other end of a connection may be unreachable.
+    /// Time after which an unreachable peer counts as lost.
     pub(crate) silence: Duration,
 }
 
@@ -56,7 +58,7 @@ impl Meeting {
         Error::Rendezvous { place: self.to_string(), problem: problem.into() }
     }
 
-    /// The addresses of the host, IPv4 and IPv6.
+    /// Socket addresses of the host, IPv4 and IPv6.
     pub(crate) fn addresses(&self) -> Result<Vec<SocketAddr>> {
         let found: Vec<_> = match self.address.to_socket_addrs() {
             Ok(found) => found.collect(),
@@ -68,7 +70,7 @@ impl Meeting {
         }
     }
 
-    /// Listens on the interface of the address alone: rank 0.
+    /// Listens on the interface of the address only; called on rank 0.
     fn listen(&self) -> Result<TcpListener> {
         let mut last = String::new();
         for address in self.addresses()? {
@@ -84,14 +86,16 @@ impl Meeting {
         Err(self.error(format!("{last}; {hint}")))
     }
 
-    /// Connects and shakes hands: all ranks but 0. Tries until `deadline`.
+    /// Connects and runs the handshake, with retries until `deadline`; called on all ranks except
+    /// 0.
     fn connect(&self, rank: usize, deadline: Instant) -> Result<(Socket, Keys)> {
         let started = Instant::now();
         let mut patience = Patience::new(started, deadline);
         let mut pause = Duration::from_millis(1);
         let (mut refusals, mut last) = (0, String::from("no attempt"));
         loop {
-            // Each time anew: a name may be known later than this process begins.
+            // The name is resolved on each attempt, because it may become known after this process
+            // starts.
             match self.addresses() {
                 Err(error) => last = error.to_string(),
                 Ok(addresses) => {
@@ -144,7 +148,8 @@ impl Meeting {
         stream.set_write_timeout(Some(timeout))?;
         let (greeting, state) = self.terms.greet(rank as u32).map_err(Attempt::from_error)?;
         stream.write_all(&greeting)?;
-        // The time limit is one of each read: a peer that sends byte by byte would stretch it.
+        // The socket's time limit applies to each read, so a peer that sends single bytes could
+        // exceed it; this loop has one limit for all.
         let (mut reply, mut got, until) = ([0; REPLY], 0, Instant::now() + timeout);
         while got < REPLY {
             match stream.read(&mut reply[got..])? {
@@ -164,7 +169,7 @@ impl Meeting {
         Ok((stream, keys))
     }
 
-    /// Lets the system notice that the other end cannot be reached any more.
+    /// Enables keepalive, so that the system detects an unreachable peer.
     fn prepare(&self, stream: &TcpStream) -> std::io::Result<()> {
         stream.set_nodelay(true)?;
         let third = (self.silence / 3).max(Duration::from_secs(1));
@@ -177,7 +182,7 @@ impl Meeting {
         Ok(())
     }
 
-    /// Meets the other ranks of the job.
+    /// Connects to the other ranks of the job.
     pub(crate) fn rendezvous(&self, rank: usize, timeout: Duration) -> Result<Processes> {
         let size = self.terms.size;
         let started = Instant::now();
@@ -199,7 +204,7 @@ impl Meeting {
         };
         let connection = Connection::start(&socket, keys.as_ref(), rank)?;
         *lock(&connection.hub) = hub;
-        // The hub knows the connection of its own process.
+        // The hub already knows the connection of its own process.
         let greeted = if rank == 0 {
             Ok(())
         } else {
@@ -225,9 +230,9 @@ impl Meeting {
     }
 }
 
-/// The end of an attempt to connect.
+/// Failure of a connection attempt.
 enum Attempt {
-    /// Rank 0 has other terms.
+    /// Rank 0 runs another job or has another secret.
     Refused,
     Failed(std::io::Error),
 }

@@ -1,10 +1,12 @@
-//! Sealed frames: Noise NNpsk0 between a rank and rank 0, with a key that the ranks of a job share.
+//! Sealed frames: Noise NNpsk0 between each rank and rank 0, with a key that the ranks of a job
+//! share.
 //!
-//! A rank sends [`GREETING`] bytes: a magic number, its rank, and the first message of the handshake. Rank 0
-//! answers with the [`REPLY`] bytes of the second. From then on both send chunks: the length of the sealed bytes
-//! (16 bits), a number that grows (64 bits), and the sealed bytes. Job, rank and size are in the prologue, so that a
-//! key that two jobs share does not let ranks of one into the other. A recorded greeting that is sent again gets a
-//! reply, and no further: only who made it can seal the hello that follows.
+//! A rank sends [`GREETING`] bytes: a magic number, its rank, and the first message of the
+//! handshake. Rank 0 answers with the [`REPLY`] bytes of the second. From then on both send chunks:
+//! the length of the sealed bytes (16 bits), an increasing number (64 bits), and the sealed bytes.
+//! The prologue contains job, rank and size, so two jobs with the same key do not accept each
+//! other's ranks. A replayed greeting gets a reply and nothing more, because only its author can
+//! seal the hello that follows.
 
 use std::sync::Arc;
 
@@ -21,14 +23,14 @@ const HEAD: usize = 2 + 8;
 const MAGIC: &[u8; 4] = b"IRS1";
 /// Bytes of a handshake message without payload: a public key and a tag.
 const MESSAGE: usize = 32 + TAG;
-/// Bytes of a rank's first message.
+/// Size of a rank's first message in bytes.
 pub(crate) const GREETING: usize = 4 + 4 + MESSAGE;
-/// Bytes of the answer.
+/// Size of the answer in bytes.
 pub(crate) const REPLY: usize = MESSAGE;
-/// The answer to a greeting that the key or the job does not fit. Nothing authenticates it: it only hints.
+/// Answer to a greeting with another key or job. It is not authenticated, so it is only a hint.
 pub(crate) const REFUSAL: [u8; REPLY] = [0; REPLY];
 
-/// What both ends of a connection must have alike.
+/// Parameters that both ends of a connection must agree on.
 #[derive(Clone)]
 pub(crate) struct Terms {
     pub(crate) key: [u8; 32],
@@ -47,7 +49,7 @@ impl Terms {
         format!("iris rank {rank} of {size} to rank 0, job {job}").into_bytes()
     }
 
-    /// A rank's greeting, and the state that reads the answer.
+    /// Creates a rank's greeting and the state that reads the answer.
     pub(crate) fn greet(&self, rank: u32) -> Result<(Vec<u8>, HandshakeState)> {
         let prologue = self.prologue(rank);
         let mut state = self.builder(&prologue)?.build_initiator().map_err(failed)?;
@@ -57,7 +59,8 @@ impl Terms {
         Ok((greeting, state))
     }
 
-    /// Rank 0's answer to a greeting, with the rank that it claims; an error for one that does not fit.
+    /// Answers a greeting, on rank 0, and returns the rank that it claims; an error if its key or
+    /// job differs.
     pub(crate) fn answer(&self, greeting: &[u8; GREETING]) -> Result<(Vec<u8>, u32, Keys)> {
         let (head, message) = greeting.split_at(8);
         if head[..4] != MAGIC[..] {
@@ -73,7 +76,7 @@ impl Terms {
     }
 }
 
-/// The keys of a connection after its handshake.
+/// Keys of a connection after its handshake.
 #[derive(Clone)]
 pub(crate) struct Keys(Arc<StatelessTransportState>);
 
@@ -84,12 +87,12 @@ impl std::fmt::Debug for Keys {
 }
 
 impl Keys {
-    /// Of a handshake that is over.
+    /// Keys from a completed handshake.
     fn of(state: HandshakeState) -> Result<Keys> {
         Ok(Keys(Arc::new(state.into_stateless_transport_mode().map_err(failed)?)))
     }
 
-    /// Of a rank that has read rank 0's answer.
+    /// Keys of a rank that has read rank 0's answer.
     pub(crate) fn of_reply(mut state: HandshakeState, reply: &[u8; REPLY]) -> Result<Keys> {
         state.read_message(reply, &mut []).map_err(failed)?;
         Keys::of(state)
@@ -104,7 +107,7 @@ impl Keys {
     }
 }
 
-/// Seals what one end sends.
+/// Encrypting side of a connection.
 #[derive(Debug)]
 pub(crate) struct Sealer {
     keys: Keys,
@@ -112,7 +115,7 @@ pub(crate) struct Sealer {
 }
 
 impl Sealer {
-    /// The chunks of `bytes`.
+    /// Seals `bytes` into chunks.
     pub(crate) fn seal(&mut self, bytes: &[u8]) -> Vec<u8> {
         let mut out = Vec::with_capacity(bytes.len() + bytes.len() / 1024 + HEAD + TAG);
         for part in bytes.chunks(LONGEST - TAG) {
@@ -122,7 +125,8 @@ impl Sealer {
             let start = out.len();
             out.resize(start + len, 0);
             let sealed = self.keys.0.write_message(self.next, part, &mut out[start..]);
-            // It fails for a message that is too long, which this is not, and after 2^64 of them.
+            // Encryption fails only for messages that are too long, which this one is not, and
+            // after 2^64 messages.
             debug_assert_eq!(sealed.ok(), Some(len));
             self.next += 1;
         }
@@ -130,21 +134,23 @@ impl Sealer {
     }
 }
 
-/// Opens what the other end sends.
+/// Decrypting side of a connection.
 #[derive(Debug)]
 pub(crate) struct Opener {
     keys: Keys,
-    /// The least number of the next chunk.
+    /// Minimum number of the next chunk.
     next: u64,
-    /// What was read and is no whole chunk yet.
+    /// Received bytes of an incomplete chunk.
     raw: Vec<u8>,
 }
 
 impl Opener {
-    /// Takes bytes in, and appends to `out` what they complete.
+    /// Consumes received bytes, and appends the contents of complete chunks to `out`.
     ///
     /// # Errors
-    /// [`Error::Wire`] for bytes that the other end did not seal, or that come a second time.
+    ///
+    /// [`Error::Wire`] for bytes that the other end did not seal, or that are received a second
+    /// time.
     pub(crate) fn open(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<()> {
         self.raw.extend_from_slice(bytes);
         let mut done = 0;
@@ -215,7 +221,7 @@ mod tests {
             wrong[at] ^= 1;
             let mut out = Vec::new();
             let opened = hub.opener().open(&wrong, &mut out);
-            // A length that grew waits for more bytes.
+            // With an increased length, the opener waits for more bytes.
             assert!(opened.is_err() || out.is_empty(), "byte {at}");
         }
     }

@@ -1,4 +1,4 @@
-//! Ranks that meet over loopback, and what may come to the port beside them.
+//! Tests of ranks that meet over loopback, and of hostile connections to their port.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -9,7 +9,7 @@ use super::seal::GREETING;
 use super::*;
 use crate::bootstrap::{Bootstrap, Step};
 
-/// A port of loopback that is free now.
+/// Finds a free port on loopback.
 fn free_port(host: &str) -> u16 {
     TcpListener::bind((host, 0)).unwrap().local_addr().unwrap().port()
 }
@@ -29,7 +29,7 @@ fn step() -> Step {
     Step { what: "test".into(), deadline: Instant::now() + PLENTY }
 }
 
-/// All ranks meet and exchange their numbers; `before` runs on each before it meets the others.
+/// Lets all ranks meet and exchange their numbers; `before` runs on each rank first.
 fn meet(meeting: &Meeting, before: impl Fn(usize) + Sync) {
     thread::scope(|scope| {
         let rank_main = |rank: usize| {
@@ -91,7 +91,7 @@ fn a_rank_that_does_not_come_is_named() {
             assert!(told.contains("waited") && told.contains("for rank 2"), "{told}");
         }
     });
-    // Nobody listens at all.
+    // No process listens on the port.
     let Err(error) = meeting.rendezvous(1, soon) else { panic!("nobody listens") };
     assert!(matches!(&error, Error::Absent { ranks, .. } if ranks == &[0]), "{error}");
     assert!(error.to_string().contains("refused"), "{error}");
@@ -112,17 +112,17 @@ fn two_processes_of_one_rank_are_told_to_all() {
     });
 }
 
-/// Says something that is no rank's, in one of many ways.
+/// Sends data that no rank would send, in one of several ways.
 fn hostile(meeting: &Meeting, kind: usize, recorded: &[u8]) -> Option<TcpStream> {
     let address = meeting.addresses().unwrap()[0];
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5)).ok()?;
     let wrong = Terms { key: [9; 32], ..meeting.terms.clone() };
     let (other_key, _) = wrong.greet(1).unwrap();
-    // A rank that does not exist.
+    // Greeting of a rank that does not exist.
     let (too_high, _) = meeting.terms.greet(77).unwrap();
     let noise: Vec<u8> =
         (0..4096).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
-    // What cannot be sent was refused, which is right, too.
+    // A failed write means that the connection was refused, which is correct too.
     let _ = match kind % 10 {
         0 => Ok(()),
         1 => stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
@@ -164,7 +164,8 @@ fn two_thousand_hostile_connections_harm_nobody() {
         }
         let mut met: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect();
         met.insert(0, rank_0.join().unwrap().unwrap());
-        // Whoever comes now finds no port, and those that are there got nothing that a rank gets.
+        // Later connections find no port, and the existing ones have received nothing that is meant
+        // for a rank.
         let others: Vec<_> = met[1..].iter().collect();
         thread::scope(|scope| {
             for rank in &others {
@@ -193,7 +194,7 @@ fn a_rank_that_ends_is_lost_to_the_others() {
             let ranks = meeting.rendezvous(rank, PLENTY).unwrap();
             ranks.barrier(&step()).unwrap();
             if rank == 1 {
-                // As a process that ends: nothing is said.
+                // A process that ends sends no message.
                 drop(ranks);
                 return;
             }

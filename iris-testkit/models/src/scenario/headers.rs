@@ -34,37 +34,37 @@ use iris_sync::{Access, Channel, Record};
 
 use super::thread::Thread;
 
-/// What a program in C++ is given: one thread runs it, all calls of it. As `iris::model::Input` in
-/// `cxx/model.h`.
+/// Input of a program in C++: one thread runs all of its calls. Same layout as `iris::model::Input`
+/// in `cxx/model.h`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Input<'a> {
-    /// The heap, with addresses that the hooks understand.
+    /// Symmetric heap, with addresses that the hooks understand.
     pub heap: &'a HeapView,
-    /// Where the words lie.
+    /// Layout of the words.
     pub channel: &'a Channel,
-    /// What this rank says about its calls.
+    /// Entry record that this rank publishes in its calls.
     pub record: &'a Record,
     /// Number of the first call.
     pub first: i32,
-    /// How many calls there are.
+    /// Number of calls.
     pub calls: u32,
     /// Tiles of the largest plan.
     pub tiles: u32,
-    /// Whatever the program takes it for.
+    /// Option bits; each program defines its own.
     pub option: u32,
-    /// One bit a rank.
+    /// Participating ranks, one bit each.
     pub members: u64,
-    /// How many tiles each call uses: as many as there are calls.
+    /// Number of tiles that each call uses; an array of `calls` elements.
     pub used: *const u32,
     /// 1 in mutants that do not use double buffers.
     pub one_buffer: u32,
 }
 
-/// A program in C++; whether it got through is not 0. It may unwind.
+/// Entry point of a program in C++; returns nonzero on success. It may unwind.
 pub type Entry = extern "C-unwind" fn(&Input<'_>) -> i32;
 
-/// A program in C++ and what it is told.
+/// Program in C++ with its options.
 #[derive(Clone, Copy, Debug)]
 pub struct Headers {
     entry: Entry,
@@ -76,50 +76,50 @@ pub struct Headers {
     after: Option<fn(&Thread<'_>, bool)>,
 }
 
-/// The C++ compiler that was looked for when this crate was built.
+/// C++ compiler that the build script of this crate looked for.
 pub const COMPILER: &str = env!("IRIS_CXX_COMPILER");
 
-/// Whether it was there. If not, scenarios have no programs over the device headers.
+/// Whether that compiler was found. Without it, scenarios have no programs over the device headers.
 pub const AVAILABLE: bool = cfg!(iris_cxx);
 
 impl Headers {
-    /// The program `entry`, told that there are `tiles` tiles.
+    /// Program `entry` with `tiles` tiles in its largest plan.
     pub const fn new(entry: Entry, tiles: u32) -> Self {
         let used = &[];
         Self { entry, tiles, option: 0, members: None, used, one_buffer: false, after: None }
     }
 
-    /// Tell it this option.
+    /// Sets the option bits.
     #[must_use]
     pub const fn option(self, option: u32) -> Self {
         Self { option, ..self }
     }
 
-    /// Tell it who takes part; by default all ranks.
+    /// Sets the participating ranks; default: all.
     #[must_use]
     pub const fn members(self, bits: u64) -> Self {
         Self { members: Some(bits), ..self }
     }
 
-    /// Tell it how many tiles each call uses; by default all.
+    /// Sets the number of tiles that each call uses; default: all tiles.
     #[must_use]
     pub const fn used(self, used: &'static [u32]) -> Self {
         Self { used, ..self }
     }
 
-    /// The mutant that does not use double buffers.
+    /// Selects the mutant without double buffers.
     #[must_use]
     pub const fn one_buffer(self) -> Self {
         Self { one_buffer: true, ..self }
     }
 
-    /// Check this when the program has ended; it is told whether it got through.
+    /// Sets a check that runs after the program; its argument says whether the program succeeded.
     #[must_use]
     pub const fn after(self, after: fn(&Thread<'_>, bool)) -> Self {
         Self { after: Some(after), ..self }
     }
 
-    /// Run the program as `thread`.
+    /// Runs the program as `thread`.
     pub(crate) fn run(&self, thread: &Thread<'_>) {
         let heap = heap(thread.rank(), thread.ranks());
         let mut used = self.used.to_vec();
@@ -145,7 +145,7 @@ impl Headers {
     }
 }
 
-/// The memories that fake addresses name.
+/// Memory segments that a fake address can name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Segment {
     Signal = 1,
@@ -154,12 +154,12 @@ pub(crate) enum Segment {
     Control = 4,
 }
 
-/// A fake address: four bits of segment, twelve of rank, the rest bytes.
+/// Encodes a fake address: four bits of segment, twelve of rank, the rest a byte offset.
 pub(crate) const fn address(segment: Segment, rank: u32, index: u32) -> u64 {
     ((segment as u64) << 60) | ((rank as u64) << 48) | (index as u64 * 4)
 }
 
-/// What a fake address names: segment, rank and index of a 4-byte word.
+/// Decodes a fake address into segment, rank and index of a 4-byte word.
 #[cfg(iris_cxx)]
 pub(crate) fn decode(address: u64) -> Option<(Segment, u32, u32)> {
     let segment = match address >> 60 {
@@ -174,7 +174,7 @@ pub(crate) fn decode(address: u64) -> Option<(Segment, u32, u32)> {
     (bytes % 4 == 0).then_some((segment, rank, index))
 }
 
-/// The heap as a program in C++ sees it.
+/// Symmetric heap as a program in C++ sees it.
 pub(crate) fn heap(rank: u32, ranks: u32) -> HeapView {
     let mut heap: HeapView = bytemuck::Zeroable::zeroed();
     (heap.rank, heap.size) = (rank, ranks);
@@ -191,7 +191,7 @@ const SEEN: usize = Access::ALL.len() + 1;
 static DEVICE: [AtomicU64; SEEN] = [const { AtomicU64::new(0) }; SEEN];
 static SYSTEM: [AtomicU64; SEEN] = [const { AtomicU64::new(0) }; SEEN];
 
-/// Count an access that a hook has seen; none is one of a user's own.
+/// Counts an access that a hook has seen; `None` is an access of a user's own word.
 #[cfg(iris_cxx)]
 pub(crate) fn count(access: Option<Access>, scope: iris_sync::Scope) {
     let row = access.map_or(Access::ALL.len(), |access| access as usize);
@@ -199,8 +199,8 @@ pub(crate) fn count(access: Option<Access>, scope: iris_sync::Scope) {
     column[row].fetch_add(1, Ordering::Relaxed);
 }
 
-/// How often the hooks have seen an access, in this process: its name, and how often at the scope
-/// of the device and of the system.
+/// Name of every access, and how often hooks have seen it in this process at device scope and at
+/// system scope.
 pub fn scopes_seen() -> Vec<(&'static str, u64, u64)> {
     let names = Access::ALL.iter().map(|access| access.name()).chain(["accumulators, users"]);
     let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -231,7 +231,7 @@ extern "C-unwind" fn missing(_: &Input<'_>) -> i32 {
     crate::Failure::Other("this crate was built without a C++ compiler".into()).raise()
 }
 
-/// The programs of `cxx/`: those of [`ops`](crate::ops) and [`primitives`](crate::primitives).
+/// Programs of `cxx/`: the scenarios of [`ops`](crate::ops) and [`primitives`](crate::primitives).
 pub mod programs {
     use super::Entry;
     #[cfg(iris_cxx)]
