@@ -78,23 +78,24 @@ pub use memory::{Source, Target};
 pub use options::{Footprint, Options};
 pub use stream::OnStream;
 
-/// Operation of a reduction. [`ReduceOp::Sum`] is the one that there is; the others are those of NCCL, and are refused by
-/// name.
+/// Operation of a reduction. Only [`ReduceOp::Sum`] is supported; the others exist in NCCL and are
+/// refused with an error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReduceOp {
     /// Sum over ranks.
     Sum,
-    /// Product: refused.
+    /// Product; refused.
     Prod,
-    /// Maximum: refused.
+    /// Maximum; refused.
     Max,
-    /// Minimum: refused.
+    /// Minimum; refused.
     Min,
-    /// Average: refused.
+    /// Average; refused.
     Avg,
 }
 
-/// Element types that are summed: f32, f16 and bf16. Sums are f32, and rounded once to the type.
+/// Element types that can be summed: f32, f16 and bf16. Sums are accumulated in f32 and rounded
+/// once to the type.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be summed over ranks",
     label = "sums are of f32, f16 and bf16",
@@ -114,24 +115,25 @@ macro_rules! summands {
 }
 summands!(f32, half::f16, half::bf16);
 
-/// A rank's communicator: see [the module](self).
+/// Communicator of a rank; see [the module](self).
 ///
-/// Calls are enqueued on the communicator's stream and return then. Memory of the host, on the CPU, is borrowed only for the
-/// call, so that such a call returns when it is done.
+/// A call is enqueued on the communicator's stream and returns at once. With host memory, on the
+/// CPU, a call returns when it is complete, because it borrows the memory only for that long.
 ///
-/// A call with more bytes than [`Options::max_bytes`] is done in parts, each a launch of its own.
+/// A call with more bytes than [`Options::max_bytes`] is split into several launches.
 pub struct Comm {
     heap: Arc<SymmetricHeap>,
-    /// The world, if the communicator closes it.
+    /// World of the ranks, if the communicator closes it.
     owned: Option<World>,
     /// Whether the communicator closes the heap.
     owns_heap: bool,
     stream: CommStream,
-    /// Held during a call, so that the parts of two do not mix. None once it is closed.
+    /// Operators, locked during a call so that the launches of two calls do not mix. `None` once
+    /// closed.
     operators: Mutex<Option<Operators>>,
 }
 
-/// The operators of a communicator, by the element type that they are planned for.
+/// Operators of a communicator, by the element type for which they are planned.
 struct Operators {
     all_reduce: Vec<(DType, Operator)>,
     reduce_scatter: Vec<(DType, Operator)>,
@@ -140,7 +142,7 @@ struct Operators {
     broadcast: Vec<(DType, Operator)>,
     barrier: Operator,
     workspace: Arc<Workspace>,
-    /// Buffers for types without alignment: what is sent, and what is got.
+    /// Send and receive buffers for types without alignment.
     stage: [RawSlice; 2],
 }
 
@@ -151,13 +153,14 @@ impl fmt::Debug for Comm {
 }
 
 impl Comm {
-    /// Opens a communicator of `world_size` processes, or threads, of this host that have the same `id`: collective.
-    /// `stream` is a `BackendKind`, for a stream of the communicator's own, or, with the feature `cudarc-0-19`, an
-    /// `Arc<CudaStream>`.
+    /// Opens a communicator of `world_size` processes or threads of this host that pass the same
+    /// `id`: collective. `stream` is a `BackendKind`, for a stream of the communicator's own, or,
+    /// with the feature `cudarc-0-19`, an `Arc<CudaStream>`.
     ///
     /// # Errors
-    /// [`Error::Comm`] for an `id` that is none, a rank out of range, ranks that do not come by the deadline, or a device
-    /// that cannot be opened; those of `new` of an operator.
+    ///
+    /// [`Error::Comm`] for an invalid `id`, a rank out of range, ranks that do not arrive by the
+    /// deadline, or a device that cannot be opened; the errors of an operator's `new`.
     #[track_caller]
     pub fn from_rank(
         stream: impl Into<OnStream>,
@@ -168,10 +171,13 @@ impl Comm {
         Comm::from_rank_with(stream, rank, world_size, id, &Options::new())
     }
 
-    /// Opens a communicator as [`Comm::from_rank`] does, with these sizes, which all ranks have alike.
+    /// Opens a communicator like [`Comm::from_rank`], with these sizes, which must be equal on all
+    /// ranks.
     ///
     /// # Errors
-    /// As [`Comm::from_rank`]; [`Error::Invalid`] for options that no communicator can have.
+    ///
+    /// The errors of [`Comm::from_rank`]; [`Error::Invalid`] for options that no communicator can
+    /// have.
     #[track_caller]
     pub fn from_rank_with(
         stream: impl Into<OnStream>,
@@ -181,17 +187,18 @@ impl Comm {
         options: &Options,
     ) -> Result<Self> {
         let world = World::from_unique_id(&id.unique()?, rank, world_size).map_err(Error::comm)?;
-        // No closure: collective calls name the place of the caller.
+        // No closure is used here, because a collective call reports its caller's source location.
         let mut comm = Comm::from_world(stream, &world, options)?;
         comm.owned = Some(world);
         Ok(comm)
     }
 
-    /// Opens a communicator of the ranks of a world, in a heap of its own: collective. The world stays the program's, to
-    /// be closed after the communicator.
+    /// Opens a communicator of the ranks of a world, with a heap of its own: collective. The
+    /// program keeps the world and closes it after the communicator.
     ///
     /// # Errors
-    /// As [`Comm::from_rank_with`].
+    ///
+    /// The errors of [`Comm::from_rank_with`].
     #[track_caller]
     pub fn from_world(
         stream: impl Into<OnStream>,
@@ -216,11 +223,12 @@ impl Comm {
         Ok(comm)
     }
 
-    /// Makes a communicator in a heap that is open, beside operators of the program's: collective.
-    /// [`Options::footprint`] says what it takes of the heap.
+    /// Makes a communicator in an open heap, next to other operators of the program: collective.
+    /// [`Options::footprint`] returns the memory that it needs of the heap.
     ///
     /// # Errors
-    /// Those of `new` of an operator; [`Error::Comm`] for a stream of another heap or device.
+    ///
+    /// The errors of an operator's `new`; [`Error::Comm`] for a stream of another heap or device.
     #[track_caller]
     pub fn in_heap(
         stream: impl Into<OnStream>,
@@ -269,31 +277,35 @@ impl Comm {
         self.heap.size()
     }
 
-    /// The stream on which calls are enqueued.
+    /// Stream on which calls are enqueued.
     pub fn stream(&self) -> &Stream {
         &self.stream.ours
     }
 
-    /// The heap in which it is made, for operators and symmetric memory beside it.
+    /// Heap of the communicator, for further operators and symmetric memory.
     pub fn heap(&self) -> &Arc<SymmetricHeap> {
         &self.heap
     }
 
-    /// The fault that enqueued calls left, if any. It waits for nothing, and may be asked at any time.
+    /// Returns the fault of an enqueued call as an error, if there is one. Does not wait, and may
+    /// be called at any time.
     ///
     /// # Errors
-    /// That fault, as [`Error::Comm`]. The communicator is then of no further use: drop it on all ranks, and open another
-    /// with a new [`Id`].
+    ///
+    /// The fault, as [`Error::Comm`]. The communicator is then unusable: drop it on all ranks, and
+    /// open another with a new [`Id`].
     pub fn check(&self) -> Result<()> {
         self.heap.check().map_err(Error::comm)
     }
 
-    /// Ends the communicator: collective. It waits for its calls on all ranks, and gives back the heap and the world that it
-    /// has opened. Calls that follow are refused.
+    /// Closes the communicator: collective. Waits for its calls on all ranks, and closes the heap
+    /// and the world if the communicator opened them. Later calls are refused.
     ///
     /// # Errors
-    /// [`Error::Comm`] if it was closed, if a rank is lost, or if a call of this rank has failed and nobody has been told. What
-    /// is local is closed all the same, so that another communicator can be opened, with another [`Id`].
+    ///
+    /// [`Error::Comm`] if it was closed already, if a rank is lost, or if a call of this rank has
+    /// failed without a report so far. Local resources are released even then, so another
+    /// communicator can be opened with another [`Id`].
     #[track_caller]
     pub fn close(&self) -> Result<()> {
         let operators = self.lock().take();
@@ -305,7 +317,7 @@ impl Comm {
         } else {
             operators.free(&self.heap)
         };
-        // In any case: a rank that is lost leaves nothing open here.
+        // The world is closed in any case: a lost rank must leave nothing open here.
         let closed = match &self.owned {
             Some(world) => world.close().map_err(Error::comm),
             None => Ok(()),
@@ -319,7 +331,7 @@ impl Comm {
 }
 
 impl Operators {
-    /// Gives back what they have of the heap: collective.
+    /// Returns the operators' memory to the heap: collective.
     #[track_caller]
     fn free(self, heap: &SymmetricHeap) -> Result<()> {
         let Operators { all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, .. } = self;
@@ -333,11 +345,11 @@ impl Operators {
     }
 }
 
-/// The operators of these plans in one workspace: collective.
+/// Makes the operators of these plans in one workspace: collective.
 #[track_caller]
 fn within(workspace: &Arc<Workspace>, plans: &[(DType, Plan)]) -> Result<Vec<(DType, Operator)>> {
     let mut operators = Vec::with_capacity(plans.len());
-    // No closure: collective calls name the place of the caller.
+    // No closure is used here, because a collective call reports its caller's source location.
     for (dtype, plan) in plans {
         operators.push((*dtype, Operator::within(plan.op(), workspace, plan)?));
     }

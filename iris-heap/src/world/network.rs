@@ -204,10 +204,11 @@ impl World {
         World::over_network_with(network, rank, size, Settings::from_env()?)
     }
 
-    /// As [`World::over_network`], with settings of the program's.
+    /// Opens a world like [`World::over_network`], with the program's own settings.
     ///
     /// # Errors
-    /// As [`World::over_network`]; as [`Settings::check`].
+    ///
+    /// The errors of [`World::over_network`] and of [`Settings::check`].
     pub fn over_network_with(
         network: &Network,
         rank: usize,

@@ -1,4 +1,4 @@
-//! The collectives of a communicator, done in parts that the workspace holds.
+//! Collectives of a communicator, split into launches that fit the workspace.
 
 use bytemuck::Pod;
 use half::f16;
@@ -13,12 +13,15 @@ use crate::matrix::MatRef;
 use crate::operator::Operator;
 
 impl Comm {
-    /// Sum over ranks of `input`, to `output` on all ranks, which get the same bits. Both have the same number of elements.
+    /// Sums `input` over ranks into `output` on all ranks, with the same bits everywhere. Both have
+    /// the same number of elements.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for other lengths, another operation than [`ReduceOp::Sum`], a type that
-    /// [`Options::sums`](super::Options::sums) leaves out, or memory of another device; [`Error::Overlap`] if the two share
-    /// some elements; [`Error::Poisoned`] after a fault. On the CPU, with memory of the host, those of the call.
+    ///
+    /// [`Error::Invalid`] for unequal lengths, an operation other than [`ReduceOp::Sum`], a type
+    /// that [`Options::sums`](super::Options::sums) leaves out, or memory of another device;
+    /// [`Error::Overlap`] if the two share elements; [`Error::Poisoned`] after a fault. With host
+    /// memory on the CPU, also the errors of the call itself.
     pub fn all_reduce<T: Summand, S: Source<T> + ?Sized, R: Target<T> + ?Sized>(
         &self,
         input: &S,
@@ -29,10 +32,11 @@ impl Comm {
         self.sum::<T>(Op::AllReduce, Some(input), output, *operation)
     }
 
-    /// Sum over ranks of `data`, in its place, on all ranks, which get the same bits.
+    /// Sums `data` over ranks in place on all ranks, with the same bits everywhere.
     ///
     /// # Errors
-    /// As [`Comm::all_reduce`].
+    ///
+    /// The errors of [`Comm::all_reduce`].
     pub fn all_reduce_in_place<T: Summand, R: Target<T> + ?Sized>(
         &self,
         data: &mut R,
@@ -41,11 +45,12 @@ impl Comm {
         self.sum::<T>(Op::AllReduce, None, data.lend_mut(&self.stream), *operation)
     }
 
-    /// Sum over ranks of `input`, of which rank r gets part r: `input` has [`Comm::world_size`] times as many elements as
-    /// `output`.
+    /// Sums `input` over ranks and leaves part r of the sum on rank r: `input` has
+    /// [`Comm::world_size`] times as many elements as `output`.
     ///
     /// # Errors
-    /// As [`Comm::all_reduce`].
+    ///
+    /// The errors of [`Comm::all_reduce`].
     pub fn reduce_scatter<T: Summand, S: Source<T> + ?Sized, R: Target<T> + ?Sized>(
         &self,
         input: &S,
@@ -56,10 +61,12 @@ impl Comm {
         self.sum::<T>(Op::ReduceScatter, Some(input), output, *operation)
     }
 
-    /// Every rank's `input`, by rank, to `output` on all ranks, which has [`Comm::world_size`] times as many elements.
+    /// Concatenates the `input` of every rank, in the order of ranks, into `output` on all ranks.
+    /// `output` has [`Comm::world_size`] times as many elements as `input`.
     ///
     /// # Errors
-    /// As [`Comm::all_reduce`].
+    ///
+    /// The errors of [`Comm::all_reduce`].
     pub fn all_gather<T: Pod, S: Source<T> + ?Sized, R: Target<T> + ?Sized>(
         &self,
         input: &S,
@@ -69,11 +76,12 @@ impl Comm {
         self.travel::<T>(Op::AllGather, Some(input), output, 0)
     }
 
-    /// Part r of `input` to rank r, which gets it as part [`Comm::rank`] of its `output`. Both have the same number of
-    /// elements, a multiple of [`Comm::world_size`].
+    /// Sends part r of `input` to rank r, which stores it as part [`Comm::rank`] (the sender's) of
+    /// its `output`. Both have the same number of elements, a multiple of [`Comm::world_size`].
     ///
     /// # Errors
-    /// As [`Comm::all_reduce`].
+    ///
+    /// The errors of [`Comm::all_reduce`].
     pub fn all_to_all<T: Pod, S: Source<T> + ?Sized, R: Target<T> + ?Sized>(
         &self,
         input: &S,
@@ -83,11 +91,13 @@ impl Comm {
         self.travel::<T>(Op::AllToAll, Some(input), output, 0)
     }
 
-    /// `input` of rank `root` to `output` of all ranks, this one included. The input of other ranks may be `None` and is not
-    /// read.
+    /// Copies `input` of rank `root` to `output` on all ranks, the root included. The input of
+    /// other ranks may be `None` and is not read.
     ///
     /// # Errors
-    /// As [`Comm::all_reduce`]; [`Error::Invalid`] for a root that is no rank, and for a root without input.
+    ///
+    /// The errors of [`Comm::all_reduce`]; [`Error::Invalid`] for a root that is no rank, and for a
+    /// root without input.
     pub fn broadcast<T: Pod, S: Source<T> + ?Sized, R: Target<T> + ?Sized>(
         &self,
         input: Option<&S>,
@@ -105,10 +115,11 @@ impl Comm {
         self.travel::<T>(Op::Broadcast, input, output, root)
     }
 
-    /// `data` of rank `root` to `data` of all ranks.
+    /// Copies `data` of rank `root` to `data` on all ranks.
     ///
     /// # Errors
-    /// As [`Comm::broadcast`].
+    ///
+    /// The errors of [`Comm::broadcast`].
     pub fn broadcast_in_place<T: Pod, R: Target<T> + ?Sized>(
         &self,
         data: &mut R,
@@ -118,10 +129,11 @@ impl Comm {
         self.travel::<T>(Op::Broadcast, None, data.lend_mut(&self.stream), root)
     }
 
-    /// Barrier of all ranks on their streams: what a rank's stream did before it is done, and seen by what any rank's stream
-    /// does after it. The host does not wait.
+    /// Enqueues a barrier over all ranks' streams: work after it on any rank's stream sees the
+    /// results of all work before it. The host does not wait.
     ///
     /// # Errors
+    ///
     /// [`Error::Poisoned`] after a fault.
     pub fn barrier(&self) -> Result<()> {
         let operators = self.lock();
@@ -137,7 +149,7 @@ impl Comm {
         })
     }
 
-    /// A sum: of `output` in its place if there is no input.
+    /// Runs a summing collective, in place on `output` if there is no input.
     fn sum<T: Summand>(
         &self,
         op: Op,
@@ -164,7 +176,8 @@ impl Comm {
         self.done(&[input.as_ref(), Some(&output)])
     }
 
-    /// A message that nobody computes with: `output` as it is at the root if there is no input there.
+    /// Runs a collective that only moves data. At a root without separate input, `output` holds the
+    /// input.
     fn travel<T: Pod>(
         &self,
         op: Op,
@@ -187,7 +200,7 @@ impl Comm {
             _ => &all.broadcast,
         };
         let root = (op == Op::Broadcast).then_some(root);
-        // By the type alone, so that all ranks do the same.
+        // The choice depends on the type only, so that all ranks make the same.
         let stream = &self.stream.ours;
         self.stream.enqueue(|| match align_of::<T>() {
             _ if size == 1 => message.copy(self),
@@ -198,7 +211,7 @@ impl Comm {
         self.done(&[input.as_ref(), Some(&output)])
     }
 
-    /// The bytes of a message whose parts have the same length on both sides.
+    /// Byte ranges of a message; its parts have the same length on both sides.
     fn message(
         &self,
         op: Op,
@@ -237,12 +250,12 @@ impl Comm {
                 return Err(Error::Overlap { op: op.into(), first: "output", second: "input" });
             }
         }
-        // In its place: the output of a sum, or of a root.
+        // Without input the call is in place: the output of a sum, or of a root, is the input.
         let input = own.unwrap_or(output);
         Ok(Message { op, rank, input, sent, output, got, part: (count * element) as u64 })
     }
 
-    /// Waits for the call if memory of the host is lent to it.
+    /// Waits for the call if host memory is lent to it.
     fn done(&self, lent: &[Option<&Lent<'_>>]) -> Result<()> {
         if lent.iter().flatten().any(|lent| lent.is_host()) {
             return self.stream.ours.sync().map_err(Error::comm);
@@ -269,28 +282,28 @@ fn find(op: Op, family: &[(DType, Operator)], dtype: DType) -> Result<&Operator>
     })
 }
 
-/// A call of any length.
+/// Call of any length.
 struct Message {
     op: Op,
     rank: usize,
     input: Bytes,
-    /// Parts of the input, which follow each other.
+    /// Number of consecutive parts of the input.
     sent: usize,
     output: Bytes,
-    /// Parts of the output.
+    /// Number of consecutive parts of the output.
     got: usize,
-    /// Bytes of a part.
+    /// Size of a part in bytes.
     part: u64,
 }
 
 impl Message {
-    /// Ranges of a part that one launch takes, if it takes so many bytes.
+    /// Ranges of a part for one launch each, of at most `most` bytes.
     fn ranges(&self, most: u64) -> impl Iterator<Item = (u64, u64)> + use<> {
         let part = self.part;
         (0..part).step_by(most as usize).map(move |from| (from, most.min(part - from)))
     }
 
-    /// Done by an operator of elements of `T`, on the memory as it is.
+    /// Runs the call with an operator for elements of `T`, directly on the given memory.
     fn in_words<T: Element>(
         &self,
         operator: &Operator,
@@ -308,7 +321,8 @@ impl Message {
         Ok(())
     }
 
-    /// Done by way of buffers of the communicator's, since neither addresses nor lengths are those of words.
+    /// Runs the call through the communicator's buffers, because addresses or lengths are not
+    /// multiples of a word.
     fn by_stage(
         &self,
         comm: &Comm,
@@ -318,7 +332,7 @@ impl Message {
     ) -> Result<()> {
         let parts = self.sent.max(self.got);
         let [sent, got] = all.stage;
-        // Whole words, of each part.
+        // Size of each part, rounded down to whole words.
         let most = sent.bytes() / parts as u64 / 4 * 4;
         let [sent, got] =
             [Bytes::of(&comm.heap, sent, self.op)?, Bytes::of(&comm.heap, got, self.op)?];
@@ -341,7 +355,7 @@ impl Message {
         Ok(())
     }
 
-    /// Done by a rank that is alone: the output is the input.
+    /// Copies the input to the output, for a world of one rank.
     fn copy(&self, comm: &Comm) -> Result<()> {
         match self.input.address == self.output.address {
             true => Ok(()),

@@ -1,4 +1,4 @@
-//! The identity of a communicator, as bytes that a program passes from rank 0 to the others.
+//! Identity of a communicator, as bytes that a program passes from rank 0 to the others.
 
 use std::ffi::c_char;
 use std::fmt;
@@ -7,10 +7,10 @@ use iris_heap::UniqueId;
 
 use crate::error::{Error, Result};
 
-/// Bytes of an [`Id`], as many as NCCL's has.
+/// Size of an [`Id`] in bytes, equal to NCCL's.
 const BYTES: usize = 128;
 
-/// First bytes of an [`Id`], which tell it from other bytes.
+/// First bytes of an [`Id`], which distinguish it from other data.
 const MAGIC: &[u8; 8] = b"iris-id1";
 
 /// Identity of a communicator: one rank makes it, all ranks give it to [`Comm::from_rank`](crate::comm::Comm::from_rank).
@@ -51,18 +51,18 @@ impl Id {
         Ok(Self { internal: std::array::from_fn(|_| bytes.next().unwrap_or_default()) })
     }
 
-    /// The identity whose bytes another rank has passed on. Bytes that are not of an identity are refused by
-    /// [`Comm::from_rank`](crate::comm::Comm::from_rank).
+    /// Identity from bytes that another rank has passed on.
+    /// [`Comm::from_rank`](crate::comm::Comm::from_rank) refuses bytes that are no identity.
     pub fn uninit(internal: [c_char; BYTES]) -> Self {
         Self { internal }
     }
 
-    /// The bytes, to be passed on.
+    /// Bytes of the identity, to be passed to the other ranks.
     pub fn internal(&self) -> &[c_char; BYTES] {
         &self.internal
     }
 
-    /// The number of the world that ranks with this identity form.
+    /// Identifier of the world that ranks with this identity form.
     pub(super) fn unique(&self) -> Result<UniqueId> {
         let bytes = self.internal.map(|byte| byte as u8);
         let digits = bytes.strip_prefix(MAGIC).and_then(|rest| rest.get(..32));

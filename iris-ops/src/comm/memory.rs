@@ -1,4 +1,4 @@
-//! Memory that calls of a communicator take: of the heap, of the host, or of cudarc.
+//! Memory for calls of a communicator: on the symmetric heap, of the host, or of cudarc.
 
 use iris_heap::{BackendKind, Element, RawSlice, SymSlice, SymmetricHeap};
 
@@ -28,38 +28,39 @@ pub(super) mod sealed {
     use super::*;
 
     pub trait Source<T> {
-        /// The memory, for a call that is enqueued on `stream` while what is returned lives.
+        /// Lends the memory to a call on `stream`; the call is enqueued while the returned guard
+        /// lives.
         fn lend<'a>(&'a self, stream: &'a CommStream) -> Lent<'a>;
     }
 
     pub trait Target<T> {
-        /// As that of [`Source`], to be written.
+        /// Lends the memory for writing; otherwise like `lend` of [`Source`].
         fn lend_mut<'a>(&'a mut self, stream: &'a CommStream) -> Lent<'a>;
     }
 }
 
-/// Where lent memory is.
+/// Location of lent memory.
 #[derive(Clone, Copy, Debug)]
 enum Place {
-    /// Of the host.
+    /// Host memory, by address.
     Host(u64),
-    /// Of cudarc; an error where the stream is none of cudarc's.
+    /// Memory of cudarc, by address; `None` if the communicator's stream is not one of cudarc's.
     #[cfg(feature = "cudarc-0-19")]
     Cuda(Option<u64>),
-    /// Of cudarc, on another device than the stream's: its number.
+    /// Memory of cudarc on a device other than the stream's, by the device's number.
     #[cfg(feature = "cudarc-0-19")]
     OtherDevice(usize),
-    /// Of the symmetric heap.
+    /// Memory of the symmetric heap.
     Sym(RawSlice),
 }
 
-/// Memory that is borrowed until a call is enqueued; on the host, until it is done.
+/// Memory that is borrowed until a call is enqueued; host memory, until the call is complete.
 pub struct Lent<'a> {
     place: Place,
     /// Number of elements.
     len: usize,
     writable: bool,
-    /// Makes later work of cudarc's wait for the call.
+    /// Guard that makes later work of cudarc wait for the call.
     #[cfg(feature = "cudarc-0-19")]
     _until: Option<SyncOnDrop<'a>>,
     _memory: std::marker::PhantomData<&'a ()>,
@@ -82,12 +83,12 @@ impl Lent<'_> {
         self.len
     }
 
-    /// Whether the call must be waited for, because only the borrow keeps the memory.
+    /// Whether the call must be waited for, because only the borrow keeps host memory alive.
     pub(super) fn is_host(&self) -> bool {
         matches!(self.place, Place::Host(_))
     }
 
-    /// The memory as bytes that the device of this heap can access.
+    /// Address range that the device of this heap can access.
     pub(super) fn bytes(&self, op: Op, heap: &SymmetricHeap, elements: u64) -> Result<Bytes> {
         let backend = heap.options().backend;
         let invalid = |value: &str, expected: String| Error::Invalid {
@@ -123,7 +124,7 @@ impl Lent<'_> {
     }
 }
 
-/// Bytes that the device can access while a [`Lent`] is held.
+/// Address range that the device can access while a [`Lent`] is held.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bytes {
     pub(super) address: u64,
@@ -133,13 +134,14 @@ pub(super) struct Bytes {
 }
 
 impl Bytes {
-    /// A slice of the heap.
+    /// Range of a slice of the heap.
     pub(super) fn of(heap: &SymmetricHeap, slice: RawSlice, op: Op) -> Result<Self> {
         let address = heap.resolve(slice, heap.rank()).in_op(op)? as u64;
         Ok(Self { address, bytes: slice.bytes(), sym: Some(slice), writable: true })
     }
 
-    /// `rows` rows of `cols` elements of `T`, which begin `from` bytes from the start and are `ld` elements apart.
+    /// Matrix of `rows` x `cols` elements of `T`, row-major with leading dimension `ld`, which
+    /// begins `from` bytes into the range.
     #[allow(unsafe_code, reason = "memory that is lent until the call is enqueued, or done")]
     pub(super) fn matrix<T: Element>(
         &self,
@@ -212,7 +214,7 @@ impl<T: Element> sealed::Target<T> for SymSlice<T> {
 mod theirs {
     use super::*;
 
-    /// Memory that was allocated on a stream of some device, with the guard of a call.
+    /// Memory that was allocated on a stream of a device, with the guard of a call.
     fn lent<'a>(
         (address, until): (Option<u64>, Option<SyncOnDrop<'a>>),
         (allocated, on): (usize, &'a CommStream),

@@ -1,4 +1,5 @@
-//! Sizes of a communicator: what its operators are planned for, and the memory that this takes.
+//! Sizes of a communicator: the limits for which its operators are planned, and the memory that
+//! they need.
 
 use iris_heap::{ALIGNMENT, DType, HeapOptions};
 use iris_sync::LINE_WORDS;
@@ -11,16 +12,17 @@ use crate::options::Request;
 use crate::plan::Plan;
 use crate::ranks::Ranks;
 
-/// Types of which sums are.
+/// Element types that can be summed.
 pub(super) const SUMS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
-/// Types as which data is moved without a look at it: in words of four bytes, or of two.
+/// Types in whose units data is moved unchanged: words of four bytes or of two.
 pub(super) const WORDS: [DType; 2] = [DType::F32, DType::F16];
 
-/// Most bytes of a call of types without alignment, which go by buffers of the communicator's own.
+/// Maximum number of bytes of one launch for types without alignment, which pass through the
+/// communicator's own buffers.
 const STAGE_BYTES: u64 = 1 << 20;
 
-/// Smallest [`Options::max_bytes`].
+/// Minimum value of [`Options::max_bytes`].
 const LEAST_BYTES: u64 = 4096;
 
 /// Sizes of a [`Comm`](super::Comm).
@@ -37,19 +39,19 @@ const LEAST_BYTES: u64 = 4096;
 pub struct Options {
     max_bytes: u64,
     sums: Vec<DType>,
-    /// What else a heap that the communicator opens has room for.
+    /// Additional memory for which a heap that the communicator opens has room.
     beside: Footprint,
 }
 
-/// Memory that a [`Comm`](super::Comm) takes of its heap, on each rank.
+/// Memory that a [`Comm`](super::Comm) needs of its heap, on each rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Footprint {
-    /// Bytes of the data segment.
+    /// Size in bytes in the data segment.
     pub data_bytes: u64,
-    /// Bytes of the signal segment, in which small messages travel.
+    /// Size in bytes in the signal segment, through which small messages travel.
     pub signal_bytes: u64,
-    /// Device-local words of four bytes.
+    /// Number of device-local words of four bytes.
     pub device_words: u64,
 }
 
@@ -65,19 +67,22 @@ impl Options {
         Self::default()
     }
 
-    /// Sets the largest message of one launch in bytes, at least 4096: the larger of what a rank gives and gets.
+    /// Sets the maximum message size of one launch in bytes, at least 4096. The size of a message
+    /// is the larger of a rank's input and output.
     #[must_use]
     pub fn max_bytes(self, bytes: u64) -> Self {
         Self { max_bytes: bytes, ..self }
     }
 
-    /// Sets the element types that can be summed: f32, f16, bf16 or some of them. Fewer types are made in less time.
+    /// Sets the element types that can be summed, out of f32, f16 and bf16. A communicator with
+    /// fewer types opens faster.
     #[must_use]
     pub fn sums(self, dtypes: &[DType]) -> Self {
         Self { sums: dtypes.to_vec(), ..self }
     }
 
-    /// Adds bytes of data for allocations of the program's to the heap, if the communicator opens it.
+    /// Adds `bytes` of data for the program's own allocations to the heap, if the communicator
+    /// opens it.
     #[must_use]
     pub fn room(mut self, bytes: u64) -> Self {
         self.beside.data_bytes = self.beside.data_bytes.saturating_add(bytes);
@@ -111,7 +116,7 @@ impl Options {
         Ok(self.plans(ranks.into())?.footprint())
     }
 
-    /// A heap with room for a communicator of these plans, and for what was added.
+    /// Options of a heap with room for a communicator of these plans and for the additional memory.
     pub(super) fn heap_options(&self, plans: &Plans) -> HeapOptions {
         let (own, beside) = (plans.footprint(), self.beside);
         let options = HeapOptions::new().backend(plans.barrier.ranks().device.backend);
@@ -125,7 +130,7 @@ impl Options {
             .device_words(words)
     }
 
-    /// Plans of the operators, by each rank for itself.
+    /// Makes the plans of the operators; each rank does so by itself.
     pub(super) fn plans(&self, ranks: Ranks) -> Result<Plans> {
         let Self { max_bytes, sums, .. } = self;
         let max_bytes = *max_bytes;
@@ -163,7 +168,7 @@ impl Options {
     }
 }
 
-/// Plans of the operators of a communicator, by the element type that they are made for.
+/// Plans of a communicator's operators, by element type.
 #[derive(Clone, Debug)]
 pub(super) struct Plans {
     pub(super) all_reduce: Vec<(DType, Plan)>,
@@ -172,12 +177,13 @@ pub(super) struct Plans {
     pub(super) all_to_all: Vec<(DType, Plan)>,
     pub(super) broadcast: Vec<(DType, Plan)>,
     pub(super) barrier: Plan,
-    /// Bytes of each of two buffers for types without alignment: whole words for each rank.
+    /// Size in bytes of each of the two buffers for types without alignment: whole words for each
+    /// rank.
     pub(super) stage: u64,
 }
 
 impl Plans {
-    /// Plans of the operators that share a workspace: all but the barrier.
+    /// Plans of the operators that share a workspace: all except the barrier.
     pub(super) fn sharing(&self) -> Vec<&Plan> {
         let Self { all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, .. } = self;
         let all = [all_reduce, reduce_scatter, all_gather, all_to_all, broadcast];
@@ -195,7 +201,7 @@ impl Plans {
         Footprint {
             data_bytes: data + barrier.data_bytes() + 2 * aligned(self.stage),
             signal_bytes: aligned(extent.signal_bytes()) + barrier.signal_bytes(),
-            // Those of each operator, and a line for the word that counts calls.
+            // Words of each operator, and one cache line for the word that counts calls.
             device_words: words(extent.device_words())
                 + sharing.len() as u64 * words(OWN_WORDS)
                 + barrier.device_words()

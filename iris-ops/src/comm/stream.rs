@@ -1,4 +1,4 @@
-//! The stream of a communicator.
+//! Stream of a communicator.
 
 use std::fmt;
 
@@ -21,11 +21,11 @@ use crate::error::{Error, Result};
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum OnStream {
-    /// A new stream of the heap, on a device of this kind.
+    /// New stream of the heap, on a device of this kind.
     New(BackendKind),
-    /// A stream of the heap in which the communicator is made.
+    /// Stream of the heap in which the communicator is made.
     Heap(Stream),
-    /// A stream of cudarc's.
+    /// Stream of cudarc.
     #[cfg(feature = "cudarc-0-19")]
     Cudarc(Arc<CudaStream>),
 }
@@ -74,7 +74,8 @@ impl From<&Arc<CudaStream>> for OnStream {
 }
 
 impl OnStream {
-    /// Kind of device, and its number where the stream says it, for a communicator that opens a heap.
+    /// Kind of device for a communicator that opens a heap, and the device's number if the stream
+    /// determines it.
     pub(super) fn device(&self) -> Result<(BackendKind, Option<usize>)> {
         match self {
             OnStream::New(backend) => Ok((*backend, None)),
@@ -109,14 +110,14 @@ impl OnStream {
     }
 }
 
-/// The stream of an open communicator.
+/// Stream of an open communicator.
 pub struct CommStream {
-    /// That of its calls.
+    /// Stream on which its calls run.
     pub(super) ours: Stream,
-    /// The program's.
+    /// Stream of the program.
     #[cfg(feature = "cudarc-0-19")]
     theirs: Option<Arc<CudaStream>>,
-    /// That of its calls, if it is not the program's.
+    /// Stream on which its calls run, as a cudarc stream, if it is not the program's.
     #[cfg(feature = "cudarc-0-19")]
     apart: Option<Arc<CudaStream>>,
 }
@@ -131,8 +132,8 @@ impl CommStream {
 
 #[cfg(feature = "cudarc-0-19")]
 impl CommStream {
-    /// The per-thread default stream is another one for each thread, so that calls go on a stream of the communicator's,
-    /// behind what the calling thread has enqueued and before what it enqueues next.
+    /// The per-thread default stream differs between threads, so calls run on a stream of the
+    /// communicator's, after earlier and before later work of the calling thread.
     fn of(theirs: Arc<CudaStream>, heap: &SymmetricHeap) -> Result<Self> {
         const PER_THREAD: u64 = 2;
         let apart = match theirs.cu_stream() as u64 {
@@ -152,7 +153,7 @@ impl CommStream {
         let (Some(theirs), Some(apart)) = (&self.theirs, &self.apart) else { return call() };
         apart.join(theirs).map_err(driver)?;
         let outcome = call();
-        // Also behind a call that failed: some of its steps may be out.
+        // Also after a failed call, because some of its steps may have been enqueued.
         let joined = theirs.join(apart).map_err(driver);
         outcome.and(joined)
     }

@@ -1,4 +1,5 @@
-//! Calls over several nodes: what is enqueued on the caller's stream, and which steps between nodes go beside it.
+//! Calls over several nodes: the operators on the caller's stream, and the steps between nodes that
+//! run beside it.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -17,16 +18,16 @@ use crate::options::Shard;
 use crate::plan::composed::{Area, Role, slot_bytes};
 use crate::split::split;
 
-/// A call while it is enqueued.
+/// Call that is being enqueued.
 struct Calling<'a> {
     op: &'a Composite,
     call: &'a Call,
     /// The caller's stream.
     stream: &'a Stream,
-    /// Where steps between nodes are enqueued.
+    /// Stream on which steps between nodes are enqueued.
     lane: Stream,
     record: CallRecord,
-    /// Whether something was enqueued.
+    /// Whether part of the call has been enqueued.
     begun: Cell<bool>,
 }
 
@@ -46,7 +47,8 @@ impl Composite {
         if done.is_err() && !begun {
             lane.call -= 1;
         } else if done.is_err() {
-            // Other nodes may wait for steps that will not come.
+            // The call is incomplete, so other nodes may wait for steps that will not come;
+            // poisoning the heap ends their waits.
             let _ = heap.poison(abort::INCOMPLETE);
             if let Some(across) = heap.across() {
                 across.abort();
@@ -64,7 +66,7 @@ impl Composite {
     ) -> Result<()> {
         let op = self.plan.op();
         lane.call += 1;
-        // Calls follow each other, whatever streams they are issued on.
+        // Calls run one after the other, whatever streams they are issued on.
         if let Some(last) = &lane.last {
             stream.wait(last).in_op(op)?;
         }
@@ -83,7 +85,7 @@ impl Composite {
 }
 
 impl Calling<'_> {
-    /// Enqueues all of the call.
+    /// Enqueues the whole call.
     fn all(&mut self) -> Result<()> {
         match self.record.op {
             Op::MatmulAllReduce | Op::AllReduce => self.all_reduce(),
@@ -101,7 +103,7 @@ impl Calling<'_> {
         }
     }
 
-    /// Enqueues an operator of the node.
+    /// Enqueues an operator of this node.
     fn part(&self, role: Role, matrices: Matrices) -> Result<()> {
         self.op.parts[&role].run(self.stream, &matrices)?;
         self.begun.set(true);
@@ -113,7 +115,8 @@ impl Calling<'_> {
         self.part(role, Matrices { a: Some(from), c: Some(to), ..Matrices::default() })
     }
 
-    /// Enqueues a step between nodes behind what the caller's stream has now, and returns the step's end.
+    /// Enqueues a step between nodes after the present work of the caller's stream, and returns the
+    /// event at the step's end.
     fn step(&mut self, exchange: Exchange, from: RawSlice, to: RawSlice) -> Result<Event> {
         let op = self.record.op;
         self.record.step += 1;
@@ -123,7 +126,7 @@ impl Calling<'_> {
         self.lane.record().in_op(op)
     }
 
-    /// Lets the caller's stream wait for the end of a step, and return its error.
+    /// Makes the caller's stream wait for the end of a step; an error of the step is returned.
     fn wait(&self, end: &Event) -> Result<()> {
         let op = self.record.op;
         self.stream.wait(end).in_op(op)?;
@@ -131,13 +134,13 @@ impl Calling<'_> {
         self.stream.call_cpu("end of a step between nodes", move || control.outcome()).in_op(op)
     }
 
-    /// Bytes of an area.
+    /// Slice of an area, given by its range in bytes.
     fn area(&self, area: Area, bytes: Range<u64>) -> Result<RawSlice> {
         let range = bytes.start as usize..bytes.end as usize;
         self.op.areas[&area].slice(range).in_op(self.record.op)
     }
 
-    /// A matrix in slot `at` of an area, with the bytes of the slot.
+    /// Matrix at slot `at` of an area; slots have `bytes` bytes.
     fn slot(
         &self,
         area: Area,
@@ -153,7 +156,7 @@ impl Calling<'_> {
         self.op.plan.ranks().nodes()
     }
 
-    /// Nodes, this one last: what others wait for is done first.
+    /// All nodes with this one last, so that data for other nodes is computed first.
     fn others_first(&self) -> impl Iterator<Item = usize> + use<> {
         let (nodes, node) = (self.nodes(), self.op.plan.ranks().node());
         (1..=nodes).map(move |step| (node + step) % nodes)
@@ -176,14 +179,15 @@ impl Calling<'_> {
         })
     }
 
-    /// Rows, or parts, of the call that fall to a node, and to the rank of a node with this local rank.
+    /// Rows (or parts) of the call that a node owns, and those that the rank with this local rank
+    /// owns there.
     fn rows(&self, node: usize) -> (Range<usize>, Range<usize>) {
         let (plan, m) = (&self.op.plan, self.call.m);
         let rank = node * plan.ranks().local().size + self.op.heap.rank();
         (plan.rows_of_node(node, m), plan.rows_of(rank, m))
     }
 
-    /// Sums of a node's ranks, as f32 in `to`.
+    /// Sums A over the ranks of the node; `to` gets the sums as f32.
     fn scatter(&self, a: MatRef, to: MatRef, slot: (usize, u64)) -> Result<()> {
         let b = self.call.matrices.b;
         let scattered = |c| Matrices { a: Some(a), b, c: Some(c), ..Matrices::default() };
@@ -192,7 +196,7 @@ impl Calling<'_> {
         };
         let partial = widen.plan().request().dtype;
         let (at, bytes) = slot;
-        // Half as many bytes as f32 in a slot.
+        // An f32 slot has room for a 16-bit matrix of the same shape in half of its bytes.
         let shape = (to.rows(), to.cols());
         let partial = self.slot(Area::Partial, (at, bytes), partial, shape)?;
         self.part(Role::Main, scattered(partial))?;
@@ -204,7 +208,8 @@ impl Calling<'_> {
         let (elements, output) = (request.elements, request.output_dtype());
         let local = self.op.heap.size();
         let (a, c) = (self.input()?, self.output()?);
-        // Rows and columns of what is split; elements as a part for each rank of the node.
+        // Shape of the matrix that is split; a message of elements has one row for each rank of the
+        // node.
         let (m, n) = match elements {
             true => (local, self.call.n.div_ceil(local)),
             false => (self.call.m, self.call.n),
@@ -226,7 +231,7 @@ impl Calling<'_> {
         let composed = self.op.plan.composed().map_or(1, |composed| composed.blocks);
         let blocks = composed.min(m.max(1));
         let rank = self.op.heap.rank();
-        // The rows of this rank in a block begin where its part of the block does.
+        // First row and number of rows of this rank in each block.
         let rows_of = |block: usize| {
             let all = split(m, blocks, block);
             let own = split(all.len(), local, rank);
@@ -296,7 +301,8 @@ impl Calling<'_> {
         self.part(Role::Finish, Matrices { a: Some(sum), c: Some(c), bias, ..Matrices::default() })
     }
 
-    /// Sends this rank's matrix to all nodes, and returns the slot and the step's end.
+    /// Sends this rank's matrix to all nodes, and returns the slot's size in bytes and the event at
+    /// the step's end.
     fn gather(&mut self, own: MatRef, longest: (usize, usize)) -> Result<(u64, Event)> {
         let slot = slot_bytes(longest.0, longest.1, own.dtype());
         let from = self.area(Area::Send, 0..slot)?;
@@ -311,7 +317,7 @@ impl Calling<'_> {
         let node = self.op.plan.ranks().node();
         let longest = (self.op.plan.rows_of(0, self.call.m).len(), self.call.n);
         let (slot, end) = self.gather(a, longest)?;
-        // The own node's rows need no other node.
+        // The rows of this node need no data from other nodes.
         self.copy(Role::Main, a, c.some_rows(self.rows(node).0))?;
         self.wait(&end)?;
         for other in self.others_first().take(self.nodes() - 1) {
@@ -343,7 +349,7 @@ impl Calling<'_> {
         let (a, c) = (self.input()?, self.output()?);
         let longest = (self.op.plan.rows_of(0, self.call.m).len(), a.cols());
         let (slot, end) = self.gather(a, longest)?;
-        // The node multiplies its own rows meanwhile.
+        // The node multiplies its own rows while the step runs.
         let product =
             |a, rows| Matrices { a: Some(a), c: Some(c.some_rows(rows)), ..self.call.matrices };
         let own = self.rows(self.op.plan.ranks().node()).0;
@@ -358,7 +364,8 @@ impl Calling<'_> {
         Ok(())
     }
 
-    /// Columns travel as rows of the transpose, as many elements apart as the plan has rows.
+    /// Columns are sent as rows of the transpose, whose leading dimension is the number of rows of
+    /// the plan.
     fn gather_columns(&mut self) -> Result<()> {
         let a = self.input()?;
         let plan = &self.op.plan;
@@ -394,7 +401,7 @@ impl Calling<'_> {
             let rows = plan.rows_of_node(other, self.call.m);
             let to = self.slot(Area::Send, (other, slot), dtype, (rows.len(), n))?;
             let from = a.some_rows(rows.clone());
-            // Elements are copied as one row.
+            // A message of elements is copied as one row.
             let as_row =
                 |matrix: MatRef| if elements { matrix.in_rows(1, rows.len() * n) } else { matrix };
             self.copy(Role::Copy, as_row(from), as_row(to))?;
@@ -420,7 +427,8 @@ impl Calling<'_> {
         let shape = (c.rows(), c.cols());
         let block = self.area(Area::Receive, 0..slot_bytes(shape.0, shape.1, c.dtype()))?;
         let staged = MatRef::in_block(block, c.dtype(), shape);
-        // All ranks of the node issue the same calls: this is none on all but the root.
+        // All ranks of the node issue the same calls; the copy is empty on all ranks except the
+        // root.
         self.copy(Role::Copy, self.call.matrices.a.unwrap_or(staged), staged)?;
         let mut a = None;
         if self.op.heap.rank() == root {
@@ -433,7 +441,7 @@ impl Calling<'_> {
 
     fn barrier(&mut self) -> Result<()> {
         self.part(Role::Main, Matrices::default())?;
-        // One rank of each node speaks for it.
+        // One rank of each node takes part for the whole node.
         if self.op.heap.rank() == 0 {
             let nothing = self.area(Area::Send, 0..0)?;
             let end = self.step(Exchange::AllGather, nothing, nothing)?;

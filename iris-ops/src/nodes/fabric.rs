@@ -1,4 +1,5 @@
-//! Steps between nodes: collectives over the ranks with one local rank, one of each node, enqueued on a stream.
+//! Steps between nodes: collectives over the ranks with equal local ranks, one of each node,
+//! enqueued on a stream.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -8,7 +9,8 @@ use iris_heap::{Control, RawSlice, Stream, SymmetricHeap, World};
 
 use crate::kind::Op;
 
-/// A collective between nodes. Sums are of f32, in the order of nodes, so that all nodes have the same bits.
+/// Collective between nodes. Sums are f32, in the order of nodes, so that all nodes get the same
+/// bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Exchange {
     /// `to` = sum over nodes of `from`; `to` may be `from`.
@@ -26,7 +28,7 @@ pub(crate) enum Exchange {
     },
 }
 
-/// One step between nodes, over blocks of this rank's data segment. Slots have one length.
+/// Step between nodes, over blocks of this rank's data segment. All slots have the same length.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {
     pub(crate) exchange: Exchange,
@@ -34,36 +36,37 @@ pub(crate) struct Step {
     pub(crate) to: RawSlice,
 }
 
-/// A call as each rank says it, for the others to compare before they use its data.
+/// Description of a call that ranks exchange, so that they can compare it before they use its data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct CallRecord {
     pub(crate) op: Op,
-    /// Number of the call among those between nodes, of all operators of the heap.
+    /// Number of the call among the calls between nodes, counted over all operators of the heap.
     pub(crate) call: u64,
     /// Number of the step in the call.
     pub(crate) step: u64,
-    /// Rows, or parts, of the call.
+    /// Rows of the call, or number of parts.
     pub(crate) m: u64,
-    /// Columns, or elements of a part; 0 where each rank has its own.
+    /// Columns of the call, or elements of a part; 0 if each rank has its own number.
     pub(crate) n: u64,
-    /// Hash of what all ranks have alike of the plan.
+    /// Hash of the plan's properties that all ranks must agree on.
     pub(crate) plan: u64,
 }
 
-/// An engine for steps between nodes.
+/// Transport for steps between nodes.
 pub(crate) trait Fabric: fmt::Debug + Send + Sync {
-    /// Enqueues a step. All ranks with one local rank enqueue the same steps in the same order. A step that fails
-    /// later makes [`Control::check`] of this rank return why, and has the kernels of its node leave.
+    /// Enqueues a step. All ranks with the same local rank must enqueue the same steps in the same
+    /// order. If a step fails later, [`Control::check`] of this rank returns the reason and the
+    /// kernels of its node abort.
     fn enqueue(&self, stream: &Stream, step: Step, record: CallRecord) -> iris_heap::Result<()>;
 }
 
-/// Steps between nodes over the connections by which the ranks have met: simple, and slow, since rank 0 passes all
-/// data on. For tests, and for programs on CPUs that exchange little.
+/// Transport over the connections of the rendezvous: simple, and slow, because rank 0 forwards all
+/// data. For tests, and for programs on CPUs that exchange little.
 pub(crate) struct Sockets {
     heap: Weak<SymmetricHeap>,
     control: Arc<Control>,
     across: World,
-    /// For each node: the rank with this local rank, and the name of its host.
+    /// For each node: the rank with this local rank, and the host's name.
     ranks: Arc<Vec<(usize, String)>>,
 }
 
@@ -90,10 +93,10 @@ impl Fabric for Sockets {
         let (heap, control) = (self.heap.clone(), Arc::clone(&self.control));
         let (across, ranks) = (self.across.clone(), Arc::clone(&self.ranks));
         stream.call_cpu("step between nodes", move || {
-            // A heap that was dropped is waited for by nobody.
+            // Nobody waits for the step if the heap has been dropped.
             let Some(heap) = heap.upgrade() else { return Ok(()) };
             if let Err(error) = exchange(&heap, &across, &ranks, step, record) {
-                // Also told to the ranks of this node, which wait for this one.
+                // The other ranks of this node wait for this one, so they are notified too.
                 control.fail_elsewhere(error);
                 let _ = heap.poison(abort::ELSEWHERE);
             }
@@ -102,7 +105,7 @@ impl Fabric for Sockets {
     }
 }
 
-/// A rank failed before a step, or says another call.
+/// Failure of a step: a rank failed before it, or the ranks are in different calls.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StepError {
     #[error(
@@ -131,7 +134,7 @@ pub(crate) enum StepError {
 }
 
 impl CallRecord {
-    /// Its numbers, each with a name.
+    /// Numbers of the record, each with its name.
     fn fields(&self) -> [(&'static str, u64); 6] {
         let op = Op::ALL.iter().position(|&op| op == self.op).unwrap_or_default() as u64;
         [
@@ -144,7 +147,7 @@ impl CallRecord {
         ]
     }
 
-    /// A field as a reader knows it.
+    /// Value of a field in a form for error messages.
     fn show(what: &str, value: u64) -> String {
         match what {
             "operator" => Op::ALL.get(value as usize).map_or("unknown".into(), |op| op.to_string()),
@@ -154,10 +157,10 @@ impl CallRecord {
     }
 }
 
-/// Bytes of a record ahead of the data, with the length of the failure's text.
+/// Size in bytes of the record before the data, including the length of the failure's text.
 const HEADER: usize = 7 * 8;
 
-/// A step, on the thread of its stream.
+/// Runs a step, on the thread of its stream.
 fn exchange(
     heap: &SymmetricHeap,
     across: &World,
@@ -166,7 +169,8 @@ fn exchange(
     record: CallRecord,
 ) -> iris_heap::Result<()> {
     let node = across.rank();
-    // A rank whose call has failed says so in place of its data, so that nobody waits for it in vain.
+    // A rank whose call has failed sends the error in place of its data, so that no peer waits for
+    // data that will not come.
     let failure = heap.control().outcome().err().map_or(String::new(), |error| error.to_string());
     let sends = match exchange {
         Exchange::Broadcast { root } => root == node,
@@ -193,7 +197,7 @@ fn exchange(
             return Err(iris_heap::Error::other(error));
         };
         let word = |at: usize| header[8 * at..][..8].try_into().map_or(0, u64::from_le_bytes);
-        // Who failed is behind in its calls, and says why.
+        // A rank that failed is behind in its calls and sends its error text.
         let text = usize::try_from(word(6)).unwrap_or(usize::MAX).min(rest.len());
         if text > 0 {
             let message = String::from_utf8_lossy(&rest[..text]).into_owned();
@@ -219,7 +223,7 @@ fn exchange(
         }
         data.push((&rest[text..], rank, host));
     }
-    // Its own failure, which it has told.
+    // Failure of this rank itself, which it has already sent.
     heap.control().outcome()?;
     let slot = |bytes: &[u8], at: usize| bytes[at * to.len()..][..to.len()].to_vec();
     let length = |(bytes, rank, host): &(&[u8], usize, String), expected: usize| match bytes.len() {
@@ -252,7 +256,7 @@ fn exchange(
     heap.write(to, &result)
 }
 
-/// Sums of f32, the first part first.
+/// Sums f32 parts, in order.
 fn sum(parts: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
     let mut sums: Vec<f32> = Vec::new();
     for part in parts {

@@ -1,5 +1,6 @@
-//! Operators over one or several nodes. On one node it is the operator of that node; over several, operators of
-//! each node and steps between nodes, by a plan of [`Composed`](crate::plan::composed::Composed) parts.
+//! Operators over one or several nodes. On one node, an operator is that node's operator; over
+//! several nodes, it consists of operators of each node and steps between nodes, planned as
+//! [`Composed`](crate::plan::composed::Composed).
 
 mod call;
 mod fabric;
@@ -22,7 +23,7 @@ use crate::plan::composed::{Area, Role};
 use crate::workspace::{Workspace, outcome};
 use fabric::{Fabric, Sockets};
 
-/// An operator over the nodes of its heap's world.
+/// Operator over the nodes of its heap's world.
 #[derive(Debug)]
 pub(crate) enum Operator {
     /// All ranks are on one node.
@@ -31,7 +32,7 @@ pub(crate) enum Operator {
     Nodes(Box<Composite>),
 }
 
-/// An operator over several nodes on one rank.
+/// Operator over several nodes, on one rank.
 #[derive(Debug)]
 pub(crate) struct Composite {
     heap: Arc<SymmetricHeap>,
@@ -39,7 +40,7 @@ pub(crate) struct Composite {
     parts: BTreeMap<Role, operator::Operator>,
     areas: BTreeMap<Area, RawSlice>,
     fabric: Arc<dyn Fabric>,
-    /// What all ranks have alike of the plan, hashed.
+    /// Hash of the plan's properties that all ranks must agree on.
     digest: u64,
 }
 
@@ -69,7 +70,7 @@ impl Operator {
         }
     }
 
-    /// Enqueues a call whose matrices lie in memory that is lent to it.
+    /// Enqueues a call on matrices in memory that is lent to it.
     pub(crate) fn run_lent<'a, M: MatrixArg + 'a, I: Iterator<Item = &'a M>>(
         &self,
         stream: &Stream,
@@ -83,7 +84,7 @@ impl Operator {
         };
         lent().try_for_each(|matrix| matrix.check(op, heap, stream))?;
         let outcome = self.run(stream, matrices);
-        // Also of a call that failed: some of its steps may be out.
+        // Also after a failed call, because some of its steps may have been enqueued.
         let told = lent().try_for_each(|matrix| matrix.enqueued(op));
         outcome.and(told)
     }
@@ -129,7 +130,7 @@ impl Operator {
     pub(crate) fn trace(&self) -> Result<Vec<Vec<TraceSpan>>> {
         match self {
             Self::Node(operator) => operator.trace(),
-            // Such plans have no trace.
+            // Plans over several nodes have no trace.
             Self::Nodes(_) => Ok(Vec::new()),
         }
     }
@@ -144,7 +145,7 @@ impl Operator {
 }
 
 impl Composite {
-    /// Makes the operator: collective over all nodes. The plans are compared over all nodes before any is made.
+    /// Makes the operator: collective over all nodes. All ranks compare their plans first.
     #[track_caller]
     fn new(
         op: Op,
@@ -165,7 +166,8 @@ impl Composite {
         let (parts, areas) = match (made, told) {
             (Ok(made), Ok(())) => made,
             (Ok((parts, areas)), Err(error)) => {
-                // All ranks of this node have come here, or the world is of no further use.
+                // Closing is collective: either all ranks of this node are here, or the world is
+                // broken anyway.
                 if let Err(error) = give_back(heap, op, parts, &areas) {
                     tracing::warn!(%op, rank = heap.rank(), %error, "memory is not given back");
                 }
@@ -179,7 +181,7 @@ impl Composite {
         Ok(Self { heap, plan, parts, areas, fabric, digest })
     }
 
-    /// Takes this node's operators and memory.
+    /// Allocates this node's operators and memory.
     #[track_caller]
     #[allow(clippy::type_complexity)]
     fn make(
@@ -231,7 +233,7 @@ fn give_back(
     heap.free_many(&areas.values().copied().collect::<Vec<_>>()).in_op(op)
 }
 
-/// Checks that a plan is one of this operator, for this rank of this world.
+/// Checks that a plan belongs to this operator, rank and world.
 fn check(op: Op, heap: &SymmetricHeap, plan: &Plan) -> Result<()> {
     if plan.op() != op {
         return Err(Error::Invalid {

@@ -1,11 +1,13 @@
-//! Plans over several nodes: operators of a node, and steps between nodes over the ranks with one local rank.
+//! Plans over several nodes: operators of each node, and steps between nodes over the ranks with
+//! equal local ranks.
 //!
-//! Ranks are numbered node by node, as many on each, so that splits nest: the rows of a node's ranks lie one behind
-//! the other, and split over the node's ranks they are those of the whole split over all ranks. So a call is cut
-//! by node, an operator of the node does the rest, and each rank owns the rows that one node of all ranks would give
-//! it. Sums between nodes are f32.
+//! Ranks are numbered node by node, with the same number on each node, so splits nest: the rows of
+//! a node's ranks are contiguous, and split over these ranks they equal the rows of the split over
+//! all ranks. So a call is first split by node, an operator of the node does the rest, and each
+//! rank owns the same rows as if all ranks were on one node. Sums between nodes are f32.
 //!
-//! Long because the parts of every operator stand here, each with the memory that it needs.
+//! The module is long because it lists the parts of every operator, each with the memory that it
+//! needs.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -22,42 +24,42 @@ use crate::ranks::Ranks;
 use crate::spec::{Common, Dims, Form, Memory, Norm, Part, Row, Tiles};
 use crate::split::split;
 
-/// Place of an operator of the node in an operator over several nodes.
+/// Role of a node's operator in an operator over several nodes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Role {
-    /// The fused operator, or the message.
+    /// The fused operator or the collective itself.
     Main,
-    /// Gives all ranks of the node the rows of each.
+    /// All-gather of the rows within the node.
     Gather,
-    /// Copies what this rank sends to other nodes.
+    /// Copy of the data that this rank sends to other nodes.
     Copy,
-    /// Widens this rank's partial sums to f32.
+    /// Conversion of this rank's partial sums to f32.
     Widen,
-    /// Turns this rank's sums into results: bias, epilogue, RMSNorm, rounding.
+    /// Final step from this rank's sums to results: bias, epilogue, RMSNorm, rounding.
     Finish,
-    /// Copies results out of the padded message.
+    /// Copy of the results out of the padded message.
     CopyOut,
-    /// Multiplies by all of A.
+    /// GEMM with the whole of A.
     Product,
 }
 
 /// Memory of an operator over several nodes, in the data segment.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Area {
-    /// Partial sums of another type than f32.
+    /// Partial sums in a type other than f32.
     Partial,
-    /// Read by steps between nodes.
+    /// Input of steps between nodes.
     Send,
-    /// Written by steps between nodes.
+    /// Output of steps between nodes.
     Receive,
     /// Results of this rank's rows.
     Result,
     /// Normalised rows of this rank.
     Normed,
-    /// A message with whole parts for all ranks, in and out.
+    /// Input message, padded to equal parts for all ranks.
     Padded,
     PaddedOut,
-    /// All of A, transposed.
+    /// The whole of A, transposed.
     Whole,
 }
 
@@ -76,17 +78,17 @@ impl Area {
     }
 }
 
-/// The parts of an operator over several nodes.
+/// Parts of an operator over several nodes.
 #[derive(Debug)]
 pub(crate) struct Composed {
     pub(crate) parts: BTreeMap<Role, Plan>,
-    /// Bytes of each area.
+    /// Size of each area in bytes.
     pub(crate) areas: BTreeMap<Area, u64>,
     /// Number of blocks of M.
     pub(crate) blocks: usize,
 }
 
-/// A copy on this rank, with all that is done to finished elements.
+/// Copy on this rank that also applies the epilogue to finished elements.
 static COPY: Row = Row {
     op: Op::AllReduce,
     message: Op::AllReduce,
@@ -100,32 +102,35 @@ static COPY: Row = Row {
     forms: &[Form::push(Variant::Local, LOCAL, Memory::None).norms(Norm::Last)],
 };
 
-/// Bytes between nodes that take as long as a step's latency: 20 us at 12.5 GB/s, a port of 100 Gbit/s. More blocks
-/// hide more of the network behind the node's work, and each costs one latency.
+/// Number of bytes whose transfer between nodes takes as long as the latency of a step: 20 us at
+/// 12.5 GB/s (one 100 Gbit/s port). More blocks overlap more of the transfer with the node's work,
+/// but each adds one latency.
 const BYTES_OF_LATENCY: f64 = 250e3;
-/// Most blocks of a call.
+/// Maximum number of blocks of a call.
 const MOST_BLOCKS: usize = 16;
 
-/// The number of blocks with the least predicted time. With `b` blocks of work that takes `w` in the network, and no
-/// less in the node, `b` latencies and `w / b` are not hidden: the least is at the square root of `w / latency`.
+/// Number of blocks with the least predicted time. With `b` blocks of a transfer that takes `w`,
+/// and at least as much work in the node, `b` latencies and `w / b` are not overlapped. Their sum
+/// is least at b = sqrt(w / latency).
 fn blocks_of(bytes: u64) -> usize {
     ((bytes as f64 / BYTES_OF_LATENCY).sqrt() as usize).clamp(1, MOST_BLOCKS)
 }
 
-/// Most bytes that a step between nodes moves in all: a frame of the ranks' connections is at most 1 GiB.
+/// Maximum number of bytes of a step between nodes: a frame of the ranks' connections is at most 1
+/// GiB.
 const MOST_BYTES: u64 = (1 << 30) - (1 << 20);
 
-/// Slots that steps between nodes move begin at multiples of this many bytes.
+/// Alignment in bytes of the slots that steps between nodes move.
 const SLOT: u64 = 256;
 
-/// Bytes of a slot for a matrix.
+/// Size in bytes of a slot for a matrix.
 pub(crate) fn slot_bytes(rows: usize, cols: usize, dtype: DType) -> u64 {
     let bytes = (rows as u64).saturating_mul(cols as u64).saturating_mul(dtype.size() as u64);
     bytes.max(1).next_multiple_of(SLOT)
 }
 
 impl Composed {
-    /// The sum of something over all parts.
+    /// Sum of a quantity over all parts.
     pub(super) fn sum(&self, of: impl Fn(&Plan) -> u64) -> u64 {
         self.parts.values().fold(0, |sum: u64, part| sum.saturating_add(of(part)))
     }
@@ -136,7 +141,7 @@ impl Composed {
     }
 }
 
-/// Makes the parts of one operator.
+/// Builder for the parts of one operator.
 struct Maker<'a> {
     ranks: Ranks,
     request: &'a Request,
@@ -144,7 +149,7 @@ struct Maker<'a> {
 }
 
 impl Maker<'_> {
-    /// Adds an operator of the node, with the types of the request and nothing else of it unless `change` says so.
+    /// Adds an operator of the node with the types of the request; `change` sets everything else.
     fn part(
         &mut self,
         role: Role,
@@ -175,7 +180,7 @@ impl Maker<'_> {
         Ok(())
     }
 
-    /// Adds the operator that the user's choices are about.
+    /// Adds the main operator, to which the user's choices apply.
     fn main(
         &mut self,
         row: &'static Row,
@@ -217,8 +222,8 @@ impl Maker<'_> {
         self.composed.areas.insert(area, bytes);
     }
 
-    /// The type in which a node's sums come from its operator. That of one rank adds nothing up and rounds nothing, so
-    /// that it is rounded as those that travel within a node are.
+    /// Type of a node's sums as its operator returns them. With one rank per node there is no sum,
+    /// so values are rounded to the wire type here, as they are within a larger node.
     fn partial(&mut self, rows: usize, n: usize) -> Result<DType> {
         let wire = self.request.wire_dtype();
         if self.ranks.local().size > 1 || wire == DType::F32 {
@@ -236,7 +241,7 @@ impl Maker<'_> {
         let (output, wire) = (request.output_dtype(), request.wire_dtype());
         let (nodes, local, size) = (self.ranks.nodes(), self.ranks.local().size, self.ranks.size);
         let all_gather = crate::ops::row(Op::AllGather);
-        // The largest part of a rank, and of a node.
+        // Number of rows of the largest part of a rank, and of a node.
         let own = if elements { 1 } else { m.div_ceil(size) };
         let of_node = if elements { local } else { local * own };
         let slots = |rows, cols, dtype| nodes as u64 * slot_bytes(rows, cols, dtype);
@@ -252,7 +257,7 @@ impl Maker<'_> {
                 let blocks = request.blocks.unwrap_or_else(|| blocks_of(bytes));
                 let blocks = if elements { 1 } else { blocks.clamp(1, m.max(1)) };
                 self.composed.blocks = blocks;
-                // Elements are split in parts of one length, which pad the message.
+                // A message of elements is split into parts of equal length, which pad it.
                 let (rows, n) =
                     if elements { (local, n.div_ceil(local)) } else { (m.div_ceil(blocks), n) };
                 let own = rows.div_ceil(local);
@@ -324,17 +329,17 @@ impl Maker<'_> {
                 if let Some(variant) = request.variant {
                     return Err(self.refused("variant of columns", &variant, "auto"));
                 }
-                // Columns travel as rows of the transpose.
+                // Columns are sent as rows of the transpose.
                 let own = k.div_ceil(size);
                 let columns = split(k, size, self.ranks.rank).len();
                 let Request { epilogue, tile, .. } = *request;
-                // N is a rank's own, and the shape of tiles is not.
+                // N differs between ranks, but the shape of tiles must not.
                 let tile = tile.unwrap_or(TileShape { m: 64, n: 64 });
                 self.part(Role::Product, crate::ops::row(Op::Matmul), (m, n, k), |r| {
                     (r.output, r.epilogue, r.tile) = (Some(output), epilogue, Some(tile));
                 })?;
                 self.part(Role::Main, all_gather, (local * own, m, 0), |_| ())?;
-                // Ranks have different numbers of columns, and one shape of tiles.
+                // Ranks have different numbers of columns but must use one shape of tiles.
                 let tile = TileShape { m: m.clamp(1, 64), n: own.clamp(1, 256) };
                 self.part(Role::Copy, &COPY, (m, columns, 0), |r| r.tile = Some(tile))?;
                 self.area(Area::Send, slot_bytes(own, m, dtype));
@@ -373,7 +378,7 @@ impl Maker<'_> {
         }
     }
 
-    /// Refuses steps that the sockets between nodes cannot carry.
+    /// Refuses steps too large for the connections between nodes.
     fn check_step(&self) -> Result<()> {
         let Composed { areas, blocks, .. } = &self.composed;
         let sent = areas.get(&Area::Send).or_else(|| areas.get(&Area::Receive)).unwrap_or(&0);
@@ -387,7 +392,7 @@ impl Maker<'_> {
         }
     }
 
-    /// Refuses by name what no part does.
+    /// Refuses options that no part supports, with the option's name.
     fn check(&self) -> Result<()> {
         let Request { beside, trace_spans, ref members, .. } = *self.request;
         let backend = self.ranks.device.backend;
@@ -412,7 +417,7 @@ impl Maker<'_> {
 }
 
 impl Plan {
-    /// The plan of an operator over several nodes, of a request that was checked.
+    /// Plan of an operator over several nodes, from a checked request.
     pub(super) fn composed_of(ranks: Ranks, request: Request) -> Result<Self> {
         if request.row.is_local() {
             return Self::new(ranks.local(), &request);
@@ -429,17 +434,17 @@ impl Plan {
         Ok(Self { ranks, request, choices, logged, composed })
     }
 
-    /// Its parts, where the ranks are on several nodes.
+    /// Parts of the plan; `None` if all ranks are on one node.
     pub(crate) fn composed(&self) -> Option<&Arc<Composed>> {
         self.composed.as_ref()
     }
 
-    /// The plans of the operators of a node that it takes: itself on one node.
+    /// Plans of the node's operators; on one node, the plan itself.
     pub(crate) fn parts(&self) -> Vec<&Plan> {
         self.composed.as_ref().map_or_else(|| vec![self], |it| it.parts.values().collect())
     }
 
-    /// The items that all ranks must have alike, of all parts.
+    /// Properties of all parts that all ranks must agree on.
     pub(crate) fn fingerprint_of_all(&self) -> Vec<(&'static str, String)> {
         let mut items = self.fingerprint();
         if let Some(composed) = &self.composed {
@@ -451,7 +456,7 @@ impl Plan {
         items
     }
 
-    /// Rows, of `m` that are split over all ranks, that fall to the ranks of a node.
+    /// Rows that the ranks of a node own if `m` rows are split over all ranks.
     pub(crate) fn rows_of_node(&self, node: usize, m: usize) -> Range<usize> {
         let local = self.ranks.local().size;
         let of = |local_rank: usize| self.rows_of(node * local + local_rank, m);
