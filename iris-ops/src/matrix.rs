@@ -199,7 +199,7 @@ impl MatRef {
         let step = if self.transposed { 1 } else { self.ld };
         let skipped = (rows.start * step * self.dtype.size()) as u64;
         let place = match self.place {
-            // Of no rows, or no columns, the start is as good as any place.
+            // An empty matrix may start anywhere, so the slice's start is used.
             Place::Sym(slice) => {
                 let from = usize::try_from(skipped.min(slice.bytes())).unwrap_or(usize::MAX);
                 Place::Sym(slice.slice(from..).unwrap_or(slice))

@@ -111,7 +111,7 @@ impl<'a> Operand<'a> {
         Self { matrix, lent: Lent::Cudarc { stream, until } }
     }
 
-    /// The same matrix with rows (columns, if transposed) `ld` elements apart.
+    /// Sets the leading dimension: rows (columns, if transposed) are `ld` elements apart.
     #[must_use]
     pub fn with_ld(self, ld: usize) -> Self {
         Self { matrix: self.matrix.with_ld(ld), ..self }

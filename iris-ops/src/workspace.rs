@@ -40,7 +40,7 @@ use crate::plan::Plan;
 #[derive(Debug)]
 pub struct Workspace {
     heap: Arc<SymmetricHeap>,
-    /// Operator that errors name: that of the first plan.
+    /// Operator of the first plan, for error messages.
     op: Op,
     extent: Extent,
     first_call: i32,

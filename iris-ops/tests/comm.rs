@@ -199,7 +199,8 @@ fn ranks_meet_by_an_id() {
     assert!(error.contains("rank is 3"), "{error}");
 }
 
-/// What a server does that goes on: ranks that are left close what they have, and open another with a new id.
+/// Simulates a server that survives a lost rank: the remaining ranks close their communicators, and
+/// open another with a new id.
 #[test]
 fn a_communicator_that_has_lost_a_rank_is_followed_by_another() {
     let ids = [Id::new().unwrap(), Id::new().unwrap()];

@@ -124,8 +124,8 @@ fn a_scope_waits_for_its_calls_also_when_it_fails() {
 
 const NAMES: [&str; 7] = ["A", "B", "C", "bias", "residual", "weight", "normed"];
 
-/// Which matrices of a call of an operator may be memory of the caller's: "yes", what refuses them, or "" for one that it
-/// does not take.
+/// For each matrix of a call: "yes" if it may be caller-owned memory, the refusing error if not, or
+/// "" if the operator has no such matrix.
 fn external(op: Op, variant: Variant) -> anyhow::Result<[String; 7]> {
     let rank = |world: World| -> anyhow::Result<[String; 7]> {
         let heap = SymmetricHeap::open(&world, HeapOptions::new())?;

@@ -287,7 +287,7 @@ fn messages_of_elements() {
     }
 }
 
-/// Nobody leaves a barrier before the last has come, whichever node it is on.
+/// No rank leaves a barrier before the last has arrived, on whichever node it is.
 #[test]
 fn a_barrier_holds_all_nodes() {
     for (nodes, per_node) in WORLDS {
@@ -313,7 +313,7 @@ fn a_barrier_holds_all_nodes() {
     }
 }
 
-/// The same suite where ranks meet over TCP, with a secret.
+/// The suite with ranks that meet over TCP, with a secret.
 #[test]
 fn operators_over_sockets() {
     for names in [&["a", "a", "b", "b"][..], &["a", "b", "c"]] {

@@ -218,7 +218,8 @@ pub(crate) trait StreamBackend: Send + Sync {
     fn as_any(&self) -> &dyn Any;
 }
 
-/// Bytes that an enqueued copy brings to the host. Dropped before that, it keeps their memory for the copy.
+/// Target in host memory of an enqueued copy. Dropped before the copy is complete, it keeps the
+/// memory allocated for the copy.
 pub(crate) trait HostCopy: Send {
     /// Event that is done when the bytes are there.
     fn event(&self) -> &dyn EventBackend;

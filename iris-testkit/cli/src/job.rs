@@ -48,7 +48,7 @@ impl Place {
         if self.threads { "threads of one process" } else { "processes" }
     }
 
-    /// The same ranks on several nodes, as many on each.
+    /// Distributes the ranks over `nodes` nodes, with equal numbers on each.
     pub(crate) fn on_nodes(self, nodes: usize) -> Result<Place> {
         match nodes {
             1.. if self.ranks.is_multiple_of(nodes) => Ok(Place { nodes, ..self }),

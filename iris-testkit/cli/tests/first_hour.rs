@@ -1,4 +1,5 @@
-//! What a newcomer meets of the program: the doctor, options that would be ignored, variables that do not exist.
+//! Tests of a new user's first steps: the doctor, options that would be ignored, variables that do
+//! not exist.
 
 use std::process::{Command, Output};
 

@@ -1,4 +1,4 @@
-// The program that a model runs of ../examples/check_my_protocol.h: what each rank does.
+// Program that a model runs for ../examples/check_my_protocol.h: the actions of each rank.
 #include "model.h"
 
 #include "../examples/check_my_protocol.h"

@@ -1,18 +1,18 @@
-// The scenarios of iris_models::ll over the device headers.
+// Scenarios of iris_models::ll over the device headers.
 #include "model.h"
 
 namespace iris::model {
 
-/// The arrays of what was taken, and that of what is given.
+/// Arrays of received items, and array of the items that this rank sends.
 constexpr u32 TAKEN = 16, GIVEN = TAKEN + 8;
 
-/// A call in which rank 0 sends one item, while the others are in a one_shot.
+/// Call in which rank 0 sends one item while the other ranks are in a one_shot.
 constexpr u32 TWO_KINDS = 100;
 
 /// Communication pattern; same values as ll::Pattern.
 enum Pattern : u32 { ALL, PARTS, ROOT, ROWS, SPREAD_ROWS, TILES };
 
-/// Items of a row, and of one whose columns workgroups share.
+/// Number of items of a row, and of a row whose columns are shared by the workgroups.
 constexpr u32 ROW = 6, ACROSS = 4;
 
 struct Plan {
@@ -51,7 +51,8 @@ struct Message {
     }
     void end(u32) {}
 
-    /// The next kernel on the stream: each thread reads what another has taken.
+    /// Simulates the next kernel on the stream: each thread reads items that another thread has
+    /// taken.
     void consume() const {
         for (u32 source = 0; source < plan.ranks; ++source) {
             if (source == model.me()) continue;
@@ -68,7 +69,7 @@ struct Message {
 
 /// Message that is sent and taken in rows.
 struct RowMessage : Message {
-    /// Items that a thread waits for at once, in pieces of so many.
+    /// Number of items that a thread polls at a time, and number of items of a piece.
     static constexpr u32 PIECE = 2, ITEMS = 4;
     using Batch = ll::Batch<ITEMS, PIECE>;
     u32 pushed[ITEMS] = {}, taken[ITEMS] = {}, count = 0;
@@ -85,7 +86,7 @@ struct RowMessage : Message {
         for (u32 k = 0; k < count; ++k) Message::take(source, taken[k], data[k]);
     }
     void end() {}
-    /// Each thread reads what all have taken.
+    /// Checks the whole row: each thread reads the items that all threads have taken.
     void row(u32 row) {
         for (u32 source = 0; source < plan.ranks; ++source) {
             if (source == model.me()) continue;
@@ -111,7 +112,7 @@ struct TileMessage : Message {
     u64 given(u32 item) const { return model.cell(model.me(), GIVEN, item); }
     i32 partial(u32 item) const { return wanted(model.me(), model.me(), item, 0); }
 
-    /// Each thread has items that another will push.
+    /// Writes the items that another thread of the workgroup will push.
     void multiply() {
         const ll::Strip all = strip();
         for (u32 i = model.crossed(); i < all.rows * all.line; i += port::threads()) {
@@ -142,7 +143,7 @@ struct TileMessage : Message {
 using namespace iris;
 using namespace iris::model;
 
-/// The option is the pattern; a call that uses nothing is a one_shot.
+/// Runs all calls. The option is the pattern; a call without items is a one_shot.
 extern "C" int iris_model_exchange(const Input& in) {
     return calls(in, [&](const Model& model) {
         const u32 items = model.used == TWO_KINDS ? u32(model.me() == 0) : model.used;

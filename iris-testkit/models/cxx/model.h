@@ -1,4 +1,4 @@
-// What programs of a model share: the launch of a scenario, its calls, and checks of values.
+// Common code of all programs of models: the launch of a scenario, its calls, and checks of values.
 //
 // Data lies in arrays of up to 256 cells of four bytes at each rank, as in Thread::cell.
 #ifndef IRIS_MODEL_H
@@ -7,11 +7,11 @@
 #include "iris/flow.h"
 
 extern "C" {
-/// The boundary between two launches on a rank's stream.
+/// Boundary between two launches on a rank's stream.
 void iris_model_boundary(void);
-/// Whether waits of this thread end.
+/// Whether waits of this thread time out.
 int iris_model_gives_up(void);
-/// Fail unless what was seen at this address is what was wanted.
+/// Fails unless the value `seen` at this address equals `wanted`.
 void iris_model_check(iris::u64 address, iris::i32 seen, iris::i32 wanted);
 }
 
@@ -25,12 +25,12 @@ struct Input {
     const Record* record;
     i32 first;
     u32 calls, tiles;
-    /// Meaning depends on the program.
+    /// Option bits; each program defines its own.
     u32 option;
     u64 members;
-    /// Tiles that each call uses.
+    /// Number of tiles that each call uses.
     const u32* used;
-    /// A mutant: the double buffers are not used.
+    /// Nonzero for the mutant without double buffers.
     u32 one_buffer;
 };
 
@@ -48,7 +48,7 @@ struct Model {
     /// Call number plus M, from which values are made. A different M means a different layout, so
     /// peers cannot use this rank's values.
     i32 call;
-    /// The tiles that this call uses.
+    /// Number of tiles that this call uses.
     u32 used;
 
     Model(const Input& in, u32 position)
@@ -60,7 +60,7 @@ struct Model {
     u32 me() const { return in.channel->rank; }
     u32 ranks() const { return in.channel->size; }
     u32 mine() const { return port::thread(); }
-    /// The element that this thread reads: another thread's, where there is one.
+    /// Element that this thread reads: that of another thread, if the workgroup has more than one.
     u32 crossed() const { return (mine() + 1) % port::threads(); }
     u32 slot(u32 parity) const { return in.one_buffer != 0 ? 0 : parity; }
 
@@ -97,7 +97,7 @@ struct Model {
     u32 position;
 };
 
-/// Sums of partials, as one_shot and the other skeletons that add have them.
+/// Sums of partial results, for one_shot and the other ops that add.
 struct Partials : Model {
     static constexpr bool AT_ONCE = true;
     void produce(u32) {}
@@ -114,11 +114,11 @@ struct Partials : Model {
     }
 };
 
-/// Run all calls; `each` is given the model of one and returns whether it got through.
+/// Runs all calls; `each` gets the model of a call and returns whether it succeeded.
 template <class Each> int calls(const Input& in, Each each) {
     int all = 1;
     for (u32 position = 0; position < in.calls; ++position) {
-        // A stream goes on after a call that failed.
+        // A stream runs on even after a call that failed.
         if (!each(Model(in, position))) all = 0;
         iris_model_boundary();
     }

@@ -1,13 +1,12 @@
-// The scenarios of iris_models::ops over the device headers: the same tiles, the same
-// values, the same checks.
+// Scenarios of iris_models::ops over the device headers: equal tiles, values and checks.
 #include "model.h"
 
 namespace iris::model {
 
 struct Tiles : Partials {
-    // two_shot and reduce_scatter beside what one_shot has
+    // Functions of two_shot and reduce_scatter in addition to those of one_shot.
     void push_result(u32 peer, u32 tile, u32 parity, bool direct) {
-        // The thread that added an element up also sends it.
+        // The element is sent by the thread that summed it.
         const u32 element = crossed();
         put(direct ? at(peer, OUT, 0, tile, element) : at(peer, RESULT, slot(parity), tile, element),
             sum(tile, element));
@@ -18,7 +17,7 @@ struct Tiles : Partials {
         put(at(me(), OUT, 0, tile, element), sum(tile, element));
     }
 
-    // deliver
+    // Functions of deliver.
     using Partials::push;
     void push(u32 peer, u32 tile, u32 parity, bool direct) {
         put(direct ? at(peer, OUT, me(), tile, mine()) : inbox(peer, me(), tile, parity, mine()),
@@ -31,7 +30,7 @@ struct Tiles : Partials {
         put(at(me(), OUT, source, tile, element), wanted);
     }
 
-    // gather, local
+    // Functions of gather and of local tiles.
     void push_part(u32 peer, u32 part, u32 parity) { push(peer, part, parity); }
     void multiply(u32 tile, u32 source, u32 parity) {
         const u32 element = crossed();
@@ -39,7 +38,7 @@ struct Tiles : Partials {
     }
     void store(u32) {}
 
-    // staged
+    // Functions of staged.
     void fetch(u32 unit) {
         const u32 source = unit / in.tiles, tile = unit % in.tiles, element = crossed();
         const i32 wanted = value(source, call, tile, element);
@@ -53,7 +52,7 @@ struct Tiles : Partials {
                value(source, call, tile, element));
     }
 
-    // copies
+    // Functions of copied.
     void copy(u32 peer, u32 part) { push(peer, part, 0, true); }
     /// Multiplies each peer's part once it has arrived.
     void take_copied(const Launch& launch) {
@@ -115,7 +114,7 @@ struct Tiles : Partials {
         }
     }
 
-    // zero, add, convert
+    // Functions of accumulate: zero, add, convert.
     void zero(u32 tile, u32 parity) { put(at(me(), WORK, slot(parity), tile, mine()), 0); }
     void add(u32 owner, u32 tile, u32 parity) {
         const u64 place = at(owner, WORK, slot(parity), tile, mine());
@@ -127,8 +126,8 @@ struct Tiles : Partials {
         expect(at(owner, WORK, slot(parity), tile, element), sum(tile, element));
     }
 
-    /// The next kernel on the stream reads C. Not on a rank that gives up: one of its workgroups may have got through
-    /// where another did not.
+    /// Simulates the next kernel on the stream, which reads C. Skipped on a rank that gives up,
+    /// because one of its workgroups may have succeeded where another failed.
     template <class Wanted> void consume(u32 slot, Wanted wanted) const {
         if (iris_model_gives_up()) return;
         for (u32 tile = 0; tile < in.tiles; ++tile) {
@@ -136,7 +135,7 @@ struct Tiles : Partials {
         }
     }
 
-    /// The kernel that fills the shard before a call; one workgroup runs it.
+    /// Simulates the kernel that fills the shard before a call; one workgroup runs it.
     void fill_shard() const {
         if (port::workgroup() == 0) {
             for (u32 part = 0; part < in.tiles; ++part) {
@@ -147,12 +146,12 @@ struct Tiles : Partials {
     }
 };
 
-/// Partials of products, which are added up when all are pushed.
+/// Partial results of GEMMs, which are summed once all have been pushed.
 struct ProductTiles : Tiles {
     static constexpr bool AT_ONCE = false;
 };
 
-/// Shards are pulled from where their ranks have them.
+/// Tiles that are pulled from the shards of their ranks.
 struct PullTiles : Tiles {
     void multiply(u32 tile, u32 source, u32) {
         const u32 element = crossed();
@@ -160,12 +159,13 @@ struct PullTiles : Tiles {
     }
 };
 
-/// C is that of the root, and a tile has one place in an inbox, whoever sends it.
+/// Tiles of a relay: the values of C are those of the root, and a tile has one inbox slot for all
+/// possible senders.
 struct RelayTiles : Tiles {
     u32 root() const { return ranks() - 1; }
     i32 sent(u32 tile, u32 element) const { return value(root(), call, tile, element); }
     void push(u32 peer, u32 tile, u32 parity, bool direct) {
-        // The thread that took an element also sends it.
+        // The element is sent by the thread that took it.
         const u32 element = crossed();
         const i32 value =
             me() == root() ? sent(tile, element) : get(at(me(), OUT, 0, tile, element));
@@ -178,7 +178,7 @@ struct RelayTiles : Tiles {
     }
 };
 
-/// Accumulators are words far behind all others, one a thread, accessed with relaxed additions.
+/// Accumulators are words behind all others, one per thread, accessed with relaxed additions.
 struct AtomicTiles : Tiles {
     u32 index(u32 tile, u32 parity) const {
         return (1u << 20) + (slot(parity) * in.tiles + tile) * port::threads() + mine();
@@ -206,7 +206,7 @@ struct Delivery {
     u32 sent(u32 from, u32) const { return broadcast && from != 0 ? 0 : tiles; }
 };
 
-/// Each tile needs the unit of each rank that has its number.
+/// Each tile needs the unit of the same number from each rank.
 struct Staging {
     u32 ranks, tile_count;
     u32 units() const { return ranks * tile_count; }
@@ -217,7 +217,7 @@ struct Staging {
     u32 need(u32 tile, u32 i) const { return i * tile_count + tile; }
 };
 
-/// Options of accumulate.
+/// Option bits of accumulate.
 constexpr u32 ATOMIC = 1, NO_FIRST_BARRIER = 2, NO_SECOND_BARRIER = 4;
 
 template <class Body> int accumulate(const Input& in) {
@@ -226,7 +226,7 @@ template <class Body> int accumulate(const Input& in) {
     return calls(in, [&](const Model& model) {
         Body body{model};
         const Launch launch = model.launch();
-        // A stream goes on after a launch that failed.
+        // A stream runs on even after a launch that failed.
         (void)flow::zero(launch, in.tiles, owner, body);
         iris_model_boundary();
         if ((in.option & NO_FIRST_BARRIER) == 0) {
@@ -262,7 +262,7 @@ inline bool staged_once(const Model& model) {
 inline bool gather_once(const Model& model, u32 tiles, bool barrier) {
     Tiles body{model};
     const Launch launch = model.launch();
-    // A stream goes on after a launch that failed.
+    // A stream runs on even after a launch that failed.
     (void)flow::gather(launch, tiles, body);
     iris_model_boundary();
     if (barrier) {
@@ -292,7 +292,7 @@ int iris_model_one_shot(const Input& in) {
     });
 }
 
-/// The option is how many workgroups only send.
+/// The option is the number of workgroups that only send.
 int iris_model_two_shot(const Input& in) {
     return calls(in, [&](const Model& model) {
         Tiles body{model};
@@ -305,7 +305,7 @@ int iris_model_two_shot(const Input& in) {
     });
 }
 
-/// The last rank owns nothing. Option 1: of products; 2: with one workgroup that only sends.
+/// The last rank owns no tile. Option 1: input from a GEMM; 2: one workgroup that only sends.
 int iris_model_reduce_scatter(const Input& in) {
     const u32 owners = in.channel->size > 1 ? in.channel->size - 1 : 1;
     return calls(in, [&](const Model& model) {
@@ -317,7 +317,7 @@ int iris_model_reduce_scatter(const Input& in) {
     });
 }
 
-/// Option 1: a broadcast from rank 0; 2: with one workgroup that only sends.
+/// Option 1: broadcast from rank 0; 2: one workgroup that only sends.
 int iris_model_deliver(const Input& in) {
     const bool broadcast = in.option == 1;
     const u32 senders = in.option == 2 ? 1 : 0;
@@ -338,7 +338,7 @@ int iris_model_deliver(const Input& in) {
     });
 }
 
-/// From the last rank, by the others.
+/// Broadcast from the last rank, passed on by the others.
 int iris_model_relay(const Input& in) {
     return calls(in, [&](const Model& model) {
         RelayTiles body{{model}};
@@ -360,14 +360,14 @@ int iris_model_staged(const Input& in) {
     return calls(in, [](const Model& model) { return staged_once(model); });
 }
 
-/// Option 1: without the barrier.
+/// Option 1: the mutant without the barrier.
 int iris_model_gather(const Input& in) {
     return calls(in, [&](const Model& model) {
         return gather_once(model, in.tiles, in.option == 0);
     });
 }
 
-/// The sums of what came, which the engine sends on.
+/// Sums of the received tiles, which the engine sends on.
 struct Sums : Tiles {
     void copy(u32 peer, u32 part) {
         const i32 sum = value(me(), call, part, mine());
@@ -376,15 +376,15 @@ struct Sums : Tiles {
     }
 };
 
-/// Options: 1, the engine begins before the peers are in the call; 2, it sends on what is added up; 4, one
-/// launch of all workgroups but the engine's waits for what it reads.
+/// Options: 1, the engine begins before the peers have entered the call; 2, it sends the sums on;
+/// 4, one launch of all workgroups except the engine's waits for the data that it reads.
 int iris_model_copied(const Input& in) {
     const bool is_stream = port::workgroup() == 0;
     const bool is_engine = port::workgroup() + 1 == port::workgroups();
     return calls(in, [&](const Model& model) {
         Tiles body{model};
         const Launch alone{*in.heap, *in.channel, *in.record, 0, 1, Trace(0, 0, 0, 0)};
-        // A stream goes on after a launch that failed.
+        // A stream runs on even after a launch that failed.
         const bool waits = (in.option & 1) == 0, sends_on = (in.option & 2) != 0;
         if (is_stream && waits) {
             (void)flow::open(alone);
@@ -415,13 +415,14 @@ int iris_model_copied(const Input& in) {
     });
 }
 
-/// Option 1: stores although its rank had given up; 2: before the launch that opens the call is over.
+/// Option 1: stores although the rank has given up; 2: stores before the launch that opens the call
+/// is over.
 int iris_model_stored(const Input& in) {
     const bool is_stream = port::workgroup() == 0, in_turn = in.option != 2;
     return calls(in, [&](const Model& model) {
         Tiles body{model};
         const Launch alone{*in.heap, *in.channel, *in.record, 0, 1, Trace(0, 0, 0, 0)};
-        // A stream goes on after a launch that failed.
+        // A stream runs on even after a launch that failed.
         if (is_stream) (void)flow::open(alone);
         const Launch launch{*in.heap, *in.channel, *in.record, port::workgroup(), port::workgroups(),
                             Trace(0, 0, 0, 0)};

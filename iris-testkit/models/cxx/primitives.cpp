@@ -1,4 +1,4 @@
-// The scenarios of iris_models::primitives over the device headers.
+// Scenarios of iris_models::primitives over the device headers.
 #include "model.h"
 
 using namespace iris;
@@ -6,7 +6,7 @@ using namespace iris::model;
 
 namespace {
 
-/// Enter a call and see everybody in it.
+/// Enters a call and waits until every rank has entered it.
 bool enter_and_wait(const Launch& launch) {
     return flow::run(launch, End::Advance, [](Workgroup& wg) {
         if (!wg.enter()) return false;
@@ -17,7 +17,8 @@ bool enter_and_wait(const Launch& launch) {
     });
 }
 
-/// Rank 0 hands a cell to rank 1, which says when it may be written again. Rank 0 calls `before` ahead of each write.
+/// Versioned lock: rank 0 hands a cell to rank 1, which signals when the cell may be written again.
+/// Rank 0 calls `before` before each write.
 template <class Before> int hand_over(const Input& in, Before before) {
     const Words m{*in.heap, *in.channel};
     const SymWord there = m.signal(1, 0, 0), back = m.signal(0, 1, 0);
@@ -48,7 +49,7 @@ int iris_model_versioned(const Input& in) {
     return hand_over(in, [] {});
 }
 
-/// Every rank adds to one cell, several times.
+/// Spinlock: every rank adds to one cell, several times.
 int iris_model_spinlock(const Input& in) {
     const Words m{*in.heap, *in.channel};
     const SymWord word = m.lock(0, 0);
@@ -58,7 +59,7 @@ int iris_model_spinlock(const Input& in) {
         const u64 cell = model.cell(0, 0, 0);
         if (!lock::take(m, model.number(), word, 0)) return 0;
         const i32 now = Model::get(cell);
-        // Nobody's turn is lost: what we added is still there.
+        // A decrease would mean a lost update, since each rank only adds.
         if (now < seen) iris_model_check(cell, now, seen);
         seen = now + 1;
         Model::put(cell, seen);
@@ -88,8 +89,9 @@ int iris_model_barrier(const Input& in) {
     return 1;
 }
 
-/// What threads wrote before the barrier, other threads of another rank read after it. With option 1
-/// thread 0 arrives and waits in an arm of its own: where waves run in lockstep, nobody else has then.
+/// Barrier in a launch: other threads on another rank read after it what threads wrote before it.
+/// With option 1, thread 0 arrives and waits inside a branch; with waves in lockstep, no other
+/// thread of its wave has arrived by then.
 int iris_model_barrier_in_launch(const Input& in) {
     const Model model(in, 0);
     return flow::run(model.launch(), End::Advance, [&](Workgroup& wg) {
@@ -111,7 +113,7 @@ int iris_model_barrier_in_launch(const Input& in) {
     });
 }
 
-/// A workgroup fills two units, another reads them.
+/// Tile flags: a workgroup fills two units, another reads them.
 int iris_model_flags(const Input& in) {
     const Words m{*in.heap, *in.channel};
     for (u32 position = 0; position < in.calls; ++position) {
@@ -133,8 +135,8 @@ int iris_model_flags(const Input& in) {
     return 1;
 }
 
-/// Everybody enters and reads everybody's record. With option 1 ranks clear their own words first,
-/// as a late memset would.
+/// Entry records: every rank enters and reads the records of all. With option 1, ranks clear their
+/// own words first, like a memset that runs late.
 int iris_model_entry(const Input& in) {
     const Words m{*in.heap, *in.channel};
     for (u32 position = 0; position < in.calls; ++position) {
@@ -149,7 +151,7 @@ int iris_model_entry(const Input& in) {
     return 1;
 }
 
-/// Rank 1 enters and makes no progress.
+/// Abort: rank 1 enters and makes no progress.
 int iris_model_abort(const Input& in) {
     const Model model(in, 0);
     return flow::run(model.launch(), End::Advance, [&](Workgroup& wg) {

@@ -1,4 +1,4 @@
-// The schedules of schedule.h, all answers in a row: to be compared with iris_kernels::schedule.
+// Concatenated results of the schedules of schedule.h, for comparison with iris_kernels::schedule.
 #include "model.h"
 
 #include "iris/schedule.h"
@@ -27,7 +27,7 @@ struct Out {
 
 extern "C" {
 
-/// Ranges of a split, and which part each item falls into.
+/// Ranges of a split, and the part of each item.
 u32 iris_schedule_split(u32 total, u32 parts, u32* values, u32 room) {
     Out out{values, room, 0};
     for (u32 part = 0; part < parts; ++part) {
@@ -39,7 +39,7 @@ u32 iris_schedule_split(u32 total, u32 parts, u32* values, u32 room) {
     return out.count;
 }
 
-/// The items of a collective: as schedule::Shape::Items puts them.
+/// Items of a collective, in the order of schedule::Shape::Items.
 u32 iris_schedule_items(const u32 (&shape)[6], u32* values, u32 room) {
     Out out{values, room, 0};
     const Items items(static_cast<Collective>(shape[0]), shape[1], shape[2], shape[3], shape[4],
@@ -55,7 +55,7 @@ u32 iris_schedule_items(const u32 (&shape)[6], u32* values, u32 room) {
     return out.count;
 }
 
-/// The tiles of a matrix, whole and split over `size` ranks, with their owners.
+/// Tiles of a matrix, whole and split over `size` ranks, with their owners.
 u32 iris_schedule_grid(const Grid& grid, u32 size, u32* values, u32 room) {
     Out out{values, room, 0};
     for (u32 tile = 0; tile < grid.tiles(); ++tile) {
@@ -71,7 +71,7 @@ u32 iris_schedule_grid(const Grid& grid, u32 size, u32* values, u32 room) {
     return out.count;
 }
 
-/// The tiles of a product whose rows ranks own: tiles, span, ranks.
+/// Tiles of a GEMM whose rows are owned by ranks; parameters: tiles, span, ranks.
 u32 iris_schedule_rounds(const u32 (&shape)[3], u32* values, u32 room) {
     Out out{values, room, 0};
     const Rounds rounds{shape[0], shape[1], shape[2]};
@@ -83,7 +83,7 @@ u32 iris_schedule_rounds(const u32 (&shape)[3], u32* values, u32 room) {
     return out.count;
 }
 
-/// Rows that are multiplied as they come: rows, part, size, rank.
+/// Rows that are multiplied as they arrive; parameters: rows, part, size, rank.
 u32 iris_schedule_arriving(const u32 (&shape)[4], u32* values, u32 room) {
     Out out{values, room, 0};
     const Arriving arriving{shape[0], shape[1], shape[2], shape[3]};
@@ -91,7 +91,8 @@ u32 iris_schedule_arriving(const u32 (&shape)[4], u32* values, u32 room) {
     return out.count;
 }
 
-/// The units of a staged gather, and what each rank fetches, works on and needs, in its order.
+/// Units of a staged gather, and the units that each rank fetches, works on and needs, in its
+/// order.
 u32 iris_schedule_units(const Units& units, u32* values, u32 room) {
     Out out{values, room, 0};
     for (u32 unit = 0; unit < units.units(); ++unit) {

@@ -1,4 +1,4 @@
-// Steps of a workgroup one by one, to be compared with iris-sync operation by operation.
+// Single steps of a workgroup, for comparison with iris-sync operation by operation.
 #include "model.h"
 
 using namespace iris;
@@ -49,7 +49,7 @@ struct Sequence {
     End end;
 };
 
-/// Two rows, of which the second has no whole pieces.
+/// Two rows; the second has no complete pieces.
 constexpr ll::Rows ROWS{11, 6, false};
 
 bool perform(Workgroup& wg, const Step& step, bool& answer) {
@@ -120,8 +120,8 @@ bool perform(Workgroup& wg, const Step& step, bool& answer) {
 
 } // namespace
 
-/// Do the steps up to the first that fails, then finish. Returns how many were done, times two, plus
-/// whether finish says that all went well; answers of steps go to `answers`.
+/// Runs the steps up to the first that fails, then finishes the call. Returns twice the number of
+/// steps done, plus 1 if the finish succeeds; answers of steps go to `answers`.
 extern "C" u32 iris_model_sequence(const Sequence& in, u32* answers) {
     const Launch launch{*in.heap,          *in.channel,          *in.record,
                         port::workgroup(), port::workgroups(), Trace(0, 0, 0, 0)};

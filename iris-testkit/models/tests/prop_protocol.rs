@@ -6,7 +6,7 @@ use iris_sync::{Call, Channel, LINE_WORDS, RESTAMP_PERIOD, Shape};
 use proptest::prelude::*;
 
 proptest! {
-    /// The order of two calls is that of their distance, wherever the counter stands.
+    /// Two calls compare by their distance, wherever the counter stands.
     #[test]
     fn calls_compare_by_distance(start: i32, ahead in 0..i32::MAX, behind in 1..=i32::MAX) {
         let call = Call::new(start);
@@ -16,8 +16,8 @@ proptest! {
         prop_assert_ne!(call.parity(), call.next().parity());
     }
 
-    /// Whatever call one is in, a word refreshed when that was due last has not changed sign, and
-    /// no call comes that could see it as its own.
+    /// In any call, a word that was last refreshed on time compares as earlier, and no future call
+    /// can mistake it for its own.
     #[test]
     fn a_refreshed_word_stays_behind(start: i32) {
         let due = Call::new(start & -RESTAMP_PERIOD);
@@ -28,8 +28,8 @@ proptest! {
         prop_assert!(!Call::new(start).next().reached_by(due.number()));
     }
 
-    /// Words of an op do not overlap, lie where the op said they would, and words that different
-    /// ranks write do not share a line.
+    /// Words of an op do not overlap, lie at their planned positions, and share no cache line with
+    /// words of another writer.
     #[test]
     fn words_lie_apart(
         size in 1u32..9,
@@ -42,7 +42,7 @@ proptest! {
         let shape = Shape { op: 3, size, tiles, flags, locks, sequence: 0, pairs };
         let signal = first_line * LINE_WORDS;
         let (channel, words) = Channel::lay_out(shape, 0, signal, 64);
-        // (word, how many words it stands for, its writer)
+        // Word, number of words that it stands for, and its writer.
         let mut taken = Vec::new();
         for source in 0..size {
             for parity in 0..2 {

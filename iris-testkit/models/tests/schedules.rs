@@ -1,10 +1,11 @@
-//! Schedules are pure functions: properties of them over random shapes.
+//! Properties of schedules, which are pure functions, over random shapes.
 //!
-//! The last test runs the skeletons of the ops, workgroup by workgroup, over words that never make
-//! anybody wait but write down who sets and who awaits which word. The lists of all ranks are then
-//! played against each other: every awaited word is set exactly once, and nobody waits for ever.
+//! The last test runs the control flow of each op, workgroup by workgroup, over words on which no
+//! wait blocks, and records which workgroup sets and awaits which word. It then replays the records
+//! of all ranks against each other: every awaited word must be set exactly once, and no wait may
+//! last for ever.
 //!
-//! Long because the words and bodies that write things down are of no use elsewhere.
+//! The module is long because the recording words and bodies are of no use elsewhere.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
@@ -25,8 +26,8 @@ use iris_testkit::Level;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
-/// Whether the workgroups of a launch, numbered so, are all of them, each once, 0 as 0, and those of a die
-/// one behind the other.
+/// Whether these numbers are a permutation of the launch's workgroups that keeps 0 in place and
+/// makes the workgroups of a die consecutive.
 fn deals(number: impl Fn(u32, u32, u32) -> u32, count: u32, dies: u32) -> bool {
     let all: HashSet<u32> = (0..count).map(|workgroup| number(workgroup, count, dies)).collect();
     let whole = all.len() == count as usize && all.iter().all(|&it| it < count);
@@ -41,7 +42,7 @@ fn dealing_workgroups_to_dies_is_a_permutation() {
     for (count, dies) in (1..700).flat_map(|count| (1..10).map(move |dies| (count, dies))) {
         assert!(deals(dealt, count, dies), "{count} workgroups, {dies} dies");
     }
-    // What forgets the remainder is found, and so is what leaves them as they are.
+    // Two wrong permutations must be found: one that forgets the remainder, and the identity.
     let even = |workgroup, count, dies| workgroup % dies * (count / dies) + workgroup / dies;
     assert!(deals(even, 304, 8) && !deals(even, 301, 8));
     assert!(!deals(|workgroup, _, _| workgroup, 304, 8));
@@ -52,7 +53,7 @@ fn config() -> ProptestConfig {
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
 
-/// Whether the tiles cover `rows` x `cols` with no element twice.
+/// Whether the tiles cover `rows` x `cols` without overlap.
 fn covers(tiles: impl Iterator<Item = Tile>, rows: u32, cols: u32) -> bool {
     let mut seen = vec![false; (rows * cols) as usize];
     for tile in tiles {
@@ -99,7 +100,8 @@ proptest! {
             let (owner, area) = (all.owner(tile), all.tile(tile));
             let rows = split(grid.rows, size, owner);
             prop_assert!(rows.start <= area.row && area.row + area.rows <= rows.end);
-            // The place in the owner's inbox: its own, and below that of the largest part.
+            // Slot in the owner's inbox: unique, and below the number of slots for the largest
+            // part.
             let place = tile - all.first(owner);
             prop_assert!(places.insert((owner, place)) && place < all.part(0).tiles());
         }
@@ -115,7 +117,7 @@ proptest! {
         }
     }
 
-    /// Fewer rows never need more words or places than the plan's rows.
+    /// A call with fewer rows must not need more words or slots than the plan.
     #[test]
     fn smaller_calls_fit(grid in grids(), units in units(), fewer in 0..90u32) {
         let size = units.size;
@@ -164,7 +166,7 @@ proptest! {
         }
     }
 
-    /// All links are busy while all peers have something left.
+    /// All links are busy while every peer has data left.
     #[test]
     fn neighbouring_fetches_are_from_all_peers(units in units(), rank in 0u32..8) {
         prop_assume!(rank < units.size);
@@ -190,7 +192,7 @@ proptest! {
         prop_assert_eq!(firsts.collect::<HashSet<_>>(), all);
     }
 
-    /// What a block of rows waits for is what its product needs: those rows, all of K, once.
+    /// A block of rows waits for exactly the data that its GEMM needs: its rows, all of K, once.
     #[test]
     fn blocks_need_their_rows_and_all_of_k_once(units in units()) {
         for (rank, block) in
@@ -208,13 +210,13 @@ proptest! {
     }
 }
 
-/// A word that one workgroup sets and others await.
+/// Word that one workgroup sets and others await.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Token {
     Sym(SymWord),
     Pair(SymPair),
     Dev(u32, DevWord),
-    /// Workgroup of a rank at the end of a launch.
+    /// State of a rank's workgroup at the end of a launch.
     Out(u32, u32, u32),
 }
 
@@ -224,7 +226,7 @@ enum Step {
     Await(Token),
 }
 
-/// Words that never make anybody wait, and remember who was here.
+/// Words on which no wait blocks, and which record their accesses.
 struct Recorder<'a> {
     channel: &'a Channel,
     direct: bool,
@@ -233,7 +235,7 @@ struct Recorder<'a> {
     groups: u32,
     finished: &'a Cell<i32>,
     steps: RefCell<Vec<Step>>,
-    /// What the body did: its name, tile and peer.
+    /// Record of the body's calls: name, tile and peer.
     done: RefCell<Vec<(&'static str, u32, u32)>>,
 }
 
@@ -253,7 +255,7 @@ impl Memory for Recorder<'_> {
     fn load(&self, word: SymWord, access: Access) -> i32 {
         match access {
             Access::AbortLoad | Access::AbortCheck => return 0,
-            // Before the first call everybody has entered the one before it.
+            // Before the first call, every rank has entered the previous call.
             Access::CreditLoad => {}
             _ => self.step(Step::Await(Token::Sym(word))),
         }
@@ -272,7 +274,8 @@ impl Memory for Recorder<'_> {
 
     fn load_pair(&self, pair: SymPair, _: Access) -> [LlWord; 2] {
         self.step(Step::Await(Token::Pair(pair)));
-        // The head of what comes is this rank's own: op and sequence are zero here, as is the rest.
+        // Received heads equal this rank's own: op and sequence are zero here, like all other
+        // fields.
         [LlWord { data: 0, call: CALL }; 2]
     }
 
@@ -281,7 +284,7 @@ impl Memory for Recorder<'_> {
     }
 
     fn get(&self, word: SymWord) -> i32 {
-        // Records are all zero, but for the leading dimension of C behind their fields.
+        // Records are all zero, except for the leading dimension of C after their fields.
         let at = (word.index - self.channel.entries) % LINE_WORDS;
         i32::from(self.direct && at == 8)
     }
@@ -306,7 +309,7 @@ impl Memory for Recorder<'_> {
         let before = self.finished.get();
         self.finished.set(before + value);
         if before + 1 == self.groups as i32 {
-            // Who ends the call has seen all others out.
+            // The workgroup that ends the call must have seen all others finish.
             for group in 0..self.groups {
                 self.step(Step::Await(Token::Out(self.channel.rank, self.launch, group)));
             }
@@ -328,7 +331,8 @@ impl Memory for Recorder<'_> {
 struct Body<'a>(&'a Recorder<'a>);
 
 impl ReduceTiles for Body<'_> {
-    /// As messages do, or, of some ranks, as products.
+    /// Whether partial results are added as they arrive: for collectives, and for GEMMs of some
+    /// numbers of ranks.
     fn at_once(&self) -> bool {
         self.0.direct || self.0.channel.rank.is_multiple_of(2)
     }
@@ -434,14 +438,14 @@ impl Delivery for ToAll {
     }
 }
 
-/// As many items as there are tiles.
+/// Exchange with as many items as there are tiles.
 impl Exchange for ToAll {
     fn sent(&self, from: u32, _: u32) -> u32 {
         self.0.part(from).tiles()
     }
 }
 
-/// Tiles of each rank's rows.
+/// Tiles of the rows of each rank.
 struct Parts(SplitGrid);
 
 impl Owners for Parts {
@@ -481,7 +485,7 @@ const SKELETONS: [&str; 12] = [
     "baseline",
 ];
 
-/// One launch of a skeleton: which one it is of its call.
+/// One launch of an op; `launch` is its position in the call.
 fn launch_of(
     name: &str,
     launch: u32,
@@ -505,7 +509,7 @@ fn launch_of(
         ("exchange", 0) => flow::exchange(at, &ToAll(split, me), body),
         ("exchange_rows" | "exchange_spread_rows", 0) => {
             let spread = name == "exchange_spread_rows";
-            // Of the second rows a thread has them one by one.
+            // With spread rows, a thread polls the items of second rows one by one.
             let at_once = if spread { 1 } else { 4 };
             let rows =
                 Rows { items: tiles, len: across.max(1), piece: at_once.min(2), at_once, spread };
@@ -525,7 +529,7 @@ fn launch_of(
     })
 }
 
-/// Results that `rank` should have, by tile.
+/// Results that `rank` must have, by tile.
 fn results(name: &str, units: Units, split: SplitGrid, rank: u32) -> u32 {
     match name {
         "scatter" => split.part(rank).tiles(),
@@ -535,7 +539,7 @@ fn results(name: &str, units: Units, split: SplitGrid, rank: u32) -> u32 {
     }
 }
 
-/// What `rank` does with tiles to have those of all ranks.
+/// Calls of the body by which `rank` gets the tiles of all ranks.
 fn delivered(split: SplitGrid, rank: u32, direct: bool) -> HashSet<(&'static str, u32, u32)> {
     let tiles = |of| 0..split.part(of).tiles();
     let peers = || (0..split.size).filter(|&peer| peer != rank);
@@ -585,9 +589,9 @@ fn nor_in_any_row_of_a_tuning_table() {
     assert!(played >= 10 * SKELETONS.len(), "only {played} schedules");
 }
 
-/// Run a skeleton on all ranks, of A in `units` and of `n` columns in tiles of `tile_n`, then play
-/// the lists of what they set and await against each other. `groups`: for each rank its workgroups,
-/// and how many of them fetch.
+/// Runs an op on all ranks, with A in `units` and `n` columns in tiles of `tile_n`, then replays
+/// the records of set and awaited words against each other. `groups` holds, for each rank, its
+/// number of workgroups and how many of them fetch.
 fn play(
     name: &str,
     units: Units,
@@ -613,7 +617,8 @@ fn play(
         let (channel, _) = Channel::lay_out(shape, rank, 1024, 0);
         let (count, fetchers) = groups[rank as usize];
         let mut done = Vec::new();
-        // With one group a launch more, the workgroups of the launch before.
+        // A rank with one workgroup makes one more launch, for the workgroups of the previous
+        // launch.
         let mut before = 0;
         for launch in 0.. {
             let is_barrier =
@@ -640,7 +645,7 @@ fn play(
                     Some(result) => prop_assert!(result.is_ok()),
                     None => ended = true,
                 }
-                // One that is alone counts itself out by ending.
+                // A single workgroup counts itself as finished by ending the call.
                 if count == 1 {
                     m.step(Step::Set(Token::Out(rank, launch, group)));
                 }
@@ -656,7 +661,7 @@ fn play(
         prop_assert_eq!(once.len(), done.len(), "something was done twice");
         let made = done.iter().filter(|(what, _, _)| *what == "result").count() as u32;
         let wanted = results(name, units, split, rank);
-        // Of two_shot, what peers write directly is no work of this rank.
+        // For two_shot, tiles that peers write directly are no work of this rank.
         let own = (0..wanted).filter(|&tile| owner(tile, size) == rank).count() as u32;
         let wanted = if name == "two_shot" && direct { own } else { wanted };
         prop_assert_eq!(made, wanted);

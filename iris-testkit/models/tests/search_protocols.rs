@@ -1,5 +1,6 @@
-//! The protocols of iris-sync with three and four ranks: every interleaving, each state once, and
-//! random schedules from printed seeds with vector clocks. Also the counter, all the way round.
+//! Searches of the iris-sync protocols with three and four ranks: every interleaving, each state
+//! once, and random schedules with vector clocks from printed seeds. Also the whole range of the
+//! call counter.
 
 use iris_models::ll::{self, Pattern};
 use iris_models::mutants::{STATES, slots_whole_range, whole_range};
@@ -17,7 +18,7 @@ fn report(report: &Report, at_least: u64) {
     assert!(report.executions >= at_least, "{report}: expected at least {at_least}");
 }
 
-/// Every op skeleton over so many ranks and calls.
+/// Scenarios of every op, with this number of ranks and calls.
 fn all_ops(ranks: u32, calls: u32) -> Vec<Scenario> {
     let accumulate = |atomic| {
         let how = Accumulate { atomic, first_barrier: true, second_barrier: true };
@@ -86,9 +87,9 @@ fn every_interleaving_of_three_and_four_ranks() {
     );
 }
 
-/// Two threads a wave, in lockstep: one arm of a branch to its end before the other, and either first.
-/// From three ranks on each thread has a peer of its own. `cargo xtask check-protocols` searches one call
-/// of each op exhaustively.
+/// Waves of two threads in lockstep: one arm of a branch runs to its end before the other, and
+/// either may be first. From three ranks on, each thread has a peer of its own. `cargo xtask
+/// check-protocols` searches one call of each op exhaustively.
 #[test]
 fn waves_in_lockstep() {
     let runs = Level::from_env().pick(50, 200, 5_000);
@@ -104,9 +105,9 @@ fn waves_in_lockstep() {
     }
 }
 
-/// Whatever rank 0 gives up, what another rank takes for the result is the result. Ops that pull, and
-/// those of copy engines, are not among them: that memory is written while a peer reads it is a race to
-/// the models, also where the peer finds out before its call ends.
+/// Whenever rank 0 gives up, a result that another rank accepts must be correct. Ops that pull and
+/// ops with copy engines are left out: their memory is rewritten while a peer may read it, which
+/// the models report as a race although the peer notices before its call ends.
 #[test]
 fn a_rank_that_gives_up_misleads_nobody() {
     let level = Level::from_env();
@@ -118,7 +119,7 @@ fn a_rank_that_gives_up_misleads_nobody() {
     }
     for (ranks, calls) in sizes {
         for scenario in all_ops(ranks, calls).into_iter().filter(|s| !pulls(s)) {
-            // Numbers near 7, and calls of which one refreshes.
+            // Call numbers near 7, and calls of which one refreshes words.
             for first in [7, RESTAMP_PERIOD.wrapping_sub(calls as i32 - 1)] {
                 let scenario = ops::given_up(scenario.clone().calls(calls, first));
                 report(&search::exhaust(&scenario, &Rules::default(), STATES), 20);
@@ -158,7 +159,7 @@ fn random_schedules_of_up_to_four_ranks() {
     assert_eq!(total, runs * scenarios.len() as u64);
 }
 
-/// Every op skeleton, and words that carry their data, among as many ranks as a node has GPUs.
+/// Every op and the LL protocol, among as many ranks as a node has GPUs.
 #[test]
 fn random_schedules_of_five_and_eight_ranks() {
     let runs = Level::from_env().pick(10, 25, 1_000);
@@ -183,8 +184,8 @@ fn random_schedules_of_five_and_eight_ranks() {
     }
 }
 
-/// Words that carry their data: every pattern of who sends to whom, and calls that leave words alone
-/// or are of another kind, with and without a rank that gives up.
+/// LL protocol: every communication pattern, and calls that use few words or are of another kind,
+/// with and without a rank that gives up.
 #[test]
 fn words_that_carry_their_data() {
     let level = Level::from_env();
@@ -215,7 +216,8 @@ fn words_that_carry_their_data() {
             let wide = ll::exchange_two(pattern, ranks, 3).threads(3);
             let groups = |rank: u32| (0..ranks).map(move |r| 1 + u32::from(r <= rank)).collect();
             let (first, all): (Vec<u32>, Vec<u32>) = (groups(0), groups(ranks));
-            // What one workgroup took is no result where another gave up: rank 0 looks at none then.
+            // Items taken by one workgroup are no result if another gave up, so rank 0 does not
+            // check them.
             let given_up = ops::given_up(wide.clone().groups(&first).without_heads());
             for scenario in [wide.clone(), wide.groups(&all).without_heads(), given_up] {
                 report(&search::random(&scenario, &Rules::default(), 1, runs), runs);
@@ -224,8 +226,8 @@ fn words_that_carry_their_data() {
     }
 }
 
-/// The same in rows that a workgroup takes whole: when it has passed, all of its threads may read all of
-/// them.
+/// LL protocol in rows that a workgroup takes whole: after its barrier, all of its threads may read
+/// the whole row.
 #[test]
 fn rows_of_words_that_carry_their_data() {
     let runs = Level::from_env().pick(50, 300, 10_000);
@@ -233,11 +235,13 @@ fn rows_of_words_that_carry_their_data() {
         report(&search::random(&ll::in_place(false), &Rules::default(), 1, runs), runs);
         let one = ll::exchange_rows(ranks, 1, false, spread).without_heads();
         report(&search::exhaust(&one, &Rules::default(), STATES), 50);
-        // Of two threads one takes a row by itself, of four a row has not items for all that take any.
+        // One of two threads takes a row by itself; for four threads a row has too few items to
+        // give each thread some.
         for (groups, threads) in [(1, 2), (2, 2), (3, 4)] {
             let wide = ll::exchange_rows(ranks, 3, true, spread).threads(threads);
             let all = wide.clone().groups(&vec![groups; ranks as usize]);
-            // What one workgroup took is no result where another gave up: rank 0 looks at none then.
+            // Items taken by one workgroup are no result if another gave up, so rank 0 does not
+            // check them.
             let first: Vec<u32> =
                 (0..ranks).map(|rank| [groups, 1][usize::from(rank > 0)]).collect();
             let given_up = ops::given_up(wide.groups(&first));
@@ -248,16 +252,18 @@ fn rows_of_words_that_carry_their_data() {
     }
 }
 
-/// The same of tiles of a product, one a workgroup: what a thread pushes another has multiplied.
+/// LL protocol with GEMM tiles, one per workgroup: a thread pushes items that another has
+/// multiplied.
 #[test]
 fn tiles_of_words_that_carry_their_data() {
     let runs = Level::from_env().pick(50, 200, 10_000);
     for ranks in [2, 3] {
-        // Four threads have a row, two of two, or one of four rows.
+        // Four threads share a row, or two threads two rows, or one thread has four rows.
         let wide = ll::exchange_tiles(ranks, 3, 3).threads(4);
         for groups in [1, 2, 4] {
             let all = wide.clone().groups(&vec![groups; ranks as usize]);
-            // What one workgroup took is no result where another gave up: rank 0 looks at none then.
+            // Items taken by one workgroup are no result if another gave up, so rank 0 does not
+            // check them.
             let first: Vec<u32> =
                 (0..ranks).map(|rank| [groups, 1][usize::from(rank > 0)]).collect();
             let given_up = ops::given_up(wide.clone().groups(&first));
@@ -268,8 +274,8 @@ fn tiles_of_words_that_carry_their_data() {
     }
 }
 
-/// From just below the largest number and just below each multiple of the period, calls that use
-/// three of eight tiles, then all of them.
+/// Calls start just below the largest number and just below each multiple of the restamp period;
+/// they use three of eight tiles, then all of them.
 #[test]
 fn counters_about_to_wrap_or_to_refresh() {
     let level = Level::from_env();
@@ -290,7 +296,8 @@ fn counters_about_to_wrap_or_to_refresh() {
 
 #[test]
 fn once_round_the_counter() {
-    // All there are: sums begin while others are pushed, so that fewer steps can change places.
+    // The whole range is searched here: sums begin while other tiles are pushed, so fewer steps can
+    // be reordered.
     report(&whole_range(&Rules::default(), &[3, 3, 8]), 30_000);
     report(&whole_range(&Rules::default(), &[3, PULL, PULL]), 30_000);
     report(&whole_range(&Rules::default(), &[3, TWO_SHOT, TWO_SHOT]), 30_000);

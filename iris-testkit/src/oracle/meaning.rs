@@ -25,7 +25,7 @@ pub enum Rows {
 pub enum Product {
     /// No product.
     None,
-    /// Product before the message.
+    /// GEMM before the collective.
     First,
     /// Product after the message.
     Last,

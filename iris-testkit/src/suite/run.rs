@@ -157,7 +157,7 @@ fn run(heap: &Arc<SymmetricHeap>, case: &Case) -> anyhow::Result<Report> {
     op.check()?;
     let counts = case.options.backend.traits().host_threads || case.options.counted;
     let counters = counts.then(|| op.counters()).transpose()?;
-    // What operators of a node move for a larger one is not promised.
+    // The amount of data moved by a node's operators within a larger operator is not specified.
     if let Some(Counters { pushed, pulled, flags, .. }) = counters
         && ranks.nodes() == 1
     {

@@ -58,7 +58,7 @@ fn circles(tree: &Tree, folder: &str) -> Vec<Finding> {
     findings
 }
 
-/// What a file imports, and what that imports.
+/// Files that `file` imports, directly or not.
 fn reached<'a>(
     below: &BTreeMap<&'a Module, BTreeSet<&'a Module>>,
     from: &'a Module,
@@ -108,7 +108,7 @@ fn target<'a>(
     })
 }
 
-/// What the root has from which file, by name.
+/// File of each name that the root exports.
 fn exports(files: &BTreeMap<Module, (&str, Vec<Module>)>) -> BTreeMap<String, Module> {
     let Some((_, paths)) = files.get(&Vec::new()) else { return BTreeMap::new() };
     let exported = paths.iter().filter_map(|path| {
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
     use crate::tidy::tests::found;
 
-    /// What is found where two files of a library have these texts.
+    /// Findings for a library of two files with these texts.
     fn two(a: &str, b: &str) -> Vec<String> {
         let lib = "pub mod a;\npub mod b;\npub use b::Thing;\n";
         let files =

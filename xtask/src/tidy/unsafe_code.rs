@@ -44,7 +44,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("iris-kernels/src/rtc/", "the run-time compilers, loaded by path"),
 ];
 
-/// How a file says why it has unsafe code.
+/// Attribute by which a file justifies its unsafe code.
 const SAYS: &str = "allow(unsafe_code, reason = ";
 
 /// Crates that have none: the compiler is told so at their roots.

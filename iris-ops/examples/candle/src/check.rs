@@ -60,7 +60,7 @@ fn arguments(file: &Path, fused: bool) -> Vec<std::ffi::OsString> {
     arguments
 }
 
-/// What `for r in 0 1; do RANK=$r WORLD_SIZE=2 program & done; wait` does.
+/// Runs ranks like `for r in 0 1; do RANK=$r WORLD_SIZE=2 program & done; wait`.
 fn by_loop(file: &Path, size: usize, fused: bool) -> Result<Vec<u32>> {
     let program = std::env::current_exe()?;
     let start = |rank: usize| {
@@ -80,7 +80,7 @@ fn by_loop(file: &Path, size: usize, fused: bool) -> Result<Vec<u32>> {
 /// None where there is no mpirun.
 fn by_mpirun(file: &Path, size: usize, fused: bool) -> Result<Option<Vec<u32>>> {
     let mut command = Command::new("mpirun");
-    // As root and on few cores, as in CI.
+    // Flags for root and for few cores, as in CI.
     command.args(["--allow-run-as-root", "--oversubscribe", "-n", &size.to_string()]);
     let command = command.arg(std::env::current_exe()?).args(arguments(file, fused));
     let output = match command.output() {

@@ -37,7 +37,7 @@ const PROMPT: [u32; 7] = [1, 17, 96, 5, 200, 33, 2];
 /// Number of tokens that are generated.
 const NEW_TOKENS: usize = 24;
 
-/// How the ranks compute and exchange.
+/// Computation and communication options of the ranks.
 #[derive(Clone, Copy, Debug, Default)]
 struct Ways {
     /// Whether row-parallel layers are one operator with their sum.
@@ -111,7 +111,7 @@ fn generate(world: &World, file: &Path, ways: Ways) -> Result<Vec<u32>> {
         let seen = llama.seen();
         let input = Tensor::new(&tokens[seen..], &device)?;
         let best = llama.forward(&input)?.argmax(0)?.to_scalar::<u32>()?;
-        // As a server does that samples on one rank: the others get its token.
+        // Simulates a server that samples on one rank: the other ranks get its token.
         let mut token = if world.rank() == 0 { [best] } else { [0] };
         match &device {
             Device::Cpu => comm.broadcast_in_place(&mut token, 0)?,

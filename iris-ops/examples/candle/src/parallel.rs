@@ -22,7 +22,7 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// What falls to this rank of so many items.
+    /// Range of `items` that this rank owns.
     pub fn of(self, items: usize) -> Range<usize> {
         split(items, self.size, self.rank)
     }
@@ -50,7 +50,7 @@ pub struct RowParallel {
     sum: Sum,
 }
 
-/// How row-parallel layers get their sum.
+/// Summation over ranks for row-parallel layers.
 #[derive(Clone)]
 enum Sum {
     /// candle's product, then an all-reduce.

@@ -1,4 +1,5 @@
-//! What an engine has around its communicator: the identity in a file, a rank of its own, the sum behind a layer.
+//! Typical code of an engine around its communicator: the id in a file, the rank, and the sum after
+//! a layer.
 
 use std::path::Path;
 use std::sync::Arc;

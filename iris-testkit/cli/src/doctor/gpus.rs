@@ -27,7 +27,7 @@ pub(super) fn section(kind: BackendKind, with_links: bool) -> (Section, Verdict)
             findings.push(Finding::new(State::Error, "devices", error));
         }
     }
-    // What is missing beside a missing device is nothing to mend.
+    // Without a device, missing libraries are no error.
     let needed = if count > 0 { State::Error } else { State::None };
     let compilers = compilers(kind, needed);
     let compiles = compilers.iter().any(|finding| finding.state == State::Ok);

@@ -16,7 +16,7 @@ use crate::bench::origin::{date, provenance};
 /// Descriptors that a job of 64 ranks needs in a process: sockets and shared memory of all.
 const DESCRIPTORS: u64 = 512;
 
-/// What holds for every backend.
+/// Checks that apply to every backend.
 pub(super) fn section() -> Section {
     let mut findings = vec![
         Finding::new(State::Ok, "iris", version()),
@@ -209,7 +209,7 @@ fn kernels() -> Finding {
     .details(place)
 }
 
-/// What the launcher's variables mean.
+/// Reports the world that the launcher's variables describe.
 fn world() -> Finding {
     match iris_heap::launched() {
         Ok(Some(world)) => Finding::new(State::Ok, "world", world),

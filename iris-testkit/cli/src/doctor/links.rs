@@ -20,8 +20,8 @@ const MESSAGE: usize = 16 << 10;
 /// Calls of a barrier that are timed together.
 const CALLS: usize = 100;
 
-/// What one rank has measured, by the peer: GB/s of a copy to it, and one-way latency in us with it. A wrong path is an
-/// error in words.
+/// Measurements of one rank by peer: copy bandwidth in GB/s, and one-way latency in us. A path with
+/// wrong data is reported as an error text.
 #[derive(Default)]
 struct Row {
     rate: Vec<f64>,
@@ -216,7 +216,7 @@ mod tests {
         assert!(rows[0].rate[1] > 0.0 && rows[1].rate[0] > 0.0 && rows[0].latency[1] > 0.0);
     }
 
-    /// As if the copy to rank 1 had not taken place.
+    /// Simulates a copy to rank 1 that did not take place.
     #[test]
     fn a_path_that_silently_does_nothing_is_reported() {
         let rows = rows(|heap, gets| {

@@ -32,7 +32,7 @@ pub(crate) struct Options {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum State {
-    /// As it should be.
+    /// No problem found.
     Ok,
     /// Missing or unset, and needed by nothing here.
     None,

@@ -24,7 +24,7 @@ pub(super) struct Between {
 }
 
 impl Between {
-    /// Of a message of so many rows and columns.
+    /// Prepares a step for a message of this number of rows and columns.
     pub(super) fn new(
         heap: &Arc<SymmetricHeap>,
         (rows, cols): (usize, usize),
@@ -50,7 +50,7 @@ impl Between {
     }
 }
 
-/// What adds up the message of a layer.
+/// Implementation that sums the message of a layer.
 pub(super) enum Sum<'a> {
     Op(Rc<(AnyOp, Operands)>),
     Library(Rc<Baseline<'a>>),
@@ -110,7 +110,8 @@ impl Step<'_> {
 #[derive(Clone, Copy)]
 pub(super) struct Steps {
     pub(super) layers: usize,
-    /// Of an op, of a library if there is one, and of nothing: without and with a kernel between.
+    /// Times with an op, with a library if there is one, and without either: each without and with
+    /// a kernel between.
     pub(super) op: [[usize; 2]; 2],
     pub(super) library: Option<[[usize; 2]; 2]>,
     pub(super) none: [usize; 2],

@@ -25,7 +25,7 @@ std::atomic<u32> wrong;
 /// The boundary between two launches of this rank: all of its workgroups come to it.
 thread_local std::barrier<>* boundary;
 
-/// As Tiles, and C is filled before each call with what is no result.
+/// Tiles for which C is filled with an invalid value before each call.
 struct HeldTiles : Tiles {
     void fill_out() const {
         hold<Hold::Filling>(me());
