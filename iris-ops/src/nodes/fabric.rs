@@ -93,7 +93,7 @@ impl Fabric for Sockets {
         let (heap, control) = (self.heap.clone(), Arc::clone(&self.control));
         let (across, ranks) = (self.across.clone(), Arc::clone(&self.ranks));
         stream.call_cpu("step between nodes", move || {
-            // Nobody waits for the step if the heap has been dropped.
+            // No rank waits for the step if the heap has been dropped.
             let Some(heap) = heap.upgrade() else { return Ok(()) };
             if let Err(error) = exchange(&heap, &across, &ranks, step, record) {
                 // The other ranks of this node wait for this one, so they are notified too.

@@ -150,7 +150,7 @@ impl Shape {
     }
 }
 
-/// As `iris::Units`.
+/// Same layout as `iris::Units`.
 #[cfg(iris_cxx)]
 #[repr(C)]
 struct CxxUnits {

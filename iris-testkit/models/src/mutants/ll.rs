@@ -32,7 +32,7 @@ pub(super) fn all() -> Vec<Mutant> {
         device("ll-stamp-device", LlStamp, refreshing(&[1, 1])),
         mutant("ll-torn", one(1), Change::Torn, Check::Wrong),
         mutant("ll-any", one(1), Change::Compare(LlLoad, Compare::Any), Check::Wrong),
-        // Of several items that are polled together, each one must be checked.
+        // Each of several items that are polled together must be checked.
         mutant("ll-rows-torn", rows(1), Change::Torn, Check::Wrong).by(Engine::Random(20_000)),
         mutant("ll-rows-any", rows(1), Change::Compare(LlLoad, Compare::Any), Check::Wrong)
             .by(Engine::Random(20_000)),
