@@ -248,7 +248,7 @@ impl Control {
         Some((ranks, format!("call {call} of the heap, {name}")))
     }
 
-    /// Notes that the host has seen the end of the first calls of the heap, so many.
+    /// Records that the host has seen the end of the heap's first `calls` calls.
     pub(crate) fn complete(&self, calls: u64) {
         if let Some(boards) = self.boards()
             && let Err(error) = boards.complete(calls)

@@ -277,8 +277,7 @@ pub enum Error {
         op: String,
         /// Operator, call, tile, awaited rank, the value seen and the value wanted.
         fault: iris_sync::Fault,
-        /// Operator and call that each rank is in, as far as their hosts know; empty where that explains nothing, or
-        /// nobody knows.
+        /// Operator and call that each rank is in, as far as known; empty if it explains nothing.
         standing: Vec<String>,
     },
     /// Another rank gave up; its own error has the reason.

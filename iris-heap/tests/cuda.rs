@@ -383,7 +383,7 @@ fn a_new_stream_waits_for_no_other() {
     outcome.unwrap();
 }
 
-/// Handles and addresses suffice, whoever made them: here a stream and memory of another heap.
+/// Streams and memory can be passed as plain handles and addresses, here those of another heap.
 fn streams_and_memory_come_as_numbers() {
     let outcome = World::run_threads(1, |world| {
         let (theirs, heap) =

@@ -1,4 +1,4 @@
-//! Worlds over several nodes: threads that play nodes, and ranks that meet over loopback.
+//! Worlds over several nodes: threads that simulate nodes, and ranks that meet over loopback.
 
 use std::net::TcpListener;
 
@@ -87,11 +87,11 @@ fn a_lost_rank_is_named_with_its_host_and_ends_waits_of_other_nodes() {
     let results = over_loopback(&["a", "a", "b", "b"], |world| {
         let heap = SymmetricHeap::open(&world, HeapOptions::new().data_bytes(1 << 20))?;
         if world.rank() == 3 {
-            // Its process ends: nothing is closed.
+            // The process ends without closing anything.
             return Ok(());
         }
         let error = world.barrier().unwrap_err();
-        // Kernels on other nodes are told, too.
+        // Kernels on other nodes are aborted too.
         while heap.control().host_abort() == 0 {
             std::thread::yield_now();
         }

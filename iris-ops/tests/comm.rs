@@ -211,7 +211,7 @@ fn a_communicator_that_has_lost_a_rank_is_followed_by_another() {
         if rank == 1 {
             drop(comm);
         } else {
-            // Its peer does not come.
+            // The peer does not arrive.
             let error = comm.all_reduce_in_place(&mut [1.0_f32; 4], &ReduceOp::Sum).unwrap_err();
             assert!(error.to_string().contains("rank 1"), "{error}");
             assert!(comm.check().is_err());

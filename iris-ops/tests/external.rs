@@ -27,7 +27,7 @@ fn inputs_are_only_read_and_no_output() {
         let says = "memory of C is MatRef::external, which is only read, expected \
                     MatRef::external_mut or MatRef::sym";
         assert!(error.ends_with(says), "{error}");
-        // SAFETY: C outlives the calls, which are waited for, and nobody else writes it.
+        // SAFETY: C outlives the calls, which are waited for, and is written by nothing else.
         let written = unsafe { MatRef::external_mut(c.as_mut_ptr(), 2, 1, 2) };
         op.run(&MatmulArgs::new(a, b, written), &stream)?;
         stream.sync()?;

@@ -19,7 +19,7 @@ pub enum FaultKind {
     PeerGaveUp = 4,
     /// The process of a peer has ended.
     PeerLost = 5,
-    /// This rank's host told its kernels to leave; `seen` is the host's code.
+    /// Abort by this rank's host; `seen` is the host's code.
     HostAbort = 6,
 }
 

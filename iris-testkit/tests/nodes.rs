@@ -1,4 +1,5 @@
-//! Every operator over several nodes against the oracle: threads that play nodes, and ranks that meet over loopback.
+//! Tests of every operator over several nodes against the oracle: threads that simulate nodes, and
+//! ranks that meet over loopback.
 
 mod common;
 
@@ -17,10 +18,11 @@ use iris_testkit::suite::{Case, Input, Layout, Op, Options, Residual, room_for_n
 
 const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
-/// Nodes, and ranks of each.
+/// Number of nodes, and number of ranks per node.
 const WORLDS: [(usize, usize); 4] = [(2, 1), (2, 2), (3, 1), (2, 3)];
 
-/// M, N, K: ragged ones, single rows and columns, no depth, fewer rows than ranks, and none.
+/// M, N, K: ragged shapes, single rows and columns, K of 0, fewer rows than ranks, and empty
+/// matrices.
 const SHAPES: [(usize, usize, usize); 9] = [
     (33, 65, 17),
     (1, 64, 32),
@@ -33,7 +35,8 @@ const SHAPES: [(usize, usize, usize); 9] = [
     (9, 0, 5),
 ];
 
-/// Each operator as the plan chooses, and by each variant that a node's operator has.
+/// Tests each operator with the automatic choice, and with each variant that a node's operator
+/// supports.
 fn each(options: &Options) -> Vec<Case> {
     let mut cases = Vec::new();
     for op in Op::ALL {
@@ -117,7 +120,8 @@ fn shapes_and_types_on_2_nodes_of_3_ranks() {
     shapes_on(2, 3);
 }
 
-/// Layouts, bias, epilogue, other types, other roots, bursts: each alone and on every operator.
+/// Tests layouts, bias, epilogue, other types, other roots and bursts: each alone and on every
+/// operator.
 #[test]
 fn features_of_matrices_and_options() {
     type Change = fn(Case) -> Case;
@@ -191,7 +195,7 @@ fn features_of_matrices_and_options() {
     }
 }
 
-/// Rows that are normalised beside the sum, with a residual and without.
+/// Tests the RMSNorm after the sum, with a residual and without.
 #[test]
 fn rows_are_normalised() {
     for (nodes, per_node) in WORLDS {
@@ -212,7 +216,7 @@ fn rows_are_normalised() {
     }
 }
 
-/// Messages of elements, whose number no world divides.
+/// Tests messages by elements whose number is no multiple of any world's size.
 #[test]
 fn messages_of_elements() {
     for (nodes, per_node) in WORLDS {
@@ -341,7 +345,7 @@ fn operators_over_sockets() {
     }
 }
 
-/// Plans that differ between nodes are told to all when the operator is made.
+/// Tests that plans that differ between nodes are an error on all ranks when the operator is made.
 #[test]
 fn plans_that_differ_between_nodes_are_named() {
     let results = World::run_nodes(2, 2, |world| -> anyhow::Result<String> {
@@ -357,7 +361,8 @@ fn plans_that_differ_between_nodes_are_named() {
     }
 }
 
-/// Calls that differ between nodes end on all ranks, with both ranks and what differs.
+/// Tests that calls that differ between nodes fail on all ranks, with an error that names both
+/// ranks and the difference.
 #[test]
 fn calls_that_differ_between_nodes_are_named() {
     let results =
@@ -367,12 +372,12 @@ fn calls_that_differ_between_nodes_are_named() {
             let plan = iris_ops::all_reduce::Options::rows(8, 16).plan(&heap)?;
             let op = AllReduce::new(&heap, &plan)?;
             let x = heap.zeros::<f32>(8 * 16)?;
-            // The nodes disagree about the rows of a call.
+            // The nodes call with different numbers of rows.
             let rows = 8 - world.node();
             let matrix = MatRef::sym(x.slice(..rows * 16)?, rows, 16);
             op.run(&CollectiveArgs::new(matrix, matrix), &stream)?;
             let outcome = stream.sync();
-            // A rank that returned would be lost to the others.
+            // Ranks wait here, because a rank that returned would count as lost.
             world.barrier()?;
             let again = op.run(&CollectiveArgs::new(matrix, matrix), &stream);
             assert!(again.is_err(), "the heap is of no further use");
@@ -385,7 +390,7 @@ fn calls_that_differ_between_nodes_are_named() {
     }
 }
 
-/// A rank that ends in the middle of a call ends the call on all nodes.
+/// Tests that a rank that dies in the middle of a call ends the call on all nodes.
 #[test]
 fn a_rank_that_ends_is_named_on_all_nodes() {
     let results =

@@ -62,7 +62,7 @@ pub(super) struct Connection {
     pub(super) mail: Arc<(Mutex<Mail>, Condvar)>,
     pub(super) control: Mutex<Option<JoinHandle<()>>>,
     pub(super) hub: Mutex<Option<JoinHandle<()>>>,
-    /// Processes of the launched ranks, once all have told.
+    /// Processes of the launched ranks, once all ranks have reported theirs.
     pub(super) processes: OnceLock<Vec<ProcessId>>,
 }
 

@@ -95,7 +95,7 @@ pub trait Bootstrap: Send + Sync {
         Err(unsupported("sharing objects", "the ranks are not threads of one process"))
     }
 
-    /// Process of a rank; none for a thread of this process, and where nobody has told.
+    /// Process of a rank; `None` for a thread of this process, or if the process is unknown.
     fn process(&self, rank: usize) -> Option<ProcessId> {
         let _ = rank;
         None

@@ -8,7 +8,7 @@ use crate::error::list_texts;
 /// Process of a rank on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessId {
-    /// Its id, in its namespace of ids.
+    /// Process id, in its pid namespace.
     pid: u32,
     /// Inode of the namespace: ids of another namespace name other processes here.
     namespace: u64,
@@ -29,14 +29,14 @@ impl ProcessId {
         bytes
     }
 
-    /// The process that another rank told of; none for a message of another length.
+    /// Process from the bytes that another rank has sent; `None` for another length.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<ProcessId> {
         let (pid, namespace) = bytes.split_first_chunk::<4>()?;
         let namespace = u64::from_le_bytes(namespace.try_into().ok()?);
         Some(ProcessId { pid: u32::from_le_bytes(*pid), namespace })
     }
 
-    /// Whether the process is stopped by a signal or a debugger; false if nobody can tell.
+    /// Whether the process is stopped by a signal or a debugger; false if that cannot be found out.
     pub fn is_stopped(&self) -> bool {
         if self.namespace != ProcessId::own().namespace {
             return false;

@@ -5,10 +5,10 @@ use std::sync::Once;
 use super::VARIABLES;
 use crate::bootstrap::notice::notice;
 
-/// A variable of the environment whose name begins with `IRIS_` and that nobody reads.
+/// Environment variable whose name begins with `IRIS_` but which iris does not read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unknown {
-    /// Its name.
+    /// Name of the variable.
     pub name: String,
     /// The variable that has almost the same name, if there is one.
     pub nearest: Option<&'static str>,
@@ -24,7 +24,7 @@ impl std::fmt::Display for Unknown {
     }
 }
 
-/// The variables of this process that begin with `IRIS_` and that nobody reads.
+/// Variables of this process that begin with `IRIS_` but which iris does not read.
 pub fn unknown() -> Vec<Unknown> {
     among(std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned()))
 }

@@ -19,8 +19,8 @@ use crate::bootstrap::{Bootstrap, Step};
 use crate::env::{Settings, read, wrong};
 use crate::error::{Error, Result};
 
-/// A secret of 256 bits that the ranks of a job share, and nobody else: with it they recognise each other, and seal
-/// what they send between hosts. Neither `Debug` nor `Display` shows it.
+/// Secret of 256 bits shared by the ranks of a job only: they authenticate each other with it and
+/// encrypt what they send between hosts. Neither `Debug` nor `Display` shows it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret([u8; 32]);
 
@@ -91,7 +91,7 @@ impl FromStr for Secret {
         }
         match digits {
             true => Ok(Secret(bytes)),
-            // It may be one with a digit missing: not shown.
+            // The value may be a mistyped secret, so it is not shown.
             false => Err(Error::invalid("secret", "(not shown)", "64 hexadecimal digits")),
         }
     }
@@ -128,26 +128,27 @@ impl Network {
         Network { address: address.into(), job, secret: None, trusted: false, node: None }
     }
 
-    /// Has the ranks recognise each other by a secret. Without one only loopback addresses are taken.
+    /// Sets the secret by which the ranks recognise each other. Without a secret only loopback
+    /// addresses are accepted.
     #[must_use]
     pub fn secret(self, secret: Secret) -> Network {
         Network { secret: Some(secret), ..self }
     }
 
-    /// Takes any address without a secret: for a network that nobody else can reach.
+    /// Accepts any address without a secret: for a network that nobody else can reach.
     #[must_use]
     pub fn trusted(self) -> Network {
         Network { trusted: true, ..self }
     }
 
-    /// Names the node of this rank, in place of its host's identity: ranks with the same name share memory. For
-    /// tests that play several nodes on one host.
+    /// Sets the name of this rank's node, in place of its host's identity: ranks with the same name
+    /// share memory. For tests that simulate several nodes on one host.
     #[must_use]
     pub fn node(self, name: impl Into<String>) -> Network {
         Network { node: Some(name.into()), ..self }
     }
 
-    /// Checks that a job without a secret meets where nobody else is.
+    /// Checks that a job without a secret meets at an address that others cannot reach.
     fn check_trust(&self, meeting: &Meeting) -> Result<()> {
         if self.secret.is_some() {
             return Ok(());
@@ -186,7 +187,7 @@ pub(super) fn from_env(launch: &Launch, number: usize) -> Result<Option<Network>
         Some("1") => true,
         Some(other) => return Err(wrong("IRIS_TRUST_NETWORK", other, "0 or 1")),
     };
-    // An IPv6 address stands in brackets before a port.
+    // An IPv6 address is written in brackets before a port.
     let host =
         if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host };
     let job = format!("{}, world {number}", launch.job);

@@ -1,4 +1,4 @@
-//! A new secret for jobs on several hosts.
+//! `iris secret`: creates a secret for jobs on several hosts.
 
 use std::path::PathBuf;
 

@@ -22,7 +22,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// A line for each check on a screen, and a verdict; nothing stands there twice.
+/// The doctor prints one line per check, which fit a screen, and a verdict; no text appears twice.
 #[test]
 fn a_doctor_fits_the_screen_and_ends_with_a_verdict() {
     let output = iris(&["doctor", "--no-links"], &[]);

@@ -310,7 +310,7 @@ impl LoomArena {
             (Object::Cell(cell), _) => match write {
                 // SAFETY: loom has just checked that nothing accesses the cell concurrently.
                 None => cell.with(|value| unsafe { *value }),
-                // SAFETY: as above.
+                // SAFETY: loom has just checked that nothing accesses the cell concurrently.
                 Some(new) => cell.with_mut(|value| unsafe { std::mem::replace(&mut *value, new) }),
             },
             (Object::Line(line), Place::Data { index, .. }) => {

@@ -1,4 +1,4 @@
-//! Test matrices in the heap, with gaps that nobody may write.
+//! Test matrices in the heap, with gaps that must stay unwritten.
 
 #![allow(unsafe_code, reason = "ops are given the addresses of memory in the heap")]
 

@@ -21,7 +21,7 @@ void standin_rank(u32 number) {
 }
 /// Log of the calling thread.
 const char* standin_log() { return standin::rank.log.c_str(); }
-/// Clears the log of the calling thread; streams and events are numbered anew.
+/// Clears the log of the calling thread and restarts the numbering of its streams and events.
 void standin_clear() {
     standin::rank.log.clear();
     standin::rank.streams = {};

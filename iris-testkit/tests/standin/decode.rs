@@ -1,5 +1,5 @@
-//! A decode step of a model: the host waits for nothing between its first launch and its last, on a stream and in a
-//! capture.
+//! Decode step of a model: the host waits for nothing between the first and the last launch, on a
+//! stream and in a capture.
 
 use anyhow::{Result, ensure};
 use half::bf16;
@@ -13,10 +13,11 @@ use crate::logs::captures;
 
 const HIDDEN: usize = 1024;
 const LAYERS: usize = 4;
-/// Tokens of a step: one for each sequence.
+/// Number of tokens of a step: one for each sequence.
 const ROWS: usize = 8;
 
-/// A model that does what ranks exchange: row-parallel layers with residual and norm, a sum, all logits, and a token.
+/// Model with only the communication between ranks: row-parallel layers with residual and norm, a
+/// sum, all logits, and a token.
 struct Model {
     comm: Comm,
     layer: MatmulAllReduce,
@@ -30,7 +31,7 @@ struct Model {
 }
 
 impl Model {
-    /// Collective.
+    /// Makes the operators of the model. Collective.
     fn new(heap: &std::sync::Arc<SymmetricHeap>, stream: &Stream, plan: &Plan) -> Result<Model> {
         let size = heap.size();
         Ok(Model {
@@ -65,7 +66,7 @@ impl Model {
     }
 }
 
-/// Lines of waits between the first launch of a log and its last, of which there must be some.
+/// Host waits in a log between its first launch and its last; the log must have launches.
 fn waits(log: &str) -> Result<Vec<&str>> {
     let lines: Vec<&str> = log.lines().collect();
     let launches = || lines.iter().enumerate().filter(|(_, line)| line.contains("Launch"));
@@ -91,14 +92,15 @@ fn rank(world: &World, machine: &Machine) -> Result<()> {
     let mut outcome = Ok(());
     let mut model = captured.with(|stream| Model::new(&heap, stream, &plan))?;
     standin.log_waits(true);
-    // The first step finds what the problems have not had yet; the second is that of a server.
+    // The first step also prepares each problem's algorithms; the second is like a server's later
+    // steps.
     for _ in 0..2 {
         standin.take();
         captured.with(|stream| model.step(stream, || Ok(())))?;
         let log = standin.take();
         ensure!(waits(&log)?.is_empty(), "the host waits: {:?}", waits(&log)?);
     }
-    // A wait is seen where there is one.
+    // A planted wait is found.
     captured.with(|stream| model.step(stream, || Ok(stream.sync()?)))?;
     let log = standin.take();
     ensure!(waits(&log)?.len() == 1, "not one wait but {:?}", waits(&log)?);
@@ -115,7 +117,7 @@ fn rank(world: &World, machine: &Machine) -> Result<()> {
     Ok(heap.close()?)
 }
 
-/// Runs in a child.
+/// Runs the step in a child process.
 pub(crate) fn run(machine: &Machine) {
     for size in [1, 2, 4] {
         World::run_threads(size, |world| rank(&world, machine)).unwrap();

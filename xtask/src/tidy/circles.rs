@@ -152,7 +152,7 @@ fn named(code: &str) -> Vec<Module> {
     paths
 }
 
-/// The paths of a tree of imports behind `before`.
+/// Paths that a tree of imports names after the prefix `before`.
 fn expand(text: &str, before: &[String], paths: &mut Vec<Module>) {
     let (head, group) = match text.split_once('{') {
         Some((head, rest)) => (head, Some(rest.strip_suffix('}').unwrap_or(rest))),

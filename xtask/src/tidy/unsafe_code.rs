@@ -47,7 +47,7 @@ const ALLOWED: &[(&str, &str)] = &[
 /// Attribute by which a file justifies its unsafe code.
 const SAYS: &str = "allow(unsafe_code, reason = ";
 
-/// Crates that have none: the compiler is told so at their roots.
+/// Crates without unsafe code: their roots forbid it, so the compiler checks them.
 const FORBIDDING: &[&str] = &["iris-sync/src/lib.rs", "xtask/src/main.rs"];
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {

@@ -89,10 +89,10 @@ impl Gpu {
         self.sharing.get().copied().unwrap_or(1)
     }
 
-    /// Checks a handle of the caller's for those of default streams. The legacy default stream (0, or 1) is one stream of all
-    /// threads: where ranks that are threads share a device, a rank's work in it would stand behind another's that waits for
-    /// it. The per-thread default stream (2) is another stream for each thread that names it, so that another thread could
-    /// not wait for it.
+    /// Checks a caller's stream handle for the default streams. The legacy default stream (0 or 1)
+    /// is shared by all threads: if ranks that are threads share a device, a rank's call would be
+    /// queued behind another rank's call that waits for it. The per-thread default stream (2)
+    /// differs between threads, so another thread could not wait for it.
     pub(crate) fn check_default(&self, stream: RawStream) -> Result<()> {
         const LEGACY: [u64; 2] = [0, 1];
         const PER_THREAD: u64 = 2;

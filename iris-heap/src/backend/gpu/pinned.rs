@@ -40,8 +40,8 @@ pub(crate) fn take(device: &dyn Driver) -> Result<PinnedLine> {
     Ok(block)
 }
 
-/// Pinned memory for copies to the host that nobody uses: kind of device, address, bytes. It is never given back to the
-/// driver, which may wait for the device then.
+/// Unused pinned host memory for later copies: kind of device, address, bytes. It is never returned
+/// to the driver, because that may wait for the device.
 static BUFFERS: Mutex<Vec<(BackendKind, usize, usize)>> = Mutex::new(Vec::new());
 
 /// Pinned memory that a device can copy to.

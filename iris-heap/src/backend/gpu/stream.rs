@@ -541,8 +541,8 @@ impl StreamBackend for GpuStream {
         let (event, buffer) = (GpuEvent::new(device)?, pinned::buffer(&**device, bytes as usize)?);
         let copied = match bytes {
             0 => Ok(()),
-            // SAFETY: the source is mapped, and the heap keeps it; the target is kept until the event behind the copy is
-            // done.
+            // SAFETY: the source is mapped, and the heap keeps it; the target is kept until the
+            // event after the copy is done.
             _ => unsafe { device.read(buffer.pointer(), from, bytes as usize, queue.raw) },
         };
         let recorded = event.record(queue.raw);

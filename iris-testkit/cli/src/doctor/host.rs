@@ -75,7 +75,7 @@ fn sum_of_two() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The file of `iris tune` that plans of so many ranks go by.
+/// Reports the file of `iris tune` that plans for `ranks` ranks use.
 pub(super) fn tuning(kind: BackendKind, ranks: usize) -> Finding {
     let ranks = Ranks::new(0, ranks).on(kind);
     let path = TuningFile::path(ranks);

@@ -36,7 +36,7 @@ enum State {
     Ok,
     /// Missing or unset, and needed by nothing here.
     None,
-    /// It works, with a drawback that the line names.
+    /// Usable, with a drawback that the line names.
     Warning,
     /// Something asked for, or present, does not work.
     Error,

@@ -65,7 +65,8 @@ struct Row {
     workgroups: Option<usize>,
     /// Epsilon of an RMSNorm with residual that is fused into the op.
     rms_norm: Option<f32>,
-    /// Number of layers of a decoder's step: then graphs of so many calls are timed, too, and of half as many.
+    /// Number of layers in a decoder step; if set, graphs of that many calls, and of half as many,
+    /// are timed too.
     layers: Option<usize>,
 }
 

@@ -135,7 +135,7 @@ struct Rank {
     std::barrier<> launches{GROUPS};
 };
 
-/// Run calls of a subject over all ranks of a channel; whether every rank got through.
+/// Runs calls of a subject over all ranks of a channel; returns whether every rank succeeded.
 bool run(int (*subject)(const Input&), bool direct, u32 count, const Channel& laid_out, u32 words,
          u32 device_words) {
     const u32 size = laid_out.size;

@@ -160,7 +160,7 @@ fn the_callers_stream_and_memory_come_as_numbers() {
     assert!(!calls.contains(&format!("destroy_stream {stream}")), "it is the caller's: {calls:?}");
 }
 
-/// The default streams: one that all threads name alike, and one that each thread has of its own.
+/// Default streams: one that all threads share, and one per thread.
 #[test]
 fn default_streams_are_taken_or_refused_by_name() {
     let join = |ordinals: [i32; 2], same_process: bool| {
@@ -187,7 +187,7 @@ fn default_streams_are_taken_or_refused_by_name() {
             "{error}"
         );
     }
-    // In one stream the call of one rank would stand behind that of the other, which waits for it.
+    // In a single stream, one rank's call would be queued behind the other's, which waits for it.
     let [(_, gpu), _] = join([0, 0], true);
     for legacy in [0, 1] {
         let error = taken(&gpu, legacy).unwrap_err().to_string();
