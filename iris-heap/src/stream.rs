@@ -174,8 +174,9 @@ impl Event {
     }
 }
 
-/// Elements that an enqueued copy brings to the host: of [`SymmetricHeap::read_on`](crate::SymmetricHeap::read_on). It owns
-/// the memory that they are copied to; dropped before that, it leaves the memory to the copy.
+/// Result of [`SymmetricHeap::read_on`](crate::SymmetricHeap::read_on): elements that an enqueued
+/// copy brings to the host. Owns the target memory; dropped before the copy is complete, it leaks
+/// the memory to the copy.
 #[must_use]
 pub struct PendingRead<T> {
     copy: Box<dyn HostCopy>,

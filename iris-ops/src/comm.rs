@@ -158,7 +158,6 @@ impl Comm {
     /// with the feature `cudarc-0-19`, an `Arc<CudaStream>`.
     ///
     /// # Errors
-    ///
     /// [`Error::Comm`] for an invalid `id`, a rank out of range, ranks that do not arrive by the
     /// deadline, or a device that cannot be opened; the errors of an operator's `new`.
     #[track_caller]
@@ -175,7 +174,6 @@ impl Comm {
     /// ranks.
     ///
     /// # Errors
-    ///
     /// The errors of [`Comm::from_rank`]; [`Error::Invalid`] for options that no communicator can
     /// have.
     #[track_caller]
@@ -197,7 +195,6 @@ impl Comm {
     /// program keeps the world and closes it after the communicator.
     ///
     /// # Errors
-    ///
     /// The errors of [`Comm::from_rank_with`].
     #[track_caller]
     pub fn from_world(
@@ -227,7 +224,6 @@ impl Comm {
     /// [`Options::footprint`] returns the memory that it needs of the heap.
     ///
     /// # Errors
-    ///
     /// The errors of an operator's `new`; [`Error::Comm`] for a stream of another heap or device.
     #[track_caller]
     pub fn in_heap(
@@ -291,7 +287,6 @@ impl Comm {
     /// be called at any time.
     ///
     /// # Errors
-    ///
     /// The fault, as [`Error::Comm`]. The communicator is then unusable: drop it on all ranks, and
     /// open another with a new [`Id`].
     pub fn check(&self) -> Result<()> {
@@ -302,7 +297,6 @@ impl Comm {
     /// and the world if the communicator opened them. Later calls are refused.
     ///
     /// # Errors
-    ///
     /// [`Error::Comm`] if it was closed already, if a rank is lost, or if a call of this rank has
     /// failed without a report so far. Local resources are released even then, so another
     /// communicator can be opened with another [`Id`].

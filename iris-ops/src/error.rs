@@ -140,7 +140,7 @@ pub enum Error {
     Poisoned {
         /// Operator whose call was refused.
         op: OpLabel,
-        /// Fault of the earlier call.
+        /// Fault of the earlier call, which causes this error.
         cause: Box<iris_heap::Error>,
     },
     /// A step of a call could not be enqueued. Steps before it may have been; `then` is what the

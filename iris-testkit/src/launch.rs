@@ -133,7 +133,8 @@ impl Options {
         self
     }
 
-    /// Plays this number of nodes on this host, as many ranks on each, which meet over loopback by a secret of the job.
+    /// Simulates this number of nodes on this host, with equal numbers of ranks, which meet over
+    /// loopback with a secret of the job.
     pub fn nodes(mut self, nodes: usize) -> Self {
         self.nodes = nodes;
         self
@@ -322,7 +323,7 @@ pub fn launch(
     Ok(Outcome { ranks: ranks.collect() })
 }
 
-/// Variables by which ranks on pretended nodes meet.
+/// Environment variables with which ranks on simulated nodes meet.
 fn network(folder: &Path) -> Result<Vec<(&'static str, OsString)>> {
     let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr());
     let port = free.context("loopback has no free port")?.port().to_string();

@@ -291,7 +291,7 @@ fn messages_of_elements() {
     }
 }
 
-/// No rank leaves a barrier before the last has arrived, on whichever node it is.
+/// Tests that no rank leaves a barrier before the last has arrived, on whichever node it is.
 #[test]
 fn a_barrier_holds_all_nodes() {
     for (nodes, per_node) in WORLDS {

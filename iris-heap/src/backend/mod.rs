@@ -49,7 +49,7 @@ pub trait Mapping: Send + Sync {
     /// Length in bytes.
     fn bytes(&self) -> u64;
 
-    /// This object as the backend's own type, for downcasts.
+    /// This object as `Any`, to downcast it to the backend's own type.
     fn as_any(&self) -> &dyn Any;
 }
 
@@ -214,7 +214,7 @@ pub(crate) trait StreamBackend: Send + Sync {
     /// on each rank.
     fn control(&self) -> &Arc<Control>;
 
-    /// This object as the backend's own type, for downcasts.
+    /// This object as `Any`, to downcast it to the backend's own type.
     fn as_any(&self) -> &dyn Any;
 }
 
@@ -239,7 +239,7 @@ pub(crate) trait EventBackend: Send + Sync {
     /// Errors of the device.
     fn sync(&self) -> Result<()>;
 
-    /// This object as the backend's own type, for downcasts.
+    /// This object as `Any`, to downcast it to the backend's own type.
     fn as_any(&self) -> &dyn Any;
 }
 
@@ -483,6 +483,6 @@ pub(crate) trait Backend: Send + Sync {
     /// [`Error::Closed`].
     fn shutdown(&self);
 
-    /// This object as the backend's own type, for downcasts.
+    /// This object as `Any`, to downcast it to the backend's own type.
     fn as_any(&self) -> &dyn Any;
 }

@@ -10,12 +10,12 @@ use crate::error::list_texts;
 pub struct ProcessId {
     /// Process id, in its pid namespace.
     pid: u32,
-    /// Inode of the namespace: ids of another namespace name other processes here.
+    /// Inode of the pid namespace, because a process id is unique only within its namespace.
     namespace: u64,
 }
 
 impl ProcessId {
-    /// This process.
+    /// Returns this process.
     pub(crate) fn own() -> ProcessId {
         let namespace = std::fs::metadata("/proc/self/ns/pid").map_or(0, |file| file.ino());
         ProcessId { pid: std::process::id(), namespace }
@@ -42,14 +42,15 @@ impl ProcessId {
             return false;
         }
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid));
-        // The name, in parentheses, may hold anything; the state is the field after it.
+        // The process name, in parentheses, may contain any characters; the state is the field
+        // after it.
         let state = stat.ok().and_then(|text| text.rsplit_once(") ")?.1.chars().next());
         matches!(state, Some('T' | 't'))
     }
 }
 
 impl fmt::Display for ProcessId {
-    /// `process 4242`, and for a stopped one what continues it.
+    /// Writes `process 4242` and, for a stopped process, the command that continues it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let pid = self.pid;
         write!(f, "process {pid}")?;
@@ -60,7 +61,7 @@ impl fmt::Display for ProcessId {
     }
 }
 
-/// Ranks with their processes, where these are known: `1 (process 4242) and 3 (process 4244)`.
+/// Lists ranks with their processes, if known: `1 (process 4242) and 3 (process 4244)`.
 pub(crate) fn list_processes(
     ranks: &[usize],
     process: impl Fn(usize) -> Option<ProcessId>,

@@ -1,4 +1,4 @@
-//! Variables `IRIS_*` that do not exist: typing errors, which else would be silent.
+//! Detection of misspelt `IRIS_*` environment variables, which would otherwise be ignored silently.
 
 use std::sync::Once;
 
@@ -10,7 +10,7 @@ use crate::bootstrap::notice::notice;
 pub struct Unknown {
     /// Name of the variable.
     pub name: String,
-    /// The variable that has almost the same name, if there is one.
+    /// Known variable with a similar name, if there is one.
     pub nearest: Option<&'static str>,
 }
 
@@ -29,8 +29,8 @@ pub fn unknown() -> Vec<Unknown> {
     among(std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned()))
 }
 
-/// Names unknown variables on stderr, or to `tracing` if the program has a subscriber, once in a process; of several
-/// processes rank 0 tells for all.
+/// Reports unknown variables once per process, to `tracing` if the program has a subscriber, else
+/// on stderr. Of several processes, only rank 0 reports.
 pub fn tell_unknown() {
     static TOLD: Once = Once::new();
     if std::env::var("RANK").is_ok_and(|rank| rank != "0") {
@@ -47,14 +47,15 @@ fn among(names: impl Iterator<Item = String>) -> Vec<Unknown> {
     unknown
 }
 
-/// The variable whose name differs in the fewest letters, if these are at most a third of the name.
+/// Known variable whose name differs in the fewest letters, if these are at most a third of the
+/// name.
 fn nearest(name: &str) -> Option<&'static str> {
     let all = VARIABLES.iter().map(|it| (distance(it.name, name), it.name));
     let (letters, found) = all.min()?;
     (3 * letters <= name.len() - "IRIS_".len()).then_some(found)
 }
 
-/// Letters to change, add or take away to make one name of the other (Levenshtein).
+/// Levenshtein distance: number of letters to change, add or remove.
 fn distance(one: &str, other: &str) -> usize {
     let mut row: Vec<usize> = (0..=other.len()).collect();
     for (i, a) in one.bytes().enumerate() {

@@ -1,4 +1,4 @@
-//! Nodes of a world: which ranks share one, and what their hosts are called.
+//! Nodes of a world: the ranks of each node, and the host names.
 
 use super::Place;
 use crate::error::{Error, Result, list_ranks};
@@ -12,7 +12,7 @@ pub(crate) struct Hosts {
 }
 
 impl Hosts {
-    /// A world of `size` ranks on this host.
+    /// Single node with `size` ranks.
     pub(crate) fn one(size: usize) -> Hosts {
         Hosts { node_of: vec![0; size], names: vec!["this host".into()] }
     }
@@ -33,7 +33,7 @@ impl Hosts {
         Hosts { node_of, names }
     }
 
-    /// The nodes of a part of the ranks, renumbered.
+    /// Nodes of a subset of the ranks, renumbered.
     pub(crate) fn part(&self, members: &[usize]) -> Hosts {
         let node = |&rank: &usize| (self.node_of[rank].to_string(), self.name(rank).to_string());
         Hosts::of(&members.iter().map(node).collect::<Vec<_>>())
@@ -87,10 +87,10 @@ impl Hosts {
         ))
     }
 
-    /// Checks that ranks are numbered node by node and that all nodes have as many.
+    /// Checks that ranks are numbered node by node and that all nodes have equal numbers of ranks.
     ///
     /// # Errors
-    /// As [`Hosts::check_order`]; [`Error::Unsupported`] with two nodes of different sizes.
+    /// The errors of [`Hosts::check_order`]; [`Error::Unsupported`] with two nodes of different sizes.
     pub(crate) fn check_even(&self, what: &str) -> Result<()> {
         self.check_order()?;
         let size = |node: usize| self.ranks(node).len();
@@ -107,7 +107,7 @@ impl Hosts {
         ))
     }
 
-    /// Adds the names of hosts to an error about ranks, where there are several nodes.
+    /// Adds host names to an error about ranks, if there are several nodes.
     pub(crate) fn describe(&self, error: Error) -> Error {
         if self.nodes() <= 1 {
             return error;

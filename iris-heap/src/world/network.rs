@@ -1,4 +1,5 @@
-//! Worlds over a network: where the ranks meet, the secret that they share, and which host a rank is on.
+//! Worlds over a network: the address where ranks meet, their shared secret, and the host of each
+//! rank.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -25,10 +26,10 @@ use crate::error::{Error, Result};
 pub struct Secret([u8; 32]);
 
 impl Secret {
-    /// A new one, from the system's random numbers.
+    /// Creates a secret from the system's random numbers.
     ///
     /// # Errors
-    /// [`Error::System`] if there are none.
+    /// [`Error::System`] if the system has none.
     pub fn new() -> Result<Secret> {
         let mut bytes = [0; 32];
         let read = File::open("/dev/urandom").and_then(|mut f| f.read_exact(&mut bytes));
@@ -36,10 +37,10 @@ impl Secret {
         Ok(Secret(bytes))
     }
 
-    /// Writes the secret to a new file, which this user alone can read (mode 0600): 64 hexadecimal digits.
+    /// Writes the secret to a new file with mode 0600: 64 hexadecimal digits.
     ///
     /// # Errors
-    /// [`Error::System`] if there is a file already, or none can be made.
+    /// [`Error::System`] if the file exists already or cannot be created.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let text: String = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -109,8 +110,8 @@ impl fmt::Display for Secret {
     }
 }
 
-/// Where the ranks of a job on several hosts meet, for programs with a launcher of their own:
-/// [`World::over_network`].
+/// Meeting point of the ranks of a job on several hosts, for [`World::over_network`] in programs
+/// with a launcher of their own.
 #[derive(Clone, Debug)]
 pub struct Network {
     address: String,
@@ -121,8 +122,8 @@ pub struct Network {
 }
 
 impl Network {
-    /// Rank 0 listens at `address`, `host:port` with an address or a name of its host, on that interface alone. `id`
-    /// names the job; it is no secret.
+    /// Network in which rank 0 listens at `address` (`host:port`, with an address or a name of its
+    /// host), on that interface only. `id` names the job and is not secret.
     pub fn new(address: impl Into<String>, id: &UniqueId) -> Network {
         let job = format!("unique id {id}");
         Network { address: address.into(), job, secret: None, trusted: false, node: None }
@@ -174,7 +175,7 @@ impl Network {
     }
 }
 
-/// The network that the environment describes; none if all ranks are on one host.
+/// Network that the environment describes; `None` if all ranks are on one host.
 pub(super) fn from_env(launch: &Launch, number: usize) -> Result<Option<Network>> {
     let node = read("IRIS_NODE")?;
     if launch.size == 1 || (launch.several_hosts.is_none() && node.is_none()) {
@@ -195,12 +196,12 @@ pub(super) fn from_env(launch: &Launch, number: usize) -> Result<Option<Network>
 }
 
 impl World {
-    /// The world of `size` ranks on one or several hosts that meet at `network`. Ranks are numbered node by node;
-    /// which of them share a node is found out.
+    /// Opens the world of `size` ranks on one or several hosts that meet at `network`. Ranks must
+    /// be numbered node by node; which ranks share a node is detected.
     ///
     /// # Errors
-    /// As [`World::from_env`]; [`Error::Invalid`] for a size or rank outside its range; [`Error::Env`] for a network
-    /// without a secret that others may reach.
+    /// The errors of [`World::from_env`]; [`Error::Invalid`] for a size or rank outside its range;
+    /// [`Error::Env`] for a network without a secret that others may reach.
     pub fn over_network(network: &Network, rank: usize, size: usize) -> Result<World> {
         World::over_network_with(network, rank, size, Settings::from_env()?)
     }
@@ -208,7 +209,6 @@ impl World {
     /// Opens a world like [`World::over_network`], with the program's own settings.
     ///
     /// # Errors
-    ///
     /// The errors of [`World::over_network`] and of [`Settings::check`].
     pub fn over_network_with(
         network: &Network,
@@ -270,7 +270,7 @@ impl Settings {
     }
 }
 
-/// Least and most of [`Settings::silence`]: the systems' probes are counted in seconds.
+/// Minimum and maximum of [`Settings::silence`]; the system counts keepalive probes in seconds.
 const SILENCE: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(60));
 
 #[cfg(test)]

@@ -31,7 +31,6 @@ impl World {
     /// collective. Close it before this world.
     ///
     /// # Errors
-    ///
     /// The errors of [`World::split`].
     #[track_caller]
     pub fn local(&self) -> Result<World> {
@@ -42,7 +41,6 @@ impl World {
     /// nodes: collective. Close it before this world.
     ///
     /// # Errors
-    ///
     /// The errors of [`World::split`]; [`Error::Unsupported`], on all ranks, if ranks are not
     /// numbered node by node or nodes have unequal numbers of ranks.
     #[track_caller]
@@ -78,7 +76,6 @@ impl World {
     /// of this process, to test programs for several hosts.
     ///
     /// # Errors
-    ///
     /// [`Error::Invalid`] for a size of 0, or above that of a world.
     pub fn threads_on_nodes(
         nodes: usize,
@@ -103,7 +100,6 @@ impl World {
     /// [`World::run_threads_each`].
     ///
     /// # Errors
-    ///
     /// The errors of [`World::threads_on_nodes`].
     pub fn run_nodes_each<T, E, F>(
         (nodes, per_node): (usize, usize),
@@ -122,7 +118,6 @@ impl World {
     /// Runs `f` on the ranks of several simulated nodes; otherwise like [`World::run_threads`].
     ///
     /// # Errors
-    ///
     /// The errors of [`World::run_threads`].
     pub fn run_nodes<T, E, F>(nodes: usize, per_node: usize, f: F) -> Result<Vec<T>, E>
     where

@@ -17,7 +17,6 @@ impl Comm {
     /// the same number of elements.
     ///
     /// # Errors
-    ///
     /// [`Error::Invalid`] for unequal lengths, an operation other than [`ReduceOp::Sum`], a type
     /// that [`Options::sums`](super::Options::sums) leaves out, or memory of another device;
     /// [`Error::Overlap`] if the two share elements; [`Error::Poisoned`] after a fault. With host
@@ -35,7 +34,6 @@ impl Comm {
     /// Sums `data` over ranks in place on all ranks, with the same bits everywhere.
     ///
     /// # Errors
-    ///
     /// The errors of [`Comm::all_reduce`].
     pub fn all_reduce_in_place<T: Summand, R: Target<T> + ?Sized>(
         &self,
@@ -49,7 +47,6 @@ impl Comm {
     /// [`Comm::world_size`] times as many elements as `output`.
     ///
     /// # Errors
-    ///
     /// The errors of [`Comm::all_reduce`].
     pub fn reduce_scatter<T: Summand, S: Source<T> + ?Sized, R: Target<T> + ?Sized>(
         &self,
@@ -65,7 +62,6 @@ impl Comm {
     /// `output` has [`Comm::world_size`] times as many elements as `input`.
     ///
     /// # Errors
-    ///
     /// The errors of [`Comm::all_reduce`].
     pub fn all_gather<T: Pod, S: Source<T> + ?Sized, R: Target<T> + ?Sized>(
         &self,
@@ -80,7 +76,6 @@ impl Comm {
     /// its `output`. Both have the same number of elements, a multiple of [`Comm::world_size`].
     ///
     /// # Errors
-    ///
     /// The errors of [`Comm::all_reduce`].
     pub fn all_to_all<T: Pod, S: Source<T> + ?Sized, R: Target<T> + ?Sized>(
         &self,
@@ -95,7 +90,6 @@ impl Comm {
     /// other ranks may be `None` and is not read.
     ///
     /// # Errors
-    ///
     /// The errors of [`Comm::all_reduce`]; [`Error::Invalid`] for a root that is no rank, and for a
     /// root without input.
     pub fn broadcast<T: Pod, S: Source<T> + ?Sized, R: Target<T> + ?Sized>(
@@ -118,7 +112,6 @@ impl Comm {
     /// Copies `data` of rank `root` to `data` on all ranks.
     ///
     /// # Errors
-    ///
     /// The errors of [`Comm::broadcast`].
     pub fn broadcast_in_place<T: Pod, R: Target<T> + ?Sized>(
         &self,
@@ -133,7 +126,6 @@ impl Comm {
     /// results of all work before it. The host does not wait.
     ///
     /// # Errors
-    ///
     /// [`Error::Poisoned`] after a fault.
     pub fn barrier(&self) -> Result<()> {
         let operators = self.lock();

@@ -125,7 +125,8 @@ pub(crate) fn allocation_in_a_capture_is_refused() {
             refuse("alloc_signal", heap.alloc_signal(16).map(drop).map_err(Into::into))?;
             refuse("new", sample.make(&heap).map(drop))?;
             refuse("free", heap.free(room.b).map_err(Into::into))?;
-            // The stream may have work from before the capture, which cannot be waited for now.
+            // The stream may have work from before the capture; waiting for it is not possible
+            // during the capture.
             refuse("close", heap.close().map_err(Into::into))
         };
         let graph = if world.rank() == 0 {

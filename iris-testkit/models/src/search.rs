@@ -118,19 +118,16 @@ pub trait Observer {
     /// Called after a thread has performed an operation with this result.
     ///
     /// # Errors
-    ///
     /// The reason why the operation is not allowed; it ends the execution.
     fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), String>;
     /// Called when threads have met at a barrier of their workgroup or between two launches.
     ///
     /// # Errors
-    ///
     /// The reason why this is not allowed; it ends the execution.
     fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), String>;
     /// Called when all threads have ended.
     ///
     /// # Errors
-    ///
     /// The reason why the execution must not end here.
     fn end(&mut self) -> Result<(), String>;
 }

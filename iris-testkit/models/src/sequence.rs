@@ -139,7 +139,7 @@ fn perform<M: Memory>(
 ) -> Result<(), Stop> {
     let (m, channel, call) = (wg.m, wg.channel, wg.call());
     let me = channel.rank;
-    // With two peers the members are one of them or both.
+    // With two peers, the members are one peer or both.
     let some = Members::from_bits(1 << peer | 1 << tile);
     match kind {
         Kind::Enter => wg.enter()?,
@@ -291,7 +291,6 @@ pub struct Compared {
 /// Compares `cases_` random cases, the same in every run.
 ///
 /// # Errors
-///
 /// The smallest case in which the two implementations differ, and the first difference.
 #[cfg(iris_cxx)]
 pub fn compare(cases_: u32) -> Result<Compared, String> {

@@ -148,7 +148,6 @@ impl Opener {
     /// Consumes received bytes, and appends the contents of complete chunks to `out`.
     ///
     /// # Errors
-    ///
     /// [`Error::Wire`] for bytes that the other end did not seal, or that are received a second
     /// time.
     pub(crate) fn open(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<()> {

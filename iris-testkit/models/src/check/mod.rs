@@ -157,7 +157,6 @@ fn compare(_: &mut Summary, _: bool) {
 /// Shapes of every row of every tuning table, at both ends of its range of M, for every rank.
 ///
 /// # Errors
-///
 /// The file that cannot be read, or the row with missing fields.
 pub fn tuned_shapes() -> Result<Vec<schedule::Shape>, String> {
     catalogue::tuned_shapes()

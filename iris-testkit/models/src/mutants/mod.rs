@@ -166,8 +166,8 @@ fn slot_rule() -> Vec<Mutant> {
     use Access::*;
     use Change::{BlindRecords, Skip, UncheckedRecords};
     let ahead = || ops::deliver(2, 1, 3, true, false);
-    // Entry records left by an earlier op have the same values as those of this op, so the comparison
-    // of records cannot detect the mutant.
+    // Entry records initially hold the values that this op will publish, as if left by an earlier
+    // op.
     let mut direct = ops::deliver(2, 1, 2, true, true);
     for parity in 0..2 {
         for rank in 0..2 {

@@ -71,7 +71,6 @@ impl<'a> Thread<'a> {
     /// hooks get addresses and no context.
     ///
     /// # Panics
-    ///
     /// Panics if no program of a scenario is running.
     pub fn with_current<R>(f: impl FnOnce(&Thread<'_>) -> R) -> R {
         let current = CURRENT.get();

@@ -57,7 +57,6 @@ pub(super) fn check(arch: &str, source: &Source) -> Outcome {
 /// bf16 GEMMs with the largest and the smallest tile.
 ///
 /// # Errors
-///
 /// A missing compiler, or the compiler's log.
 pub fn resources(arch: &str) -> Result<Vec<Resources>, String> {
     let (clang, _) = clang().ok_or("no clang-19, clang-20, clang-21 or clang on the path")?;

@@ -127,7 +127,6 @@ impl Source {
     /// Writes all files to a folder, for use as a compiler's include path.
     ///
     /// # Errors
-    ///
     /// An error of the file system.
     pub fn write_to(&self, folder: &Path) -> std::io::Result<()> {
         self.headers.iter().chain(&self.kernels).chain(&self.gemms).try_for_each(|(name, text)| {
