@@ -175,8 +175,8 @@ impl Event {
 }
 
 /// Result of [`SymmetricHeap::read_on`](crate::SymmetricHeap::read_on): elements that an enqueued
-/// copy brings to the host. Owns the target memory; dropped before the copy is complete, it leaks
-/// the memory to the copy.
+/// copy brings to the host. Owns the target memory; dropped before the copy is complete, it
+/// leaves the memory to the copy.
 #[must_use]
 pub struct PendingRead<T> {
     copy: Box<dyn HostCopy>,

@@ -1,4 +1,4 @@
-//! Executions of the protocols' code, Rust and device headers, replayed against the rule that is proved.
+//! Replays of executions of the protocols, in Rust and in device headers, against the proved rule.
 
 use std::collections::BTreeSet;
 
@@ -9,8 +9,8 @@ use iris_models::{Check, headers, mutants};
 use iris_sync::Access;
 use rayon::prelude::*;
 
-/// Every scenario that has entries, in both sources: each step is one that the rule allows, and every action of the rule
-/// happens.
+/// Every scenario with entries, in both implementations: the rule must allow each step, and every
+/// action of the rule must occur.
 #[test]
 fn executions_keep_to_the_rule() {
     let all = replays(false);
@@ -45,7 +45,7 @@ fn executions_keep_to_the_rule() {
     }
 }
 
-/// Accesses whose order the rule relies on.
+/// Accesses on whose order the rule relies.
 const ORDERED: [Access; 8] = [
     Access::EntryStore,
     Access::CreditLoad,
@@ -57,7 +57,7 @@ const ORDERED: [Access; 8] = [
     Access::FinishAdd,
 ];
 
-/// A mutant of the code leaves the rule, where the rule is about what it breaks.
+/// A mutant of the code must leave the rule if the rule covers the broken property.
 #[test]
 fn mutants_leave_the_rule() {
     let caught: Vec<_> = mutants::all()

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Finding;
 use super::tree::{Tree, code_of};
 
-/// The path of a module, from the root of its crate.
+/// Path of a module, from the root of its crate.
 type Module = Vec<String>;
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
@@ -26,7 +26,7 @@ fn circles(tree: &Tree, folder: &str) -> Vec<Finding> {
         .iter()
         .filter_map(|file| {
             let module = module_of(file.path.strip_prefix(folder)?.strip_suffix(".rs")?);
-            // Tests stand at the end, and may see everything.
+            // Test modules stand at the end of a file and may import everything.
             let code = code_of(&file.text, true);
             let code = code.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
             let mut paths = imports(code);
@@ -71,13 +71,13 @@ fn reached<'a>(
     seen
 }
 
-/// The module that a file is, by its path in the crate.
+/// Module of a file, by its path in the crate.
 fn module_of(path: &str) -> Module {
     let parts = path.split('/').filter(|part| !["mod", "lib", "main"].contains(part));
     parts.map(str::to_owned).collect()
 }
 
-/// The file that an import of `module` is from, if it is one of this crate.
+/// File that an import of `module` refers to, if it is a file of this crate.
 fn target<'a>(
     files: &'a BTreeMap<Module, (&str, Vec<Module>)>,
     root: &BTreeMap<String, Module>,
@@ -118,7 +118,7 @@ fn exports(files: &BTreeMap<Module, (&str, Vec<Module>)>) -> BTreeMap<String, Mo
     exported.collect()
 }
 
-/// Every path of the `use` declarations of some code.
+/// Paths in the `use` declarations of some code.
 fn imports(code: &str) -> Vec<Module> {
     let mut paths = Vec::new();
     let mut rest = code;
@@ -134,7 +134,7 @@ fn imports(code: &str) -> Vec<Module> {
     paths
 }
 
-/// Every path in some code, of macros too, that begins at a module known without a `use`.
+/// Paths in some code, macros included, that begin at a module known without a `use`.
 fn named(code: &str) -> Vec<Module> {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let mut paths = Vec::new();

@@ -1,4 +1,5 @@
-//! Protocols and bodies of kernels stand twice, in Rust and in the language of devices, in files of one stem.
+//! Rule: protocols and kernel bodies exist both in Rust and in device headers, in files with the
+//! same stem.
 
 use super::Finding;
 use super::tree::Tree;
@@ -13,7 +14,8 @@ const FOLDERS: [(&str, &str); 3] = [
     ("iris-kernels/src/cpu/body/", "body/"),
 ];
 
-/// Folders of headers that all have a Rust file. Beside these, `kernels/iris/` has what only devices need.
+/// Folders of headers that all have a Rust file. `kernels/iris/` has further headers, which only
+/// devices need.
 const OF_HEADERS: [&str; 2] = ["flow/", "body/"];
 
 /// Header without a file of its own in Rust: `flow/mod.rs` has what it declares.
@@ -21,7 +23,7 @@ const SHARED: &str = "flow/launch.h";
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
-    // A tree of the device source alone, as tests plant faults in, has nothing to compare.
+    // A tree with only the device source, which tests use to plant faults, has nothing to compare.
     if tree.file(CRATE).is_none() {
         return findings;
     }
@@ -53,7 +55,7 @@ mod tests {
     use super::*;
     use crate::tidy::tests;
 
-    /// Files in which something is found, among these and the root of iris-sync.
+    /// Paths with findings, for a tree of these files and the root of iris-sync.
     fn found(paths: &[&str]) -> Vec<String> {
         let files: Vec<_> = paths.iter().chain(&[CRATE]).map(|&path| (path, "")).collect();
         tests::found(check, &files)

@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::llama::make_weights;
 use crate::{NEW_TOKENS, Ways, generate_by_threads};
 
-/// Most lines that differ between an engine over NCCL and over iris.
+/// Maximum number of lines that differ between an engine over NCCL and one over iris.
 const SWAP_LINES: usize = 40;
 
 pub fn run() -> Result<()> {
@@ -53,7 +53,7 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-/// Arguments of a rank.
+/// Command-line arguments of a rank.
 fn arguments(file: &Path, fused: bool) -> Vec<std::ffi::OsString> {
     let mut arguments = vec!["run".into(), file.into()];
     arguments.extend(fused.then(|| "--fused".into()));
@@ -77,7 +77,7 @@ fn by_loop(file: &Path, size: usize, fused: bool) -> Result<Vec<u32>> {
     tokens(&outputs[0].stdout)
 }
 
-/// None where there is no mpirun.
+/// `None` if mpirun is not installed.
 fn by_mpirun(file: &Path, size: usize, fused: bool) -> Result<Option<Vec<u32>>> {
     let mut command = Command::new("mpirun");
     // Flags for root and for few cores, as in CI.

@@ -5,14 +5,14 @@ pub struct Config {
     pub vocabulary: usize,
     pub hidden: usize,
     pub layers: usize,
-    /// Heads of queries; a multiple of those of keys and values.
+    /// Number of query heads, a multiple of the number of key and value heads.
     pub heads: usize,
     pub kv_heads: usize,
     pub feed_forward: usize,
 }
 
 impl Config {
-    /// A model that a debug build runs in seconds.
+    /// Small model that a debug build runs in seconds.
     pub fn small() -> Self {
         Self { vocabulary: 256, hidden: 64, layers: 2, heads: 8, kv_heads: 4, feed_forward: 172 }
     }

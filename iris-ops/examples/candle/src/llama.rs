@@ -1,4 +1,4 @@
-//! The model: a Llama with grouped-query attention, rotary positions and a cache of keys and values.
+//! Llama model with grouped-query attention, rotary position embeddings and a KV cache.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -12,11 +12,12 @@ use iris_ops::Plan;
 use crate::config::Config;
 use crate::parallel::{ColumnParallel, RowParallel, Shard};
 
-/// Writes the weights of a model, made from a fixed seed, in Llama's names and layout: N x K.
+/// Writes the weights of a model, generated from a fixed seed, with Llama's tensor names and layout
+/// (N x K).
 pub fn make_weights(config: &Config, file: &Path) -> Result<()> {
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
     let mut uniform = || {
-        // xorshift64*: the same on every machine.
+        // xorshift64* generator, with the same numbers on every machine.
         state ^= state >> 12;
         state ^= state << 25;
         state ^= state >> 27;
@@ -54,9 +55,9 @@ struct Attention {
     key: ColumnParallel,
     value: ColumnParallel,
     output: RowParallel,
-    /// Keys and values of the tokens so far: heads of this rank x tokens x head.
+    /// Cached keys and values of the tokens so far: heads of this rank x tokens x head size.
     cache: Option<(Tensor, Tensor)>,
-    /// Heads of queries for each head of keys and values.
+    /// Number of query heads for each key and value head.
     group: usize,
     head: usize,
 }
@@ -68,7 +69,7 @@ struct Layer {
     down: RowParallel,
 }
 
-/// One rank's part of the model.
+/// Part of the model on one rank.
 pub struct Llama {
     embedding: Tensor,
     layers: Vec<Layer>,
@@ -78,8 +79,8 @@ pub struct Llama {
 }
 
 impl Llama {
-    /// Reads this rank's part of the weights. With `plans`, row-parallel layers are one operator with their sum:
-    /// collective.
+    /// Reads this rank's part of the weights. With `plans`, row-parallel layers fuse GEMM and sum
+    /// in one operator. Collective.
     pub fn load(
         config: &Config,
         file: &Path,
@@ -92,7 +93,8 @@ impl Llama {
         let get = |name: &str| tensors.get(name).cloned().with_context(|| name.to_string());
         let head = config.head();
         let group = config.heads / config.kv_heads;
-        // Whole heads of keys and values, with their queries, and columns of the feed-forward layer.
+        // A rank has whole key and value heads with their queries, and columns of the feed-forward
+        // layer.
         let kv = shard.of(config.kv_heads);
         let (kv, queries) = (scaled(&kv, head), scaled(&kv, group * head));
         let middle = shard.of(config.feed_forward);
@@ -160,7 +162,7 @@ impl Attention {
             value = Tensor::cat(&[values, &value], 1)?;
         }
         self.cache = Some((key.clone(), value.clone()));
-        // Queries of one group share a head of keys: tokens of the group follow each other.
+        // Queries of a group share a key head, so the tokens of the group are consecutive.
         let (kv_heads, all) = (key.dim(0)?, key.dim(1)?);
         let query = query.reshape((kv_heads, self.group * count, head))?;
         let scores = (query.matmul(&key.t()?.contiguous()?)? / (head as f64).sqrt())?;
@@ -178,7 +180,7 @@ fn scaled(range: &std::ops::Range<usize>, by: usize) -> std::ops::Range<usize> {
     range.start * by..range.end * by
 }
 
-/// RMSNorm with weights of one.
+/// RMSNorm with all weights equal to one.
 fn norm(x: &Tensor) -> Result<Tensor> {
     let mean = (x.sqr()?.sum_keepdim(D::Minus1)? / x.dim(D::Minus1)? as f64)?;
     Ok(x.broadcast_div(&(mean + 1e-5)?.sqrt()?)?)
@@ -189,7 +191,8 @@ fn softmax(x: &Tensor) -> Result<Tensor> {
     Ok(x.broadcast_div(&x.sum_keepdim(D::Minus1)?)?)
 }
 
-/// Zero where a token sees another, the token `seen + i` all up to itself; minus infinity elsewhere.
+/// Attention mask: 0 where row i, token `seen + i`, may attend (all tokens up to itself), minus
+/// infinity elsewhere.
 fn mask(count: usize, seen: usize, device: &Device) -> Result<Tensor> {
     let all = seen + count;
     let sees = |i: usize, j: usize| if j <= seen + i { 0.0 } else { f32::NEG_INFINITY };
@@ -197,7 +200,7 @@ fn mask(count: usize, seen: usize, device: &Device) -> Result<Tensor> {
     Ok(Tensor::from_vec(values.collect::<Vec<f32>>(), (count, all), device)?)
 }
 
-/// Rotary positions, of tokens from number `seen` on.
+/// Rotary position embeddings of the tokens from number `seen` on.
 fn rotated(x: &Tensor, seen: usize) -> Result<Tensor> {
     let (_, count, head) = x.dims3()?;
     let half = head / 2;

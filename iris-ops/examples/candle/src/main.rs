@@ -40,7 +40,7 @@ const NEW_TOKENS: usize = 24;
 /// Computation and communication options of the ranks.
 #[derive(Clone, Copy, Debug, Default)]
 struct Ways {
-    /// Whether row-parallel layers are one operator with their sum.
+    /// Whether row-parallel layers fuse GEMM and sum in one operator.
     fused: bool,
     cuda: bool,
 }
@@ -56,7 +56,8 @@ fn main() -> Result<()> {
     }
 }
 
-/// Generates tokens, as threads or as one process of several, and prints those of rank 0.
+/// Generates tokens, with ranks as threads or as one process of several, and prints the tokens of
+/// rank 0.
 fn run(file: PathBuf, options: &[&str]) -> Result<()> {
     let mut ways = Ways::default();
     let mut threads = None;
@@ -97,17 +98,18 @@ fn generate_by_threads(file: &Path, size: usize, ways: Ways) -> Result<Vec<Vec<u
 fn generate(world: &World, file: &Path, ways: Ways) -> Result<Vec<u32>> {
     let (device, stream) = device(world, ways)?;
     let config = Config::small();
-    // Each rank has the heads, and the columns of the feed-forward layer, that fall to it, evenly or not.
+    // Heads and feed-forward columns are split over the ranks, evenly or not.
     let shard = Shard { rank: world.rank(), size: world.size() };
     let ranks = Ranks::from(world).on(if ways.cuda { BackendKind::Cuda } else { BackendKind::Cpu });
-    // Planning is local. Row-parallel layers that are operators need room in the heap beside the communicator.
+    // Planning is local. Fused row-parallel layers need room in the heap in addition to the
+    // communicator.
     let plans = RowParallel::plans(&config, PROMPT.len(), shard, ranks)?;
     let sizes = Options::new().max_bytes(1 << 16).operators(&plans.each_ref());
     let comm = std::sync::Arc::new(Comm::from_world(stream, world, &sizes)?);
     let mut llama = Llama::load(&config, file, &device, shard, &comm, ways.fused.then_some(&plans))?;
     let mut tokens = PROMPT.to_vec();
     for _ in 0..NEW_TOKENS {
-        // All of the prompt first, then one token at a time: the cache has the rest.
+        // The first step has the whole prompt, each later step one token: the cache holds the rest.
         let seen = llama.seen();
         let input = Tensor::new(&tokens[seen..], &device)?;
         let best = llama.forward(&input)?.argmax(0)?.to_scalar::<u32>()?;
@@ -115,7 +117,7 @@ fn generate(world: &World, file: &Path, ways: Ways) -> Result<Vec<u32>> {
         let mut token = if world.rank() == 0 { [best] } else { [0] };
         match &device {
             Device::Cpu => comm.broadcast_in_place(&mut token, 0)?,
-            // All ranks have the same bits, so that all find the same token.
+            // All ranks have the same bits, so all find the same token.
             _ => token = [best],
         }
         tokens.push(token[0]);

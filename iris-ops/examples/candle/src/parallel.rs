@@ -1,4 +1,4 @@
-//! Layers that are split over ranks, and what the ranks exchange in them, as custom operations of candle.
+//! Layers that are split over ranks, with their communication as custom operations of candle.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use iris_ops::{MatmulAllReduce, MatmulArgs, Plan, Ranks, scope, split};
 
 use crate::config::Config;
 
-/// A rank among others.
+/// Rank and number of ranks.
 #[derive(Clone, Copy)]
 pub struct Shard {
     pub rank: usize,
@@ -28,7 +28,8 @@ impl Shard {
     }
 }
 
-/// A linear layer of which a rank has some columns of the result, which is rows of the weight: no rank needs another.
+/// Column-parallel linear layer: a rank has some columns of the result (rows of the weight) and
+/// needs no communication.
 pub struct ColumnParallel {
     weight: Tensor,
 }
@@ -44,7 +45,8 @@ impl ColumnParallel {
     }
 }
 
-/// A linear layer of which a rank has some columns of the input: the result is the sum over ranks, on all ranks.
+/// Row-parallel linear layer: a rank has some columns of the input, and the result is the sum over
+/// ranks, on all ranks.
 pub struct RowParallel {
     weight: Tensor,
     sum: Sum,
@@ -53,9 +55,9 @@ pub struct RowParallel {
 /// Summation over ranks for row-parallel layers.
 #[derive(Clone)]
 enum Sum {
-    /// candle's product, then an all-reduce.
+    /// GEMM of candle, followed by an all-reduce.
     After(AllReduce),
-    /// Product and sum as one operator.
+    /// GEMM and sum fused in one operator.
     Fused(MatmulSum),
 }
 
@@ -70,7 +72,7 @@ impl RowParallel {
         Ok([plan(heads * config.head())?, plan(shard.of(config.feed_forward).len())?])
     }
 
-    /// Collective with a plan.
+    /// Makes the fused operator if there is a plan; then collective.
     pub fn maker(comm: &Arc<Comm>, plan: Option<&Plan>) -> Result<Maker> {
         Ok(Maker(match plan {
             None => Sum::After(AllReduce { comm: comm.clone() }),
@@ -96,7 +98,8 @@ impl Maker {
     }
 }
 
-/// Sum over ranks, as an operation of candle's: what an engine has around NCCL, with another `use` line.
+/// Sum over ranks as a custom operation of candle, as an engine over NCCL has it, except for one
+/// `use` line.
 #[derive(Clone)]
 pub struct AllReduce {
     comm: Arc<Comm>,
@@ -110,7 +113,7 @@ impl AllReduce {
     }
 }
 
-/// The elements of a tensor, one after the other.
+/// Elements of a tensor, in order.
 fn elements<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> candle_core::Result<&'a [T]> {
     match layout.contiguous_offsets() {
         Some((from, to)) => Ok(&storage.as_slice::<T>()?[from..to]),
@@ -150,7 +153,8 @@ impl CustomOp1 for AllReduce {
     }
 }
 
-/// Product of this rank's columns with their weights, and the sum over ranks, as one operator of f32.
+/// Fused operator for the product of this rank's columns with their weights and the sum over ranks,
+/// in f32.
 #[derive(Clone)]
 pub struct MatmulSum {
     comm: Arc<Comm>,
@@ -221,7 +225,7 @@ mod on_cuda {
     use cudarc::driver::CudaView;
     use iris_ops::comm::{Comm, ReduceOp, Summand};
 
-    /// The elements of a tensor, one after the other.
+    /// Elements of a tensor, in order.
     pub(super) fn view<'a, T: CudaDType>(
         x: &'a CudaStorage,
         layout: &Layout,

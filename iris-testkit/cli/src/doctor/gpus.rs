@@ -8,7 +8,7 @@ use iris_kernels::rtc::{self, Compiler};
 use super::{Finding, Section, State, Verdict, host, links};
 use crate::gpu_bench::Vendors;
 
-/// Checks what a backend of GPUs needs. Links are measured if there are several devices.
+/// Checks everything that a GPU backend needs. Links are measured if there are several devices.
 pub(super) fn section(kind: BackendKind, with_links: bool) -> (Section, Verdict) {
     let title = if kind == BackendKind::Cuda { "NVIDIA GPUs" } else { "AMD GPUs" };
     let mut findings = vec![driver(kind)];
@@ -66,7 +66,7 @@ fn driver(kind: BackendKind) -> Finding {
     }
 }
 
-/// A version as people write it: 12080 is CUDA 12.8, 60443484 is HIP 6.4.43484.
+/// Version in readable form: 12080 is CUDA 12.8, 60443484 is HIP 6.4.43484.
 fn version_name(kind: BackendKind, version: u32) -> String {
     match kind {
         BackendKind::Cuda => format!("CUDA {}.{}", version / 1000, version % 1000 / 10),
@@ -112,7 +112,7 @@ fn compilers(kind: BackendKind, missing: State) -> Vec<Finding> {
         }
         _ => {
             let hiprtc = Compiler::hiprtc();
-            // One of the two is enough.
+            // One of the two compilers is sufficient.
             let clang = if hiprtc.is_ok() { State::None } else { missing };
             let remedy = "install ROCm's hiprtc, and set IRIS_HIPRTC, or clang";
             let found_clang = found("clang", Compiler::clang(), clang, remedy);
@@ -122,7 +122,7 @@ fn compilers(kind: BackendKind, missing: State) -> Vec<Finding> {
     }
 }
 
-/// Libraries of the vendor, and what their absence costs.
+/// Libraries of the vendor, and the consequences if they are missing.
 fn libraries(kind: BackendKind) -> Vec<Finding> {
     let vendors = Vendors::load(kind, &[]);
     let costs = ["`iris bench` compares no messages", "GEMMs are kernels of iris's own"];
@@ -157,7 +157,7 @@ fn access(place: &Path, missing: State) -> Finding {
     match opened {
         Ok(found) => Finding::new(State::Ok, &name, found),
         Err(error) => {
-            // A stand-in for the driver has devices without files.
+            // The test driver has devices without device files.
             let is_missing = error.kind() == std::io::ErrorKind::NotFound;
             if is_missing && missing == State::None {
                 return Finding::new(State::None, &name, "is not there");

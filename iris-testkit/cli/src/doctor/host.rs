@@ -1,4 +1,4 @@
-//! The host: limits, folders, variables and the CPU backend.
+//! Checks of the host: limits, folders, variables and the CPU backend.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,7 +13,8 @@ use rustix::process::{Resource, getrlimit};
 use super::{Finding, Section, State, Verdict};
 use crate::bench::origin::{date, provenance};
 
-/// Descriptors that a job of 64 ranks needs in a process: sockets and shared memory of all.
+/// Number of file descriptors that a process of a job of 64 ranks needs, for sockets and shared
+/// memory of all ranks.
 const DESCRIPTORS: u64 = 512;
 
 /// Checks that apply to every backend.
@@ -38,7 +39,7 @@ pub(super) fn section() -> Section {
     Section { title: "host", findings }
 }
 
-/// The CPU backend: two ranks as threads add up known numbers.
+/// Tests the CPU backend: two ranks as threads sum known numbers.
 pub(super) fn cpu() -> (Section, Verdict) {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let outcome = sum_of_two();
@@ -99,12 +100,12 @@ pub(super) fn tuning(kind: BackendKind, ranks: usize) -> Finding {
 
 fn version() -> String {
     let about = provenance(BackendKind::Cpu, None);
-    // CPU, commit and day; the day is known.
+    // The provenance text is `CPU; commit; date`; only the commit is used here.
     let commit = about.split("; ").nth(1).unwrap_or("unknown");
     format!("{} ({commit}), {}", env!("CARGO_PKG_VERSION"), date(SystemTime::now()))
 }
 
-/// Name and release of the system.
+/// Name and release of the operating system.
 fn system() -> String {
     let uname = Command::new("uname").args(["-srm"]).output();
     let release = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
@@ -114,7 +115,7 @@ fn system() -> String {
     format!("{}, {kernel}", pretty.unwrap_or("no /etc/os-release").trim_matches('"'))
 }
 
-/// Memory of the host, in which heaps of the CPU backend lie.
+/// Memory of the host, in which heaps of the CPU backend are allocated.
 fn memory() -> Finding {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let field = |name: &str| {
@@ -135,7 +136,7 @@ fn memory() -> Finding {
     }
 }
 
-/// /dev/shm, which NCCL needs; heaps of iris are anonymous files of the kernel.
+/// Size of /dev/shm, which NCCL needs; iris itself uses anonymous files (memfd) for its heaps.
 fn shared_memory() -> Finding {
     let place = Path::new("/dev/shm");
     match statvfs(place) {
@@ -166,7 +167,7 @@ fn descriptors() -> Finding {
     }
 }
 
-/// Limit of locked memory, which drivers of GPUs pin.
+/// Limit of locked memory, which GPU drivers need to pin memory.
 pub(super) fn locked_memory() -> Finding {
     let limit = getrlimit(Resource::Memlock).current.map(Bytes::new);
     match limit {
@@ -220,7 +221,7 @@ fn world() -> Finding {
     }
 }
 
-/// Beginnings of the names of variables that decide how ranks run.
+/// Prefixes of environment variables that affect how ranks run.
 const PREFIXES: [&str; 18] = [
     "IRIS_",
     "CUDA_",
@@ -242,7 +243,7 @@ const PREFIXES: [&str; 18] = [
     "MASTER_",
 ];
 
-/// Variables that are set, then those of iris with what they do.
+/// Environment variables that are set, then all variables of iris with their meaning.
 fn variables() -> Vec<String> {
     let all = std::env::vars_os().map(|(name, value)| {
         (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned())

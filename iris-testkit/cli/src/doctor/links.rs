@@ -1,4 +1,5 @@
-//! Links between devices: known bytes over every path, compared, and how fast that is.
+//! Checks of links between devices: sends known bytes over every path, compares them, and measures
+//! bandwidth and latency.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,13 +12,13 @@ use iris_ops::{AllGather, Barrier, CollectiveArgs, MatRef, Ranks, all_gather, ba
 
 use super::{Finding, State};
 
-/// Words that each rank gives each other.
+/// Number of words that each rank sends to each other rank.
 const WORDS: usize = 4 << 20;
 
-/// Words of a message that kernels move, small enough for the LL protocol.
+/// Number of words of a message that kernels move, small enough for the LL protocol.
 const MESSAGE: usize = 16 << 10;
 
-/// Calls of a barrier that are timed together.
+/// Number of barrier calls that are timed together.
 const CALLS: usize = 100;
 
 /// Measurements of one rank by peer: copy bandwidth in GB/s, and one-way latency in us. A path with
@@ -29,9 +30,11 @@ struct Row {
     wrong: Vec<String>,
 }
 
-/// Moves known bytes between all devices and measures; a line for each device, and one for each wrong path.
+/// Moves known bytes between all devices and measures; returns a line for each device and one for
+/// each faulty path.
 pub(super) fn measured(kind: BackendKind, count: usize) -> Vec<Finding> {
-    // A transport that does nothing must not hold the doctor up for minutes.
+    // Short time limit, so that a transport that does nothing does not block the doctor for
+    // minutes.
     let settings = Settings::default().deadline(0.2);
     let outcome = World::run_threads_each(count, &settings, |world| rank(&world, kind, |_, _| ()));
     let rows: Result<Vec<Row>> = match outcome {
@@ -62,12 +65,13 @@ fn findings(rows: &[Row]) -> Vec<Finding> {
     findings
 }
 
-/// Word `at` that `from` gives `to`.
+/// Value of word `at` that `from` sends to `to`.
 fn word(from: usize, to: usize, at: usize) -> u32 {
     (from as u32 + 1) << 24 ^ (to as u32) << 16 ^ (at as u32).wrapping_mul(0x9e37_79b9)
 }
 
-/// One rank's part. `disturb` may change what has arrived before it is compared: for tests.
+/// Runs one rank's part of the check. `disturb` may change received data before the comparison, for
+/// tests.
 fn rank(
     world: &World,
     kind: BackendKind,
@@ -86,7 +90,7 @@ fn rank(
         for second in first + 1..size {
             let us = round(&heap, &stream, [first, second])?;
             if [first, second].contains(&me) {
-                // Row by row, so each rank meets its peers in the order of their numbers.
+                // Pairs in row-major order, so each rank handles its peers in ascending order.
                 row.latency.push(us);
             }
         }
@@ -97,7 +101,7 @@ fn rank(
     Ok(row)
 }
 
-/// Copies by the driver from this rank to each peer, one pair at a time.
+/// Tests copies by the driver from this rank to each peer, one pair at a time.
 fn copies(
     heap: &Arc<SymmetricHeap>,
     stream: &Stream,
@@ -146,7 +150,7 @@ fn copies(
     Ok(heap.free(gives)?)
 }
 
-/// Stores by kernels: an all-gather of known numbers.
+/// Tests stores by kernels, with an all-gather of known numbers.
 fn kernels(
     heap: &Arc<SymmetricHeap>,
     stream: &Stream,
@@ -178,7 +182,8 @@ fn kernels(
     Ok(heap.free(y)?)
 }
 
-/// Time of a barrier of two ranks in us, which is one way long; 0 on the others. All ranks call it.
+/// Duration of a barrier of two ranks in us, which is one one-way latency; 0 on all other ranks.
+/// All ranks call it.
 fn round(heap: &Arc<SymmetricHeap>, stream: &Stream, pair: [usize; 2]) -> Result<f64> {
     let options = barrier::Options::new().members(pair.to_vec());
     let op = Barrier::new(heap, &options.plan(Ranks::from(heap).untuned())?)?;

@@ -42,11 +42,11 @@ enum State {
     Error,
 }
 
-/// One check: a line.
+/// Result of one check, printed as one line.
 #[derive(Debug, Serialize)]
 struct Finding {
     state: State,
-    /// Name of the thing.
+    /// Name of the checked item.
     what: String,
     /// Value, in words.
     found: String,
@@ -80,7 +80,7 @@ struct Section {
     findings: Vec<Finding>,
 }
 
-/// Whether a backend can run here, and why not.
+/// Whether a backend can run here, with the reason if it cannot.
 #[derive(Debug, Serialize)]
 struct Verdict {
     backend: &'static str,
@@ -89,7 +89,7 @@ struct Verdict {
     why: String,
 }
 
-/// Checks, prints, and returns whether the backend that was asked for can run.
+/// Runs the checks, prints the results, and returns whether the requested backend can run.
 pub(crate) fn main(options: &Options) -> Result<bool> {
     let asked = |kind: BackendKind| options.backend.is_none_or(|asked| asked == kind);
     let mut sections = vec![host::section()];
@@ -109,7 +109,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
             say!("{line}")?;
         }
     }
-    // Without a backend that was asked for, the CPU is what must run.
+    // If no backend was requested, the CPU backend must run.
     let needed = options.backend.unwrap_or(BackendKind::Cpu);
     Ok(verdicts.iter().all(|verdict| verdict.works || verdict.backend != needed.name()))
 }

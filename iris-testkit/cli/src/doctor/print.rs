@@ -4,10 +4,10 @@ use serde_json::json;
 
 use super::{Finding, Section, State, Verdict};
 
-/// Most columns of a line that is no detail.
+/// Maximum number of columns of a line, except for details.
 const COLUMNS: usize = 100;
 
-/// Columns before the text of a finding: its state and its name.
+/// Number of columns before the text of a finding, for its state and name.
 const INDENT: usize = 20;
 
 /// Lines of all findings, with the verdict as the last.
@@ -28,7 +28,7 @@ pub(super) fn lines(sections: &[Section], verdicts: &[Verdict], verbose: bool) -
     lines
 }
 
-/// A finding with its remedy, in lines that fit.
+/// Lines of a finding with its remedy, wrapped to the line length.
 fn finding_lines(finding: &Finding) -> Vec<String> {
     let state = match finding.state {
         State::Ok => "ok",
@@ -46,7 +46,7 @@ fn finding_lines(finding: &Finding) -> Vec<String> {
     lines
 }
 
-/// Words in lines of at most [`COLUMNS`], each with `indent` spaces in front.
+/// Wraps text to lines of at most [`COLUMNS`], each indented by `indent` spaces.
 fn wrapped(text: &str, indent: usize) -> Vec<String> {
     let mut lines = vec![" ".repeat(indent)];
     for word in text.split_whitespace() {
@@ -65,7 +65,7 @@ fn wrapped(text: &str, indent: usize) -> Vec<String> {
     lines
 }
 
-/// `CPU works; CUDA does not: no driver`
+/// Verdict as text, such as `CPU works; CUDA does not: no driver`.
 fn verdict(verdicts: &[Verdict]) -> String {
     let text = |verdict: &Verdict| {
         let name = verdict.backend.to_uppercase();

@@ -1,5 +1,5 @@
-//! Steps of a decoder: the sums of many layers in one graph, with and without a small kernel between them, and what a
-//! further layer costs.
+//! Decoder steps: the sums of many layers in one graph, with and without a small kernel between
+//! them, to find the cost of an additional layer.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use super::baseline::Baseline;
 
 const SOURCE: KernelSource<'_> = KernelSource { name: "touch.cu", text: include_str!("touch.cu") };
 
-/// The small kernel between two sums.
+/// Small kernel between two sums.
 pub(super) struct Between {
     kernel: UserKernel,
     args: OpArgs,
@@ -54,11 +54,11 @@ impl Between {
 pub(super) enum Sum<'a> {
     Op(Rc<(AnyOp, Operands)>),
     Library(Rc<Baseline<'a>>),
-    /// Nothing: a step of the kernels between sums.
+    /// No sum: a step that consists of the kernels between sums only.
     None,
 }
 
-/// A step.
+/// Decoder step that is timed.
 pub(super) struct Step<'a> {
     pub(super) layers: usize,
     pub(super) sum: Sum<'a>,
@@ -76,7 +76,7 @@ impl Step<'_> {
         format!("a step of {} times {sum}{between}", self.layers)
     }
 
-    /// Enqueues it; `library` lets a library do so.
+    /// Enqueues the step; with `library`, a library does the sums.
     pub(super) fn run(
         &self,
         stream: &Stream,
@@ -95,7 +95,7 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Gives back what the last step of an op has: collective.
+    /// Frees the operators of a step. Collective.
     pub(super) fn free(self) -> Result<()> {
         match self.sum {
             Sum::Op(called) => {
@@ -106,7 +106,8 @@ impl Step<'_> {
     }
 }
 
-/// Sides of a shape that is measured in steps, by their numbers: whole steps, and steps of half as many layers.
+/// Indices of the sides of a shape that is measured in steps: whole steps, and steps of half as
+/// many layers.
 #[derive(Clone, Copy)]
 pub(super) struct Steps {
     pub(super) layers: usize,
@@ -118,8 +119,8 @@ pub(super) struct Steps {
 }
 
 impl Steps {
-    /// Microseconds that a further layer takes in a step, from whole and half steps: so what a graph takes once, and the
-    /// first call, are not in it.
+    /// Time in microseconds of an additional layer, from whole and half steps: the fixed costs of a
+    /// graph and of its first call cancel.
     pub(super) fn marginal(&self, [whole, half]: [usize; 2], us: impl Fn(usize) -> f64) -> f64 {
         let more = self.layers - self.layers / 2;
         (us(whole) - us(half)) / more as f64
@@ -134,7 +135,7 @@ mod tests {
     fn a_further_layer_is_what_is_left_without_the_start() {
         let op = [[0, 1]; 2];
         let steps = Steps { layers: 81, op, library: None, none: [0, 1] };
-        // 20 us once, 1.5 us a layer; half a step has 40.
+        // A fixed cost of 20 us, and 1.5 us per layer; a half step has 40 layers.
         let us = |side: usize| 20.0 + 1.5 * [81.0, 40.0][side];
         assert!((steps.marginal(op[0], us) - 1.5).abs() < 1e-9);
     }

@@ -22,7 +22,7 @@ static unsigned held_ns = 1;
 namespace {
 
 std::atomic<u32> wrong;
-/// The boundary between two launches of this rank: all of its workgroups come to it.
+/// Boundary between two launches of this rank, a barrier of all its workgroups.
 thread_local std::barrier<>* boundary;
 
 /// Tiles for which C is filled with an invalid value before each call.
@@ -40,7 +40,7 @@ struct HeldTiles : Tiles {
     }
 };
 
-/// From the last rank to all.
+/// Broadcast from the last rank.
 struct FromLast {
     u32 tiles, me, last;
     u32 produced() const { return sent(me, 0); }
@@ -73,7 +73,8 @@ int broadcast(const Input& in) {
     return calls(in, [&](const Model& model) {
         HeldTiles body{{model}};
         const u32 last = body.ranks() - 1;
-        // The others are in the first call, and see the root's entry, before it runs away.
+        // The other ranks are in the first call and have seen the root's entry before the root runs
+        // ahead.
         if (first && body.me() == last) sleep_ns(20ull * held_ns);
         first = false;
         return flow::deliver(model.launch(), FromLast{in.tiles, body.me(), last}, 0, body);
@@ -82,14 +83,14 @@ int broadcast(const Input& in) {
 
 int spinlock(const Input& in) { return accumulate<HeldTiles>(in); }
 
-/// Multiplied by one launch, which waits for each part itself.
+/// GEMM in one launch, which waits for each part itself.
 int copied_beside(const Input& in) {
     Input beside = in;
     beside.option = 4;
     return iris_model_copied(beside);
 }
 
-/// From rank 0 to rank 1, by one workgroup of each.
+/// Transfer from rank 0 to rank 1, by one workgroup of each.
 int message(const Input& in) {
     if (port::workgroup() != 0 || in.channel->rank > 1) return 1;
     return hand_over(in, [] { hold<Hold::Filling>(0); });
