@@ -316,9 +316,9 @@ impl LoomArena {
             (Object::Line(line), Place::Data { index, .. }) => {
                 let field = (index % LINE_WORDS) as usize;
                 match write {
-                    // SAFETY: as above; the pointer is to an array of `LINE_WORDS`.
+                    // SAFETY: loom has just checked for concurrent accesses; the array has `LINE_WORDS` fields.
                     None => line.with(|values| unsafe { (*values)[field] }),
-                    // SAFETY: as above.
+                    // SAFETY: loom has just checked that nothing accesses the cell concurrently.
                     Some(new) => line.with_mut(|values| unsafe {
                         std::mem::replace(&mut (*values)[field], new)
                     }),

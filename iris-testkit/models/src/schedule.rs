@@ -102,13 +102,13 @@ impl Shape {
         let mut out = vec![0; room + 16];
         let (values, room) = (out.as_mut_ptr(), out.len() as u32);
         let count = match *self {
-            // SAFETY: there is room for as many values as said.
+            // SAFETY: `values` has room for `room` values.
             Shape::Split(total, parts) => unsafe {
                 iris_schedule_split(total, parts, values, room)
             },
             Shape::Tiles(grid, size) => {
                 let grid = [grid.rows, grid.cols, grid.tile_m, grid.tile_n];
-                // SAFETY: as above.
+                // SAFETY: `values` has room for `room` values.
                 unsafe { iris_schedule_grid(&grid, size, values, room) }
             }
             Shape::Items(Items { collective, size, rows, cols, per_item }) => {
@@ -120,15 +120,15 @@ impl Shape {
                     Collective::Broadcast { root } => (4, root),
                 };
                 let shape = [number, size, rows, cols, per_item, root];
-                // SAFETY: as above.
+                // SAFETY: `values` has room for `room` values.
                 unsafe { iris_schedule_items(&shape, values, room) }
             }
             Shape::Rounds(Rounds { tiles, span, ranks }) => {
-                // SAFETY: as above.
+                // SAFETY: `values` has room for `room` values.
                 unsafe { iris_schedule_rounds(&[tiles, span, ranks], values, room) }
             }
             Shape::Arriving(Arriving { rows, part, size, rank }) => {
-                // SAFETY: as above.
+                // SAFETY: `values` has room for `room` values.
                 unsafe { iris_schedule_arriving(&[rows, part, size, rank], values, room) }
             }
             Shape::Units(units) => {
@@ -141,7 +141,7 @@ impl Shape {
                     k_group: units.k_group,
                     m_contiguous: units.m_contiguous,
                 };
-                // SAFETY: as above.
+                // SAFETY: `values` has room for `room` values.
                 unsafe { iris_schedule_units(&units, values, room) }
             }
         };
