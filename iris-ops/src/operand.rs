@@ -205,7 +205,7 @@ impl sealed::MatrixArg for Operand<'_> {
     fn enqueued(&self, op: Op) -> Result<()> {
         #[cfg(feature = "cudarc-0-19")]
         if let Lent::Cudarc { until: SyncOnDrop::Record(Some((event, stream))), .. } = &self.lent {
-            // Not by the guard alone, which a program may leak.
+            // The event is recorded here too, because a program may leak the guard.
             let recorded = event.record(stream);
             return recorded.map_err(iris_heap::Error::other).in_op(op);
         }

@@ -53,7 +53,7 @@ inline Error check_apart() {
 #ifdef STANDIN_HIP
 inline thread_local int current = 0;
 #else
-/// -1 until a context is pushed.
+/// Current device; -1 until a context is pushed.
 inline thread_local int current = -1;
 #endif
 
