@@ -256,6 +256,66 @@ fn threads_share_a_communicator() {
     });
 }
 
+/// A call is whole: its parts do not mix with those of another thread's call. The calls are alike, so that their order does
+/// not matter.
+#[test]
+fn threads_may_race_for_calls_that_are_alike() {
+    ranks(2, |comm| {
+        let together = std::sync::Barrier::new(3);
+        let race = || {
+            for _ in 0..20 {
+                together.wait();
+                alike(comm).unwrap();
+            }
+        };
+        std::thread::scope(|scope| (0..3).for_each(|_| drop(scope.spawn(race))));
+        Ok(())
+    });
+}
+
+/// A sum of some 400 parts, with elements that differ from part to part.
+fn alike(comm: &Comm) -> Result<()> {
+    let mut data: Vec<f32> = (0..400_000).map(|index| (index + comm.rank()) as f32).collect();
+    comm.all_reduce_in_place(&mut data, &ReduceOp::Sum)?;
+    assert!(data.iter().enumerate().all(|(index, &sum)| sum == (2 * index + 1) as f32));
+    Ok(())
+}
+
+/// Input and output may be the same slice of the heap where a call works in place, and only there.
+#[test]
+fn calls_in_place_by_two_names_of_one_slice() {
+    ranks(2, |comm| {
+        let (heap, rank) = (comm.heap().clone(), comm.rank());
+        let (x, mut same) = {
+            let slice = heap.full::<f32>(8, 1.0 + rank as f32)?;
+            (slice, slice)
+        };
+        comm.all_reduce(&x, &mut same, &ReduceOp::Sum)?;
+        comm.stream().sync()?;
+        assert_eq!(heap.read(x)?, [3.0; 8]);
+        comm.barrier()?;
+        comm.stream().sync()?;
+        heap.write(x, &[rank as f32; 8])?;
+        comm.broadcast(Some(&x), &mut same, 1)?;
+        comm.stream().sync()?;
+        assert_eq!(heap.read(x)?, [1.0; 8]);
+        let overlap = |outcome: OpResult<()>| {
+            let error = outcome.unwrap_err().to_string();
+            assert!(error.contains("output and input overlap"), "{error}");
+        };
+        overlap(comm.all_to_all(&x, &mut same));
+        // Where the input is a part of the output, or the other way round.
+        let mut half = x.slice(4 * rank..4 * (rank + 1))?;
+        overlap(comm.all_gather(&half.clone(), &mut same));
+        overlap(comm.reduce_scatter(&x, &mut half, &ReduceOp::Sum));
+        // Also for types that go by buffers of the communicator's, whose operators do not see the program's memory.
+        let bytes = heap.zeros::<u8>(64)?;
+        overlap(comm.all_to_all(&bytes, &mut bytes.clone()));
+        overlap(comm.all_to_all(&bytes.slice(..40)?, &mut bytes.slice(24..)?));
+        Ok(())
+    });
+}
+
 /// A communicator takes what `footprint` says, and all of it comes back.
 #[test]
 fn a_communicator_takes_its_footprint_of_a_heap() {

@@ -18,12 +18,14 @@ use iris_ops::{
 use iris_testkit::harness::{self, Group, named};
 
 mod beside;
+mod comm;
 mod external;
 mod graphs;
 mod late;
 mod sample;
 
 use beside::*;
+use comm::*;
 use external::*;
 use graphs::*;
 use late::*;
@@ -72,6 +74,7 @@ fn main() -> ExitCode {
                 allocation_in_a_capture_is_refused,
                 every_op_is_captured_and_replayed_beside_other_threads,
                 matrices_and_streams_of_cudarc_work,
+                comm_takes_memory_and_streams_of_cudarc,
                 processes_over_legacy_handles,
                 memory_comes_back_after_a_hundred_heaps_with_ops,
             ],

@@ -1,0 +1,44 @@
+//! Communicators on memory and streams of cudarc's.
+
+use anyhow::Result;
+use cudarc::driver::CudaContext;
+use iris_heap::{BackendKind, World};
+use iris_ops::comm::{Comm, Options, ReduceOp};
+
+/// Sums of many launches each, on one stream of cudarc's, read on another, which nothing but cudarc's own events makes wait:
+/// a guard that is dropped before its call is enqueued shows as memory that was read too early, or freed too early.
+fn calls(world: &World) -> Result<()> {
+    const LEN: usize = 1 << 20;
+    let (rank, size) = (world.rank(), world.size());
+    let context = CudaContext::new(rank % BackendKind::Cuda.device_count()?)?;
+    let (stream, other) = (context.new_stream()?, context.new_stream()?);
+    let comm = Comm::from_world(stream.clone(), world, &Options::new().max_bytes(1 << 16))?;
+    for call in 0..8 {
+        let x = stream.clone_htod(&vec![(rank + call) as f32; LEN])?;
+        let mut y = stream.alloc_zeros::<f32>(LEN)?;
+        comm.all_reduce(&x, &mut y, &ReduceOp::Sum)?;
+        drop(x);
+        let expected = (0..size).map(|rank| (rank + call) as f32).sum::<f32>();
+        assert!(other.clone_dtoh(&y)?.iter().all(|&sum| sum == expected), "call {call}");
+    }
+    // Views, of a type that is moved and not summed.
+    let own = stream.clone_htod(&[7, 8, rank as u32, 9])?;
+    let mut all = stream.alloc_zeros::<u32>(3 * size)?;
+    comm.all_gather(&own.slice(..3), &mut all)?;
+    comm.barrier()?;
+    let expected: Vec<u32> = (0..size as u32).flat_map(|rank| [7, 8, rank]).collect();
+    assert_eq!(stream.clone_dtoh(&all)?, expected);
+    let error = comm.broadcast_in_place(&mut [0_u32; 4], 0).unwrap_err().to_string();
+    assert!(error.contains("of the host"), "{error}");
+    Ok(comm.close()?)
+}
+
+pub(crate) fn comm_takes_memory_and_streams_of_cudarc() {
+    for size in [1, 2, 4] {
+        let rank = |world: World| -> Result<()> {
+            calls(&world)?;
+            Ok(world.close()?)
+        };
+        World::run_threads(size, rank).unwrap();
+    }
+}
