@@ -124,13 +124,14 @@ impl Step {
 pub(crate) fn run(steps: Vec<Step>) -> Result<()> {
     let mut rows = Vec::new();
     let mut failure = None;
-    for step in steps {
+    let total = steps.len();
+    for (index, step) in steps.into_iter().enumerate() {
         let (name, rerun) = (step.name, step.rerun.clone());
         if failure.is_some() {
             rows.push((name, "not run".to_owned(), Duration::ZERO));
             continue;
         }
-        println!("==> {name}: {rerun}");
+        println!("==> {}/{total} {name}: {rerun}", index + 1);
         // Flush, so that the program's output follows this line even if stdout is a pipe.
         std::io::stdout().flush().context("stdout is closed")?;
         let start = Instant::now();

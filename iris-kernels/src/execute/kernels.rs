@@ -15,6 +15,7 @@ use crate::args::OpArgs;
 use crate::build::{self, OpBuild};
 use crate::cpu;
 use crate::kernel::Kernel;
+use crate::rtc::progress::Level;
 use crate::target::Target;
 use crate::trace::MAX_GROUPS;
 
@@ -96,10 +97,15 @@ impl KernelSet {
             let of_pair = kernel.name_of_pair().filter(|_| pair);
             [Some(kernel.name()), of_pair].into_iter().flatten().map(move |name| (kernel, name))
         };
+        let mut all: Vec<(Kernel, &str)> = Vec::new();
         for (kernel, name) in kernels.iter().flat_map(names) {
-            if loaded.iter().any(|known| known.name == name) {
-                continue;
+            if all.iter().all(|known| known.1 != name) {
+                all.push((kernel, name));
             }
+        }
+        let progress = Level::new("kernel", all.len(), heap.rank() == 0);
+        for (kernel, name) in all {
+            progress.step();
             let (mut new, fits) = load(heap, &target, op, (kernel, name))?;
             if name != kernel.name() {
                 new.max_groups = fits().unwrap_or(0);

@@ -30,6 +30,7 @@ use crate::Target;
 use crate::args::{Matrix, OpArgs, dtype_code};
 use crate::build::{self, Injected};
 use crate::library::Whole;
+use crate::rtc::progress::Level;
 
 pub use crate::gemm_config::CoreConfig as Config;
 pub use exchanging::Exchanging;
@@ -118,7 +119,9 @@ impl Gemm {
                 why: "there are those of f16 and bf16 on sm_90a".into(),
             });
         };
+        let progress = Level::new("GEMM kernel", configs.len(), heap.rank() == 0);
         let load = |config: &Config| -> Result<_> {
+            progress.step();
             let build = kernel.build(code, config, injected);
             let image = build::compile(&build, &target).map_err(Error::other)?;
             let function = heap.load(&image)?.function(kernel.name(), config.shared_bytes())?;

@@ -8,7 +8,7 @@
 //!
 //! **Running.** [`compile`] does everything: from a source of [`crate::source`], or a user's source
 //! that includes `"iris/sym.h"` and `"iris/sync.h"`, to a cubin or code object. The first
-//! compilation takes seconds and is announced on stderr.
+//! compilation takes seconds; [`progress`] shows it if stderr is a terminal.
 //!
 //! **Debugging.** A compilation error has the compiler's log; the error for a missing compiler
 //! lists every place that was searched.
@@ -20,13 +20,12 @@ mod clang;
 pub(crate) mod error;
 mod hiprtc;
 mod nvrtc;
+pub mod progress;
 pub(crate) mod search;
-mod slow;
 
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
 
 pub use error::{Error, Result};
 
@@ -321,14 +320,10 @@ pub fn compile(
     if let Some(code) = cache.get(&key) {
         return Ok(code);
     }
-    let notify = || {
-        let (name, words) = (source.name, options.words().join(" "));
-        let folder = cache.folder().display();
-        slow::to_stderr(&format!(
-            "iris: compiling {name} for {arch} ({words}); it will be cached in {folder}"
-        ));
-    };
-    let code = slow::with_notice(SLOW, notify, || compiler.compile(source, options, arch))?;
+    let folder = cache.folder().display();
+    tracing::info!(source = source.name, arch, options = ?options.words(), %folder, "compiling a kernel that is not cached");
+    let what = format!("{} for {arch}", source.name);
+    let code = progress::compiling(&what, || compiler.compile(source, options, arch))?;
     cache.put(&key, &code)?;
     Ok(code)
 }
@@ -339,9 +334,6 @@ fn compile_lock(key: &Key) -> Arc<Mutex<()>> {
     let mut locks = LOCKS.lock().unwrap_or_else(PoisonError::into_inner);
     locks.get_or_insert_default().entry(key.clone()).or_default().clone()
 }
-
-/// Duration after which a compilation is announced on stderr.
-const SLOW: Duration = Duration::from_secs(1);
 
 /// Cache key of a compiled source: hash of everything that it depends on. Without a compiler
 /// version it is the key in the folder that is shipped with a program.

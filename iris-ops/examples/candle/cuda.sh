@@ -16,16 +16,16 @@ if [ ! -x "$home/bin/nvcc" ]; then
     # All wheels of CUDA 13 unpack into one tree.
     cp -a "$home"/unpacked/nvidia/cu13/. "$home/"
     chmod +x "$home"/bin/* "$home"/nvvm/bin/* 2>/dev/null || true
-    # The linker looks for names without a version; the driver's library is a stub until there is a driver.
+    # The linker looks for names without a version; the wheels' names have one.
     mkdir -p "$home/lib64"
     for library in "$home"/lib/*.so.*; do
         name=$(basename "$library")
-        ln -sf "$library" "$home/lib64/${name%%.so.*}.so"
-        ln -sf "$library" "$home/lib64/$name"
+        ln -sf "../lib/$name" "$home/lib64/${name%%.so.*}.so"
+        ln -sf "../lib/$name" "$home/lib64/$name"
     done
-    if ! ldconfig -p | grep -q 'libcuda\.so'; then
-        echo 'int cuInit(unsigned flags) { return (int)flags; }' | cc -shared -x c - -o "$home/lib64/libcuda.so"
-    fi
+    # The driver is linked by a stub that has every name of its header; the real one is found when the program starts.
+    grep -oE '\bcu[A-Z][A-Za-z0-9]*(_v[0-9]+)?' "$home/include/cuda.h" | sort -u | sed 's/.*/int &(void) { return 100; }/' |
+        cc -w -shared -Wl,-soname,libcuda.so.1 -x c - -o "$home/lib64/libcuda.so"
 fi
 export CUDA_HOME=$home CUDA_PATH=$home CUDA_ROOT=$home PATH=$home/bin:$PATH
 export CUDA_COMPUTE_CAP=${CUDA_COMPUTE_CAP:-90}

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use iris_heap::{DevWords, SymmetricHeap};
 use iris_kernels::args::{OpArgs, dtype_code, epilogue, producer};
 use iris_kernels::build::OpBuild;
+use iris_kernels::rtc::progress::Level;
 use iris_kernels::{Executor, source, trace};
 
 use super::{Operator, Ready};
@@ -42,7 +43,10 @@ impl Own {
         check_plan(heap, plan)?;
         workspace.map_or(Ok(()), |workspace| workspace.check(plan))?;
         let mut executors: Vec<(Arc<Executor>, u32)> = Vec::new();
+        let progress =
+            Level::new("choice", plan.choices().len(), !plan.on_cpu() && heap.rank() == 0);
         for (index, choice) in plan.choices().iter().enumerate() {
+            progress.step();
             // Kernels of a message do not depend on the tile, so choices that differ only in it
             // share an executor.
             let alike = plan.choices()[..index].iter().position(|before| {

@@ -47,6 +47,11 @@ impl Progress {
     pub(crate) fn step(&self) {
         self.bar.inc(1);
     }
+
+    /// Prints lines by `print`, with the bar erased meanwhile.
+    pub(crate) fn suspended<T>(&self, print: impl FnOnce() -> T) -> T {
+        self.bar.suspend(print)
+    }
 }
 
 impl Drop for Progress {

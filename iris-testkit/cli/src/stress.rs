@@ -15,6 +15,7 @@ use iris_testkit::{harness, say};
 
 use crate::errors::usage;
 use crate::job::Place;
+use crate::progress::Progress;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
@@ -84,6 +85,8 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     };
     let sharing = ranks.div_ceil(backend.device_count()?.max(1));
     let (mut failed, mut skipped) = (0, 0);
+    let progress = Progress::new("runs", 0, count);
+    let tell = |line: std::fmt::Arguments<'_>| progress.suspended(|| say!("{line}"));
     for &subject in &subjects {
         // Call numbers cross the limits of i32, and the calls that refresh all words.
         let [first, second] = subject.types();
@@ -93,7 +96,8 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         let ends = if options.large { &ends[1..] } else { &ends[..] };
         if let Some(reason) = subject.missing(backend, ranks)? {
             skipped += ends.len();
-            say!("{subject:40} skipped: {reason}")?;
+            ends.iter().for_each(|_| progress.step());
+            tell(format_args!("{subject:40} skipped: {reason}"))?;
             continue;
         }
         for &(dtype, first_call) in ends {
@@ -109,18 +113,20 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
             failed += usize::from(!outcome.ok());
             let (calls, compared) = (outcome.calls, outcome.compared);
             let seconds = outcome.time.as_secs_f64();
-            say!(
+            progress.step();
+            tell(format_args!(
                 "{subject:40} {dtype:>4} from {:>10}: {calls} calls, {compared} compared, \
                  {seconds:.1} s: {}",
                 setting.first_call,
                 if outcome.ok() { "ok".into() } else { format!("FAILED: {}", words(&outcome)) },
-            )?;
+            ))?;
         }
     }
     for (access, subject, place, whole) in waits {
         if let Some(reason) = subject.missing(backend, ranks)? {
             skipped += 1;
-            say!("{subject:40} without {} skipped: {reason}", access.name())?;
+            progress.step();
+            tell(format_args!("{subject:40} without {} skipped: {reason}", access.name()))?;
             continue;
         }
         let [dtype, _] = subject.types();
@@ -135,7 +141,8 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         // A fault alone may have another cause, so a call that succeeded must have a wrong result.
         let found = without.wrong > 0;
         failed += usize::from(!waiting.ok() || !found);
-        say!(
+        progress.step();
+        tell(format_args!(
             "{subject:40} held {place:?}: {}; without {}{}: {}",
             match waiting.ok() {
                 true => format!("{} calls ok", waiting.calls),
@@ -151,8 +158,9 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
                 true => format!("found: {}", words(&without)),
                 false => format!("NOT FOUND in {} calls: {}", without.calls, words(&without)),
             },
-        )?;
+        ))?;
     }
+    drop(progress);
     let left_out = if skipped > 0 { format!(", {skipped} skipped") } else { String::new() };
     say!("{} passed, {failed} failed{left_out}", count - failed - skipped)?;
     Ok(failed == 0)

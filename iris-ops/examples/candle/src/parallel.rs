@@ -205,7 +205,8 @@ impl CustomOp2 for MatmulSum {
         let (m, n, k) = sizes(x_layout, weight_layout)?;
         let device = x.device().clone();
         let stream = device.cuda_stream();
-        let (x, weight) = (on_cuda::view(x, x_layout)?, on_cuda::view(weight, weight_layout)?);
+        let x = on_cuda::view::<f32>(x, x_layout)?;
+        let weight = on_cuda::view::<f32>(weight, weight_layout)?;
         let mut y = device.alloc_zeros::<f32>(m * n)?;
         // The operands hold cudarc's guards until the call is enqueued.
         let weight = Operand::read(&weight, &stream, n, k).transposed();

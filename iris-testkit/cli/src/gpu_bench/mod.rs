@@ -22,6 +22,7 @@ use crate::bench::options::{self, Options, Sink};
 use crate::bench::origin::date;
 use crate::errors::usage;
 use crate::problem::known_variant;
+use crate::progress::Progress;
 use crate::record;
 use crate::watch::give_up;
 use home::Home;
@@ -199,6 +200,7 @@ fn each_shape(
     tell: &(dyn Fn(&Shape, Vec<Value>) -> Result<()> + Sync),
 ) -> Result<usize> {
     let (done, mut failed) = (AtomicUsize::new(0), 0);
+    let progress = Progress::new("shapes", 0, shapes.len());
     loop {
         let first = done.load(Ordering::Relaxed);
         if first >= shapes.len() {
@@ -206,14 +208,19 @@ fn each_shape(
         }
         let outcome = World::run_threads(ranks, |world| {
             all_shapes(&world, beside, &shapes[first..], &mut |lines| {
-                tell(&shapes[done.fetch_add(1, Ordering::Relaxed)], lines)
+                let shape = &shapes[done.fetch_add(1, Ordering::Relaxed)];
+                progress.step();
+                progress.suspended(|| tell(shape, lines))
             })
         });
         let Err(error) = outcome else { continue };
         let Some(shape) = shapes.get(done.fetch_add(1, Ordering::Relaxed)) else {
             return Err(error);
         };
-        say!("{} {:?}: FAILED: {error:#}", shape.op, dimensions(&shape.options))?;
+        progress.step();
+        progress.suspended(|| {
+            say!("{} {:?}: FAILED: {error:#}", shape.op, dimensions(&shape.options))
+        })?;
         failed += 1;
     }
 }
