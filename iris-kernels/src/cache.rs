@@ -69,14 +69,13 @@ impl Cache {
     /// another user, or is accessible to other users.
     pub fn open(folder: &Path) -> Result<Self> {
         let wrong = |why: String| Error::Cache { path: folder.into(), why };
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(folder)
-            .map_err(|error| wrong(format!("cannot be created: {error}")))?;
+        DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(|error| {
+            wrong(format!("cannot be created: {error}; expected a folder that this user can write"))
+        })?;
         // Check the path itself, without following links: the owner of the parent folder could
         // redirect a link later.
-        let metadata = fs::symlink_metadata(folder).map_err(|error| wrong(error.to_string()))?;
+        let metadata = fs::symlink_metadata(folder)
+            .map_err(|error| wrong(format!("{error}; expected a folder of this user")))?;
         if !metadata.is_dir() {
             return Err(wrong("is not a folder; expected a folder of this user".into()));
         }
@@ -121,7 +120,12 @@ impl Cache {
                 .and_then(|()| fs::rename(&part, &whole));
         written.map_err(|error| {
             let _ = fs::remove_file(&part);
-            Error::Cache { path: whole, why: format!("cannot be written: {error}") }
+            Error::Cache {
+                path: whole,
+                why: format!(
+                    "cannot be written: {error}; expected a folder that this user can write"
+                ),
+            }
         })
     }
 

@@ -365,3 +365,75 @@ fn the_table_of_workspaces_is_what_plans_say() {
     let (derived, written) = (table(), include_str!("../src/comm/footprint.md"));
     assert_eq!(derived.trim(), written.trim(), "footprint.md should be:\n{derived}");
 }
+
+/// Runs `call` on each of two ranks and expects the error of at least one of them to contain `words`.
+fn differ(call: impl Fn(&Comm) -> OpResult<()> + Sync, words: &[&str]) {
+    let errors = Mutex::new(Vec::new());
+    let rank = |world: World| -> Result<()> {
+        let comm = Comm::from_world(CPU, &world, &small())?;
+        // A root of a broadcast waits for nobody, so it may learn of the fault only when it closes.
+        let outcome = call(&comm).and_then(|()| comm.close());
+        let error = outcome.expect_err("ranks differ").to_string();
+        errors.lock().unwrap().push(error);
+        Ok(())
+    };
+    World::run_threads(2, rank).unwrap();
+    let errors = errors.into_inner().unwrap();
+    let named = |error: &String| words.iter().all(|word| error.contains(word));
+    assert!(errors.len() == 2 && errors.iter().any(named), "{words:?} in {errors:#?}");
+}
+
+#[test]
+fn counts_and_calls_that_differ_between_ranks_are_named() {
+    differ(
+        |comm| {
+            let mut data = vec![1.0_f32; 8 + comm.rank()];
+            comm.all_reduce_in_place(&mut data, &ReduceOp::Sum)
+        },
+        &["all_reduce", "entered with", "8", "9"],
+    );
+    differ(
+        |comm| match comm.rank() {
+            0 => comm.all_reduce_in_place(&mut [1.0_f32; 8], &ReduceOp::Sum),
+            _ => comm.broadcast_in_place(&mut [1.0_f32; 8], 1),
+        },
+        &["all_reduce", "broadcast"],
+    );
+    differ(
+        |comm| match comm.rank() {
+            0 => comm.all_reduce_in_place(&mut [1.0_f32; 8], &ReduceOp::Sum),
+            _ => comm.all_reduce_in_place(&mut [bf16::ONE; 8], &ReduceOp::Sum),
+        },
+        &["f32", "bf16"],
+    );
+}
+
+/// Drops a communicator while a call of its own waits for the peer: the call ends, and the peer's
+/// next call names the rank that is gone.
+#[test]
+fn a_communicator_may_be_dropped_while_a_call_runs() {
+    let id = Id::new().unwrap();
+    let (enqueued, dropped) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+    let rank = |rank: usize| -> Result<()> {
+        let comm = Comm::from_rank_with(CPU, rank, 2, id, &small())?;
+        sums::<f32>(&comm, 10)?;
+        let (x, mut y) = (comm.heap().full::<f32>(900, 1.0)?, comm.heap().zeros::<f32>(900)?);
+        if rank == 0 {
+            comm.all_reduce(&x, &mut y, &ReduceOp::Sum)?;
+            enqueued.wait();
+            drop(comm);
+            dropped.wait();
+            return Ok(());
+        }
+        enqueued.wait();
+        dropped.wait();
+        let call = comm.all_reduce(&x, &mut y, &ReduceOp::Sum);
+        let error = call.and_then(|()| comm.close()).unwrap_err().to_string();
+        assert!(error.contains("rank 0"), "{error}");
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let all: Vec<_> = (0..2).map(|number| scope.spawn(move || rank(number))).collect();
+        all.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
+    });
+}

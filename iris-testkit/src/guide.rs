@@ -1,4 +1,42 @@
-//! Sections of the guide for users, by the texts of errors.
+//! Texts of errors: every variant has an example, with value, expectation and action in its text,
+//! and a section of the guide for users.
+
+use std::collections::BTreeSet;
+
+/// Lists the variants of an enum of errors in `NAMES`, and names a value's variant by `name`. The
+/// match has no wildcard, so a new variant does not compile until it is listed.
+#[macro_export]
+macro_rules! variants {
+    ($enum:ident: $($name:ident),* $(,)?) => {
+        const NAMES: &[&str] = &[$(stringify!($name)),*];
+
+        fn name(error: &$enum) -> &'static str {
+            match error { $($enum::$name { .. } => stringify!($name),)* }
+        }
+    };
+}
+
+/// Checks examples of errors: each text contains its parts (the value, what was expected, what to
+/// do) and has a section of `guide`; together they are of all variants `names`.
+///
+/// # Panics
+/// If a part, a section or a variant is missing.
+pub fn check_texts<E: std::fmt::Display>(
+    guide: &str,
+    examples: &[(E, [&str; 3])],
+    names: &[&str],
+    name: impl Fn(&E) -> &'static str,
+) {
+    for (error, parts) in examples {
+        let text = error.to_string();
+        for part in parts {
+            assert!(text.contains(part), "{}: no {part:?} in {text:?}", name(error));
+        }
+        assert!(has_section(guide, &text), "{}: no section of the guide for {text:?}", name(error));
+    }
+    let shown: BTreeSet<_> = examples.iter().map(|(error, _)| name(error)).collect();
+    assert_eq!(shown, names.iter().copied().collect(), "variants with examples");
+}
 
 /// Whether a section of the guide is for errors of this text: a heading of the third level quotes parts of texts in
 /// backticks, where `..` stands for anything.

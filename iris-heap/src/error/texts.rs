@@ -1,29 +1,17 @@
 //! Texts of all errors: each shows the value, what was expected, and what to do.
 
-use std::collections::BTreeSet;
 use std::io::ErrorKind::PermissionDenied;
 use std::time::Duration;
 
 use iris_sync::{Fault, FaultKind, Field};
 
-use iris_testkit::guide::has_section;
+use iris_testkit::guide::check_texts;
+use iris_testkit::variants;
 
 use super::*;
 
 /// Troubleshooting by error text is a part of it.
 const GUIDE: &str = include_str!("../../../iris-ops/GUIDE.md");
-
-/// Names every variant of an enum of errors: a new one does not compile until it stands here, and the test fails until it
-/// has an example.
-macro_rules! variants {
-    ($enum:ident: $($name:ident),* $(,)?) => {
-        const NAMES: &[&str] = &[$(stringify!($name)),*];
-
-        fn name(error: &$enum) -> &'static str {
-            match error { $($enum::$name { .. } => stringify!($name),)* }
-        }
-    };
-}
 
 variants! { Error:
     Env, Invalid, Disagreement, Mismatch, Order, Absent, PeerLost, RankLost, PeerFailed, HubLost, Rendezvous, OutOfHeap, Closed,
@@ -282,14 +270,5 @@ fn examples() -> Vec<(Error, [&'static str; 3])> {
 
 #[test]
 fn every_error_shows_its_value_what_was_expected_and_what_to_do() {
-    let examples = examples();
-    for (error, parts) in &examples {
-        let text = error.to_string();
-        for part in parts {
-            assert!(text.contains(part), "{}: no {part:?} in {text:?}", name(error));
-        }
-        assert!(has_section(GUIDE, &text), "{}: no section of the guide for {text:?}", name(error));
-    }
-    let shown: BTreeSet<_> = examples.iter().map(|(error, _)| name(error)).collect();
-    assert_eq!(shown, NAMES.iter().copied().collect());
+    check_texts(GUIDE, &examples(), NAMES, name);
 }

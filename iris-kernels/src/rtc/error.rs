@@ -1,3 +1,6 @@
+#[cfg(test)]
+mod texts;
+
 use std::path::PathBuf;
 
 /// Result of the run-time compilation functions.
@@ -36,7 +39,7 @@ pub enum Error {
     },
     /// A function of the compiler library failed.
     #[error(
-        "{function}: {name} ({code}), expected success; `iris doctor` says which compiler is there"
+        "{function}: {name} (code {code}), expected success; `iris doctor` says which compiler is there"
     )]
     Call {
         /// Name of the function.
@@ -85,7 +88,7 @@ pub enum Error {
         what: String,
     },
     /// The cache folder cannot be used.
-    #[error("cache of kernels {}: {why}; IRIS_CACHE names another folder", path.display())]
+    #[error("cache of kernels {}: {why}: correct that, or name another folder by IRIS_CACHE", path.display())]
     Cache {
         /// Path of the folder or file.
         path: PathBuf,

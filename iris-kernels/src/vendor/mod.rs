@@ -23,6 +23,8 @@ mod blas;
 mod dialect;
 mod prepared;
 mod problem;
+#[cfg(test)]
+mod texts;
 
 use std::path::{Path, PathBuf};
 
@@ -66,7 +68,7 @@ pub enum Error {
     },
     /// A function of the library failed.
     #[error(
-        "{function}: {name} ({code}), expected success; `iris doctor` says which library is there"
+        "{function}: {name} (code {code}), expected success; `iris doctor` says which library is there"
     )]
     Call {
         /// Name of the function.

@@ -1,10 +1,9 @@
 //! Texts of all errors: each shows the value, what was expected, and what to do.
 
-use std::collections::BTreeSet;
-
 use iris_heap::BackendKind;
 
-use iris_testkit::guide::has_section;
+use iris_testkit::guide::check_texts;
+use iris_testkit::variants;
 
 use super::*;
 use crate::ops::{all_reduce, matmul_all_reduce};
@@ -13,18 +12,7 @@ use crate::ranks::Ranks;
 /// Troubleshooting by error text is a part of it.
 const GUIDE: &str = include_str!("../../GUIDE.md");
 
-/// Names every variant: a new one does not compile until it stands here, and the test fails until it has an example.
-macro_rules! variants {
-    ($($name:ident),* $(,)?) => {
-        const NAMES: &[&str] = &[$(stringify!($name)),*];
-
-        fn name(error: &Error) -> &'static str {
-            match error { $(Error::$name { .. } => stringify!($name),)* }
-        }
-    };
-}
-
-variants! {
+variants! { Error:
     Unknown, Tuning, NoPlan, Invalid, Shape, Dtype, Overlap, TooManyRows, TooManyElements, OtherWorld, Poisoned, Step, Comm, Heap,
 }
 
@@ -104,16 +92,7 @@ fn examples() -> Vec<(Error, [&'static str; 3])> {
 
 #[test]
 fn every_error_shows_its_value_what_was_expected_and_what_to_do() {
-    let examples = examples();
-    for (error, parts) in &examples {
-        let text = error.to_string();
-        for part in parts {
-            assert!(text.contains(part), "{}: no {part:?} in {text:?}", name(error));
-        }
-        assert!(has_section(GUIDE, &text), "{}: no section of the guide for {text:?}", name(error));
-    }
-    let shown: BTreeSet<_> = examples.iter().map(|(error, _)| name(error)).collect();
-    assert_eq!(shown, NAMES.iter().copied().collect());
+    check_texts(GUIDE, &examples(), NAMES, name);
 }
 
 #[test]

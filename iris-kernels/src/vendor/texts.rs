@@ -1,0 +1,41 @@
+//! Texts of all errors of GEMM libraries: each shows the value, what was expected, and what to do.
+
+use iris_testkit::guide::check_texts;
+use iris_testkit::variants;
+
+use super::*;
+
+const GUIDE: &str = include_str!("../../../iris-ops/GUIDE.md");
+
+variants! { Error: NotFound, None, TooOld, Call, NoAlgorithm }
+
+fn examples() -> Vec<(Error, [&'static str; 3])> {
+    let library = || String::from("cuBLASLt 11.0");
+    vec![
+        (
+            Error::NotFound { what: "cuBLASLt", looked: vec!["libcublasLt.so.13".into()] },
+            ["cuBLASLt is not there", "expected it as libcublasLt.so.13", "install it, or name"],
+        ),
+        (
+            Error::None { kind: BackendKind::Cpu },
+            ["supported on cpu", "expected cuda or hip", "use Library::None"],
+        ),
+        (
+            Error::TooOld { library: library(), oldest: "12.0".into() },
+            ["cuBLASLt 11.0 is older than 12.0", "oldest supported", "install a later one"],
+        ),
+        (
+            Error::Call { function: "cublasLtCreate".into(), code: 1, name: "NOT_INIT".into() },
+            ["cublasLtCreate: NOT_INIT (code 1)", "expected success", "`iris doctor`"],
+        ),
+        (
+            Error::NoAlgorithm { library: library(), problem: "3 x 4 x 5 of f32".into() },
+            ["cuBLASLt 11.0 has no algorithm for 3 x 4 x 5", "expected one", "use Library::Ours"],
+        ),
+    ]
+}
+
+#[test]
+fn every_error_shows_its_value_what_was_expected_and_what_to_do() {
+    check_texts(GUIDE, &examples(), NAMES, name);
+}
