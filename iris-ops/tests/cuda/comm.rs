@@ -34,7 +34,10 @@ fn calls(world: &World) -> Result<()> {
 }
 
 pub(crate) fn comm_takes_memory_and_streams_of_cudarc() {
-    for size in [1, 2, 4] {
+    // One rank a device: where threads share one, a copy of cudarc's that waits for its stream can
+    // hold up the launch that it waits for.
+    let devices = BackendKind::Cuda.device_count().unwrap();
+    for size in [1, 2, 4].into_iter().filter(|&size| size <= devices) {
         let rank = |world: World| -> Result<()> {
             calls(&world)?;
             Ok(world.close()?)
