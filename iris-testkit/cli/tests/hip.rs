@@ -411,6 +411,11 @@ fn a_doctor_sees_the_devices() {
     ] {
         assert!(out.contains(expected), "{expected} in {out}");
     }
+    let json = ["doctor", "--backend", "hip", "--no-links", "--json"];
+    let (output, _) = Fake::of(7).run(program, &json, &[]);
+    let object: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let expected = serde_json::json!([{"backend": "hip", "works": true, "why": null}]);
+    assert_eq!(object["verdicts"], expected);
     let verbose = ["doctor", "--backend", "hip", "--no-links", "--verbose"];
     let (output, _) = Fake::with_libraries().run(program, &verbose, &[]);
     let out = String::from_utf8_lossy(&output.stdout);

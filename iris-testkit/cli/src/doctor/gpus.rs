@@ -15,7 +15,11 @@ pub(super) fn section(kind: BackendKind, with_links: bool) -> (Section, Verdict)
     let has_driver = findings[0].state == State::Ok;
     let devices = if has_driver { kind.devices() } else { Ok(Vec::new()) };
     let count = devices.as_ref().map_or(0, Vec::len);
-    let mut why = if has_driver { "no device" } else { "no driver" }.to_string();
+    let mut obstacle = match count {
+        0 if has_driver => Some("no device".to_string()),
+        0 => Some("no driver".into()),
+        _ => None,
+    };
     match &devices {
         Ok(all) => findings.extend(all.iter().map(device)),
         // The driver says so; it is no failure of the driver.
@@ -23,7 +27,7 @@ pub(super) fn section(kind: BackendKind, with_links: bool) -> (Section, Verdict)
             findings.push(Finding::new(State::None, "devices", "none").details([error]));
         }
         Err(error) => {
-            why = "the driver does not start".into();
+            obstacle = Some("the driver does not start".into());
             findings.push(Finding::new(State::Error, "devices", error));
         }
     }
@@ -41,18 +45,17 @@ pub(super) fn section(kind: BackendKind, with_links: bool) -> (Section, Verdict)
     if kind == BackendKind::Hip && has_driver {
         findings.extend(["/dev/kfd", "/dev/dri"].map(|place| access(Path::new(place), needed)));
     }
-    let mut works = count > 0 && (compiles || carried);
-    if count > 0 && !works {
-        why = "no compiler of kernels".into();
+    if count > 0 && !compiles && !carried {
+        obstacle = Some("no compiler of kernels".into());
     }
-    if works && with_links && count > 1 {
+    if obstacle.is_none() && with_links && count > 1 {
         let measured = links::measured(kind, count);
         if let Some(wrong) = measured.iter().find(|finding| finding.state == State::Error) {
-            (works, why) = (false, format!("{} {}", wrong.what, wrong.found));
+            obstacle = Some(format!("{} {}", wrong.what, wrong.found));
         }
         findings.extend(measured);
     }
-    (Section { title, findings }, Verdict { backend: kind.name(), works, why })
+    (Section { title, findings }, Verdict { backend: kind.name(), obstacle })
 }
 
 fn driver(kind: BackendKind) -> Finding {

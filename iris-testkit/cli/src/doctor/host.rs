@@ -48,11 +48,8 @@ pub(super) fn cpu() -> (Section, Verdict) {
         Ok(()) => format!("{cores} cores; an all_reduce of two ranks is right"),
         Err(why) => format!("an all_reduce of two ranks fails: {why}"),
     };
-    let verdict = Verdict {
-        backend: "cpu",
-        works: outcome.is_ok(),
-        why: outcome.err().map(|why| why.to_string()).unwrap_or_default(),
-    };
+    let obstacle = outcome.err().map(|error| error.to_string());
+    let verdict = Verdict { backend: "cpu", obstacle };
     let findings = vec![Finding::new(state, "operators", found), tuning(BackendKind::Cpu, 2)];
     (Section { title: "CPU", findings }, verdict)
 }

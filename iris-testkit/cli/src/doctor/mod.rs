@@ -80,13 +80,18 @@ struct Section {
     findings: Vec<Finding>,
 }
 
-/// Whether a backend can run here, with the reason if it cannot.
-#[derive(Debug, Serialize)]
+/// Whether a backend can run here.
+#[derive(Debug)]
 struct Verdict {
     backend: &'static str,
-    works: bool,
-    /// Reason in a few words if it does not work.
-    why: String,
+    /// Reason in a few words if it cannot.
+    obstacle: Option<String>,
+}
+
+impl Verdict {
+    fn works(&self) -> bool {
+        self.obstacle.is_none()
+    }
 }
 
 /// Runs the checks, prints the results, and returns whether the requested backend can run.
@@ -111,5 +116,5 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     }
     // If no backend was requested, the CPU backend must run.
     let needed = options.backend.unwrap_or(BackendKind::Cpu);
-    Ok(verdicts.iter().all(|verdict| verdict.works || verdict.backend != needed.name()))
+    Ok(verdicts.iter().all(|verdict| verdict.works() || verdict.backend != needed.name()))
 }

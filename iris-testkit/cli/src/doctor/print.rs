@@ -69,9 +69,9 @@ fn wrapped(text: &str, indent: usize) -> Vec<String> {
 fn verdict(verdicts: &[Verdict]) -> String {
     let text = |verdict: &Verdict| {
         let name = verdict.backend.to_uppercase();
-        match verdict.works {
-            true => format!("{name} works"),
-            false => format!("no {name}: {}", verdict.why),
+        match &verdict.obstacle {
+            None => format!("{name} works"),
+            Some(obstacle) => format!("no {name}: {obstacle}"),
         }
     };
     verdicts.iter().map(text).collect::<Vec<_>>().join("; ")
@@ -82,6 +82,10 @@ pub(super) fn json(sections: &[Section], verdicts: &[Verdict]) -> anyhow::Result
     let sections: Vec<_> = sections
         .iter()
         .map(|section| json!({"title": section.title, "findings": section.findings}))
+        .collect();
+    let verdicts: Vec<_> = verdicts
+        .iter()
+        .map(|it| json!({"backend": it.backend, "works": it.works(), "why": it.obstacle}))
         .collect();
     Ok(serde_json::to_string(&json!({"sections": sections, "verdicts": verdicts}))?)
 }
@@ -96,14 +100,21 @@ mod tests {
         let found = Finding::new(State::Warning, "thing", long).remedy("mend it").details(["/a"]);
         let sections = [Section { title: "host", findings: vec![found] }];
         let verdicts = [
-            Verdict { backend: "cpu", works: true, why: String::new() },
-            Verdict { backend: "cuda", works: false, why: "no driver".into() },
+            Verdict { backend: "cpu", obstacle: None },
+            Verdict { backend: "cuda", obstacle: Some("no driver".into()) },
         ];
         let text = lines(&sections, &verdicts, false);
         assert!(text.iter().all(|line| line.chars().count() <= COLUMNS), "{text:#?}");
         assert!(text[1].starts_with("  warn  thing       word") && text[3].ends_with(": mend it"));
         assert_eq!(text.last().map(String::as_str), Some("CPU works; no CUDA: no driver"));
         assert!(lines(&sections, &verdicts, true).iter().any(|line| line.trim() == "/a"));
-        assert!(json(&sections, &verdicts).unwrap().contains(r#""state":"warning""#));
+        let object = json(&sections, &verdicts).unwrap();
+        assert!(object.contains(r#""state":"warning""#), "{object}");
+        let expected = json!([
+            {"backend": "cpu", "works": true, "why": null},
+            {"backend": "cuda", "works": false, "why": "no driver"},
+        ]);
+        let object: serde_json::Value = serde_json::from_str(&object).unwrap();
+        assert_eq!(object["verdicts"], expected);
     }
 }
