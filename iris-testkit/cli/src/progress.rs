@@ -20,21 +20,28 @@ pub(crate) struct Progress {
 impl Progress {
     /// A bar of `total` steps. Only rank 0 has one.
     pub(crate) fn new(what: &'static str, rank: usize, total: usize) -> Progress {
-        Progress::on(rank == 0 && std::io::stderr().is_terminal(), what, total)
+        let shown = rank == 0 && std::io::stderr().is_terminal();
+        Progress::on(shown.then(ProgressDrawTarget::stderr), PATIENCE, what, total)
     }
 
-    fn on(shown: bool, what: &'static str, total: usize) -> Progress {
-        let target = ProgressDrawTarget::hidden();
-        let bar = ProgressBar::with_draw_target(Some(total as u64), target).with_message(what);
+    /// A bar that shows on `target` after `patience`, or never without a target.
+    fn on(
+        target: Option<ProgressDrawTarget>,
+        patience: Duration,
+        what: &'static str,
+        total: usize,
+    ) -> Progress {
+        let hidden = ProgressDrawTarget::hidden();
+        let bar = ProgressBar::with_draw_target(Some(total as u64), hidden).with_message(what);
         // Without colours, whatever NO_COLOR says.
         let style = ProgressStyle::with_template("{msg} [{bar:30}] {pos}/{len}, {eta} left");
         let bar = style.map_or_else(|_| bar.clone(), |style| bar.clone().with_style(style));
-        let shows = shown.then(|| {
+        let shows = target.map(|target| {
             let (end, ended) = channel();
             let shown = bar.clone();
             let show = move || {
-                if ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
-                    shown.set_draw_target(ProgressDrawTarget::stderr());
+                if ended.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
+                    shown.set_draw_target(target);
                     shown.enable_steady_tick(Duration::from_millis(200));
                 }
             };
@@ -66,16 +73,96 @@ impl Drop for Progress {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+    use std::sync::{Arc, Mutex};
+
+    use indicatif::TermLike;
+
     use super::*;
 
+    /// Terminal that keeps the text that is drawn; `|` stands for a line that is erased.
+    #[derive(Clone, Debug, Default)]
+    struct Screen(Arc<Mutex<String>>);
+
+    impl Screen {
+        fn text(&self) -> String {
+            self.0.lock().unwrap().clone()
+        }
+
+        fn put(&self, text: &str) -> io::Result<()> {
+            self.0.lock().unwrap().push_str(text);
+            Ok(())
+        }
+    }
+
+    impl TermLike for Screen {
+        fn width(&self) -> u16 {
+            100
+        }
+
+        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn write_line(&self, line: &str) -> io::Result<()> {
+            self.put(line)
+        }
+
+        fn write_str(&self, text: &str) -> io::Result<()> {
+            self.put(text)
+        }
+
+        fn clear_line(&self) -> io::Result<()> {
+            self.put("|")
+        }
+
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn on(screen: &Screen, patience: Duration) -> Progress {
+        let target = ProgressDrawTarget::term_like(Box::new(screen.clone()));
+        Progress::on(Some(target), patience, "steps", 5)
+    }
+
     #[test]
-    fn steps_are_counted_and_nothing_waits_for_the_bar() {
-        for shown in [false, true] {
-            let begun = std::time::Instant::now();
-            let progress = Progress::on(shown, "steps", 5);
+    fn a_long_wait_shows_the_steps_of_all_and_erases_the_bar() {
+        let screen = Screen::default();
+        let progress = on(&screen, Duration::ZERO);
+        (0..3).for_each(|_| progress.step());
+        for _ in 0..20_000 {
+            if screen.text().contains("] 3/5, ") {
+                break;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        drop(progress);
+        let text = screen.text();
+        assert!(text.contains("steps [") && text.contains("] 3/5, "), "{text:?}");
+        assert!(text.trim_end().ends_with('|') && !text.contains('\x1b'), "{text:?}");
+    }
+
+    #[test]
+    fn short_waits_and_waits_without_a_terminal_show_nothing_and_end_at_once() {
+        let (screen, patience) = (Screen::default(), Duration::from_secs(3600));
+        for progress in [on(&screen, patience), Progress::on(None, Duration::ZERO, "steps", 5)] {
             (0..3).for_each(|_| progress.step());
             assert_eq!((progress.bar.position(), progress.bar.length()), (3, Some(5)));
-            assert!(progress.bar.is_hidden() || begun.elapsed() >= PATIENCE);
+            assert!(progress.bar.is_hidden());
         }
+        assert_eq!(screen.text(), "");
     }
 }
