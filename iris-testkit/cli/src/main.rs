@@ -31,7 +31,6 @@ mod trace;
 mod tune;
 mod watch;
 
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -136,12 +135,7 @@ fn run(task: Task) -> anyhow::Result<bool> {
     }
 }
 
-/// Returns whether the user wants no colours: <https://no-color.org>.
-fn no_color() -> bool {
-    std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
-}
-
-/// Sends log messages of the libraries to stderr, from the level in `IRIS_LOG` on.
+/// Sends log messages of the libraries to stderr, without colours, from the level in `IRIS_LOG` on.
 fn log() -> anyhow::Result<()> {
     let level = std::env::var("IRIS_LOG").unwrap_or_default();
     let level = match level.as_str() {
@@ -152,7 +146,7 @@ fn log() -> anyhow::Result<()> {
     };
     tracing_subscriber::fmt()
         .with_max_level(level)
-        .with_ansi(std::io::stderr().is_terminal() && !no_color())
+        .with_ansi(false)
         .with_writer(std::io::stderr)
         // A full disk behind stderr must not end in a panic.
         .log_internal_errors(false)

@@ -1,7 +1,8 @@
 //! Tests of a new user's first steps: the doctor, options that would be ignored, variables that do
 //! not exist.
 
-use std::process::{Command, Output};
+use std::io::Read as _;
+use std::process::{Command, Output, Stdio};
 
 /// Lines and columns that fit a screen.
 const SCREEN: (usize, usize) = (40, 100);
@@ -105,4 +106,40 @@ fn a_program_names_variables_that_do_not_exist_once() {
     assert!(output.status.success(), "{error}");
     assert_eq!(error.matches("IRIS_DEADLIN is no variable").count(), 1, "{error}");
     assert!(error.contains("expected IRIS_DEADLINE?") && !error.contains('\u{1b}'), "{error}");
+}
+
+/// A run of a million calls, which takes minutes, shows its progress on a pseudo-terminal, without colours, and is then
+/// killed: `script` takes the terminal, and so the program, with it.
+#[test]
+fn a_long_run_shows_its_progress_on_a_terminal() {
+    const CALLS: usize = 1_000_000;
+    let program = env!("CARGO_BIN_EXE_iris");
+    let run = "run all-reduce --ranks 2 --m 1024 --n 1024 --threads-as-ranks";
+    let command = format!("exec '{program}' {run} --iters {CALLS}");
+    let mut script = Command::new("script")
+        .args(["-qefc", &command, "/dev/null"])
+        .env("TERM", "xterm-256color")
+        .env_remove("NO_COLOR")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut output = script.stdout.take().unwrap();
+    let (mut shown, mut part) = (String::new(), [0; 4096]);
+    let total = format!("/{CALLS}, ");
+    while !shown.contains(&total) {
+        let len = output.read(&mut part).unwrap();
+        assert!(len > 0, "the program ended: {shown:?}");
+        shown += &text(&part[..len]);
+    }
+    script.kill().unwrap();
+    script.wait().unwrap();
+    // Nothing comes before the bar.
+    let first = shown.trim_start_matches("\x1b[2K").trim_start();
+    assert!(first.starts_with("calls ["), "{shown:?}");
+    // A colour is a sequence that ends with m.
+    let colour = |sequence: &str| {
+        sequence.trim_start_matches(|c: char| c.is_ascii_digit() || c == ';').starts_with('m')
+    };
+    assert!(!shown.split("\x1b[").skip(1).any(colour), "{shown:?}");
 }
