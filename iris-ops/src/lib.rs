@@ -122,7 +122,7 @@ pub mod guide {}
 pub use any::{AnyOp, Operands};
 pub use args::{CollectiveArgs, MatmulArgs, NormArgs};
 pub use comm::Comm;
-pub use cost::Machine;
+pub use cost::{Machine, Network};
 pub use counters::Counters;
 pub use device::Device;
 // Renamed because iris_heap also exports `Error`, `Result` and `Request`, and a program may
@@ -138,7 +138,7 @@ pub use matrix::MatRef;
 pub use operand::{MatrixArg, Operand, Scope, scope};
 pub use ops::*;
 pub use options::{Epilogue, Request as OpRequest, Shard, Staged, StagingLayout, TileShape};
-pub use plan::{Choice, Plan, Shapes};
+pub use plan::{Choice, Forecast, Plan, Shapes};
 pub use ranks::Ranks;
 pub use room::Room;
 pub use split::split;

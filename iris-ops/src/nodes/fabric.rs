@@ -28,6 +28,21 @@ pub(crate) enum Exchange {
     },
 }
 
+#[cfg(test)]
+impl Exchange {
+    /// Kind of the exchange, without its root.
+    pub(crate) fn kind(self) -> super::steps::Kind {
+        use super::steps::Kind;
+        match self {
+            Exchange::AllReduce => Kind::AllReduce,
+            Exchange::AllGather => Kind::AllGather,
+            Exchange::ReduceScatter => Kind::ReduceScatter,
+            Exchange::AllToAll => Kind::AllToAll,
+            Exchange::Broadcast { .. } => Kind::Broadcast,
+        }
+    }
+}
+
 /// Step between nodes, over blocks of this rank's data segment. All slots have the same length.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {

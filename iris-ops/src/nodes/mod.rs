@@ -4,6 +4,9 @@
 
 mod call;
 mod fabric;
+#[cfg(test)]
+mod simulation;
+pub(crate) mod steps;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -42,6 +45,9 @@ pub(crate) struct Composite {
     fabric: Arc<dyn Fabric>,
     /// Hash of the plan's properties that all ranks must agree on.
     digest: u64,
+    /// Steps that calls have enqueued, for the test of [`steps::steps`].
+    #[cfg(test)]
+    log: std::sync::Mutex<Vec<steps::NodeStep>>,
 }
 
 impl Operator {
@@ -178,7 +184,16 @@ impl Composite {
         let across = heap.across().cloned().ok_or_else(|| other_world(op, heap, plan))?;
         let fabric = Arc::new(Sockets::new(heap, across, world));
         let (heap, plan) = (Arc::clone(heap), plan.clone());
-        Ok(Self { heap, plan, parts, areas, fabric, digest })
+        Ok(Self {
+            heap,
+            plan,
+            parts,
+            areas,
+            fabric,
+            digest,
+            #[cfg(test)]
+            log: Default::default(),
+        })
     }
 
     /// Allocates this node's operators and memory.
@@ -241,6 +256,15 @@ fn check(op: Op, heap: &SymmetricHeap, plan: &Plan) -> Result<()> {
             what: "plan".into(),
             value: format!("one of {}", plan.op()),
             expected: format!("one of {op}"),
+        });
+    }
+    let backend = heap.device().kind;
+    if !backend.traits().host_threads {
+        return Err(Error::Invalid {
+            op: op.into(),
+            what: "backend over several nodes".into(),
+            value: backend.to_string(),
+            expected: "cpu, which has steps between nodes".into(),
         });
     }
     let (ranks, world) = (plan.ranks(), heap.whole_world());
