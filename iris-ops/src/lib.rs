@@ -119,6 +119,9 @@ mod workspace;
 #[doc = include_str!("../GUIDE.md")]
 pub mod guide {}
 
+#[doc = include_str!("../SCALING.md")]
+pub mod scaling {}
+
 pub use any::{AnyOp, Operands};
 pub use args::{CollectiveArgs, MatmulArgs, NormArgs};
 pub use comm::Comm;
@@ -135,10 +138,11 @@ pub use iris_kernels::trace::TraceSpan;
 pub use kind::{Op, UnknownName, Variant, Why};
 pub use label::OpLabel;
 pub use matrix::MatRef;
+pub use nodes::Forecast;
 pub use operand::{MatrixArg, Operand, Scope, scope};
 pub use ops::*;
 pub use options::{Epilogue, Request as OpRequest, Shard, Staged, StagingLayout, TileShape};
-pub use plan::{Choice, Forecast, Plan, Shapes};
+pub use plan::{Choice, Plan, Shapes};
 pub use ranks::Ranks;
 pub use room::Room;
 pub use split::split;

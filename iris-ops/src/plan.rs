@@ -4,14 +4,12 @@
 
 pub(crate) mod composed;
 mod fingerprint;
-mod forecast;
 mod launches;
 pub(crate) mod on_device;
 mod predicted;
 mod shapes;
 pub(crate) mod words;
 
-pub use forecast::Forecast;
 pub use shapes::Shapes;
 
 use std::fmt;

@@ -4,9 +4,12 @@
 
 mod call;
 mod fabric;
+mod forecast;
 #[cfg(test)]
 mod simulation;
 pub(crate) mod steps;
+
+pub use forecast::Forecast;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

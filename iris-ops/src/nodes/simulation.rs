@@ -287,8 +287,8 @@ fn simulate(plan: &Plan, m: usize, fault: Fault) -> (Option<f64>, Vec<Task>, Vec
     let mut simulation = Simulation { plan, network: NETWORK, tasks: Vec::new() };
     let streams = simulation.call(m, fault);
     simulation.run(fault);
-    let ends = simulation.tasks.iter().map(|task| task.end_us);
-    let us = ends.fold(Some(0.0_f64), |last, end| Some(last?.max(end?)));
+    let mut ends = simulation.tasks.iter().map(|task| task.end_us);
+    let us = ends.try_fold(0.0_f64, |last, end| Some(last.max(end?)));
     (us, simulation.tasks, streams)
 }
 

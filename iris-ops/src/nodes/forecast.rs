@@ -1,9 +1,9 @@
 //! Predicted time of a call over several nodes, with the network as an input.
 
-use super::Plan;
+use super::steps::{Kind, NodeStep, steps};
 use crate::cost::network::{Collective, Network};
 use crate::kind::Op;
-use crate::nodes::steps::{Kind, NodeStep, steps};
+use crate::plan::Plan;
 use crate::spec::Part;
 
 /// Predicted times of a call over several nodes, in microseconds.
