@@ -139,6 +139,8 @@ pub use kind::{Op, UnknownName, Variant, Why};
 pub use label::OpLabel;
 pub use matrix::MatRef;
 pub use nodes::Forecast;
+#[cfg(feature = "mpi")]
+pub use nodes::mpi::{Mpi, MpiError};
 pub use operand::{MatrixArg, Operand, Scope, scope};
 pub use ops::*;
 pub use options::{Epilogue, Request as OpRequest, Shard, Staged, StagingLayout, TileShape};

@@ -75,9 +75,25 @@ pub(crate) trait Fabric: fmt::Debug + Send + Sync {
     fn enqueue(&self, stream: &Stream, step: Step, record: CallRecord) -> iris_heap::Result<()>;
 }
 
-/// Transport over the connections of the rendezvous: simple, and slow, because rank 0 forwards all
-/// data. For tests, and for programs on CPUs that exchange little.
+/// Engine that moves the data of steps between nodes, among the ranks with one local rank.
+pub(crate) trait Engine: fmt::Debug + Send + Sync {
+    /// Executes an exchange on this rank, whose index among the nodes is `node` of `nodes`. All
+    /// ranks have agreed on the step, and `from` has the same length on all of them. Returns the
+    /// bytes of `to`.
+    fn exchange(
+        &self,
+        exchange: Exchange,
+        from: Vec<u8>,
+        place: (usize, usize),
+    ) -> iris_heap::Result<Vec<u8>>;
+}
+
+/// Transport over the connections of the rendezvous. It carries the records of all calls, which the
+/// ranks compare before a step, and reports lost ranks and failed calls. It also moves the data if there
+/// is no engine: simple, and slow, because rank 0 forwards everything. For tests, and for programs on CPUs
+/// that exchange little.
 pub(crate) struct Sockets {
+    engine: Option<Arc<dyn Engine>>,
     heap: Weak<SymmetricHeap>,
     control: Arc<Control>,
     across: World,
@@ -87,19 +103,29 @@ pub(crate) struct Sockets {
 
 impl fmt::Debug for Sockets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Sockets(node {} of {})", self.across.rank(), self.across.size())
+        write!(f, "Sockets(node {} of {}", self.across.rank(), self.across.size())?;
+        match &self.engine {
+            Some(engine) => write!(f, ", data by {engine:?})"),
+            None => f.write_str(")"),
+        }
     }
 }
 
 impl Sockets {
-    pub(crate) fn new(heap: &Arc<SymmetricHeap>, across: World, whole: &World) -> Self {
+    pub(crate) fn new(
+        heap: &Arc<SymmetricHeap>,
+        across: World,
+        whole: &World,
+        engine: Option<Arc<dyn Engine>>,
+    ) -> Self {
         let local = heap.size();
         let rank = |node: usize| {
             let rank = node * local + heap.rank();
             (rank, whole.host_of(rank).unwrap_or("unknown").to_string())
         };
         let ranks = Arc::new((0..across.size()).map(rank).collect());
-        Self { heap: Arc::downgrade(heap), control: Arc::clone(heap.control()), across, ranks }
+        let control = Arc::clone(heap.control());
+        Self { engine, heap: Arc::downgrade(heap), control, across, ranks }
     }
 }
 
@@ -107,10 +133,12 @@ impl Fabric for Sockets {
     fn enqueue(&self, stream: &Stream, step: Step, record: CallRecord) -> iris_heap::Result<()> {
         let (heap, control) = (self.heap.clone(), Arc::clone(&self.control));
         let (across, ranks) = (self.across.clone(), Arc::clone(&self.ranks));
+        let engine = self.engine.clone();
         stream.call_cpu("step between nodes", move || {
             // No rank waits for the step if the heap has been dropped.
             let Some(heap) = heap.upgrade() else { return Ok(()) };
-            if let Err(error) = exchange(&heap, &across, &ranks, step, record) {
+            if let Err(error) = exchange(&heap, &across, (&ranks, engine.as_deref()), step, record)
+            {
                 // The other ranks of this node wait for this one, so they are notified too.
                 control.fail_elsewhere(error);
                 let _ = heap.poison(abort::ELSEWHERE);
@@ -179,7 +207,7 @@ const HEADER: usize = 7 * 8;
 fn exchange(
     heap: &SymmetricHeap,
     across: &World,
-    ranks: &[(usize, String)],
+    (ranks, engine): (&[(usize, String)], Option<&dyn Engine>),
     Step { exchange, from, to }: Step,
     record: CallRecord,
 ) -> iris_heap::Result<()> {
@@ -188,6 +216,7 @@ fn exchange(
     // data that will not come.
     let failure = heap.control().outcome().err().map_or(String::new(), |error| error.to_string());
     let sends = match exchange {
+        _ if engine.is_some() => false,
         Exchange::Broadcast { root } => root == node,
         _ => true,
     };
@@ -240,6 +269,10 @@ fn exchange(
     }
     // Failure of this rank itself, which it has already sent.
     heap.control().outcome()?;
+    if let Some(engine) = engine {
+        let result = engine.exchange(exchange, heap.read(from)?, (node, data.len()))?;
+        return heap.write(to, &result);
+    }
     let slot = |bytes: &[u8], at: usize| bytes[at * to.len()..][..to.len()].to_vec();
     let length = |(bytes, rank, host): &(&[u8], usize, String), expected: usize| match bytes.len() {
         bytes if bytes == expected => Ok(()),
@@ -272,7 +305,7 @@ fn exchange(
 }
 
 /// Sums f32 parts, in order.
-fn sum(parts: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
+pub(super) fn sum(parts: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
     let mut sums: Vec<f32> = Vec::new();
     for part in parts {
         let values = part.chunks_exact(4).map(bytemuck::pod_read_unaligned::<f32>);
