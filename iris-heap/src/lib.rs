@@ -116,6 +116,7 @@ pub use backend::{
     BackendKind, CpuKernel, DeviceCopy, DeviceInfo, DeviceTraits, Gpu, Group, LaunchShape, Mapping,
     Memory,
 };
+pub use board::AwaitedNode;
 pub use bootstrap::launcher_env::UniqueId;
 pub use bytes::Bytes;
 pub use control::Control;

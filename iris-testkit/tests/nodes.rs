@@ -5,10 +5,11 @@ mod common;
 
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use common::nodes::{TYPES, each, run_cases, shape_cases};
 use common::taken;
-use iris_heap::{DType, HeapOptions, Network, Secret, SymmetricHeap, UniqueId, World};
+use iris_heap::{DType, HeapOptions, Network, Secret, Settings, SymmetricHeap, UniqueId, World};
 use iris_ops::{
     AllGather, AllReduce, AllToAll, Barrier, Broadcast, CollectiveArgs, Epilogue, MatRef,
     ReduceScatter,
@@ -346,5 +347,43 @@ fn a_rank_that_ends_is_named_on_all_nodes() {
             text.contains("rank 3 on host node 1 of this process is lost"),
             "rank {rank}: {text}"
         );
+    }
+}
+
+/// Tests that a deadline within a node blames the node that is late, and not the healthy rank of its
+/// own node that waits for it.
+#[test]
+fn a_late_node_is_blamed_and_not_the_rank_that_waits_for_it() {
+    let late = 2;
+    let settings = Settings::default().deadline(0.01);
+    let finished = AtomicUsize::new(0);
+    let results = World::run_nodes_each((3, 2), &settings, |world| -> anyhow::Result<()> {
+        let heap = SymmetricHeap::open(&world, HeapOptions::new().data_bytes(1 << 20))?;
+        let barrier = Barrier::new(&heap, &iris_ops::barrier::Options::new().plan(&heap)?)?;
+        let stream = heap.stream()?;
+        if world.node() == late {
+            while finished.load(Ordering::Relaxed) < 4 {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            return Ok(());
+        }
+        barrier.run(&stream)?;
+        let outcome = stream.sync();
+        finished.fetch_add(1, Ordering::Relaxed);
+        // A rank that returned would count as lost.
+        while finished.load(Ordering::Relaxed) < 4 {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(outcome?)
+    });
+    let results = results.unwrap();
+    for rank in [1, 3] {
+        let text = format!("{:#}", results[rank].as_ref().unwrap_err());
+        let named = "rank 0 waits for node 2 (host node 2 of this process)";
+        assert!(text.contains(named), "rank {rank}: {text}");
+    }
+    for rank in [0, 2] {
+        let text = format!("{:#}", results[rank].as_ref().unwrap_err());
+        assert!(text.contains("node 2"), "rank {rank}: {text}");
     }
 }

@@ -5,7 +5,8 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 
 use iris_heap::abi::abort;
-use iris_heap::{Control, RawSlice, Stream, SymmetricHeap, World};
+use iris_heap::bootstrap::OnMissing;
+use iris_heap::{AwaitedNode, Control, RawSlice, Stream, SymmetricHeap, World};
 
 use crate::kind::Op;
 
@@ -137,14 +138,25 @@ impl Fabric for Sockets {
         stream.call_cpu("step between nodes", move || {
             // No rank waits for the step if the heap has been dropped.
             let Some(heap) = heap.upgrade() else { return Ok(()) };
-            if let Err(error) = exchange(&heap, &across, (&ranks, engine.as_deref()), step, record)
-            {
+            control.publish_step(Some(awaited_first(step.exchange, &across)));
+            let done = exchange(&heap, &across, (&ranks, engine.as_deref()), step, record);
+            control.publish_step(None);
+            if let Err(error) = done {
                 // The other ranks of this node wait for this one, so they are notified too.
                 control.fail_elsewhere(error);
                 let _ = heap.poison(abort::ELSEWHERE);
             }
             Ok(())
         })
+    }
+}
+
+/// Node that a rank waits for before it is known which nodes are missing.
+fn awaited_first(exchange: Exchange, across: &World) -> AwaitedNode {
+    match (exchange, across.rank(), across.size()) {
+        (Exchange::Broadcast { root }, node, _) if node != root => AwaitedNode::Node(root),
+        (_, node, 2) => AwaitedNode::Node(1 - node),
+        _ => AwaitedNode::Unknown,
     }
 }
 
@@ -229,7 +241,13 @@ fn exchange(
     if sends && failure.is_empty() {
         message.extend_from_slice(&heap.read(from)?);
     }
-    let all = across.allgather(&message)?;
+    let control = Arc::clone(heap.control());
+    let publish = move |missing: &[usize]| {
+        if let Some(&node) = missing.first() {
+            control.publish_step(Some(AwaitedNode::Node(node)));
+        }
+    };
+    let all = across.allgather_watched(&message, OnMissing(Arc::new(publish)))?;
     let CallRecord { op, call, step, .. } = record;
     let mut data = Vec::with_capacity(all.len());
     for (message, (rank, host)) in all.iter().zip(ranks) {
