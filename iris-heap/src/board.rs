@@ -18,7 +18,8 @@ use crate::segment::SharedMemory;
 const CALLS: u64 = 1024;
 
 /// Number of 64-bit words before the calls: word 0 counts calls, word 1 tells whether a call was
-/// captured, word 2 counts the calls whose end the host has seen. The words fill a cache line of their own.
+/// captured, word 2 counts the calls whose end the host has seen, word 3 has the node that the rank waits for in a step
+/// between nodes. The words fill a cache line of their own.
 const HEADER: u64 = 16;
 
 /// Size of a board in bytes.
@@ -30,6 +31,15 @@ pub(crate) const BYTES: u64 = 8 * (HEADER + CALLS);
 pub(crate) struct Boards {
     rank: usize,
     all: Arc<Vec<SharedMemory>>,
+}
+
+/// Node that a rank waits for in a step between nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AwaitedNode {
+    /// Any of the other nodes: it has not been found out which one is missing.
+    Unknown,
+    /// Node with this index.
+    Node(usize),
 }
 
 /// First call for which the boards of the ranks hold different operators.
@@ -84,6 +94,11 @@ impl Boards {
         Ok(())
     }
 
+    /// Number of ranks.
+    pub(crate) fn ranks(&self) -> usize {
+        self.all.len()
+    }
+
     /// Number of calls that this rank has issued.
     pub(crate) fn issued(&self) -> Result<u64> {
         Ok(self.calls(self.rank)?.load(Ordering::Relaxed))
@@ -93,6 +108,27 @@ impl Boards {
     pub(crate) fn complete(&self, calls: u64) -> Result<()> {
         self.word(self.rank, 2)?.fetch_max(calls, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Records that this rank waits in a step between nodes, for the given node if it is known; `None`
+    /// at the end of the step.
+    pub(crate) fn set_step(&self, step: Option<AwaitedNode>) -> Result<()> {
+        let number = match step {
+            None => 0,
+            Some(AwaitedNode::Unknown) => 1,
+            Some(AwaitedNode::Node(node)) => 2 + node as u64,
+        };
+        self.word(self.rank, 3)?.store(number, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Step between nodes that a rank waits in; `None` if it waits in no such step.
+    pub(crate) fn step(&self, rank: usize) -> Result<Option<AwaitedNode>> {
+        Ok(match self.word(rank, 3)?.load(Ordering::Relaxed) {
+            0 => None,
+            1 => Some(AwaitedNode::Unknown),
+            number => Some(AwaitedNode::Node((number - 2) as usize)),
+        })
     }
 
     /// Number of calls whose end the host of each rank has seen.
@@ -218,6 +254,18 @@ mod tests {
         one.complete(0).unwrap();
         assert_eq!(other.standing().unwrap(), Some(vec![(2, Some(6)), (0, None)]));
         assert_eq!((other.completed().unwrap(), one.issued().unwrap()), (vec![1, 0], 2));
+    }
+
+    #[test]
+    fn a_step_between_nodes_is_told_until_it_ends() {
+        let [one, other] = boards();
+        assert_eq!(other.step(0).unwrap(), None);
+        for step in [AwaitedNode::Unknown, AwaitedNode::Node(0), AwaitedNode::Node(4095)] {
+            one.set_step(Some(step)).unwrap();
+            assert_eq!((other.step(0).unwrap(), other.step(1).unwrap()), (Some(step), None));
+        }
+        one.set_step(None).unwrap();
+        assert_eq!(other.step(0).unwrap(), None);
     }
 
     #[test]

@@ -1,9 +1,13 @@
 //! Host side of a heap's [`ControlBlock`](crate::abi::ControlBlock).
 
+mod standing;
+
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
+
+use iris_sync::FaultKind;
 
 use crate::abi::{FAULT_WORDS, MAX_RANKS, PASSED, SEEN, abort};
 use crate::board::{Behind, Boards, Difference};
@@ -32,6 +36,11 @@ pub struct Control {
     disorder: OnceLock<Error>,
     /// A failure of another node, or of a step between nodes.
     elsewhere: OnceLock<Error>,
+    /// Names of the nodes for errors, set if the heap's world has several.
+    nodes: OnceLock<Vec<String>>,
+    /// Node that the rank in this rank's fault record waited for when the fault was first read; `None` if
+    /// that rank was in no step between nodes.
+    awaited_node: OnceLock<Option<String>>,
     /// Start times of the host's waits for enqueued work that are in progress.
     waits: Mutex<Vec<Instant>>,
     /// Test hook: number of CPU launches until one fails; `u32::MAX` if none is to fail.
@@ -94,6 +103,8 @@ impl Control {
             boards: OnceLock::new(),
             disorder: OnceLock::new(),
             elsewhere: OnceLock::new(),
+            nodes: OnceLock::new(),
+            awaited_node: OnceLock::new(),
             waits: Mutex::default(),
             launches_left: AtomicU32::new(u32::MAX),
         }
@@ -295,7 +306,7 @@ impl Control {
 
     /// Records that the program receives this error.
     pub(crate) fn note_returned(&self, error: &Error) {
-        if matches!(error, Error::Fault { .. } | Error::Order { .. }) {
+        if matches!(error, Error::Fault { .. } | Error::NodeSilent { .. } | Error::Order { .. }) {
             self.fault_returned.store(true, Ordering::Relaxed);
         }
         if let Some(errors) = self.errors.get() {
@@ -314,27 +325,18 @@ impl Control {
         let words = self.fault()?.first_chunk::<8>().copied()?;
         let fault = iris_sync::Fault::from_words(words)?;
         let op = self.op_name(fault.op).to_string();
-        let standing = self.standing(&fault).unwrap_or_default();
-        let error = Error::Fault { op, fault, standing };
+        let awaited = self.awaited_node.get_or_init(|| {
+            let is_silent = matches!(fault.kind, FaultKind::NotEntered | FaultKind::NoProgress);
+            is_silent.then(|| self.node_awaited_by(usize::try_from(fault.rank).ok()?)).flatten()
+        });
+        let error = match awaited {
+            Some(node) => Error::NodeSilent { op, fault, node: node.clone() },
+            None => {
+                let standing = self.standing(&fault).unwrap_or_default();
+                Error::Fault { op, fault, standing }
+            }
+        };
         Some(self.disorder().unwrap_or(error))
-    }
-
-    /// The operator and call that each rank is in, as far as their hosts know, where a fault is about another rank's
-    /// calls; none for others.
-    fn standing(&self, fault: &iris_sync::Fault) -> Option<Vec<String>> {
-        use iris_sync::{FaultKind, Field};
-        let about_calls = match fault.kind {
-            FaultKind::NotEntered | FaultKind::NoProgress => true,
-            FaultKind::Mismatch => matches!(fault.differing(), Some(Field::Op | Field::Sequence)),
-            _ => false,
-        };
-        let all = self.boards().filter(|_| about_calls)?.standing().ok()??;
-        let text = |(call, operator): (u64, Option<u32>)| match operator {
-            Some(operator) => format!("in {}, call {call} of the heap", self.describe(operator)),
-            None if call == 0 => "in no operator: it has issued no call".into(),
-            None => format!("in call {call} of the heap"),
-        };
-        Some(all.into_iter().map(text).collect())
     }
 
     /// [`Control::check`] for enqueued work: does not mark the error as returned to the program.
@@ -409,8 +411,6 @@ pub(crate) fn code_of(error: &Error) -> i32 {
 
 #[cfg(test)]
 mod tests {
-    use iris_sync::FaultKind;
-
     use super::*;
     use crate::abi::ControlBlock;
 

@@ -280,6 +280,21 @@ pub enum Error {
         /// Operator and call that each rank is in, as far as known; empty if it explains nothing.
         standing: Vec<String>,
     },
+    /// A kernel gave up a wait for a rank of its node, which itself waits for another node.
+    #[error(
+        "{op}, call {}: this rank gave up because rank {} waits for {node} in a step between nodes; expected every node to \
+         make the same calls: see what the ranks of that node printed, and open the heap and its world anew",
+        .fault.call,
+        .fault.rank
+    )]
+    NodeSilent {
+        /// Label of the operator: its name, shape and place in the program.
+        op: String,
+        /// Fault of the kernel, whose rank is the one that waits for the other node.
+        fault: iris_sync::Fault,
+        /// Node that is awaited, with the name of its host: `node 1 (host b)`, or `another node` if it is not known which.
+        node: String,
+    },
     /// Another rank gave up; its own error has the reason.
     #[error(
         "rank {rank} gave up, expected to finish its calls: its own error says why; close the heap and its world, and \
@@ -457,6 +472,7 @@ impl Error {
             Error::Closed { .. } | Error::NotAllocated { .. } => ErrorKind::Closed,
             Error::Panicked { .. }
             | Error::Fault { .. }
+            | Error::NodeSilent { .. }
             | Error::GaveUp { .. }
             | Error::Aborted { .. } => ErrorKind::Fault,
             Error::AfterFault { then, .. } => then.kind(),

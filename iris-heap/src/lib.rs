@@ -12,7 +12,7 @@
 //! # Solution
 //!
 //! - [`World`]: the set of ranks. Ranks are threads of one process ([`World::threads`],
-//!   [`World::run_threads`]) or processes of one host ([`World::from_env`],
+//!   [`World::run_threads`]) or processes of one or several hosts ([`World::from_env`],
 //!   [`World::from_unique_id`]). Each collective call carries its number and call site and has a
 //!   deadline. A difference between ranks, or an absent or dead rank, is an error on all ranks that
 //!   names it.
@@ -77,8 +77,9 @@
 //!
 //! # Limits
 //!
-//! - At most [`MAX_RANKS`] ranks, on one Linux host. Exchanges of processes go through rank 0: they
-//!   are for set-up, not for data.
+//! - A heap has at most [`MAX_RANKS`] ranks, on one Linux host; over several hosts each has a heap of
+//!   its own ([`World::nodes`]). A world may have 4096 ranks. Exchanges of processes go through rank 0, so
+//!   they are for set-up, not for data.
 //! - After an absence or a loss a world is unusable; close it and open another one.
 //! - A stopped process (SIGSTOP) cannot be distinguished from a late one.
 //! - If a process dies before it has announced its rank, its absence is noticed only at the
@@ -115,6 +116,7 @@ pub use backend::{
     BackendKind, CpuKernel, DeviceCopy, DeviceInfo, DeviceTraits, Gpu, Group, LaunchShape, Mapping,
     Memory,
 };
+pub use board::AwaitedNode;
 pub use bootstrap::launcher_env::UniqueId;
 pub use bytes::Bytes;
 pub use control::Control;

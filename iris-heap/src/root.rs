@@ -28,7 +28,7 @@ impl Distance {
             | Error::PeerFailed { .. }
             | Error::GaveUp { .. }
             | Error::Aborted { .. } => Distance::Consequence,
-            Error::Absent { .. } => Distance::Silence,
+            Error::Absent { .. } | Error::NodeSilent { .. } => Distance::Silence,
             Error::Fault { fault, .. } => match fault.kind {
                 FaultKind::NotEntered | FaultKind::NoProgress => Distance::Silence,
                 FaultKind::PeerGaveUp | FaultKind::PeerLost | FaultKind::HostAbort => {

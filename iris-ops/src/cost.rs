@@ -15,10 +15,12 @@
 //! machine, so errors of 10 % are usual. It compares programs and does not replace a measurement.
 
 mod machine;
+pub(crate) mod network;
 mod programs;
 mod steps;
 
 pub use machine::Machine;
+pub use network::Network;
 pub(crate) use programs::Problem;
 
 use iris_kernels::program::Program;

@@ -119,10 +119,13 @@ mod workspace;
 #[doc = include_str!("../GUIDE.md")]
 pub mod guide {}
 
+#[doc = include_str!("../SCALING.md")]
+pub mod scaling {}
+
 pub use any::{AnyOp, Operands};
 pub use args::{CollectiveArgs, MatmulArgs, NormArgs};
 pub use comm::Comm;
-pub use cost::Machine;
+pub use cost::{Machine, Network};
 pub use counters::Counters;
 pub use device::Device;
 // Renamed because iris_heap also exports `Error`, `Result` and `Request`, and a program may
@@ -135,6 +138,9 @@ pub use iris_kernels::trace::TraceSpan;
 pub use kind::{Op, UnknownName, Variant, Why};
 pub use label::OpLabel;
 pub use matrix::MatRef;
+pub use nodes::Forecast;
+#[cfg(feature = "mpi")]
+pub use nodes::mpi::{Mpi, MpiError};
 pub use operand::{MatrixArg, Operand, Scope, scope};
 pub use ops::*;
 pub use options::{Epilogue, Request as OpRequest, Shard, Staged, StagingLayout, TileShape};

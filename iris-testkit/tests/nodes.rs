@@ -5,52 +5,20 @@ mod common;
 
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
+use common::nodes::{TYPES, each, run_cases, shape_cases};
 use common::taken;
-use iris_heap::{DType, HeapOptions, Network, Secret, SymmetricHeap, UniqueId, World};
+use iris_heap::{DType, HeapOptions, Network, Secret, Settings, SymmetricHeap, UniqueId, World};
 use iris_ops::{
     AllGather, AllReduce, AllToAll, Barrier, Broadcast, CollectiveArgs, Epilogue, MatRef,
-    ReduceScatter, Shard, TileShape,
+    ReduceScatter,
 };
-use iris_testkit::Level;
-use iris_testkit::rig::{Rig, Room};
-use iris_testkit::suite::{Case, Input, Layout, Op, Options, Residual, room_for_nodes, run_case};
-
-const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+use iris_testkit::rig::Room;
+use iris_testkit::suite::{Case, Input, Layout, Op, Options, Residual, room_for_nodes};
 
 /// Number of nodes, and number of ranks per node.
 const WORLDS: [(usize, usize); 4] = [(2, 1), (2, 2), (3, 1), (2, 3)];
-
-/// M, N, K: ragged shapes, single rows and columns, K of 0, fewer rows than ranks, and empty
-/// matrices.
-const SHAPES: [(usize, usize, usize); 9] = [
-    (33, 65, 17),
-    (1, 64, 32),
-    (64, 1, 5),
-    (7, 3, 0),
-    (3, 5, 4),
-    (0, 6, 3),
-    (107, 96, 48),
-    (130, 40, 70),
-    (9, 0, 5),
-];
-
-/// Tests each operator with the automatic choice, and with each variant that a node's operator
-/// supports.
-fn each(options: &Options) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for op in Op::ALL {
-        let mut options = options.clone();
-        if !op.multiplies() {
-            options.k = 0;
-        }
-        cases.push(Case::new(op, "auto", options.clone()));
-        if op == Op::AllGatherMatmul {
-            cases.push(Case::new(op, "auto", options.shard(Shard::Columns)));
-        }
-    }
-    cases
-}
 
 fn run_all((nodes, per_node): (usize, usize), cases: &[Case]) {
     let size = nodes * per_node;
@@ -61,43 +29,8 @@ fn run_all((nodes, per_node): (usize, usize), cases: &[Case]) {
     World::run_nodes(nodes, per_node, |world| run_cases(&world, (&options, room), &cases)).unwrap();
 }
 
-fn run_cases(
-    world: &World,
-    (options, room): (&HeapOptions, Room),
-    cases: &[&Case],
-) -> anyhow::Result<()> {
-    let heap = Rig::open(world, options.clone(), room)?.heap;
-    for case in cases {
-        run_case(&heap, case)?;
-    }
-    heap.close()?;
-    world.close()?;
-    Ok(())
-}
-
 fn shapes_on(nodes: usize, per_node: usize) {
-    let mut cases = Vec::new();
-    for (index, (m, n, k)) in SHAPES.into_iter().enumerate() {
-        for (turn, dtype) in TYPES.into_iter().enumerate() {
-            for input in [Input::Integers, Input::Reals] {
-                let at = index + turn + usize::from(input == Input::Reals);
-                let blocks = [None, Some(1), Some(3)][at % 3];
-                if Level::from_env() <= Level::Quick && !at.is_multiple_of(4) {
-                    continue;
-                }
-                let mut options = Options::new(m, n, k).dtype(dtype);
-                options.blocks = blocks;
-                if at % 2 == 1 {
-                    options = options.tile(TileShape { m: 8, n: 16 });
-                }
-                for mut case in each(&options) {
-                    (case.input, case.seed) = (input, 1 + at as u64);
-                    cases.push(case);
-                }
-            }
-        }
-    }
-    run_all((nodes, per_node), &cases);
+    run_all((nodes, per_node), &shape_cases());
 }
 
 #[test]
@@ -414,5 +347,43 @@ fn a_rank_that_ends_is_named_on_all_nodes() {
             text.contains("rank 3 on host node 1 of this process is lost"),
             "rank {rank}: {text}"
         );
+    }
+}
+
+/// Tests that a deadline within a node blames the node that is late, and not the healthy rank of its
+/// own node that waits for it.
+#[test]
+fn a_late_node_is_blamed_and_not_the_rank_that_waits_for_it() {
+    let late = 2;
+    let settings = Settings::default().deadline(0.01);
+    let finished = AtomicUsize::new(0);
+    let results = World::run_nodes_each((3, 2), &settings, |world| -> anyhow::Result<()> {
+        let heap = SymmetricHeap::open(&world, HeapOptions::new().data_bytes(1 << 20))?;
+        let barrier = Barrier::new(&heap, &iris_ops::barrier::Options::new().plan(&heap)?)?;
+        let stream = heap.stream()?;
+        if world.node() == late {
+            while finished.load(Ordering::Relaxed) < 4 {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            return Ok(());
+        }
+        barrier.run(&stream)?;
+        let outcome = stream.sync();
+        finished.fetch_add(1, Ordering::Relaxed);
+        // A rank that returned would count as lost.
+        while finished.load(Ordering::Relaxed) < 4 {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(outcome?)
+    });
+    let results = results.unwrap();
+    for rank in [1, 3] {
+        let text = format!("{:#}", results[rank].as_ref().unwrap_err());
+        let named = "rank 0 waits for node 2 (host node 2 of this process)";
+        assert!(text.contains(named), "rank {rank}: {text}");
+    }
+    for rank in [0, 2] {
+        let text = format!("{:#}", results[rank].as_ref().unwrap_err());
+        assert!(text.contains("node 2"), "rank {rank}: {text}");
     }
 }

@@ -17,6 +17,7 @@ mod hip;
     reason = "written for iris-testkit, whose tests read the variable"
 )]
 mod level;
+mod mpi;
 mod package;
 mod prepush;
 mod program;
@@ -82,6 +83,9 @@ enum Task {
     /// Type-checks iris in a program with candle-core's features of cudarc, for several CUDA
     /// versions.
     Beside,
+    /// The operators' suite with steps between nodes over MPI, started by mpirun. Needs
+    /// libopenmpi-dev, openmpi-bin and libclang.
+    Mpi,
     /// The library crates as files for a registry, and a program outside of the workspace that builds from these alone
     /// and runs.
     Package(package::Options),
@@ -114,6 +118,7 @@ fn main() -> ExitCode {
         Task::CheckProtocols(passed) => check_protocols::run(&root, &passed.arguments),
         Task::Prove(passed) => check_protocols::prove(&root, &passed.arguments),
         Task::Beside => beside::run(&root),
+        Task::Mpi => mpi::run(&root),
         Task::Package(options) => package::run(&root, &options),
         Task::Dist(options) => dist::run(&root, &options),
     };

@@ -1,6 +1,7 @@
 //! Bootstrap: ranks find each other and exchange small messages on the host.
 
 use std::any::Any;
+use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
@@ -34,6 +35,20 @@ pub type Watcher = Arc<dyn Fn(&Error) + Send + Sync>;
 /// Object that ranks of one process can exchange.
 pub type Object = Arc<dyn Any + Send + Sync>;
 
+/// Function that gets the ranks which have not arrived in an exchange.
+pub type Missing = dyn Fn(&[usize]) + Send + Sync;
+
+/// Callback for a wait in an exchange: gets the ranks that have not arrived, each time that they are
+/// found out. Called from the waiting thread, with locks held, so it must not wait.
+#[derive(Clone)]
+pub struct OnMissing(pub Arc<Missing>);
+
+impl fmt::Debug for OnMissing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OnMissing")
+    }
+}
+
 /// Name and deadline of one exchange.
 #[derive(Clone, Debug)]
 pub struct Step {
@@ -41,6 +56,8 @@ pub struct Step {
     pub what: String,
     /// Time at which the exchange gives up.
     pub deadline: Instant,
+    /// Callback for the ranks that are missing.
+    pub on_missing: Option<OnMissing>,
 }
 
 /// Transport of a [`World`](crate::World)'s exchanges. Implemented for processes of one host and

@@ -112,6 +112,9 @@ impl Threads {
             }
             if let Some(waited) = patience.is_over() {
                 let ranks = missing(&table);
+                if let Some(on_missing) = &step.on_missing {
+                    on_missing.0(&ranks);
+                }
                 // The lowest waiting rank logs the notice for all.
                 if (0..self.rank).all(|r| ranks.contains(&r)) {
                     notice(format_args!(

@@ -220,6 +220,11 @@ impl Processes {
                 limit = limit.min(patience.until);
                 if let Some((n, ranks, teller)) = group.missing.take() {
                     answer = None;
+                    if n == number
+                        && let Some(on_missing) = &step.on_missing
+                    {
+                        on_missing.0(&ranks);
+                    }
                     if n == number && teller == self.rank {
                         let waited = now - started;
                         notice(format_args!(

@@ -15,7 +15,7 @@ const GUIDE: &str = include_str!("../../../iris-ops/GUIDE.md");
 
 variants! { Error:
     Env, Invalid, Disagreement, Mismatch, Order, Absent, PeerLost, RankLost, PeerFailed, HubLost, Rendezvous, OutOfHeap, Closed,
-    StillOpen, ForeignSlice, PartOfBlock, NotAllocated, OutOfBounds, TooManyGroups, WaitFromWork, Panicked, Fault, GaveUp,
+    StillOpen, ForeignSlice, PartOfBlock, NotAllocated, OutOfBounds, TooManyGroups, WaitFromWork, Panicked, Fault, NodeSilent, GaveUp,
     AfterFault, Aborted, Unsupported, Wire, System, Library, Device, Other,
 }
 
@@ -263,6 +263,14 @@ fn examples() -> Vec<(Error, [&'static str; 3])> {
         (
             Error::Device { api: "cuInit".into(), code: 999, name: "UNKNOWN".into() },
             ["UNKNOWN (code 999)", "expected success", "`iris doctor` says"],
+        ),
+        (
+            Error::NodeSilent {
+                op: "layer3.down (all_reduce of 64 f32)".into(),
+                fault: fault(FaultKind::NotEntered, 0),
+                node: "node 1 (host b)".into(),
+            },
+            ["rank 2 waits for node 1 (host b)", "expected every node", "see what the ranks"],
         ),
         (Error::other(Error::invalid("rank", 4, "0 to 3")), ["rank is 4", "expected", "0 to 3"]),
     ]

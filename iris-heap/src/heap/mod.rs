@@ -482,7 +482,10 @@ impl SymmetricHeap {
         // The stream of a failed launch keeps the fault, too, even if another call has returned it.
         let told = |error: &Error| {
             control.is_fault_returned()
-                && matches!(error, Error::Fault { .. } | Error::Order { .. })
+                && matches!(
+                    error,
+                    Error::Fault { .. } | Error::NodeSilent { .. } | Error::Order { .. }
+                )
         };
         std::iter::from_fn(|| self.backend.take_unreported())
             .chain(control.fault_error())

@@ -37,6 +37,7 @@ impl SymmetricHeap {
         let heap = SymmetricHeap::open(&local, options);
         let heap = world.all_ok("open on all nodes", heap)?;
         world.watch_for(heap.control());
+        heap.control().set_nodes(world.node_names());
         let stream = world.all_ok("open on all nodes", heap.stream())?;
         let lane = Mutex::new(Lane { stream, call: 0, last: None });
         let _ = heap.nodes.set(Nodes { all: world.clone(), across, lane });

@@ -136,8 +136,9 @@ fn watch(ranks: &Watched, control: &Control, stop: &AtomicBool) {
             let stopped = ranks.stopped();
             match (&awaited[..], &stopped[..]) {
                 ([], []) => notice(format_args!(
-                    "rank {rank} waits for its streams: {waited:.1?}; all ranks have issued {call}; {}",
-                    control.completed()
+                    "rank {rank} waits for its streams: {waited:.1?}; all ranks have issued {call}; {}{}",
+                    control.completed(),
+                    control.steps()
                 )),
                 ([], stopped) => notice(format_args!(
                     "rank {rank} waits for its streams: {waited:.1?}, and for rank {}; {}",

@@ -6,7 +6,7 @@ use std::panic::Location;
 use std::time::Instant;
 
 use super::World;
-use crate::bootstrap::{Object, Step};
+use crate::bootstrap::{Object, OnMissing, Step};
 use crate::error::{Error, Result, odd_ranks};
 use crate::util::lock;
 use crate::wire::{Reader, Writer};
@@ -29,6 +29,16 @@ impl World {
     #[track_caller]
     pub fn allgather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         self.collective("allgather", bytes)
+    }
+
+    /// Exchanges bytes as [`World::allgather`]. While this rank waits, `on_missing` gets the ranks
+    /// that have not arrived, from seconds after the start on; it must not wait.
+    ///
+    /// # Errors
+    /// Errors of [`World::barrier`].
+    #[track_caller]
+    pub fn allgather_watched(&self, bytes: &[u8], on_missing: OnMissing) -> Result<Vec<Vec<u8>>> {
+        self.exchange("allgather", bytes, Some(on_missing))
     }
 
     /// Checks that every rank passes the same items in the same order.
@@ -160,12 +170,23 @@ impl World {
         Step {
             what: format!("{kind} at {at}"),
             deadline: Instant::now() + self.inner.settings.host_deadline(),
+            on_missing: None,
         }
     }
 
     /// One exchange, which checks that all ranks sent the same tag.
     #[track_caller]
     pub(crate) fn collective(&self, kind: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.exchange(kind, bytes, None)
+    }
+
+    #[track_caller]
+    fn exchange(
+        &self,
+        kind: &str,
+        bytes: &[u8],
+        on_missing: Option<OnMissing>,
+    ) -> Result<Vec<Vec<u8>>> {
         let at = Location::caller();
         self.check_process(kind)?;
         if *lock(&self.inner.closed) {
@@ -175,7 +196,8 @@ impl World {
         *sequence += 1;
         let tag = format!("{kind} at {at} (exchange {sequence})");
         let message = Writer::default().text(&tag).bytes(bytes).finish();
-        let all = self.inner.bootstrap.allgather(&message, &self.step(kind, at));
+        let all =
+            self.inner.bootstrap.allgather(&message, &Step { on_missing, ..self.step(kind, at) });
         let all = self.note_returned(all.map_err(|error| self.after_fault(error)))?;
         let mut tags = Vec::with_capacity(all.len());
         let mut contents = Vec::with_capacity(all.len());

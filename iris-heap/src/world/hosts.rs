@@ -49,6 +49,11 @@ impl Hosts {
         &self.names[self.node_of[rank]]
     }
 
+    /// Name of the host of a node.
+    pub(crate) fn node_name(&self, node: usize) -> &str {
+        &self.names[node]
+    }
+
     /// Node of a rank.
     pub(crate) fn node(&self, rank: usize) -> usize {
         self.node_of[rank]

@@ -157,7 +157,8 @@ impl World {
         let place_to_meet = rendezvous::Place::new(job.into(), launched)?;
         let processes = Processes::rendezvous(place_to_meet, rank, size, settings.host_deadline())?;
         let deadline = Instant::now() + settings.host_deadline();
-        processes.share_processes(&Step { what: "exchange of process ids".into(), deadline })?;
+        let what = "exchange of process ids".into();
+        processes.share_processes(&Step { what, deadline, on_missing: None })?;
         tracing::debug!(rank, size, job, "all ranks have met");
         Ok(World::new(Arc::new(processes), settings, place, None))
     }

@@ -232,6 +232,7 @@ impl World {
         let step = Step {
             what: "finding out which ranks share a node".into(),
             deadline: Instant::now() + timeout,
+            on_missing: None,
         };
         let name = host_name();
         let (identity, name) = match node {

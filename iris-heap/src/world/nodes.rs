@@ -27,6 +27,11 @@ impl World {
         }
     }
 
+    /// Names of the nodes' hosts, by index.
+    pub(crate) fn node_names(&self) -> Vec<String> {
+        (0..self.nodes()).map(|node| self.hosts().node_name(node).to_owned()).collect()
+    }
+
     /// Returns the world of the ranks on this rank's node, which can have a symmetric heap:
     /// collective. Close it before this world.
     ///

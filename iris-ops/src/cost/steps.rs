@@ -14,7 +14,7 @@ pub(super) struct Message {
 
 impl Machine {
     /// Time of a whole-matrix GEMM, in microseconds.
-    pub(super) fn gemm(&self, shape: [f64; 3], dtype: DType) -> f64 {
+    pub(crate) fn gemm(&self, shape: [f64; 3], dtype: DType) -> f64 {
         self.product(shape, dtype, 1.0)
     }
 

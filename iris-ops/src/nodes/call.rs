@@ -105,9 +105,20 @@ impl Calling<'_> {
 
     /// Enqueues an operator of this node.
     fn part(&self, role: Role, matrices: Matrices) -> Result<()> {
+        #[cfg(test)]
+        {
+            let plan = self.op.parts[&role].plan();
+            let size = check::call(plan, &matrices)?.size(plan);
+            self.log(super::steps::NodeStep::Part { role, size });
+        }
         self.op.parts[&role].run(self.stream, &matrices)?;
         self.begun.set(true);
         Ok(())
+    }
+
+    #[cfg(test)]
+    fn log(&self, step: super::steps::NodeStep) {
+        self.op.log.lock().unwrap().push(step);
     }
 
     /// Enqueues a copy on this rank.
@@ -118,6 +129,11 @@ impl Calling<'_> {
     /// Enqueues a step between nodes after the present work of the caller's stream, and returns the
     /// event at the step's end.
     fn step(&mut self, exchange: Exchange, from: RawSlice, to: RawSlice) -> Result<Event> {
+        #[cfg(test)]
+        self.log(super::steps::NodeStep::Exchange {
+            kind: exchange.kind(),
+            bytes: from.len() as u64,
+        });
         let op = self.record.op;
         self.record.step += 1;
         self.lane.wait(&self.stream.record().in_op(op)?).in_op(op)?;

@@ -5,7 +5,8 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 
 use iris_heap::abi::abort;
-use iris_heap::{Control, RawSlice, Stream, SymmetricHeap, World};
+use iris_heap::bootstrap::OnMissing;
+use iris_heap::{AwaitedNode, Control, RawSlice, Stream, SymmetricHeap, World};
 
 use crate::kind::Op;
 
@@ -26,6 +27,21 @@ pub(crate) enum Exchange {
         /// Node of the root.
         root: usize,
     },
+}
+
+#[cfg(test)]
+impl Exchange {
+    /// Kind of the exchange, without its root.
+    pub(crate) fn kind(self) -> super::steps::Kind {
+        use super::steps::Kind;
+        match self {
+            Exchange::AllReduce => Kind::AllReduce,
+            Exchange::AllGather => Kind::AllGather,
+            Exchange::ReduceScatter => Kind::ReduceScatter,
+            Exchange::AllToAll => Kind::AllToAll,
+            Exchange::Broadcast { .. } => Kind::Broadcast,
+        }
+    }
 }
 
 /// Step between nodes, over blocks of this rank's data segment. All slots have the same length.
@@ -60,9 +76,25 @@ pub(crate) trait Fabric: fmt::Debug + Send + Sync {
     fn enqueue(&self, stream: &Stream, step: Step, record: CallRecord) -> iris_heap::Result<()>;
 }
 
-/// Transport over the connections of the rendezvous: simple, and slow, because rank 0 forwards all
-/// data. For tests, and for programs on CPUs that exchange little.
+/// Engine that moves the data of steps between nodes, among the ranks with one local rank.
+pub(crate) trait Engine: fmt::Debug + Send + Sync {
+    /// Executes an exchange on this rank, whose index among the nodes is `node` of `nodes`. All
+    /// ranks have agreed on the step, and `from` has the same length on all of them. Returns the
+    /// bytes of `to`.
+    fn exchange(
+        &self,
+        exchange: Exchange,
+        from: Vec<u8>,
+        place: (usize, usize),
+    ) -> iris_heap::Result<Vec<u8>>;
+}
+
+/// Transport over the connections of the rendezvous. It carries the records of all calls, which the
+/// ranks compare before a step, and reports lost ranks and failed calls. It also moves the data if there
+/// is no engine: simple, and slow, because rank 0 forwards everything. For tests, and for programs on CPUs
+/// that exchange little.
 pub(crate) struct Sockets {
+    engine: Option<Arc<dyn Engine>>,
     heap: Weak<SymmetricHeap>,
     control: Arc<Control>,
     across: World,
@@ -72,19 +104,29 @@ pub(crate) struct Sockets {
 
 impl fmt::Debug for Sockets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Sockets(node {} of {})", self.across.rank(), self.across.size())
+        write!(f, "Sockets(node {} of {}", self.across.rank(), self.across.size())?;
+        match &self.engine {
+            Some(engine) => write!(f, ", data by {engine:?})"),
+            None => f.write_str(")"),
+        }
     }
 }
 
 impl Sockets {
-    pub(crate) fn new(heap: &Arc<SymmetricHeap>, across: World, whole: &World) -> Self {
+    pub(crate) fn new(
+        heap: &Arc<SymmetricHeap>,
+        across: World,
+        whole: &World,
+        engine: Option<Arc<dyn Engine>>,
+    ) -> Self {
         let local = heap.size();
         let rank = |node: usize| {
             let rank = node * local + heap.rank();
             (rank, whole.host_of(rank).unwrap_or("unknown").to_string())
         };
         let ranks = Arc::new((0..across.size()).map(rank).collect());
-        Self { heap: Arc::downgrade(heap), control: Arc::clone(heap.control()), across, ranks }
+        let control = Arc::clone(heap.control());
+        Self { engine, heap: Arc::downgrade(heap), control, across, ranks }
     }
 }
 
@@ -92,16 +134,29 @@ impl Fabric for Sockets {
     fn enqueue(&self, stream: &Stream, step: Step, record: CallRecord) -> iris_heap::Result<()> {
         let (heap, control) = (self.heap.clone(), Arc::clone(&self.control));
         let (across, ranks) = (self.across.clone(), Arc::clone(&self.ranks));
+        let engine = self.engine.clone();
         stream.call_cpu("step between nodes", move || {
             // No rank waits for the step if the heap has been dropped.
             let Some(heap) = heap.upgrade() else { return Ok(()) };
-            if let Err(error) = exchange(&heap, &across, &ranks, step, record) {
+            control.publish_step(Some(awaited_first(step.exchange, &across)));
+            let done = exchange(&heap, &across, (&ranks, engine.as_deref()), step, record);
+            control.publish_step(None);
+            if let Err(error) = done {
                 // The other ranks of this node wait for this one, so they are notified too.
                 control.fail_elsewhere(error);
                 let _ = heap.poison(abort::ELSEWHERE);
             }
             Ok(())
         })
+    }
+}
+
+/// Node that a rank waits for before it is known which nodes are missing.
+fn awaited_first(exchange: Exchange, across: &World) -> AwaitedNode {
+    match (exchange, across.rank(), across.size()) {
+        (Exchange::Broadcast { root }, node, _) if node != root => AwaitedNode::Node(root),
+        (_, node, 2) => AwaitedNode::Node(1 - node),
+        _ => AwaitedNode::Unknown,
     }
 }
 
@@ -164,7 +219,7 @@ const HEADER: usize = 7 * 8;
 fn exchange(
     heap: &SymmetricHeap,
     across: &World,
-    ranks: &[(usize, String)],
+    (ranks, engine): (&[(usize, String)], Option<&dyn Engine>),
     Step { exchange, from, to }: Step,
     record: CallRecord,
 ) -> iris_heap::Result<()> {
@@ -173,6 +228,7 @@ fn exchange(
     // data that will not come.
     let failure = heap.control().outcome().err().map_or(String::new(), |error| error.to_string());
     let sends = match exchange {
+        _ if engine.is_some() => false,
         Exchange::Broadcast { root } => root == node,
         _ => true,
     };
@@ -185,7 +241,13 @@ fn exchange(
     if sends && failure.is_empty() {
         message.extend_from_slice(&heap.read(from)?);
     }
-    let all = across.allgather(&message)?;
+    let control = Arc::clone(heap.control());
+    let publish = move |missing: &[usize]| {
+        if let Some(&node) = missing.first() {
+            control.publish_step(Some(AwaitedNode::Node(node)));
+        }
+    };
+    let all = across.allgather_watched(&message, OnMissing(Arc::new(publish)))?;
     let CallRecord { op, call, step, .. } = record;
     let mut data = Vec::with_capacity(all.len());
     for (message, (rank, host)) in all.iter().zip(ranks) {
@@ -225,6 +287,10 @@ fn exchange(
     }
     // Failure of this rank itself, which it has already sent.
     heap.control().outcome()?;
+    if let Some(engine) = engine {
+        let result = engine.exchange(exchange, heap.read(from)?, (node, data.len()))?;
+        return heap.write(to, &result);
+    }
     let slot = |bytes: &[u8], at: usize| bytes[at * to.len()..][..to.len()].to_vec();
     let length = |(bytes, rank, host): &(&[u8], usize, String), expected: usize| match bytes.len() {
         bytes if bytes == expected => Ok(()),
@@ -257,7 +323,7 @@ fn exchange(
 }
 
 /// Sums f32 parts, in order.
-fn sum(parts: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
+pub(super) fn sum(parts: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
     let mut sums: Vec<f32> = Vec::new();
     for part in parts {
         let values = part.chunks_exact(4).map(bytemuck::pod_read_unaligned::<f32>);

@@ -4,11 +4,19 @@
 
 mod call;
 mod fabric;
+mod forecast;
+#[cfg(feature = "mpi")]
+pub(crate) mod mpi;
+#[cfg(test)]
+mod simulation;
+pub(crate) mod steps;
+
+pub use forecast::Forecast;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use iris_heap::{RawSlice, Request as Block, Segment, Stream, SymmetricHeap};
+use iris_heap::{RawSlice, Request as Block, Segment, Stream, SymmetricHeap, World};
 use iris_kernels::args::TileView;
 use iris_kernels::trace::TraceSpan;
 
@@ -21,7 +29,7 @@ use crate::operator;
 use crate::plan::Plan;
 use crate::plan::composed::{Area, Role};
 use crate::workspace::{Workspace, outcome};
-use fabric::{Fabric, Sockets};
+use fabric::{Engine, Fabric, Sockets};
 
 /// Operator over the nodes of its heap's world.
 #[derive(Debug)]
@@ -42,6 +50,9 @@ pub(crate) struct Composite {
     fabric: Arc<dyn Fabric>,
     /// Hash of the plan's properties that all ranks must agree on.
     digest: u64,
+    /// Steps that calls have enqueued, for the test of [`steps::steps`].
+    #[cfg(test)]
+    log: std::sync::Mutex<Vec<steps::NodeStep>>,
 }
 
 impl Operator {
@@ -155,7 +166,8 @@ impl Composite {
     ) -> Result<Self> {
         let world = heap.whole_world();
         let checked = check(op, heap, plan);
-        let items = plan.fingerprint_of_all();
+        let mut items = plan.fingerprint_of_all();
+        items.push(("steps between nodes", engine_name(world).into()));
         let told = world.agree(op.name(), &items).in_op(op);
         let all = world.all_ok(op.name(), outcome(&checked)).in_op(op);
         checked.and(told).and(all)?;
@@ -176,9 +188,18 @@ impl Composite {
             (Err(error), _) => return Err(error),
         };
         let across = heap.across().cloned().ok_or_else(|| other_world(op, heap, plan))?;
-        let fabric = Arc::new(Sockets::new(heap, across, world));
+        let fabric = Arc::new(Sockets::new(heap, across, world, engine(world)));
         let (heap, plan) = (Arc::clone(heap), plan.clone());
-        Ok(Self { heap, plan, parts, areas, fabric, digest })
+        Ok(Self {
+            heap,
+            plan,
+            parts,
+            areas,
+            fabric,
+            digest,
+            #[cfg(test)]
+            log: Default::default(),
+        })
     }
 
     /// Allocates this node's operators and memory.
@@ -220,6 +241,27 @@ impl Composite {
     }
 }
 
+/// Name of what moves the data of steps between nodes; all ranks must have the same.
+fn engine_name(world: &World) -> &'static str {
+    #[cfg(feature = "mpi")]
+    if mpi::is_ready(world) {
+        return "mpi";
+    }
+    let _ = world;
+    "sockets"
+}
+
+/// Engine that moves the data of steps between nodes; `None` for the sockets of the rendezvous.
+/// With MPI it is collective over the world.
+fn engine(world: &World) -> Option<Arc<dyn Engine>> {
+    #[cfg(feature = "mpi")]
+    if mpi::is_ready(world) {
+        return Some(Arc::new(mpi::Communicator::new(world)));
+    }
+    let _ = world;
+    None
+}
+
 #[track_caller]
 fn give_back(
     heap: &SymmetricHeap,
@@ -241,6 +283,15 @@ fn check(op: Op, heap: &SymmetricHeap, plan: &Plan) -> Result<()> {
             what: "plan".into(),
             value: format!("one of {}", plan.op()),
             expected: format!("one of {op}"),
+        });
+    }
+    let backend = heap.device().kind;
+    if !backend.traits().host_threads {
+        return Err(Error::Invalid {
+            op: op.into(),
+            what: "backend over several nodes".into(),
+            value: backend.to_string(),
+            expected: "cpu, which has steps between nodes".into(),
         });
     }
     let (ranks, world) = (plan.ranks(), heap.whole_world());

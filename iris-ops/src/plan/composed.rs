@@ -378,8 +378,11 @@ impl Maker<'_> {
         }
     }
 
-    /// Refuses steps too large for the connections between nodes.
+    /// Refuses steps too large for the connections between nodes, which CPUs use.
     fn check_step(&self) -> Result<()> {
+        if !self.ranks.device.backend.traits().host_threads {
+            return Ok(());
+        }
         let Composed { areas, blocks, .. } = &self.composed;
         let sent = areas.get(&Area::Send).or_else(|| areas.get(&Area::Receive)).unwrap_or(&0);
         let of_all = (sent / *blocks as u64).saturating_mul(self.ranks.nodes() as u64);
@@ -395,13 +398,9 @@ impl Maker<'_> {
     /// Refuses options that no part supports, with the option's name.
     fn check(&self) -> Result<()> {
         let Request { beside, trace_spans, ref members, .. } = *self.request;
-        let backend = self.ranks.device.backend;
         if !self.ranks.size.is_multiple_of(self.ranks.nodes()) {
             let expected = format!("a multiple of {} nodes", self.ranks.nodes());
             return Err(self.refused("number of ranks", &self.ranks.size, &expected));
-        }
-        if !backend.traits().host_threads {
-            return Err(self.refused("backend", &backend, "cpu, which has steps between nodes"));
         }
         if beside > 0 {
             return Err(self.refused("beside", &beside, "0"));

@@ -7,7 +7,8 @@ use crate::options::TileShape;
 impl Plan {
     /// Predicted time in microseconds of a call of `size` rows (or elements of a part), by the
     /// tuning data of the device or of the device that stands in for it. `None` for variants
-    /// without a prediction, which `auto` never chooses.
+    /// without a prediction, which `auto` never chooses, and over several nodes
+    /// ([`Plan::forecast`]).
     ///
     /// ```
     /// use iris_ops::{Device, Ranks, all_reduce};
@@ -22,6 +23,9 @@ impl Plan {
 
     /// Predicted time as [`Plan::predicted`], with the parameters of another machine.
     pub fn predicted_on(&self, machine: &Machine, size: usize) -> Option<f64> {
+        if self.composed.is_some() {
+            return None;
+        }
         let choice = self.at(size);
         let TileShape { m, n } = choice.tile;
         self.problem(size).predict(machine, &self.program(choice), [m, n])

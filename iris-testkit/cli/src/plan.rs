@@ -1,6 +1,8 @@
 //! `iris plan`: prints the variants that `auto` takes for calls of different sizes, their steps and
 //! predicted times. It needs no GPU.
 
+mod nodes;
+
 use std::path::PathBuf;
 
 use anyhow::Result;
@@ -19,11 +21,18 @@ use crate::problem::known_variant;
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// Operator.
-    #[arg(value_parser = op, required_unless_present = "cases")]
+    #[arg(value_parser = op, required_unless_present_any = ["cases", "write"])]
     op: Option<Op>,
-    /// Number of ranks.
-    #[arg(long, default_value_t = 4)]
-    ranks: usize,
+    /// Number of ranks in all [default: 4, or 8 for each of several nodes].
+    #[arg(long)]
+    ranks: Option<usize>,
+    /// Number of nodes. With several, prints the predicted time of each call beside that of a GEMM
+    /// and one NCCL collective over all ranks. It needs an NVIDIA device by name.
+    #[arg(long, default_value_t = 1)]
+    nodes: usize,
+    /// Line rate in Gbit/s of the network port that each rank has [default: 400, as in a DGX H200].
+    #[arg(long, value_name = "GBIT")]
+    gbit: Option<f64>,
     /// Device by name, such as h200, mi300x or cpu; `this` for this machine's GPU, or its host if
     /// it has none.
     #[arg(long, default_value = "this")]
@@ -58,6 +67,10 @@ pub(crate) struct Options {
     /// not printed.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["op", "m", "n", "k"])]
     cases: Option<PathBuf>,
+    /// Replace the tables of predictions for 2 to 64 nodes between the lines <!-- scaling --> and
+    /// <!-- /scaling --> of this file; shapes are those of `iris bench` on GPUs.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["op", "cases", "nodes", "ranks", "gbit", "m", "n", "k"])]
+    write: Option<PathBuf>,
 }
 
 fn range(text: &str) -> Result<(usize, usize), String> {
@@ -71,7 +84,16 @@ fn range(text: &str) -> Result<(usize, usize), String> {
 pub(crate) fn main(options: &Options) -> Result<bool> {
     options.op.map_or(Ok(()), |op| check_read(options, op))?;
     let device = device(&options.device)?;
-    let ranks = Ranks::new(0, options.ranks).on_device(device);
+    if let Some(file) = &options.write {
+        nodes::write(file, device)?;
+        return Ok(true);
+    }
+    let size = options.ranks.unwrap_or(if options.nodes > 1 { 8 * options.nodes } else { 4 });
+    let ranks = Ranks::new(0, size).on_device(device);
+    if options.nodes != 1 {
+        return nodes::main(options, ranks);
+    }
+    unread("a plan for one node", &[("--gbit", options.gbit.map(|it| it.to_string()))])?;
     let mut table = Table::new();
     table.load_preset(comfy_table::presets::UTF8_FULL_CONDENSED);
     table.set_header([
@@ -87,7 +109,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         "because",
         "run",
     ]);
-    say!("{} ranks on {device}; times {}", options.ranks, source(ranks)?)?;
+    say!("{size} ranks on {device}; times {}", source(ranks)?)?;
     if let Some(file) = &options.cases {
         for shape in gpu_bench::read(device.backend, Some(file), None)? {
             table.add_row(cells((shape.op, "auto"), &shape.options, ranks)?);
@@ -100,15 +122,9 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     known_variant("--variant", op, variant)?;
     let (first, last) = options.rows.unwrap_or((1, options.m.unwrap_or(4096)));
     let [n, k] = [options.n, options.k].map(|it| it.unwrap_or(4096));
-    let of = |m: usize| {
-        let of = OpOptions::new(m, n, k).dtype(options.dtype).backend(device.backend).even(true);
-        let of = if options.columns { of.shard(Shard::Columns) } else { of };
-        if options.rms_norm { of.rms_norm(1e-5) } else { of }
-    };
+    let of = |m: usize| options.call(m, [n, k], device);
     let plan = suite::plan(op, variant, ranks, &of(last))?;
-    let powers = (0..usize::BITS - 1).map(|bits| 1 << bits);
-    let sizes = powers.filter(|it| (first..last).contains(it)).chain([last]);
-    let sizes: Vec<usize> = if op == Op::Barrier { vec![0] } else { sizes.collect() };
+    let sizes = sizes(op, (first, last));
     for &size in &sizes {
         table.add_row(cells((op, variant), &of(size), ranks)?);
     }
@@ -122,6 +138,22 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         }
     }
     Ok(true)
+}
+
+/// Numbers of rows to plan for: the powers of two in a range, and its end.
+fn sizes(op: Op, (first, last): (usize, usize)) -> Vec<usize> {
+    let powers = (0..usize::BITS - 1).map(|bits| 1 << bits);
+    let sizes = powers.filter(|it| (first..last).contains(it)).chain([last]);
+    if op == Op::Barrier { vec![0] } else { sizes.collect() }
+}
+
+impl Options {
+    /// Options of the operator for calls of `m` rows.
+    fn call(&self, m: usize, [n, k]: [usize; 2], device: Device) -> OpOptions {
+        let of = OpOptions::new(m, n, k).dtype(self.dtype).backend(device.backend).even(true);
+        let of = if self.columns { of.shard(Shard::Columns) } else { of };
+        if self.rms_norm { of.rms_norm(1e-5) } else { of }
+    }
 }
 
 /// Refuses options that a plan of this operator does not read.

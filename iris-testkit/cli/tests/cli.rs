@@ -499,6 +499,47 @@ fn a_plan_says_what_is_chosen_and_why() {
     assert!(error.contains("h300") && error.contains("mi300x"), "{error}");
 }
 
+/// Tests predictions over several nodes, and the refusal of what has none.
+#[test]
+fn a_plan_over_nodes_predicts_with_the_network() {
+    let plan =
+        ["plan", "matmul-all-reduce", "--nodes", "16", "--device", "h200", "--rows", "64..64"];
+    let row = |arguments: &[&str]| {
+        let out = good(&[&plan[..], arguments].concat());
+        assert!(out.contains("16 nodes of 8 ranks") && out.contains("predicted"), "{out}");
+        let row = out.lines().find(|line| line.contains("matmul_all_reduce")).expect("a row");
+        let cells: Vec<_> = row.split('┆').map(str::trim).collect();
+        let us = |at: usize| cells[at].trim_end_matches(" us").parse::<f64>().expect("a time");
+        (us(5), us(6), us(7))
+    };
+    let (node, network, fused) = row(&[]);
+    assert!(
+        fused <= node + network + 0.2 && fused >= node.max(network),
+        "{node} {network} {fused}"
+    );
+    // A slower network takes longer, and the node as long as before.
+    let slow = row(&["--gbit", "100"]);
+    assert!(slow.1 > network && slow.0 == node, "{slow:?}");
+    for (arguments, words) in [
+        (&["--ranks", "12"][..], ["--nodes", "divisor of the 12 ranks"]),
+        (&["--device", "cpu"], ["--device", "NVIDIA GPU"]),
+        (&["--device", "mi300x"], ["--device", "NVIDIA GPU"]),
+        (&["--gbit", "0"], ["--gbit", "positive"]),
+        (&["--variant", "two_shot"], ["variant over several nodes", "two_shot"]),
+        (&["--nodes", "0"], ["--nodes", "divisor"]),
+        (&["--nodes", "1", "--gbit", "9"], ["--gbit", "one node"]),
+    ] {
+        let mut all: Vec<&str> = plan.to_vec();
+        if let Some(at) = all.iter().position(|it| *it == arguments[0]) {
+            all.drain(at..at + 2);
+        }
+        let error = refused(&[&all[..], arguments].concat());
+        assert!(words.iter().all(|word| error.contains(word)), "{arguments:?}: {error}");
+    }
+    let error = refused(&["plan", "matmul", "--nodes", "2", "--device", "h200"]);
+    assert!(error.contains("matmul") && error.contains("no"), "{error}");
+}
+
 /// Tests that programs after `iris tune` use its measurements unless told otherwise, and that ranks
 /// with different measurements get an error.
 #[test]

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test program uses some of it")]
 
+pub mod nodes;
 pub mod ready;
 
 use iris_heap::{BackendKind, HeapOptions, World};

@@ -26,7 +26,7 @@ fn meeting(host: &str, size: usize) -> Meeting {
 const PLENTY: Duration = Duration::from_secs(300);
 
 fn step() -> Step {
-    Step { what: "test".into(), deadline: Instant::now() + PLENTY }
+    Step { what: "test".into(), deadline: Instant::now() + PLENTY, on_missing: None }
 }
 
 /// Lets all ranks meet and exchange their numbers; `before` runs on each rank first.

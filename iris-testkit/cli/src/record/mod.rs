@@ -215,28 +215,31 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     }
     let table = table(&automatic);
     match &options.write {
-        Some(path) => write_table(path, &table)?,
+        Some(path) => write_between("record", path, &table)?,
         None if options.charts.is_none() => say!("{table}")?,
         None => {}
     }
     Ok(true)
 }
 
-const BEGIN: &str = "<!-- record -->";
-const END: &str = "<!-- /record -->";
-
-/// Text in which the table between the marks is replaced.
-fn replaced(text: &str, table: &str) -> Option<String> {
-    let (before, rest) = text.split_once(BEGIN)?;
-    let (_, after) = rest.split_once(END)?;
-    Some(format!("{before}{BEGIN}\n{table}{END}{after}"))
+/// Lines before and after a table with this name.
+fn marks(name: &str) -> [String; 2] {
+    [format!("<!-- {name} -->"), format!("<!-- /{name} -->")]
 }
 
-fn write_table(path: &Path, table: &str) -> Result<()> {
-    let name = path.display().to_string();
+/// Text in which the table between the marks is replaced.
+fn replaced(text: &str, [begin, end]: &[String; 2], table: &str) -> Option<String> {
+    let (before, rest) = text.split_once(begin)?;
+    let (_, after) = rest.split_once(end)?;
+    Some(format!("{before}{begin}\n{table}{end}{after}"))
+}
+
+/// Replaces the table with this name in a file.
+pub(crate) fn write_between(table_name: &str, path: &Path, table: &str) -> Result<()> {
+    let (name, marks) = (path.display().to_string(), marks(table_name));
     let text = std::fs::read_to_string(path).map_err(|e| usage(&name, e, "a readable file"))?;
-    let text = replaced(&text, table)
-        .ok_or_else(|| usage(&name, "no table", format!("the lines {BEGIN} and {END}")))?;
+    let text = replaced(&text, &marks, table)
+        .ok_or_else(|| usage(&name, "no table", format!("the lines {}", marks.join(" and "))))?;
     std::fs::write(path, text).map_err(|e| usage(&name, e, "a file that can be written"))
 }
 
@@ -386,9 +389,12 @@ mod tests {
 
     #[test]
     fn a_table_is_replaced_between_its_marks() {
-        let text = format!("a\n{BEGIN}\nold\n{END}\nb\n");
-        assert_eq!(replaced(&text, "new\n"), Some(format!("a\n{BEGIN}\nnew\n{END}\nb\n")));
-        assert_eq!(replaced("a\n", "new\n"), None);
+        let marks = marks("record");
+        let [begin, end] = &marks;
+        let text = format!("a\n{begin}\nold\n{end}\nb\n");
+        let new = format!("a\n{begin}\nnew\n{end}\nb\n");
+        assert_eq!(replaced(&text, &marks, "new\n"), Some(new));
+        assert_eq!(replaced("a\n", &marks, "new\n"), None);
     }
 
     /// Tests that docs/performance.md has the table of the record. After a change of the record, run `iris
@@ -399,8 +405,9 @@ mod tests {
         let lines = read(&root.join("bench/record/h200.jsonl")).unwrap();
         let page = std::fs::read_to_string(root.join("docs/performance.md")).unwrap();
         let table = table(&automatic(&lines));
+        let [begin, end] = marks("record");
         assert!(
-            page.contains(&format!("{BEGIN}\n{table}{END}\n")),
+            page.contains(&format!("{begin}\n{table}{end}\n")),
             "not in docs/performance.md:\n{table}"
         );
     }

@@ -1,0 +1,165 @@
+//! Predicted times of collectives over several nodes, as NCCL executes them.
+//!
+//! **Problem.** An operator over several nodes overlaps its steps between nodes with work in the
+//! node, so its time depends on a network that is usually not at hand when a plan is made.
+//!
+//! **Solution.** Each collective costs a fixed time, a latency per hop, and its bytes by the rate
+//! of the network: the model that NCCL itself chooses its algorithms by (`src/graph/tuning.cc`). The
+//! constants are NCCL's, and the rate is an input ([`Network`]). None of them was fitted here.
+//!
+//! **Limits.** All ranks are alike, and each has a port of its own. Congestion, switches with
+//! in-network sums, NCCL's LL128 protocol and its algorithms NVLS, PAT and CollNet are left out.
+
+/// Collective, with the bytes that its time depends on.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Collective {
+    /// `bytes` on each rank are summed.
+    AllReduce { bytes: f64 },
+    /// All ranks get `bytes` in all: equal parts of all ranks.
+    AllGather { bytes: f64 },
+    /// `bytes` on each rank are summed, and each rank gets an equal part.
+    ReduceScatter { bytes: f64 },
+    /// Each rank sends `bytes`, in equal parts to all ranks including itself.
+    AllToAll { bytes: f64 },
+    /// `bytes` of the root go to all ranks.
+    Broadcast { bytes: f64 },
+}
+
+/// Network between nodes, as an input of predictions: each rank has a port of its own.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Network {
+    /// Rate in bytes per microsecond at which a port sends, and receives at the same time.
+    pub bytes_per_us: f64,
+}
+
+/// Constants of one of NCCL's algorithms with one of its protocols. Times are in microseconds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Algorithm {
+    /// Time of an empty collective without its hops.
+    pub(crate) fixed_us: f64,
+    /// Latency of a hop between nodes.
+    hop_us: f64,
+    /// Latency of a hop between nodes of one rank each; NCCL takes that of a tree, because no hop
+    /// within the node hides it.
+    alone_us: f64,
+    /// Latency of a hop within a node.
+    near_us: f64,
+    /// Rate of the data as a fraction of the links' rate.
+    share: f64,
+    /// Whether hops form a binary tree of the nodes, instead of a ring.
+    pub(crate) is_tree: bool,
+}
+
+/// Ring and tree with the Simple protocol, then ring and tree with the LL protocol. Constants of
+/// NCCL 2.30.7, `ncclTunerConstantsDefaults`: base latencies, and hardware latencies of the rows
+/// NVLINK and NET. A tree has 0.92 of the links' rate, and LL half of it on a ring and 1/3.8 on a
+/// tree.
+pub(crate) const ALGORITHMS: [Algorithm; 4] = [
+    Algorithm {
+        fixed_us: 8.4,
+        hop_us: 14.0,
+        alone_us: 14.0,
+        near_us: 3.4,
+        share: 1.0,
+        is_tree: false,
+    },
+    Algorithm {
+        fixed_us: 8.4,
+        hop_us: 14.0,
+        alone_us: 14.0,
+        near_us: 4.0,
+        share: 0.92,
+        is_tree: true,
+    },
+    Algorithm {
+        fixed_us: 6.6,
+        hop_us: 2.7,
+        alone_us: 5.0,
+        near_us: 0.6,
+        share: 0.5,
+        is_tree: false,
+    },
+    Algorithm {
+        fixed_us: 6.8,
+        hop_us: 5.0,
+        alone_us: 5.0,
+        near_us: 0.6,
+        share: 0.92 / 3.8,
+        is_tree: true,
+    },
+];
+
+impl Algorithm {
+    /// Rate in bytes per microsecond of data that NCCL's algorithm moves over links of `rate`.
+    pub(crate) fn rate(&self, rate: f64) -> f64 {
+        rate * self.share
+    }
+
+    /// Latency of a hop between nodes with `local` ranks each.
+    pub(crate) fn far_us(&self, local: usize) -> f64 {
+        if local == 1 { self.alone_us } else { self.hop_us }
+    }
+}
+
+impl Network {
+    /// Network whose ports have this line rate in Gbit/s.
+    pub fn of_gbit(gbit: f64) -> Self {
+        Self { bytes_per_us: gbit * 1e3 / 8.0 }
+    }
+
+    /// Time of a collective over `nodes` nodes of `local` ranks each, in microseconds, by NCCL's
+    /// fastest algorithm. `link` is the rate in bytes per microsecond at which a rank sends to the
+    /// ranks of its node.
+    pub(crate) fn collective(
+        &self,
+        collective: Collective,
+        (nodes, local): (usize, usize),
+        link: f64,
+    ) -> f64 {
+        let times = ALGORITHMS
+            .iter()
+            .filter_map(|algorithm| self.time(algorithm, collective, (nodes, local), link));
+        times.fold(f64::INFINITY, f64::min)
+    }
+
+    /// Time of a collective by one algorithm; `None` if NCCL has no such algorithm.
+    pub(crate) fn time(
+        &self,
+        algorithm: &Algorithm,
+        collective: Collective,
+        (nodes, local): (usize, usize),
+        link: f64,
+    ) -> Option<f64> {
+        let ranks = (nodes * local) as f64;
+        // Rings or trees use all ports of a node together, and pass through each rank's links.
+        let rate = algorithm.rate((self.bytes_per_us * local as f64).min(link));
+        let (far, near) = (algorithm.far_us(local), algorithm.near_us);
+        let depth = f64::from(nodes.max(1).ilog2());
+        // A ring passes the data on `rounds` times from each rank to the next, and `far` of the
+        // hops are between nodes.
+        let ring = |times: f64, moved: f64| {
+            let (hops, between) = (times * (ranks - 1.0), times * (nodes as f64 - 1.0));
+            algorithm.fixed_us + (hops - between) * near + between * far + moved / rate
+        };
+        let part = (ranks - 1.0) / ranks;
+        Some(match collective {
+            Collective::AllReduce { bytes } if algorithm.is_tree => {
+                let hops = 2.0 * ((local as f64 - 1.0) * near + depth * far);
+                algorithm.fixed_us + hops + 2.0 * bytes / rate
+            }
+            _ if algorithm.is_tree => return None,
+            Collective::AllReduce { bytes } => ring(2.0, 2.0 * part * bytes),
+            Collective::AllGather { bytes } | Collective::ReduceScatter { bytes } => {
+                ring(1.0, part * bytes)
+            }
+            Collective::Broadcast { bytes } => ring(1.0, bytes),
+            // Each rank sends to all others at once, over its own port and its own links.
+            Collective::AllToAll { bytes } => {
+                let away = bytes * (ranks - local as f64) / ranks;
+                let near = bytes * (local as f64 - 1.0) / ranks / link;
+                let rate = algorithm.rate(self.bytes_per_us);
+                algorithm.fixed_us + far + (away / rate).max(near)
+            }
+        })
+    }
+}

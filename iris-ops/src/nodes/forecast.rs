@@ -1,0 +1,109 @@
+//! Predicted time of a call over several nodes, with the network as an input.
+
+use super::steps::{Kind, NodeStep, steps};
+use crate::cost::network::{Collective, Network};
+use crate::kind::Op;
+use crate::plan::Plan;
+use crate::spec::Part;
+
+/// Predicted times of a call over several nodes, in microseconds.
+#[derive(Clone, Copy, PartialEq, Debug)]
+#[non_exhaustive]
+pub struct Forecast {
+    /// Time of the call.
+    pub total_us: f64,
+    /// Time of the node's operators in the call, without waits for other nodes.
+    pub node_us: f64,
+    /// Time of the steps between nodes.
+    pub network_us: f64,
+    /// Time of the baseline: a GEMM alone, then one collective by NCCL over all ranks (for an
+    /// all-gather before a product, in the other order).
+    pub unfused_us: f64,
+    /// Number of blocks of M that the call is split into.
+    pub blocks: usize,
+}
+
+impl Kind {
+    /// Collective of an exchange whose input has `bytes` bytes on each node.
+    pub(crate) fn collective(self, bytes: f64, nodes: usize) -> Collective {
+        match self {
+            Kind::AllReduce => Collective::AllReduce { bytes },
+            Kind::AllGather => Collective::AllGather { bytes: bytes * nodes as f64 },
+            Kind::ReduceScatter => Collective::ReduceScatter { bytes },
+            Kind::AllToAll => Collective::AllToAll { bytes },
+            Kind::Broadcast => Collective::Broadcast { bytes },
+        }
+    }
+}
+
+impl Plan {
+    /// Predicts a call of `m` rows over several nodes. `None` on one node, for messages of elements,
+    /// and if an operator of the node has no prediction.
+    ///
+    /// The steps between nodes take the time of NCCL's collectives, even if this backend has no such
+    /// steps, so a plan for GPUs can be predicted before it can be run.
+    ///
+    /// ```
+    /// use iris_ops::{Device, Network, Ranks, matmul_all_reduce};
+    /// let ranks = Ranks::new(0, 32).on_nodes(4).on_device(Device::named("h200")?);
+    /// let plan = matmul_all_reduce::Options::new(8192, 8192, 3584).plan(ranks)?;
+    /// let forecast = plan.forecast(&Network::of_gbit(400.0), 8192).expect("a prediction");
+    /// assert!(forecast.total_us < forecast.unfused_us);
+    /// # anyhow::Ok(())
+    /// ```
+    pub fn forecast(&self, network: &Network, m: usize) -> Option<Forecast> {
+        let composed = self.composed()?;
+        let nodes = self.ranks.nodes();
+        // The caller's stream, and the stream of the exchanges.
+        let (mut main_us, mut lane_us) = (0.0_f64, 0.0_f64);
+        let (mut node_us, mut network_us) = (0.0, 0.0);
+        let mut ends = Vec::new();
+        for step in steps(self, m)? {
+            match step {
+                NodeStep::Part { role, size } => {
+                    let us = composed.parts.get(&role)?.predicted(size)?;
+                    main_us += us;
+                    node_us += us;
+                }
+                NodeStep::Exchange { kind, bytes } => {
+                    let collective = kind.collective(bytes as f64, nodes);
+                    let us = network.collective(collective, (nodes, 1), f64::INFINITY);
+                    lane_us = lane_us.max(main_us) + us;
+                    network_us += us;
+                    ends.push(lane_us);
+                }
+                NodeStep::Wait(index) => main_us = main_us.max(*ends.get(index)?),
+            }
+        }
+        let (total_us, blocks) = (main_us.max(lane_us), composed.blocks);
+        let unfused_us = self.unfused(network, m)?;
+        Some(Forecast { total_us, node_us, network_us, unfused_us, blocks })
+    }
+
+    /// Time of a GEMM alone and one collective over all ranks.
+    fn unfused(&self, network: &Network, m: usize) -> Option<f64> {
+        let (request, row, ranks) = (&self.request, self.row(), self.ranks);
+        let machine = &ranks.tuning().machine;
+        let (rows, n, k) = (m as f64, request.n as f64, request.k as f64);
+        let columns = if row.gathers_a() { k } else { n };
+        let bytes = rows * columns * request.wire_dtype().size() as f64;
+        let collective = match row.message {
+            Op::AllReduce => Collective::AllReduce { bytes },
+            Op::AllGather => Collective::AllGather { bytes },
+            Op::ReduceScatter => Collective::ReduceScatter { bytes },
+            Op::AllToAll => Collective::AllToAll { bytes },
+            Op::Broadcast => Collective::Broadcast { bytes },
+            // NCCL has no barrier; the usual stand-in is an all-reduce of one word.
+            Op::Barrier => Collective::AllReduce { bytes: 4.0 },
+            _ => return None,
+        };
+        let product = if row.multiplies() {
+            let rows = if row.a == Part::Own { rows / ranks.size as f64 } else { rows };
+            machine.gemm([rows, n, k], request.dtype)
+        } else {
+            0.0
+        };
+        let over = (ranks.nodes(), ranks.local().size);
+        Some(product + network.collective(collective, over, machine.link_bytes_per_us))
+    }
+}

@@ -1,0 +1,167 @@
+//! Steps between nodes over MPI, on the CPU backend, with the feature `mpi`.
+//!
+//! **Problem.** The sockets of the rendezvous send all data through rank 0. MPI uses whatever
+//! network connects the nodes.
+//!
+//! **Solution.** The ranks compare the records of a step over the sockets, which have deadlines and
+//! report lost ranks. Then MPI's collectives move the data, on a communicator that each operator has
+//! for itself. Sums are added here, in the order of nodes, so that all ranks get the same bits;
+//! MPI promises no order.
+//!
+//! **Limits.** MPI's calls have no deadline: if a rank dies while others are in one, only the
+//! launcher ends them, which mpirun does. MPI's own ports are not authenticated. A rank of the world
+//! must have the same number in `MPI_COMM_WORLD`.
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+
+use iris_heap::World;
+use mpi::Threading;
+use mpi::environment::{Universe, is_finalized, is_initialized, threading_support};
+use mpi::topology::{Color, Communicator as _, SimpleCommunicator};
+use mpi::traits::{CommunicatorCollectives, Root};
+
+use super::fabric::{Engine, Exchange, sum};
+
+/// Reason why MPI cannot be used, and what to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct MpiError(&'static str);
+
+/// MPI, initialised for this process. Operators over several nodes that are made while it exists
+/// use it; keep it until they have been freed. Dropping it finalizes MPI, which all ranks must do.
+pub struct Mpi {
+    /// `None` if the program had initialised MPI before.
+    _universe: Option<Universe>,
+}
+
+impl fmt::Debug for Mpi {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Mpi")
+    }
+}
+
+impl Mpi {
+    /// Initialises MPI for calls from several threads: collective over all processes that mpirun
+    /// started. If the program has initialised MPI already, it keeps that and finalizes nothing.
+    ///
+    /// # Errors
+    /// [`MpiError`] if the library does not support calls from several threads, or has been
+    /// finalized.
+    pub fn init() -> Result<Self, MpiError> {
+        if is_finalized() {
+            return Err(MpiError(
+                "MPI has been finalized, and cannot be initialised again; keep `Mpi` until \
+                      the end of the program",
+            ));
+        }
+        let universe = mpi::initialize_with_threading(Threading::Multiple).map(|(it, _)| it);
+        match threading_support() {
+            Threading::Multiple => Ok(Self { _universe: universe }),
+            _ => Err(MpiError(
+                "MPI does not support calls from several threads (MPI_THREAD_MULTIPLE); \
+                      use an MPI that does, and if the program initialises it, ask for that level",
+            )),
+        }
+    }
+}
+
+/// Whether MPI can carry the steps of a world: it is initialised for several threads, and its ranks
+/// are those of the world.
+pub(super) fn is_ready(world: &World) -> bool {
+    if !is_initialized() || is_finalized() || threading_support() != Threading::Multiple {
+        return false;
+    }
+    let all = SimpleCommunicator::world();
+    (all.rank() as usize, all.size() as usize) == (world.rank(), world.size())
+}
+
+/// Communicator of the ranks with this rank's local rank, in the order of nodes.
+pub(super) struct Communicator(ManuallyDrop<SimpleCommunicator>);
+
+#[allow(unsafe_code, reason = "MPI allows calls from all threads at this level of threading")]
+// SAFETY: the handle is a number or a pointer that only MPI reads, and `is_ready` has seen
+// MPI_THREAD_MULTIPLE, with which MPI is called from any thread.
+unsafe impl Send for Communicator {}
+#[allow(unsafe_code, reason = "MPI allows calls from all threads at this level of threading")]
+// SAFETY: as above; a heap's steps run one after the other on one stream, so no two threads are in
+// collectives of this communicator at a time.
+unsafe impl Sync for Communicator {}
+
+impl fmt::Debug for Communicator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Communicator(node {} of {})", self.0.rank(), self.0.size())
+    }
+}
+
+impl Communicator {
+    /// Splits MPI's world by local rank: collective over all ranks of the world.
+    pub(super) fn new(world: &World) -> Self {
+        let color = Color::with_value(world.local_rank() as i32);
+        let part = SimpleCommunicator::world().split_by_color(color);
+        Self(ManuallyDrop::new(part.expect("a color was given")))
+    }
+
+    /// Returns slot `node` of each node's bytes, in the order of nodes.
+    fn all_to_all(&self, from: &[u8]) -> Vec<u8> {
+        let mut to = vec![0; from.len()];
+        self.0.all_to_all_into(from, &mut to);
+        to
+    }
+
+    fn all_gather(&self, from: &[u8], nodes: usize) -> Vec<u8> {
+        let mut to = vec![0; nodes * from.len()];
+        self.0.all_gather_into(from, &mut to);
+        to
+    }
+
+    /// Sum over the nodes of this node's part, for input of `nodes` equal parts of whole f32.
+    fn reduce_scatter(&self, from: &[u8], nodes: usize) -> Vec<u8> {
+        let len = from.len() / nodes;
+        let parts = self.all_to_all(from);
+        sum((0..nodes).map(|node| parts[node * len..][..len].to_vec()))
+    }
+}
+
+impl Engine for Communicator {
+    fn exchange(
+        &self,
+        exchange: Exchange,
+        mut from: Vec<u8>,
+        (_, nodes): (usize, usize),
+    ) -> iris_heap::Result<Vec<u8>> {
+        // A step without data is over when the records have been compared. Open MPI would refuse it,
+        // because two empty buffers have one address.
+        if from.is_empty() {
+            return Ok(from);
+        }
+        Ok(match exchange {
+            Exchange::AllReduce => {
+                let len = from.len();
+                // Equal parts of whole f32 for all nodes.
+                from.resize(len.next_multiple_of(4 * nodes), 0);
+                let part = self.reduce_scatter(&from, nodes);
+                let mut all = self.all_gather(&part, nodes);
+                all.truncate(len);
+                all
+            }
+            Exchange::AllGather => self.all_gather(&from, nodes),
+            Exchange::ReduceScatter => self.reduce_scatter(&from, nodes),
+            Exchange::AllToAll => self.all_to_all(&from),
+            Exchange::Broadcast { root } => {
+                self.0.process_at_rank(root as i32).broadcast_into(&mut from[..]);
+                from
+            }
+        })
+    }
+}
+
+impl Drop for Communicator {
+    #[allow(unsafe_code, reason = "the communicator is freed only while MPI still runs")]
+    fn drop(&mut self) {
+        if !is_finalized() {
+            // SAFETY: this is the only drop, and nothing uses the value afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.0) };
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Steps of a call over several nodes as data: the order of node operators, exchanges and waits that
+//! a rank enqueues, for predicting the time of a call.
+
+use crate::kind::Op;
+use crate::options::Shard;
+use crate::plan::Plan;
+use crate::plan::composed::{Role, slot_bytes};
+use crate::split::split;
+use iris_heap::DType;
+
+/// Step of a call, in the order of enqueueing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum NodeStep {
+    /// Operator of the node, for a call of this many rows (in parts of elements: elements).
+    Part { role: Role, size: usize },
+    /// Exchange between nodes that starts on its own stream after the steps before it. `bytes` is
+    /// the length of its input.
+    Exchange { kind: Kind, bytes: u64 },
+    /// Wait of the caller's stream for the exchange with this index.
+    Wait(usize),
+}
+
+/// Kind of an exchange between nodes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    AllReduce,
+    AllGather,
+    ReduceScatter,
+    AllToAll,
+    Broadcast,
+}
+
+/// Steps of a call of `m` rows on rank 0; `None` if the plan is for one node or for a message of
+/// elements. Rank 0 owns the most rows. A broadcast has root 0.
+pub(crate) fn steps(plan: &Plan, m: usize) -> Option<Vec<NodeStep>> {
+    use NodeStep::{Exchange, Part, Wait};
+    let composed = plan.composed()?;
+    let request = plan.request();
+    if request.elements {
+        return None;
+    }
+    let (ranks, dtype, n, k) = (plan.ranks(), request.dtype, request.n, request.k);
+    let (nodes, local) = (ranks.nodes(), ranks.local().size);
+    let slots = |slot: u64| nodes as u64 * slot;
+    let part = |role: Role, size: usize| Part { role, size };
+    // Sum over the ranks of a node, widened to f32 if needed; rows of the node and of this rank.
+    let scatter = |rows: usize, own: usize| {
+        let widen = composed.parts.contains_key(&Role::Widen).then(|| part(Role::Widen, own));
+        [Some(part(Role::Main, rows)), widen].into_iter().flatten()
+    };
+    let others = || (1..nodes).map(|node| plan.rows_of_node(node, m).len());
+    let (here, own) = (plan.rows_of_node(0, m).len(), plan.rows_of(0, m).len());
+    // Exchange of this rank's rows with all nodes.
+    let gather = |rows: usize, slot: u64| {
+        [part(Role::Copy, rows), Exchange { kind: Kind::AllGather, bytes: slot }]
+    };
+    let mut steps = Vec::new();
+    match plan.op() {
+        Op::MatmulAllReduce | Op::AllReduce => {
+            let blocks = composed.blocks.min(m.max(1));
+            let most = m.div_ceil(blocks).div_ceil(local);
+            let bytes = slot_bytes(most, n, DType::F32);
+            let rows_of = |block| {
+                let rows = split(m, blocks, block).len();
+                (rows, split(rows, local, 0).len())
+            };
+            for (rows, own) in (0..blocks).map(rows_of) {
+                steps.extend(scatter(rows, own));
+                steps.push(Exchange { kind: Kind::AllReduce, bytes });
+            }
+            for block in 0..blocks {
+                let (rows, own) = rows_of(block);
+                steps.extend([Wait(block), part(Role::Finish, own), part(Role::Gather, rows)]);
+                steps.extend(request.rms_norm.map(|_| part(Role::Gather, rows)));
+            }
+        }
+        Op::MatmulReduceScatter | Op::ReduceScatter => {
+            let rank_of = |node: usize| plan.rows_of(node * local, m).len();
+            for node in (1..=nodes).map(|it| it % nodes) {
+                steps.extend(scatter(plan.rows_of_node(node, m).len(), rank_of(node)));
+            }
+            let bytes = slots(slot_bytes(own, n, DType::F32));
+            steps.push(Exchange { kind: Kind::ReduceScatter, bytes });
+            steps.extend([Wait(0), part(Role::Finish, own)]);
+        }
+        Op::AllGather => {
+            steps.extend(gather(own, slot_bytes(own, n, dtype)));
+            steps.extend([part(Role::Main, here), Wait(0)]);
+            steps.extend(others().map(|rows| part(Role::Main, rows)));
+        }
+        Op::MatmulAllGather => {
+            steps.push(part(Role::Main, here));
+            steps.extend(gather(own, slot_bytes(own, n, request.output_dtype())));
+            steps.push(Wait(0));
+            steps.extend(others().map(|rows| part(Role::Gather, rows)));
+        }
+        Op::AllGatherMatmul if request.shard == Shard::Rows => {
+            steps.extend(gather(own, slot_bytes(own, k, dtype)));
+            steps.extend([part(Role::Main, here), Wait(0)]);
+            steps.extend(others().map(|rows| part(Role::Main, rows)));
+        }
+        Op::AllGatherMatmul => {
+            steps.extend(gather(m, slot_bytes(k.div_ceil(ranks.size), request.m, dtype)));
+            steps.push(Wait(0));
+            let columns = |node: usize| plan.rows_of_node(node % nodes, k).len();
+            steps.extend((1..=nodes).map(|node| part(Role::Main, columns(node))));
+            steps.push(part(Role::Product, m));
+        }
+        Op::AllToAll => {
+            let slot = slot_bytes(here, n, dtype);
+            let sent = (1..=nodes).map(|node| plan.rows_of_node(node % nodes, m).len());
+            steps.extend(sent.map(|rows| part(Role::Copy, rows)));
+            steps.push(Exchange { kind: Kind::AllToAll, bytes: slots(slot) });
+            steps.extend([part(Role::Main, here), Wait(0)]);
+            steps.extend((1..nodes).map(|_| part(Role::Main, here)));
+        }
+        Op::Broadcast => {
+            steps.push(part(Role::Copy, m));
+            steps.push(Exchange { kind: Kind::Broadcast, bytes: slot_bytes(m, n, dtype) });
+            steps.extend([Wait(0), part(Role::Main, m)]);
+        }
+        Op::Barrier => {
+            steps.push(part(Role::Main, 0));
+            steps.push(Exchange { kind: Kind::AllGather, bytes: 0 });
+            steps.extend([Wait(0), part(Role::Main, 0)]);
+        }
+        Op::Matmul => return None,
+    }
+    Some(steps)
+}
+
+#[cfg(test)]
+mod tests {
+    use iris_heap::{HeapOptions, SymmetricHeap, World};
+
+    use super::*;
+    use crate::args::Matrices;
+    use crate::matrix::MatRef;
+    use crate::nodes::Composite;
+    use crate::options::Request;
+
+    /// Enqueues a call on rank 0 and its peers, and returns the steps that rank 0 enqueued.
+    fn enqueued(world: &World, request: &Request, m: usize) -> (Vec<NodeStep>, Vec<NodeStep>) {
+        let heap = SymmetricHeap::open(world, HeapOptions::new().data_bytes(4 << 20)).unwrap();
+        let plan = Plan::new((&heap).into(), request).unwrap();
+        let op = Composite::new(plan.op(), &heap, &plan, None).unwrap();
+        let shapes = plan.shapes_of(m, request.n, 0);
+        let matrix = |shape: Option<(usize, usize)>| {
+            let block = heap.zeros::<f32>(64 * 64).unwrap();
+            shape.map(|(rows, cols)| MatRef::sym(block, rows, cols))
+        };
+        let (a, b, c) = (matrix(Some(shapes.a)), matrix(shapes.b), matrix(Some(shapes.c)));
+        let stream = heap.stream().unwrap();
+        op.run(&stream, &Matrices { a, b, c, ..Matrices::default() }).unwrap();
+        stream.sync().unwrap();
+        let log = op.log.lock().unwrap().clone();
+        op.free().unwrap();
+        drop(stream);
+        heap.close().unwrap();
+        (log, steps(&plan, m).unwrap())
+    }
+
+    /// Tests that the steps are those that calls enqueue, for all operators.
+    #[test]
+    fn steps_are_what_calls_enqueue() {
+        for (op, shard) in Op::ALL
+            .into_iter()
+            .map(|op| (op, Shard::Rows))
+            .chain([(Op::AllGatherMatmul, Shard::Columns)])
+        {
+            if op == Op::Matmul {
+                continue;
+            }
+            for (nodes, local) in [(2, 1), (2, 2), (3, 2)] {
+                let mut request = op.request(13, 10, if op.multiplies() { 12 } else { 0 });
+                (request.shard, request.blocks) = (shard, Some(3));
+                request.output = op.multiplies().then_some(DType::F32);
+                let all = World::run_nodes(nodes, local, |world| -> iris_heap::Result<_> {
+                    let steps = enqueued(&world, &request, 11);
+                    world.close().unwrap();
+                    Ok(steps)
+                });
+                let (log, mut steps) = all.unwrap().swap_remove(0);
+                steps.retain(|step| !matches!(step, NodeStep::Wait(_)));
+                assert_eq!(log, steps, "{op}, {nodes} nodes of {local} ranks");
+            }
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Cases of operators over several nodes, and their runner on a rank.
+
+use iris_heap::{DType, HeapOptions, World};
+use iris_ops::{Shard, TileShape};
+use iris_testkit::Level;
+use iris_testkit::rig::{Rig, Room};
+use iris_testkit::suite::{Case, Input, Op, Options, run_case};
+
+pub const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+/// M, N, K: ragged shapes, single rows and columns, K of 0, fewer rows than ranks, and empty
+/// matrices.
+const SHAPES: [(usize, usize, usize); 9] = [
+    (33, 65, 17),
+    (1, 64, 32),
+    (64, 1, 5),
+    (7, 3, 0),
+    (3, 5, 4),
+    (0, 6, 3),
+    (107, 96, 48),
+    (130, 40, 70),
+    (9, 0, 5),
+];
+
+/// Tests each operator with the automatic choice, and with each variant that a node's operator
+/// supports.
+pub fn each(options: &Options) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for op in Op::ALL {
+        let mut options = options.clone();
+        if !op.multiplies() {
+            options.k = 0;
+        }
+        cases.push(Case::new(op, "auto", options.clone()));
+        if op == Op::AllGatherMatmul {
+            cases.push(Case::new(op, "auto", options.shard(Shard::Columns)));
+        }
+    }
+    cases
+}
+
+/// Runs cases on a rank, in one heap.
+pub fn run_cases(
+    world: &World,
+    (options, room): (&HeapOptions, Room),
+    cases: &[&Case],
+) -> anyhow::Result<()> {
+    let heap = Rig::open(world, options.clone(), room)?.heap;
+    for case in cases {
+        run_case(&heap, case)?;
+    }
+    heap.close()?;
+    world.close()?;
+    Ok(())
+}
+
+/// Cases of all operators with all shapes and types.
+pub fn shape_cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (index, (m, n, k)) in SHAPES.into_iter().enumerate() {
+        for (turn, dtype) in TYPES.into_iter().enumerate() {
+            for input in [Input::Integers, Input::Reals] {
+                let at = index + turn + usize::from(input == Input::Reals);
+                let blocks = [None, Some(1), Some(3)][at % 3];
+                if Level::from_env() <= Level::Quick && !at.is_multiple_of(4) {
+                    continue;
+                }
+                let mut options = Options::new(m, n, k).dtype(dtype);
+                options.blocks = blocks;
+                if at % 2 == 1 {
+                    options = options.tile(TileShape { m: 8, n: 16 });
+                }
+                for mut case in each(&options) {
+                    (case.input, case.seed) = (input, 1 + at as u64);
+                    cases.push(case);
+                }
+            }
+        }
+    }
+    cases
+}

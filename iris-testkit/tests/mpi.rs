@@ -1,0 +1,92 @@
+//! Test of every operator over several nodes with steps over MPI: the program starts itself under
+//! mpirun, each node of one host with a name of its own.
+
+mod common;
+
+use std::net::TcpListener;
+use std::process::{Command, ExitCode};
+
+use common::nodes::{TYPES, each, run_cases, shape_cases};
+use common::taken;
+use iris_heap::{HeapOptions, SymmetricHeap, World};
+use iris_ops::{AllReduce, Mpi};
+use iris_testkit::rig::Room;
+use iris_testkit::suite::{Case, Options, room_for_nodes};
+
+/// Number of nodes, and number of ranks per node.
+const WORLDS: [(usize, usize); 3] = [(2, 1), (2, 2), (3, 1)];
+
+fn main() -> ExitCode {
+    if std::env::var_os("OMPI_COMM_WORLD_SIZE").is_some() {
+        return match rank() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("{error:#}");
+                ExitCode::FAILURE
+            }
+        };
+    }
+    let mut failed = false;
+    for (nodes, per_node) in WORLDS {
+        let begun = std::time::Instant::now();
+        let ok = job(nodes, per_node);
+        let word = if ok { "ok" } else { "FAILED" };
+        println!("{nodes} nodes of {per_node} ranks over MPI ... {word} ({:.1?})", begun.elapsed());
+        failed |= !ok;
+    }
+    if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+/// Runs all cases on this many nodes; returns whether they passed on all ranks.
+fn job(nodes: usize, per_node: usize) -> bool {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let program = std::env::current_exe().unwrap();
+    let mut command = Command::new("mpirun");
+    command.args(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]);
+    // Ranks that wait leave the cores to others.
+    command.args(["--mca", "mpi_yield_when_idle", "1"]);
+    // mpirun ends a job that hangs.
+    command.args(["--timeout", "120"]);
+    // Each node is an application of its own, with its own variables.
+    let variables = ["MASTER_ADDR=127.0.0.1".to_owned(), format!("IRIS_PORT={port}")];
+    for node in 0..nodes {
+        command.args((node > 0).then_some(":")).args(["-np", &per_node.to_string()]);
+        for variable in variables.iter().chain([&format!("IRIS_NODE={node}")]) {
+            command.args(["-x", variable]);
+        }
+        command.arg(&program);
+    }
+    command.status().expect("mpirun, of openmpi-bin, starts").success()
+}
+
+/// Rank of a job.
+fn rank() -> anyhow::Result<()> {
+    let mpi = Mpi::init()?;
+    let world = World::from_env()?;
+    let (size, nodes) = (world.size(), world.nodes());
+    anyhow::ensure!(nodes > 1, "{nodes} node, expected several");
+    check_engine(&world)?;
+    let mut cases = shape_cases();
+    for dtype in TYPES {
+        cases.extend(each(&Options::new(37, 21, 13).dtype(dtype)));
+    }
+    let cases: Vec<&Case> = cases.iter().filter(|case| taken(case, size)).collect();
+    let rooms = cases.iter().map(|case| room_for_nodes(case, size, nodes).unwrap());
+    let room = rooms.fold(Room::default(), Room::or);
+    run_cases(&world, (&HeapOptions::new().threads(1), room), &cases)?;
+    drop(mpi);
+    Ok(())
+}
+
+/// Checks that operators of this world move their data by MPI, so that the cases do not pass over
+/// sockets.
+fn check_engine(world: &World) -> anyhow::Result<()> {
+    let heap = SymmetricHeap::open(world, HeapOptions::new().data_bytes(1 << 20).threads(1))?;
+    let op = AllReduce::new(&heap, &iris_ops::all_reduce::Options::rows(8, 16).plan(&heap)?)?;
+    let text = format!("{op:?}");
+    let fabric = text.split("fabric: ").nth(1).unwrap_or_default();
+    anyhow::ensure!(fabric.contains("data by Communicator(node"), "no step over MPI: {fabric}");
+    op.free()?;
+    heap.close()?;
+    Ok(())
+}
