@@ -41,6 +41,7 @@ pub fn stopped<M: Memory + ?Sized>(m: &M, channel: &Channel, awaited: &Awaited) 
     let peer = m.load(abort_word(channel.rank), Access::AbortLoad);
     let (kind, rank, seen) = match (host, peer) {
         (0, 0) => return false,
+        (0, PEER_LOST..) => (FaultKind::PeerLost, peer - PEER_LOST, peer),
         // The abort word may hold any value; the fault record shows it.
         (0, _) => (FaultKind::PeerGaveUp, peer.wrapping_sub(1), peer),
         (PEER_LOST.., _) => (FaultKind::PeerLost, host - PEER_LOST, host),
@@ -49,9 +50,27 @@ pub fn stopped<M: Memory + ?Sized>(m: &M, channel: &Channel, awaited: &Awaited) 
     m.record(&awaited.fault(kind, channel, rank as u32, seen));
     if host != 0 {
         // Later launches check only this word, not the host's code.
-        m.store(abort_word(channel.rank), channel.rank as i32 + 1, Access::AbortStore);
+        let code = if host >= PEER_LOST { host } else { channel.rank as i32 + 1 };
+        m.store(abort_word(channel.rank), code, Access::AbortStore);
     }
     true
+}
+
+/// Copy this rank's abort word to all peers except a lost one, whose memory may be gone.
+///
+/// A rank that gives up because of its host or of a peer cannot know whether the others were told.
+/// In a call that pulls it tells them before it leaves, because a later launch on its stream may
+/// overwrite the shard that they still read.
+pub(crate) fn pass_on<M: Memory + ?Sized>(m: &M, channel: &Channel) {
+    let code = match m.load(abort_word(channel.rank), Access::AbortLoad) {
+        // Abort words are sticky: no peer's word may be reset.
+        0 => channel.rank as i32 + 1,
+        code => code,
+    };
+    let lost = code.checked_sub(PEER_LOST);
+    for peer in channel.peers().filter(|&peer| lost != Some(peer as i32)) {
+        m.store(abort_word(peer), code, Access::AbortStore);
+    }
 }
 
 /// Store `fault` in this rank's fault record, and set the abort word of every rank, this one

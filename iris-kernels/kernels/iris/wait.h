@@ -25,7 +25,9 @@ IRIS_COLD bool stopped(Words m, Awaited awaited) {
     const i32 host = m.host_abort();
     const i32 peer = m.load<Access::AbortLoad>(m.abort(m.channel.rank));
     if (host == 0 && peer == 0) return false;
-    if (host == 0) {
+    if (host == 0 && peer >= PEER_LOST) {
+        m.record(awaited.fault(FaultKind::PeerLost, m.channel, peer - PEER_LOST, peer));
+    } else if (host == 0) {
         // The abort word may hold any value; the fault record shows it.
         const i32 who = static_cast<i32>(static_cast<u32>(peer) - 1);
         m.record(awaited.fault(FaultKind::PeerGaveUp, m.channel, who, peer));
@@ -37,10 +39,26 @@ IRIS_COLD bool stopped(Words m, Awaited awaited) {
     }
     if (host != 0) {
         // Later launches check only this word, not the host's code.
-        m.store<Access::AbortStore>(m.abort(m.channel.rank),
-                                    static_cast<i32>(m.channel.rank) + 1);
+        const i32 code = host >= PEER_LOST ? host : static_cast<i32>(m.channel.rank) + 1;
+        m.store<Access::AbortStore>(m.abort(m.channel.rank), code);
     }
     return true;
+}
+
+/// Copy this rank's abort word to all peers except a lost one, whose memory may be gone.
+///
+/// A rank that gives up because of its host or of a peer cannot know whether the others were told.
+/// In a call that pulls it tells them before it leaves, because a later launch on its stream may
+/// overwrite the shard that they still read.
+IRIS_COLD void pass_on(Words m) {
+    i32 code = m.load<Access::AbortLoad>(m.abort(m.channel.rank));
+    // Abort words are sticky: no peer's word may be reset.
+    if (code == 0) code = static_cast<i32>(m.channel.rank) + 1;
+    for (u32 step = 1; step < m.channel.size; ++step) {
+        const u32 peer = m.channel.peer(step);
+        if (code >= PEER_LOST && static_cast<u32>(code - PEER_LOST) == peer) continue;
+        m.store<Access::AbortStore>(m.abort(peer), code);
+    }
 }
 
 /// Returns whether this rank has given up or was told that a peer has. The answer never reverts to

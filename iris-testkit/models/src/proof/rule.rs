@@ -135,6 +135,8 @@ functions! {
     done_known(Rank, Rank): Int;
     /// The last call in which it saw that word reached.
     done_seen(Rank, Rank): Int;
+    /// The first rank has stored to the abort word of the second, before it left a call that pulls.
+    told(Rank, Rank): Bool;
 }
 
 /// The constants of the counter.
@@ -626,7 +628,8 @@ fn of_pulls(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
             "the shard was filled before, and is known to be",
             any_of([dead([&p]), used([&p]).at_most(knows([&h, &p]))]),
         )
-        .property("the owner is in this call", any_of([dead([&p]), call([&p]).is(&c)]));
+        .property("the owner is in this call", any_of([dead([&p]), call([&p]).is(&c)]))
+        .property("the owner's done word is looked at later", done_seen([&me, &p]).below(&c));
     let me = rank([&g]);
     let c = call([&me]);
     let known = numbers.refresh_before(&(knows([&g, &q]) - 1));
@@ -649,6 +652,10 @@ fn of_pulls(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
             "see_done: the word reached this call",
             clauses.reached("see_done: compared by the difference", numbers, &c, &v),
         )
+        .rule(clauses, "see_done: all are counted out", counted([&me]))
+        // The code looks at its abort word once, after the last done word. Abort words are sticky,
+        // so a look that finds nothing holds for each done word before it.
+        .rule(clauses, "see_done: the peer has not told that it gave up", !told([&q, &me]))
         .set(&done_seen([&me, &q]), &c)
         .acquires(
             clauses,
@@ -656,7 +663,11 @@ fn of_pulls(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
             &[(&done_known([&me, &q]), &done_view([&q, &me, &v]))],
         )
         .property("the done word is within the window", numbers.in_window(&c, &v))
-        .property("a done word that was left alone does not look new", v.at_least(&c));
+        .property("a done word that was left alone does not look new", v.at_least(&c))
+        .property(
+            "the shard that was pulled has not changed since",
+            any_of([!pulled([&c]), !dead([&q]), call([&q]).above(&c)]),
+        );
     vec![pull, say, see]
 }
 
@@ -768,6 +779,13 @@ fn of_ends(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
         action.set_each(&flag([&d, &e]), [&d, &e], rank([&d]).is(&p), false)
     });
     let die = Action::new("die", [&p]).given(all_of([!idle([&p]), quit([&p]), !dead([&p])]));
+    // From then on its stream may overwrite the shard that peers pull. The code stores to the abort
+    // words before; a state between the two lets peers do no more than the states around it.
+    let die = if clauses.has("die: peers of a call that pulls are told") {
+        die.set_each(&told([&p, &r]), [&r], pulled([&c]), true)
+    } else {
+        die
+    };
     // A rank that has given up does nothing more; without this clause it goes on with the next call.
     let die = if clauses.has("die: no call after one that was given up") {
         die.set(&dead([&p]), true)
