@@ -253,6 +253,37 @@ inline bool pull_once(const Model& model, u32 tiles) {
     return flow::pull(model.launch(), tiles, body);
 }
 
+/// Pull of one tile whose shards are words behind all others, and whether it found a value of another call.
+struct ShardWords : Model {
+    u64 wrong_place = 0;
+    i32 seen = 0, wanted = 0;
+
+    SymWord shard(u32 rank) const { return in.heap->word(rank, 1u << 20); }
+    void multiply(u32, u32 source, u32) {
+        const i32 found = shard(source).load<Order::Relaxed>();
+        if (found == value(source, call, 0, 0)) return;
+        wrong_place = in.heap->signal[source] + (1u << 20) * 4;
+        seen = found;
+        wanted = value(source, call, 0, 0);
+    }
+    void store(u32) {}
+};
+
+/// One call of pull, after which the next kernel overwrites the shard. Only a call that succeeds must have
+/// found the shards of all peers.
+inline bool pull_of_leavers(const Model& model) {
+    ShardWords body{model};
+    body.shard(body.me()).store<Order::Relaxed>(value(body.me(), body.call, 0, 0));
+    iris_model_boundary();
+    const bool done = flow::pull(model.launch(), 1, body);
+    if (done && body.wrong_place != 0) {
+        iris_model_check(body.wrong_place, body.seen, body.wanted);
+    }
+    iris_model_boundary();
+    body.shard(body.me()).store<Order::Relaxed>(0);
+    return done;
+}
+
 inline bool staged_once(const Model& model) {
     Tiles body{model};
     body.fill_shard();
@@ -353,7 +384,9 @@ int iris_model_relay(const Input& in) {
 }
 
 int iris_model_pull(const Input& in) {
-    return calls(in, [&](const Model& model) { return pull_once(model, in.tiles); });
+    return calls(in, [&](const Model& model) {
+        return in.option == 1 ? pull_of_leavers(model) : pull_once(model, in.tiles);
+    });
 }
 
 int iris_model_staged(const Input& in) {

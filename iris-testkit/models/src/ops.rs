@@ -662,6 +662,59 @@ pub fn pull(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
         })
 }
 
+/// Index of the word that holds the shard of [`pull_of_leavers`]: behind all other words.
+const SHARD_WORD: u32 = 1 << 20;
+
+/// Pull of one tile whose shards are words, and whether it found a value of another call.
+struct ShardWords<'a, 'b> {
+    thread: &'a Thread<'b>,
+    call: i32,
+    wrong: Option<(Place, i32, i32)>,
+}
+
+impl flow::GatherTiles for ShardWords<'_, '_> {
+    fn push_part(&mut self, _peer: u32, _part: u32, _parity: u32) {}
+
+    fn multiply(&mut self, _tile: u32, source: u32, _parity: u32) {
+        let seen =
+            self.thread.load(SymWord { rank: source, index: SHARD_WORD }, Access::AbortStore);
+        let wanted = value(source, self.call, 0, 0);
+        if seen != wanted {
+            let place = Place::Sym { rank: source, index: SHARD_WORD };
+            self.wrong = Some((place, seen, wanted));
+        }
+    }
+
+    fn store(&mut self, _tile: u32) {}
+}
+
+/// Scenario of [`pull`] after which each rank's next kernel overwrites its shard. Rank 0 gives up, by its
+/// deadline or, if `by_host`, because its host stops it. A call that succeeds must have found the shards of
+/// all peers.
+///
+/// Shards are words with relaxed accesses, because a cell that is overwritten while a peer reads it would be
+/// a race whatever the peer makes of it.
+pub fn pull_of_leavers(ranks: u32, by_host: bool) -> Scenario {
+    let who = if by_host { "the host of rank 0 stops it" } else { "rank 0 gives up" };
+    let scenario = Scenario::new(format!("pull, {ranks} ranks, overwritten shards, {who}"), ranks)
+        .tiles(1, 0)
+        .headers(Headers::new(programs::PULL, 1).option(1))
+        .program(move |thread| {
+            let shard = SymWord { rank: thread.rank(), index: SHARD_WORD };
+            let call = thread.call(0).number();
+            thread.store(shard, value(thread.rank(), call, 0, 0), Access::AbortStore);
+            thread.boundary();
+            let mut body = ShardWords { thread, call, wrong: None };
+            let done = flow::pull(&thread.launch(), 1, &mut body);
+            if let (Ok(()), Some((place, seen, wanted))) = (done, body.wrong) {
+                thread.check(place, seen, wanted);
+            }
+            thread.boundary();
+            thread.store(shard, 0, Access::AbortStore);
+        });
+    if by_host { scenario.host_stops(0) } else { scenario.expires(|id, _, _| id.rank == 0) }
+}
+
 /// Staged gather in which each tile needs the unit of the same number from each rank.
 struct Staging {
     ranks: u32,

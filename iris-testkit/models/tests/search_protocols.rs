@@ -132,6 +132,18 @@ fn a_rank_that_gives_up_misleads_nobody() {
     }
 }
 
+/// Whenever a rank leaves a call in which peers pull its shard, and its next kernel overwrites the shard, each
+/// peer whose call succeeds must have found all shards as they were.
+#[test]
+fn a_rank_that_leaves_tells_whoever_reads_its_shard() {
+    for (ranks, by_host) in [(2, false), (3, false), (2, true), (3, true)] {
+        let scenario = ops::pull_of_leavers(ranks, by_host);
+        for scenario in [Some(scenario.clone()), scenario.on_headers()].into_iter().flatten() {
+            report(&search::exhaust(&scenario, &Rules::default(), STATES), 100);
+        }
+    }
+}
+
 #[test]
 fn random_schedules_of_up_to_four_ranks() {
     let runs = Level::from_env().pick(500, 3_000, 10_000);

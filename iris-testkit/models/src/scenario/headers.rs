@@ -251,7 +251,7 @@ pub mod programs {
         DELIVER = iris_model_deliver;
         /// [`relay`](crate::ops::relay).
         RELAY = iris_model_relay;
-        /// [`pull`](crate::ops::pull).
+        /// [`pull`](crate::ops::pull); option 1 is [`pull_of_leavers`](crate::ops::pull_of_leavers).
         PULL = iris_model_pull;
         /// [`staged`](crate::ops::staged).
         STAGED = iris_model_staged;
