@@ -41,6 +41,9 @@ pub struct Found {
 /// The constants of small worlds: a word that is left alone for nine calls looks new.
 pub const SMALL: Numbers = Numbers { range: 16, period: 4 };
 
+/// Smaller constants: words of ranks that run four calls apart are outside the window.
+pub const TINY: Numbers = Numbers { range: 8, period: 2 };
+
 struct Seen {
     state: Box<[i8]>,
     parent: u32,
@@ -196,8 +199,8 @@ fn barrier_worlds() -> Vec<World> {
 }
 
 /// Whether an action of the weakened rule is another than that of the whole one.
-pub(super) fn differs(make: fn(Numbers, Option<&str>) -> System, action: &Action) -> bool {
-    let whole = make(SMALL, None);
+fn differs(numbers: Numbers, make: fn(Numbers, Option<&str>) -> System, action: &Action) -> bool {
+    let whole = make(numbers, None);
     whole.action(action.name).is_none_or(|it| format!("{it:?}") != format!("{action:?}"))
 }
 
@@ -270,11 +273,28 @@ fn slot_worlds() -> Vec<World> {
             "plan" => sends(v) && own_slot(v) && v[0] == 5 + 16,
             "numbered" | "light" => true,
         }),
+        world!("done words that no rank refreshes", Universe { words: 0, ..two(6, 9) }, &[CALLS, &["see_done"]],
+        |f, v, u| {
+            "pulled" => v[0] == LATE,
+            "light" => true,
+        }),
+        world!("numbered tiles that no rank refreshes", Universe { words: 0, ..two(6, 17) },
+        &[CALLS, &["take", "say_done"]], |f, v, u| {
+            "plan" => sends(v) && own_slot(v) && v[0] == 5 + 16,
+            "numbered" | "light" => true,
+        }),
+        world!("a thread that takes over", bare(2), &[CALLS, &["turn"]], |f, v, u| { "light" => true, }),
+        world!("a thread that waits for nobody", bare(9), &[CALLS, &["say_done"]], |f, v, u| { "light" => true, }),
         world!("two threads", Universe { agents: 3, ..two(6, 9) }, &[CALLS, &["raise", "see"], REFRESH], |f, v, u| {
             "plan" => receives(v) && own_slot(v) && v[0] == LATE,
             "awaited" => receives(v) && v[0] == LATE,
         }),
     ]
+}
+
+/// A world of two ranks in which rank 0 has two threads, without words and tiles.
+const fn bare(calls: i64) -> Universe {
+    Universe { agents: 3, words: 0, tiles: 0, ..two(6, calls) }
 }
 
 /// Rank 0, the one with two threads, receives.
@@ -291,13 +311,22 @@ pub fn violation(
     make: fn(Numbers, Option<&str>) -> System,
     clause: Name,
 ) -> Option<(Name, Name, usize)> {
-    let weak = make(SMALL, Some(clause));
+    [SMALL, TINY].into_iter().find_map(|numbers| violation_with(numbers, make, clause))
+}
+
+/// [`violation`] with these constants.
+fn violation_with(
+    numbers: Numbers,
+    make: fn(Numbers, Option<&str>) -> System,
+    clause: Name,
+) -> Option<(Name, Name, usize)> {
+    let weak = make(numbers, Some(clause));
     let worlds = worlds(weak.name);
     // Worlds in which nobody does what the clause is about show nothing.
     let about: Vec<Name> = weak
         .actions
         .iter()
-        .filter(|action| differs(make, action))
+        .filter(|action| differs(numbers, make, action))
         .map(|action| action.name)
         .collect();
     let relevant =

@@ -110,6 +110,10 @@ impl Proof {
                 if it.open.is_none() {
                     self.failures.push(format!("all is proved without \"{}\"", it.clause));
                 }
+                if worlds && it.violated.is_none() {
+                    let name = whole.name;
+                    self.failures.push(format!("{name}: no bad run without \"{}\"", it.clause));
+                }
             }
             self.weakened.extend(weak);
         }
