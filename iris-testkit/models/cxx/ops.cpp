@@ -1,4 +1,6 @@
 // Scenarios of iris_models::ops over the device headers: equal tiles, values and checks.
+//
+// Long because every op is a few lines of the same form, which are best compared side by side.
 #include "model.h"
 
 namespace iris::model {

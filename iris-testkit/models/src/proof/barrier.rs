@@ -33,7 +33,7 @@ functions! {
     arrived(Rank, Rank, Word): Int;
     /// Numbers stored in the word of the first rank at the second.
     stored(Rank, Rank, Word, Int): Bool;
-    /// What the store of that number carried.
+    /// Call up to which a member that acquires this store knows its writer's work.
     view(Rank, Rank, Word, Int): Int;
     /// The first rank knows what the second did before this barrier of this call.
     knows(Rank, Rank, Word): Int;

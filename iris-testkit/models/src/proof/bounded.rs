@@ -13,7 +13,7 @@ use super::term::Name;
 pub struct World {
     /// Its name.
     pub name: &'static str,
-    /// What there is.
+    /// Sizes of its sorts, and its calls.
     pub universe: Universe,
     /// Functions that never change.
     pub fixed: fn(&Universe, Name, &[i64]) -> i64,
@@ -21,7 +21,7 @@ pub struct World {
     pub with: Vec<Name>,
 }
 
-/// What a search found.
+/// Result of a search.
 #[derive(Clone, Debug, Default)]
 pub struct Found {
     /// States that were seen.

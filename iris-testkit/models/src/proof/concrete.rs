@@ -4,7 +4,7 @@
 use super::system::{Action, Clause, System};
 use super::term::{Function, Name, Node, Sort, Term, Variable};
 
-/// How many values there are of each sort.
+/// Number of values of each sort.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Universe {
     /// Ranks.
@@ -17,7 +17,7 @@ pub struct Universe {
     pub tiles: i64,
     /// The number of the first call.
     pub first: i64,
-    /// How many calls there may be.
+    /// Number of calls.
     pub calls: i64,
 }
 
@@ -75,7 +75,7 @@ struct Place {
     offset: usize,
     /// Each argument, with the first value of its sort, how many there are, and the stride.
     arguments: Box<[(Code, i64, i64, i64)]>,
-    /// What it is for arguments that are none of the universe: calls outside of the window.
+    /// Value for arguments outside of the universe: calls outside of the window.
     outside: i64,
 }
 
@@ -220,7 +220,7 @@ impl Machine {
         machine
     }
 
-    /// What `of` says of all values of these variables.
+    /// Results of `of` for all values of these variables.
     fn each<R>(&self, over: &[Variable], mut of: impl FnMut(&[i64]) -> Option<R>) -> Vec<R> {
         let domains: Vec<(i64, i64)> =
             over.iter().map(|&(_, sort)| self.universe.domain(sort)).collect();
@@ -410,7 +410,7 @@ impl Machine {
         self.actions[action].name
     }
 
-    /// How many actions there are.
+    /// Number of actions.
     pub fn actions(&self) -> usize {
         self.actions.len()
     }
@@ -428,7 +428,7 @@ impl Machine {
     /// Whether the action may happen with these parameters.
     ///
     /// # Errors
-    /// What forbids it, or the property that it violates.
+    /// Checks an action; the error is the guard that forbids it, or the property that it violates.
     pub fn permits(&self, state: &State, action: usize, parameters: &[i64]) -> Result<(), Refusal> {
         let action = &self.actions[action];
         let mut frame = self.frame(state, parameters);

@@ -14,10 +14,10 @@ use super::term::Name;
 use super::wrap::LEMMAS;
 use super::{barrier, bounded, smt};
 
-/// What became of the proof.
+/// Result of the proof.
 #[derive(Clone, Debug, Default)]
 pub struct Proof {
-    /// What z3 says of its version; none if it is not there.
+    /// Version that z3 prints; `None` if there is no z3.
     pub solver: Option<String>,
     /// Lemmas about machine words that were settled as they should be.
     pub lemmas: usize,
@@ -29,11 +29,11 @@ pub struct Proof {
     pub states: usize,
     /// Actions that happened in them, of how many.
     pub actions: (usize, usize),
-    /// What failed, by name.
+    /// Failures, each with the name of the system and goal.
     pub failures: Vec<String>,
 }
 
-/// How much is done.
+/// Extent of a run: which checks it includes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Extent {
     /// The conditions alone.

@@ -93,7 +93,7 @@ functions! {
     dead(Rank): Bool;
     /// The last call that the first rank entered at the second.
     entered(Rank, Rank): Int;
-    /// What the store of that number carried.
+    /// Call up to which a thread that acquires this store knows its writer's work.
     entry_view(Rank, Rank, Int): Int;
     /// The last call whose record the first rank wrote at the second, by parity.
     recorded(Rank, Rank, Bool): Int;
@@ -119,7 +119,7 @@ functions! {
     taken(Rank, Rank, Tile): Int;
     /// Numbers stored in the word of the first rank at the second.
     stored(Rank, Rank, Word, Int): Bool;
-    /// What the store of that number carried.
+    /// Call up to which a thread that acquires this store knows its writer's work.
     view(Rank, Rank, Word, Int): Int;
     /// Numbers stored in that numbered tile.
     labelled(Rank, Rank, Tile, Int): Bool;
@@ -129,7 +129,7 @@ functions! {
     pulls(Rank, Rank): Int;
     /// Numbers stored in the done word of the first rank at the second.
     done(Rank, Rank, Int): Bool;
-    /// What the store of that number carried.
+    /// Call up to which a thread that acquires this store knows its writer's work.
     done_view(Rank, Rank, Int): Int;
     /// The first rank knows what the done word of the second carried.
     done_known(Rank, Rank): Int;
@@ -142,17 +142,17 @@ functions! {
 /// The constants of the counter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Numbers {
-    /// How many numbers there are: 2^32.
+    /// Number of values of a word: 2^32.
     pub range: i64,
     /// Every so many calls all words are refreshed: 2^29.
     pub period: i64,
 }
 
 impl Numbers {
-    /// Those of iris-sync.
+    /// Constants of iris-sync.
     pub const REAL: Numbers = Numbers { range: 1 << 32, period: iris_sync::RESTAMP_PERIOD as i64 };
 
-    /// As `Call::reached_by`.
+    /// Comparison of `Call::reached_by`: whether `seen` is `want` or later.
     pub fn reached(&self, want: &Term, seen: &Term) -> Term {
         (seen - want).modulo(self.range).below(self.range / 2)
     }
@@ -204,7 +204,7 @@ impl Clauses {
         }
     }
 
-    /// What a release store of `call` carries; without this clause it is relaxed.
+    /// View that a release store of `call` carries; without this clause the store is relaxed.
     pub(super) fn carries(&self, name: Name, call: &Term) -> Term {
         if self.has(name) { call.clone() } else { call - 1 }
     }
@@ -448,7 +448,7 @@ fn of_entries(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
     vec![credits, enter, entry, compare]
 }
 
-/// Which of the two records a call uses.
+/// Record that a call uses, of the two by parity.
 fn record_slot(clauses: &Clauses, call: &Term) -> Term {
     if clauses.has("records: two, by parity") { is_odd(call) } else { false.into() }
 }
@@ -529,7 +529,7 @@ fn of_tiles(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
         .rule(clauses, "read: a tile of the plan", plan([&c, &p, &me, &k]))
         .rule(clauses, "slots: two, by parity", own_parity)
         .rule(clauses, "read: after the word that stands for it", seen([&h, &p, &its]).is(&c))
-        // What a rank reads after it has given up is void.
+        // Results of a rank that has given up are void.
         .rule(clauses, "read: the records agree", agreed([&h, &p]) | quit([&me]))
         .set(&taken([&me, &p, &k]), &c)
         .property("the tile is of this call", filled([&p, &me, &k]).is(&c))

@@ -1,3 +1,5 @@
+//! Long because it implements all accesses of `Memory`, each with the changes that mutants make to it.
+
 #![allow(unsafe_code, reason = "the hooks that let a model run the device headers")]
 
 use std::cell::{Cell, RefCell};

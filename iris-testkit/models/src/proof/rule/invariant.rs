@@ -5,7 +5,7 @@ use super::*;
 use crate::proof::system::{Clause, Effect};
 use crate::proof::term::{Function, Sort, Term, all_of, any_of, variable};
 
-/// What plans promise.
+/// Assumptions about plans, which tests of iris-ops check.
 pub(super) fn plans() -> Vec<Clause> {
     let (p, q) = (variable(("p", Sort::Rank)), variable(("q", Sort::Rank)));
     let (k, v) = (variable(("k", Sort::Tile)), variable(("v", Sort::Int)));
