@@ -35,7 +35,8 @@ impl Awaited {
 
 /// Whether this rank's host or a peer has given up.
 ///
-/// If so, it records a fault that names the rank, unless this rank has a fault already.
+/// If so, it records a fault that names the rank, unless this rank has a fault already, and tells
+/// all peers.
 pub fn stopped<M: Memory + ?Sized>(m: &M, channel: &Channel, awaited: &Awaited) -> bool {
     let host = m.host_abort();
     let peer = m.load(abort_word(channel.rank), Access::AbortLoad);
@@ -52,21 +53,19 @@ pub fn stopped<M: Memory + ?Sized>(m: &M, channel: &Channel, awaited: &Awaited) 
         // Later launches check only this word, not the host's code.
         let code = if host >= PEER_LOST { host } else { channel.rank as i32 + 1 };
         m.store(abort_word(channel.rank), code, Access::AbortStore);
+        pass_on(m, channel, code);
+    } else {
+        pass_on(m, channel, peer);
     }
     true
 }
 
-/// Copy this rank's abort word to all peers except a lost one, whose memory may be gone.
+/// Copy the value of this rank's abort word to all peers except a lost one, whose memory may be gone.
 ///
 /// A rank that gives up because of its host or of a peer cannot know whether the others were told.
-/// In a call that pulls it tells them before it leaves, because a later launch on its stream may
-/// overwrite the shard that they still read.
-pub(crate) fn pass_on<M: Memory + ?Sized>(m: &M, channel: &Channel) {
-    let code = match m.load(abort_word(channel.rank), Access::AbortLoad) {
-        // Abort words are sticky: no peer's word may be reset.
-        0 => channel.rank as i32 + 1,
-        code => code,
-    };
+/// It tells them before it leaves, because later work on its stream may overwrite memory that they
+/// still read: the shard that they pull, or what a copy engine sends them.
+fn pass_on<M: Memory + ?Sized>(m: &M, channel: &Channel, code: i32) {
     let lost = code.checked_sub(PEER_LOST);
     for peer in channel.peers().filter(|&peer| lost != Some(peer as i32)) {
         m.store(abort_word(peer), code, Access::AbortStore);

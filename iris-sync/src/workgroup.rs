@@ -3,7 +3,7 @@
 //! Long because the functions share one type: the record of what the workgroup has already seen of
 //! its peers.
 
-use crate::wait::{Awaited, has_given_up, pass_on, raise_signal, stopped, wait_for, wait_signal};
+use crate::wait::{Awaited, has_given_up, raise_signal, stopped, wait_for, wait_signal};
 use crate::{
     Access, Call, Channel, Limit, Memory, Record, Span, Stop, SymWord, barrier, divergent, entry,
     ll::{self, Batch, Rows},
@@ -455,9 +455,6 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
             return result;
         }
         let settled = if end == End::Pulled { settle(m, channel, call, result) } else { Ok(()) };
-        if settled.is_err() {
-            pass_on(m, channel);
-        }
         // A given-up call has not raised all of its signals, so it must not refresh words: the
         // refresh would raise the missing signals.
         if call.restamps_slot() && !has_given_up(m, channel) {
@@ -710,35 +707,38 @@ mod tests {
         }
     }
 
-    /// A rank that is told to leave a pulled call, by its host or by the abort word, tells all
-    /// peers except a lost one, and does so before the call number advances: from then on its
-    /// stream may overwrite the shard.
+    /// A rank that is told to leave, by its host or by the abort word, tells all peers except a lost
+    /// one, and does so before the call number advances: from then on its stream may overwrite what
+    /// they read.
     #[test]
-    fn whoever_leaves_a_pulled_call_tells_the_peers_first() {
+    fn whoever_leaves_a_call_tells_the_peers_first() {
         const LOST: i32 = PEER_LOST + 2;
         let shape = Shape { op: 0, size: 4, tiles: 1, ..Shape::default() };
         let (channel, _) = Channel::lay_out(shape, 0, RESERVED_WORDS, 0);
         let cases = [
-            // (host's code, own abort word, result, abort words of ranks 1 to 3, fault)
-            (7, 0, Ok(()), [1, 1, 1], FaultKind::HostAbort),
-            (LOST, 0, Ok(()), [LOST, 0, LOST], FaultKind::PeerLost),
-            (0, 3, Ok(()), [3, 3, 3], FaultKind::PeerGaveUp),
-            (0, LOST, Ok(()), [LOST, 0, LOST], FaultKind::PeerLost),
-            (0, 3, Err(Stop), [3, 3, 3], FaultKind::PeerGaveUp),
-            (0, 0, Err(Stop), [1, 1, 1], FaultKind::PeerGaveUp),
+            // (host's code, own abort word, abort words of ranks 1 to 3, fault)
+            (7, 0, [1, 1, 1], FaultKind::HostAbort),
+            (LOST, 0, [LOST, 0, LOST], FaultKind::PeerLost),
+            (0, 3, [3, 3, 3], FaultKind::PeerGaveUp),
+            (0, LOST, [LOST, 0, LOST], FaultKind::PeerLost),
         ];
-        for (host, word, result, told, kind) in cases {
+        for ((host, word, told, kind), waits) in
+            cases.into_iter().flat_map(|it| [(it, false), (it, true)])
+        {
             let m = Words { host, ..Words::default() };
             m.put(SymWord { rank: 0, index: ABORT_WORD }, word);
-            let wg = Workgroup::begin(&m, &channel, (0, 1), &Record::default());
-            assert_eq!(wg.finish(End::Pulled, result), Err(Stop));
+            let mut wg = Workgroup::begin(&m, &channel, (0, 1), &Record::default());
+            if waits {
+                let result = wg.wait_entries(barrier::Members::all(4));
+                assert_eq!(wg.finish(End::Advance, result), Err(Stop));
+            } else {
+                assert_eq!(wg.finish(End::Pulled, Ok(())), Err(Stop));
+            }
             assert_eq!([1, 2, 3].map(|rank| m.abort(rank)), told, "host {host}, word {word}");
             let stores = m.stores.borrow();
             let last = stores.iter().rposition(|&access| access == Access::AbortStore);
             assert!(last < stores.iter().position(|&access| access == Access::CallStore));
-            if result.is_ok() {
-                assert_eq!(m.fault.get().map(|fault| fault.kind), Some(kind));
-            }
+            assert_eq!(m.fault.get().map(|fault| fault.kind), Some(kind));
         }
     }
 

@@ -20,7 +20,21 @@ struct Awaited {
     }
 };
 
-/// Whether this rank's host or a peer has given up; if so, records a fault that names the rank.
+/// Copy the value of this rank's abort word to all peers except a lost one, whose memory may be gone.
+///
+/// A rank that gives up because of its host or of a peer cannot know whether the others were told.
+/// It tells them before it leaves, because later work on its stream may overwrite memory that they
+/// still read: the shard that they pull, or what a copy engine sends them.
+IRIS_COLD void pass_on(Words m, i32 code) {
+    for (u32 step = 1; step < m.channel.size; ++step) {
+        const u32 peer = m.channel.peer(step);
+        if (code >= PEER_LOST && static_cast<u32>(code - PEER_LOST) == peer) continue;
+        m.store<Access::AbortStore>(m.abort(peer), code);
+    }
+}
+
+/// Whether this rank's host or a peer has given up; if so, records a fault that names the rank,
+/// and tells all peers.
 IRIS_COLD bool stopped(Words m, Awaited awaited) {
     const i32 host = m.host_abort();
     const i32 peer = m.load<Access::AbortLoad>(m.abort(m.channel.rank));
@@ -41,24 +55,11 @@ IRIS_COLD bool stopped(Words m, Awaited awaited) {
         // Later launches check only this word, not the host's code.
         const i32 code = host >= PEER_LOST ? host : static_cast<i32>(m.channel.rank) + 1;
         m.store<Access::AbortStore>(m.abort(m.channel.rank), code);
+        pass_on(m, code);
+    } else {
+        pass_on(m, peer);
     }
     return true;
-}
-
-/// Copy this rank's abort word to all peers except a lost one, whose memory may be gone.
-///
-/// A rank that gives up because of its host or of a peer cannot know whether the others were told.
-/// In a call that pulls it tells them before it leaves, because a later launch on its stream may
-/// overwrite the shard that they still read.
-IRIS_COLD void pass_on(Words m) {
-    i32 code = m.load<Access::AbortLoad>(m.abort(m.channel.rank));
-    // Abort words are sticky: no peer's word may be reset.
-    if (code == 0) code = static_cast<i32>(m.channel.rank) + 1;
-    for (u32 step = 1; step < m.channel.size; ++step) {
-        const u32 peer = m.channel.peer(step);
-        if (code >= PEER_LOST && static_cast<u32>(code - PEER_LOST) == peer) continue;
-        m.store<Access::AbortStore>(m.abort(peer), code);
-    }
 }
 
 /// Returns whether this rank has given up or was told that a peer has. The answer never reverts to

@@ -349,7 +349,6 @@ class Workgroup {
         if (port::thread() != 0 || !count_one()) return result;
         if (end == End::Keep) return result;
         const bool settled = end == End::Pulled ? settle(result) : true;
-        if (IRIS_RARE(!settled)) pass_on(m);
         // A given-up call has not raised all of its signals, so it must not refresh words: the
         // refresh would raise the missing signals.
         if (IRIS_RARE(number.restamps_slot()) && !has_given_up(m)) {

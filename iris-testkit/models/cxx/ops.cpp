@@ -286,6 +286,38 @@ inline bool pull_of_leavers(const Model& model) {
     return done;
 }
 
+/// One part for each peer, copied into words behind all others.
+struct CopiedWords : Model {
+    SymWord word(u32 rank, u32 source) const { return in.heap->word(rank, (1u << 20) + source); }
+    void copy(u32 peer, u32) { word(peer, me()).store<Order::Relaxed>(value(me(), call, 0, 0)); }
+};
+
+/// One call of copied whose parts are words. Only a call that succeeds must have found the parts of all peers.
+inline bool copied_of_leavers(const Model& model) {
+    CopiedWords body{model};
+    const Launch launch = model.launch();
+    // A stream runs on even after a launch that failed.
+    (void)flow::open(launch);
+    iris_model_boundary();
+    (void)flow::copies(launch, 0, Delivery{1, body.me(), false}, body);
+    iris_model_boundary();
+    u64 wrong_place = 0;
+    i32 seen = 0, wanted = 0;
+    for (u32 step = 1; step < body.ranks(); ++step) {
+        const u32 source = model.in.channel->peer(step);
+        if (!flow::gate(launch, source, 0, 1)) break;
+        const i32 found = body.word(body.me(), source).load<Order::Relaxed>();
+        if (found == value(source, body.call, 0, 0)) continue;
+        wrong_place = model.in.heap->signal[body.me()] + ((1u << 20) + source) * 4;
+        seen = found;
+        wanted = value(source, body.call, 0, 0);
+    }
+    iris_model_boundary();
+    const bool done = flow::close(launch);
+    if (done && wrong_place != 0) iris_model_check(wrong_place, seen, wanted);
+    return done;
+}
+
 inline bool staged_once(const Model& model) {
     Tiles body{model};
     body.fill_shard();
@@ -417,6 +449,7 @@ int iris_model_copied(const Input& in) {
     const bool is_stream = port::workgroup() == 0;
     const bool is_engine = port::workgroup() + 1 == port::workgroups();
     return calls(in, [&](const Model& model) {
+        if (in.option == 8) return copied_of_leavers(model);
         Tiles body{model};
         const Launch alone{*in.heap, *in.channel, *in.record, 0, 1, Trace(0, 0, 0, 0)};
         // A stream runs on even after a launch that failed.

@@ -204,10 +204,10 @@ impl Scenario {
     }
 
     /// Lets the host of `rank` stop its kernels: each of its waits that would poll again ends, and the
-    /// rank gives up. Abort words are modelled, and no wait times out.
+    /// rank gives up. Waits of the other ranks time out at their first failed poll.
     #[must_use]
     pub fn host_stops(self, rank: u32) -> Self {
-        Self { host_stops: Some(rank), ..self.expires(|_, _, _| false) }
+        Self { host_stops: Some(rank), ..self.expires(|_, _, _| true) }
     }
 
     /// Name of the scenario.
