@@ -26,8 +26,10 @@ pub struct World {
 pub struct Found {
     /// States that were seen.
     pub states: usize,
-    /// Actions that happened.
+    /// Actions that happened, so that all of their guards held.
     pub happened: HashSet<Name>,
+    /// Guards that did not hold in some state, each with its action.
+    pub refused: HashSet<(Name, Name)>,
     /// The property that was violated.
     pub violated: Option<Name>,
     /// The clause of the invariant that was broken, if that was looked for.
@@ -100,7 +102,11 @@ pub fn search(system: &System, world: &World, limit: usize, invariant: bool) -> 
                         found.complete = false;
                         return found;
                     }
-                    Err(_) => continue,
+                    Err(_) => {
+                        let unmet = machine.unmet(&state, action, &parameters);
+                        found.refused.extend(unmet.into_iter().map(|guard| (name, guard)));
+                        continue;
+                    }
                 }
                 let mut next = state.clone();
                 machine.perform(&mut next, action, &parameters);

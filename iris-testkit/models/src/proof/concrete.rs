@@ -425,6 +425,13 @@ impl Machine {
         })
     }
 
+    /// Guards of the action that do not hold with these parameters.
+    pub fn unmet(&self, state: &State, action: usize, parameters: &[i64]) -> Vec<Name> {
+        let mut frame = self.frame(state, parameters);
+        let guards = self.actions[action].guards.iter();
+        guards.filter(|(_, guard)| guard.value(&mut frame) == 0).map(|(name, _)| *name).collect()
+    }
+
     /// Whether the action may happen with these parameters.
     ///
     /// # Errors

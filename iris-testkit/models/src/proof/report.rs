@@ -122,30 +122,40 @@ impl Proof {
     /// In small worlds, nothing bad happens, and everything happens.
     fn explore(&mut self) {
         for make in SYSTEMS {
-            let system = make(bounded::SMALL, None);
-            let worlds = bounded::worlds(system.name);
-            let found: Vec<_> = worlds
-                .par_iter()
-                .map(|world| {
-                    (world.name, bounded::search(&system, world, bounded::SEARCHED / 4, true))
-                })
-                .collect();
-            let mut happened = HashSet::new();
-            for (name, found) in found {
-                self.states += found.states;
-                happened.extend(found.happened);
-                for what in found.violated.into_iter().chain(found.broken) {
-                    self.failures.push(format!("{name}: {what}: {:?}", found.trace));
-                }
-            }
-            for action in &system.actions {
-                if !happened.contains(action.name) {
-                    self.failures.push(format!("{}: {} never happens", system.name, action.name));
-                }
-            }
-            self.actions.0 += happened.len();
-            self.actions.1 += system.actions.len();
+            self.explore_worlds(&make(bounded::SMALL, None));
         }
+    }
+
+    /// Searches the worlds of a system with the constants [`bounded::SMALL`]. Failures are a violated property, a
+    /// broken invariant, an action that never happens, and a guard that always holds.
+    pub fn explore_worlds(&mut self, system: &System) {
+        let worlds = bounded::worlds(system.name);
+        let found: Vec<_> = worlds
+            .par_iter()
+            .map(|world| (world.name, bounded::search(system, world, bounded::SEARCHED / 4, true)))
+            .collect();
+        let (mut happened, mut refused) = (HashSet::new(), HashSet::new());
+        for (name, found) in found {
+            self.states += found.states;
+            happened.extend(found.happened);
+            refused.extend(found.refused);
+            for what in found.violated.into_iter().chain(found.broken) {
+                self.failures.push(format!("{name}: {what}: {:?}", found.trace));
+            }
+        }
+        for action in &system.actions {
+            if !happened.contains(action.name) {
+                self.failures.push(format!("{}: {} never happens", system.name, action.name));
+            }
+            for (guard, _) in &action.guards {
+                if !refused.contains(&(action.name, *guard)) {
+                    let (system, action) = (system.name, action.name);
+                    self.failures.push(format!("{system}: {action}: \"{guard}\" always holds"));
+                }
+            }
+        }
+        self.actions.0 += happened.len();
+        self.actions.1 += system.actions.len();
     }
 }
 

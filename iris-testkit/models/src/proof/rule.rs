@@ -594,6 +594,8 @@ fn of_numbered_tiles(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
             !dead([&me]),
             !idle([&me]),
             newest_refresh(numbers, &k, &c).is(&c),
+            // Follows from the line above, for the solver: the period is even.
+            odd([&k]).is(is_odd(&c)),
         ]))
         .rule(clauses, "stamp_numbered: all are counted out", counted([&me]))
         .rule(clauses, "stamp_numbered: the rank has not given up", !quit([&me]))
@@ -602,7 +604,6 @@ fn of_numbered_tiles(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
             "stamp_numbered: not a tile of this call",
             !all_of([plan([&c, &me, &q, &k]), numbered([&k])]),
         )
-        .rule(clauses, "numbered slots: two, by parity", odd([&k]).is(is_odd(&c)))
         .set(&labelled([&me, &q, &k, &(&c - 2)]), true)
         .property("data of this call is not overwritten", filled([&me, &q, &k]).below(&c))
         .property("the peer is past the call before the last", call([&q]).at_least(&c - 1));
