@@ -428,8 +428,8 @@ impl Machine {
     /// Guards of the action that do not hold with these parameters.
     pub fn unmet(&self, state: &State, action: usize, parameters: &[i64]) -> Vec<Name> {
         let mut frame = self.frame(state, parameters);
-        let guards = self.actions[action].guards.iter();
-        guards.filter(|(_, guard)| guard.value(&mut frame) == 0).map(|(name, _)| *name).collect()
+        let unmet = |(name, guard): &(Name, Code)| (guard.value(&mut frame) == 0).then_some(*name);
+        self.actions[action].guards.iter().filter_map(unmet).collect()
     }
 
     /// Whether the action may happen with these parameters.
@@ -465,12 +465,12 @@ impl Machine {
         let Some((function, offset)) = self.tables.iter().find(|(it, _)| it.name == name) else {
             unreachable!("no function {name}")
         };
-        let mut index = *offset as i64;
+        let mut index = 0;
         for (&argument, &sort) in arguments.iter().zip(function.arguments) {
             let (from, count) = self.universe.domain(sort);
-            index = index_of(index, *offset as i64, argument - from, count);
+            index = index * count + argument - from;
         }
-        state.0[index as usize]
+        state.0[offset + index as usize]
     }
 
     /// The first clause of the invariant that does not hold.
@@ -489,19 +489,11 @@ impl Machine {
     /// An action with its parameters, for people.
     pub fn show(&self, action: usize, parameters: &[i64]) -> String {
         let action = &self.actions[action];
-        let pairs: Vec<String> = action
-            .over
-            .iter()
-            .zip(parameters)
-            .map(|((name, _), it)| format!("{name}={it}"))
-            .collect();
+        let pairs = action.over.iter().zip(parameters);
+        let pairs: Vec<_> = pairs.map(|((name, _), it)| format!("{name}={it}")).collect();
         format!("{}({})", action.name, pairs.join(" "))
     }
 }
 
 /// Variables of an action and of the quantifiers in it, at most.
 const SLOTS: usize = 12;
-
-fn index_of(index: i64, offset: i64, at: i64, count: i64) -> i64 {
-    offset + (index - offset) * count + at
-}
