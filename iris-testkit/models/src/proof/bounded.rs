@@ -59,6 +59,8 @@ pub fn search(system: &System, world: &World, limit: usize, invariant: bool) -> 
     let machine =
         Machine::new(system, universe, |name, values| (world.fixed)(&world.universe, name, values));
     let last = world.universe.first + world.universe.calls;
+    // Function that counts what a rank does.
+    let clock = if system.function("call").is_some() { "call" } else { "at" };
     let hasher = RandomState::new();
     let pack = |state: &State| state.0.iter().map(|&it| it as i8).collect::<Box<[i8]>>();
     let mut known = HashSet::new();
@@ -85,7 +87,7 @@ pub fn search(system: &System, world: &World, limit: usize, invariant: bool) -> 
             break;
         }
         let over =
-            (0..world.universe.ranks).any(|rank| machine.get(&state, "call", &[rank]) >= last);
+            (0..world.universe.ranks).any(|rank| machine.get(&state, clock, &[rank]) >= last);
         for action in (0..machine.actions()).filter(|_| !over) {
             let name = machine.name(action);
             if !world.with.contains(&name) {
@@ -183,7 +185,18 @@ const REFRESH: &[Name] = &["stamp", "say_done", "stamp_numbered"];
 
 /// The worlds of a system, by its name.
 pub fn worlds(system: &str) -> Vec<World> {
-    if system == "slot rule" { slot_worlds() } else { barrier_worlds() }
+    match system {
+        "slot rule" => slot_worlds(),
+        "programs" => program_worlds(),
+        _ => barrier_worlds(),
+    }
+}
+
+/// One rank that enqueues up to six steps of any kind, with the ends of calls between them.
+fn program_worlds() -> Vec<World> {
+    let one = Universe { ranks: 1, agents: 1, words: 1, tiles: 1, first: 0, calls: 6 };
+    let steps: Vec<Name> = super::program::Kind::ALL.iter().map(|kind| kind.name).collect();
+    vec![world!("programs", one, &[steps, vec!["next"]], |f, v, u| {})]
 }
 
 /// Two members, of which rank 0 may give up, with one barrier in every call and another one late.
