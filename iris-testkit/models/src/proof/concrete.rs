@@ -1,6 +1,8 @@
 //! A system over concrete values: ranks, threads, words and tiles are numbers from 0, calls lie in a window. The text is
 //! that of the proof, compiled to tables and look-ups.
 
+mod steps;
+
 use super::system::{Action, Clause, System};
 use super::term::{Function, Name, Node, Sort, Term, Variable};
 
@@ -121,10 +123,15 @@ struct Frame<'a> {
 }
 
 impl Place {
+    #[inline]
     fn index(&self, frame: &mut Frame<'_>) -> Option<usize> {
         let mut index = self.offset;
         for (argument, from, count, stride) in &self.arguments {
-            let at = argument.value(frame) - from;
+            let value = match argument {
+                Code::Slot(slot) => frame.slots[*slot],
+                argument => argument.value(frame),
+            };
+            let at = value - from;
             if !(0..*count).contains(&at) {
                 return None;
             }
@@ -365,7 +372,13 @@ impl Machine {
         state
     }
 
-    fn write(&self, state: &mut State, effects: &[CompiledEffect], parameters: &[i64]) {
+    /// Assignments of these effects: index in the state and new value.
+    fn writes(
+        &self,
+        state: &State,
+        effects: &[CompiledEffect],
+        parameters: &[i64],
+    ) -> Vec<(usize, i64)> {
         let mut writes = Vec::new();
         let mut frame = self.frame(state, parameters);
         for effect in effects {
@@ -392,7 +405,11 @@ impl Machine {
                 }
             }
         }
-        for (at, value) in writes {
+        writes
+    }
+
+    fn write(&self, state: &mut State, effects: &[CompiledEffect], parameters: &[i64]) {
+        for (at, value) in self.writes(state, effects, parameters) {
             state.0[at] = value;
         }
     }
@@ -458,19 +475,6 @@ impl Machine {
     /// Lets the action happen.
     pub fn perform(&self, state: &mut State, action: usize, parameters: &[i64]) {
         self.write(state, &self.actions[action].effects, parameters);
-    }
-
-    /// The value of a function.
-    pub fn get(&self, state: &State, name: &str, arguments: &[i64]) -> i64 {
-        let Some((function, offset)) = self.tables.iter().find(|(it, _)| it.name == name) else {
-            unreachable!("no function {name}")
-        };
-        let mut index = 0;
-        for (&argument, &sort) in arguments.iter().zip(function.arguments) {
-            let (from, count) = self.universe.domain(sort);
-            index = index * count + argument - from;
-        }
-        state.0[offset + index as usize]
     }
 
     /// The first clause of the invariant that does not hold.

@@ -6,16 +6,26 @@
 //! writes which cell at which other one in which call, and which word it raises for it. It is learned from one
 //! execution of the unbroken code; all others, of Rust and of the device headers, must keep to it.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::{Arc, Mutex};
 
-use iris_sync::{ABORT_WORD, Channel, LINE_WORDS, LlWord, Order};
+use iris_sync::{ABORT_WORD, Access, Channel, LINE_WORDS, LlWord};
 
-use super::concrete::{Machine, Refusal, State, Universe};
+use super::barrier::barrier;
+use super::concrete::{Machine, Universe};
 use super::rule::{Numbers, slot_rule};
 use super::term::Name;
+use crate::mutants::STATES;
 use crate::ops::array;
-use crate::search::{self, Observer};
-use crate::{Op, Place, Report, Rules, Scenario, ThreadId};
+use crate::search::{self, Explorer, Observer};
+use crate::{Failure, Forbidden, Op, Place, Report, Rules, Scenario, ThreadId, loom_memory};
+use members::Members;
+use track::Track;
+
+mod members;
+mod track;
+
+pub use track::Counts;
 
 /// Words that ranks have for each other, by where they lie.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -85,6 +95,15 @@ fn is_spoken_of(index: u32) -> bool {
     !matches!(array_of(index), array::WORK | array::STAGE)
 }
 
+/// Clause that forbids any step of a rank after the call in which it gave up.
+const GAVE_UP: Name = "die: no call after one that was given up";
+
+/// Rule that every word stores the number of its writer's call.
+const NUMBER: Name = "words hold the number of the call";
+
+/// Rule that calls use the tiles and words that ranks agreed on.
+const PLAN: Name = "tiles and words are those of the plan";
+
 /// What calls of a scenario do, as all ranks agree on it. Calls are numbered from 0.
 #[derive(Clone, Debug, Default)]
 struct Plan {
@@ -128,7 +147,7 @@ struct Learner {
 impl Observer for Learner {
     fn begin(&mut self) {}
 
-    fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), String> {
+    fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden> {
         let Some(place) = op.place() else { return Ok(()) };
         let me = i64::from(thread.rank);
         let call = self.calls.get(&thread.rank).copied().unwrap_or_default();
@@ -178,7 +197,7 @@ impl Observer for Learner {
         Ok(())
     }
 
-    fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), String> {
+    fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), Forbidden> {
         if let Some(thread) = threads.first() {
             *match op {
                 Op::Boundary => self.launches.entry(thread.rank).or_default(),
@@ -188,28 +207,29 @@ impl Observer for Learner {
         Ok(())
     }
 
-    fn end(&mut self) -> Result<(), String> {
+    fn end(&mut self) -> Result<(), Forbidden> {
         Ok(())
     }
 }
+
+/// Maximum number of ranks of a scenario.
+const RANKS: usize = 8;
 
 /// A scenario's rule over concrete values, and the state that an execution has reached.
 pub struct Replay {
     channel: Channel,
     first: i64,
-    machine: Machine,
-    state: State,
-    threads: HashMap<ThreadId, i64>,
+    track: Track,
+    /// Threads of the scenario; an agent of the rule is an index.
+    threads: Vec<ThreadId>,
+    /// Agents of each rank.
+    agents: Vec<Vec<i64>>,
     tiles: HashMap<Place, i64>,
     words: HashMap<(u32, u32), i64>,
     plan: Plan,
     direct: HashSet<Place>,
-    /// Threads of a launch that have been counted out, by rank.
-    counted_out: HashMap<i64, Vec<i64>>,
-    /// Steps that were replayed, by the name of the action.
-    pub steps: BTreeMap<Name, u64>,
-    /// Executions that were replayed.
-    pub executions: u64,
+    /// Last thread of the launch that was counted out, by rank; it knows what those before it knew.
+    counted_out: [Option<u8>; RANKS],
 }
 
 impl Replay {
@@ -277,10 +297,11 @@ impl Replay {
                 direct.insert(place);
             }
         }
-        let threads: HashMap<ThreadId, i64> = scenario.thread_ids().into_iter().zip(0..).collect();
-        let mut ranks = vec![0; threads.len()];
-        for (thread, &at) in &threads {
-            ranks[at as usize] = i64::from(thread.rank);
+        let threads = scenario.thread_ids();
+        assert!(scenario.ranks as usize <= RANKS && threads.len() <= 256, "{}", scenario.name());
+        let mut agents = vec![Vec::new(); scenario.ranks as usize];
+        for (agent, thread) in (0..).zip(&threads) {
+            agents[thread.rank as usize].push(agent);
         }
         let universe = Universe {
             ranks: scenario.ranks.into(),
@@ -294,11 +315,8 @@ impl Replay {
             let call = |value: i64| value - first;
             let tile = |at: i64| by_index[at as usize];
             i64::from(match name {
-                "rank" => return ranks[values[0] as usize],
-                "one" => {
-                    return ranks.iter().position(|&rank| rank == values[0]).unwrap_or_default()
-                        as i64;
-                }
+                "rank" => return threads[values[0] as usize].rank.into(),
+                "one" => return agents[values[0] as usize][0],
                 "plan" => {
                     let place = tile(values[3]);
                     owner(place) == values[2]
@@ -328,87 +346,62 @@ impl Replay {
                 _ => false,
             })
         };
-        let machine = Machine::new(&slot_rule(Numbers::REAL, None), universe, fixed);
-        let state = machine.initial();
+        let system = slot_rule(Numbers::REAL, None);
+        let track = Track::new(&system, Machine::new(&system, universe, fixed));
         Self {
             channel,
             first,
-            machine,
-            state,
-            threads,
+            track,
+            threads: scenario.thread_ids(),
+            agents,
             tiles,
             words,
             plan,
             direct,
-            counted_out: HashMap::new(),
-            steps: BTreeMap::new(),
-            executions: 0,
+            counted_out: [None; RANKS],
         }
     }
 
     fn get(&self, name: &str, arguments: &[i64]) -> i64 {
-        self.machine.get(&self.state, name, arguments)
+        self.track.get(name, arguments)
     }
 
     fn is(&self, name: &str, arguments: &[i64]) -> bool {
-        self.get(name, arguments) != 0
+        self.track.is(name, arguments)
     }
 
-    /// A step of the rule.
-    fn step(&mut self, name: Name, parameters: &[i64]) -> Result<(), String> {
-        let action = self.machine.named(name);
-        let shown = |what: &str| format!("{} {what}", self.machine.show(action, parameters));
-        match self.machine.permits(&self.state, action, parameters) {
-            Ok(()) => {}
-            Err(Refusal::Given) => return Err(shown("is no step of the rule")),
-            Err(Refusal::Guard(guard)) => {
-                return Err(shown(&format!("is forbidden by \"{guard}\"")));
-            }
-            Err(Refusal::Property(it)) => return Err(shown(&format!("violates \"{it}\""))),
-        }
-        self.machine.perform(&mut self.state, action, parameters);
-        *self.steps.entry(name).or_default() += 1;
-        Ok(())
+    fn step(&mut self, name: Name, parameters: &[i64]) -> Result<(), Forbidden> {
+        self.track.step(name, parameters)
     }
 
-    /// All of these threads learn what the others know.
-    fn join(&mut self, agents: &[i64]) -> Result<(), String> {
-        for &to in agents {
-            for &from in agents.iter().filter(|&&from| from != to) {
-                self.step("turn", &[to, from])?;
-            }
-        }
-        Ok(())
+    /// Lets each of these threads learn what the others know: the first from all, then all from the
+    /// first.
+    fn join(&mut self, agents: &[i64]) -> Result<(), Forbidden> {
+        let Some((&first, others)) = agents.split_first() else { return Ok(()) };
+        others.iter().try_for_each(|&other| self.track.turn(first, other))?;
+        others.iter().try_for_each(|&other| self.track.turn(other, first))
     }
 
-    fn agents(&self, rank: i64) -> Vec<i64> {
-        let mut all: Vec<i64> = self
-            .threads
-            .iter()
-            .filter(|(id, _)| i64::from(id.rank) == rank)
-            .map(|(_, &at)| at)
-            .collect();
-        all.sort_unstable();
-        all
+    fn agent(&self, thread: ThreadId) -> i64 {
+        (0..).zip(&self.threads).find(|(_, it)| **it == thread).map_or(-1, |(agent, _)| agent)
     }
 
-    /// The number of a call that a word holds: the one nearest to the rank's call.
     fn ghost(&self, rank: i64, value: i64) -> i64 {
-        let call = self.get("call", &[rank]);
-        call + i64::from((value as i32).wrapping_sub(call as i32))
+        self.track.ghost(rank, value)
     }
 
     /// All threads of the call have been counted out: the last one goes on for all.
-    fn count(&mut self, rank: i64) -> Result<(), String> {
+    fn count(&mut self, rank: i64) -> Result<(), Forbidden> {
         if self.is("counted", &[rank]) {
             return Ok(());
         }
-        self.join(&self.agents(rank))?;
+        let agents = self.agents[rank as usize].clone();
+        self.join(&agents)?;
         self.step("count", &[rank])
     }
 
     /// The call is over, and so is its last launch.
-    fn close(&mut self, rank: i64) -> Result<(), String> {
+    fn close(&mut self, rank: i64) -> Result<(), Forbidden> {
         if !self.is("advanced", &[rank]) || self.is("dead", &[rank]) {
             return Ok(());
         }
@@ -417,30 +410,28 @@ impl Replay {
         self.step(how, &[rank])
     }
 
-    fn quits(&mut self, rank: i64) -> Result<(), String> {
+    fn quits(&mut self, rank: i64) -> Result<(), Forbidden> {
         if self.is("quit", &[rank]) || self.is("idle", &[rank]) {
             return Ok(());
         }
         self.step("quit", &[rank])
     }
 
-    fn order(op: &Op, wanted: Order) -> Result<(), String> {
-        match op.order() {
-            Some(order) if order != wanted => {
-                Err(format!("{op:?}: the rule has {wanted:?} for this access"))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn load(&mut self, me: i64, agent: i64, op: &Op, index: u32, seen: i64) -> Result<(), String> {
+    fn load(
+        &mut self,
+        me: i64,
+        agent: i64,
+        op: &Op,
+        index: u32,
+        seen: i64,
+    ) -> Result<(), Forbidden> {
         let call = self.get("call", &[me]);
         let v = self.ghost(me, seen);
         match word(&self.channel, index) {
             Word::Abort if seen != 0 => self.quits(me),
             Word::Entry { source, odd } if source != me => {
-                Self::order(op, Order::Acquire)?;
                 let of_call = odd == (call.rem_euclid(2) == 1);
+                self.track.row(if of_call { Access::EntryLoad } else { Access::CreditLoad }, op)?;
                 match of_call {
                     true if v >= call => self.step("entry", &[agent, source, v]),
                     false if v >= call - 1 => self.step("credit", &[agent, source, v]),
@@ -448,7 +439,9 @@ impl Replay {
                 }
             }
             Word::Signal { source } if source != me => {
-                Self::order(op, Order::Acquire)?;
+                let is_barrier = index >= self.channel.barriers;
+                let row = if is_barrier { Access::BarrierLoad } else { Access::SignalLoad };
+                self.track.row(row, op)?;
                 let Some(&w) = self.words.get(&meaning(&self.channel, index)) else {
                     return Ok(());
                 };
@@ -458,7 +451,7 @@ impl Replay {
                 Ok(())
             }
             Word::Done { reader } if reader != me => {
-                Self::order(op, Order::Acquire)?;
+                self.track.row(Access::DoneLoad, op)?;
                 if v >= call {
                     self.count(me)?;
                     self.step("see_done", &[agent, reader, v])?;
@@ -475,7 +468,7 @@ impl Replay {
         op: &Op,
         (peer, index): (i64, u32),
         value: i64,
-    ) -> Result<(), String> {
+    ) -> Result<(), Forbidden> {
         let call = self.get("call", &[me]);
         let kind = word(&self.channel, index);
         if kind == Word::Abort {
@@ -485,31 +478,42 @@ impl Replay {
             return Ok(());
         }
         if self.is("dead", &[me]) {
-            return Err(format!("{op:?} by a rank that has given up"));
+            return Err(Forbidden::new(GAVE_UP, format!("{op:?}")));
         }
-        Self::order(op, Order::Release)?;
         if self.ghost(me, value) != call {
-            return Err(format!("{op:?} in call {call}"));
+            return Err(Forbidden::new(NUMBER, format!("{op:?} in call {call}")));
         }
         let due = call.rem_euclid(Numbers::REAL.period) == 0;
         match kind {
             Word::Entry { odd, .. } if odd == (call.rem_euclid(2) == 1) => {
+                self.track.row(Access::EntryStore, op)?;
                 self.step("enter", &[agent, peer])
             }
-            Word::Entry { .. } => Err(format!("{op:?} into the record of the other parity")),
+            Word::Entry { .. } => Err(Forbidden::new("records: two, by parity", format!("{op:?}"))),
             Word::Done { .. } => {
+                // A refresh of a word of a call without pulls has the order of any other refresh.
+                let pulls = self.plan.pulled.contains(&(call - self.first));
+                self.track.row(if pulls { Access::DoneStore } else { Access::StampStore }, op)?;
                 self.count(me)?;
                 self.step("say_done", &[agent, peer])
             }
             _ => {
                 let Some(&w) = self.words.get(&meaning(&self.channel, index)) else {
-                    return if due { Ok(()) } else { Err(format!("{op:?}: no word of the plan")) };
+                    return if due {
+                        self.track.row(Access::StampStore, op)
+                    } else {
+                        Err(Forbidden::new(PLAN, format!("{op:?}")))
+                    };
                 };
                 let planned = self.plan.raised.contains(&(call - self.first, me, peer, index));
                 if due && (!planned || self.is("stored", &[me, peer, w, call])) {
+                    self.track.row(Access::StampStore, op)?;
                     self.count(me)?;
                     return self.step("stamp", &[agent, peer, w]);
                 }
+                let is_barrier = index >= self.channel.barriers;
+                let row = if is_barrier { Access::BarrierStore } else { Access::SignalStore };
+                self.track.row(row, op)?;
                 self.step("raise", &[agent, peer, w])
             }
         }
@@ -521,11 +525,12 @@ impl Replay {
         op: &Op,
         place: Place,
         bits: i64,
-    ) -> Result<(), String> {
+    ) -> Result<(), Forbidden> {
         let call = self.get("call", &[me]);
         let v = self.ghost(me, LlWord::from_bits(bits as u64).call.into());
         let Some(&k) = self.tiles.get(&place) else { return Ok(()) };
         if matches!(op, Op::Load { .. }) {
+            self.track.row(Access::LlLoad, op)?;
             let writers = (0..i64::from(self.channel.size)).filter(|&peer| peer != me);
             let source = writers
                 .into_iter()
@@ -536,15 +541,19 @@ impl Replay {
             };
         }
         if self.is("dead", &[me]) {
-            return Err(format!("{op:?} by a rank that has given up"));
+            return Err(Forbidden::new(GAVE_UP, format!("{op:?}")));
         }
         match call - v {
-            0 => self.step("push_numbered", &[agent, owner(place), k]),
+            0 => {
+                self.track.row(Access::LlStore, op)?;
+                self.step("push_numbered", &[agent, owner(place), k])
+            }
             2 => {
+                self.track.row(Access::LlStamp, op)?;
                 self.count(me)?;
                 self.step("stamp_numbered", &[agent, owner(place), k])
             }
-            _ => Err(format!("{op:?} in call {call}")),
+            _ => Err(Forbidden::new(NUMBER, format!("{op:?} in call {call}"))),
         }
     }
 
@@ -555,7 +564,7 @@ impl Replay {
         op: &Op,
         place: Place,
         index: u32,
-    ) -> Result<(), String> {
+    ) -> Result<(), Forbidden> {
         if !is_spoken_of(index) {
             return Ok(());
         }
@@ -565,12 +574,12 @@ impl Replay {
         match (op, peer == me, tile) {
             (Op::Write { .. }, false, Some(k)) => {
                 if self.is("dead", &[me]) {
-                    return Err(format!("{op:?} by a rank that has given up"));
+                    return Err(Forbidden::new(GAVE_UP, format!("{op:?}")));
                 }
                 let how = if self.direct.contains(&place) { "push_direct" } else { "push" };
                 self.step(how, &[agent, peer, k])
             }
-            (Op::Write { .. }, false, None) => Err(format!("{op:?}: no tile of the plan")),
+            (Op::Write { .. }, false, None) => Err(Forbidden::new(PLAN, format!("{op:?}"))),
             _ if self.is("dead", &[me]) => Ok(()),
             (Op::Read { .. }, false, _) => self.step("pull", &[agent, peer]),
             (Op::Read { .. }, true, Some(k)) if !idle => {
@@ -590,20 +599,20 @@ impl Replay {
 
 impl Observer for Replay {
     fn begin(&mut self) {
-        self.state = self.machine.initial();
-        self.counted_out.clear();
-        self.executions += 1;
+        self.track.begin();
+        self.counted_out.fill(None);
     }
 
-    fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), String> {
+    fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden> {
         let Some(place) = op.place() else { return Ok(()) };
         let me = i64::from(thread.rank);
-        let agent = self.threads[&thread];
+        let agent = self.agent(thread);
         match (*op, place) {
             (Op::Read { .. } | Op::Load { .. }, Place::Dev { index, .. })
                 if index == self.channel.call =>
             {
-                if self.agents(me).len() == 1 {
+                self.track.row(Access::CallLoad, op)?;
+                if self.agents[me as usize].len() == 1 {
                     self.close(me)?;
                 }
                 if self.is("dead", &[me]) {
@@ -615,25 +624,19 @@ impl Observer for Replay {
             (Op::Write { .. } | Op::Store { .. }, Place::Dev { index, .. })
                 if index == self.channel.call =>
             {
-                if self.is("dead", &[me]) {
-                    Ok(())
-                } else {
-                    self.step("advance", &[me])
-                }
+                self.track.row(Access::CallStore, op)?;
+                if self.is("dead", &[me]) { Ok(()) } else { self.step("advance", &[me]) }
             }
             (Op::Add { .. }, Place::Dev { index, .. }) if index == self.channel.finished => {
-                Self::order(op, Order::AcqRel)?;
-                for other in self.counted_out.get(&me).cloned().unwrap_or_default() {
-                    self.step("turn", &[agent, other])?;
-                }
-                self.counted_out.entry(me).or_default().push(agent);
-                Ok(())
+                self.track.row(Access::FinishAdd, op)?;
+                let last = self.counted_out[me as usize].replace(agent as u8);
+                last.map_or(Ok(()), |last| self.track.turn(agent, last.into()))
             }
             (Op::Write { .. } | Op::Store { .. }, Place::Dev { index, .. })
                 if index == self.channel.finished =>
             {
-                self.counted_out.remove(&me);
-                Ok(())
+                self.counted_out[me as usize] = None;
+                self.track.row(Access::FinishStore, op)
             }
             (Op::Load { .. }, Place::Sym { index, .. }) if !self.is("dead", &[me]) => {
                 self.load(me, agent, op, index, result)
@@ -666,8 +669,8 @@ impl Observer for Replay {
         }
     }
 
-    fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), String> {
-        let agents: Vec<i64> = threads.iter().map(|thread| self.threads[thread]).collect();
+    fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), Forbidden> {
+        let agents: Vec<i64> = threads.iter().map(|&thread| self.agent(thread)).collect();
         let Some(rank) = threads.first().map(|thread| i64::from(thread.rank)) else {
             return Ok(());
         };
@@ -677,44 +680,152 @@ impl Observer for Replay {
         if matches!(op, Op::Boundary) { self.close(rank) } else { Ok(()) }
     }
 
-    fn end(&mut self) -> Result<(), String> {
-        match self.machine.broken(&self.state) {
-            Some((clause, values)) => Err(format!("\"{clause}\" does not hold of {values:?}")),
-            None => Ok(()),
+    fn end(&mut self) -> Result<(), Forbidden> {
+        self.track.holds()
+    }
+}
+
+impl Explorer for Replay {
+    /// Number of changes, and the threads counted out.
+    type Saved = (usize, [Option<u8>; RANKS]);
+
+    fn save(&self) -> Self::Saved {
+        (self.track.changes(), self.counted_out)
+    }
+
+    fn restore(&mut self, (changes, counted_out): &Self::Saved) {
+        self.track.undo_to(*changes);
+        self.counted_out = *counted_out;
+    }
+}
+
+/// Replay of an execution against both rules, as far as they have a part in its scenario.
+struct Both {
+    slots: Option<Replay>,
+    members: Option<Members>,
+}
+
+impl Both {
+    fn new(scenario: &Scenario) -> Result<Option<Self>, String> {
+        let both = Self { slots: Replay::new(scenario)?, members: Members::new(scenario) };
+        Ok((both.slots.is_some() || both.members.is_some()).then_some(both))
+    }
+
+    fn counts(&self) -> Counts {
+        let mut counts = Counts::default();
+        self.slots.iter().for_each(|it| counts.add(&it.track.counts()));
+        self.members.iter().for_each(|it| counts.add(&it.track.counts()));
+        counts
+    }
+
+    fn each(
+        &mut self,
+        mut tell: impl FnMut(&mut dyn Observer) -> Result<(), Forbidden>,
+    ) -> Result<(), Forbidden> {
+        self.slots.as_mut().map_or(Ok(()), |it| tell(it))?;
+        self.members.as_mut().map_or(Ok(()), |it| tell(it))
+    }
+}
+
+impl Observer for Both {
+    fn begin(&mut self) {
+        let begun = self.each(|it| {
+            it.begin();
+            Ok(())
+        });
+        debug_assert_eq!(begun, Ok(()));
+    }
+
+    fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden> {
+        self.each(|it| it.performed(thread, op, result))
+    }
+
+    fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), Forbidden> {
+        self.each(|it| it.met(threads, op))
+    }
+
+    fn end(&mut self) -> Result<(), Forbidden> {
+        self.each(|it| it.end())
+    }
+}
+
+impl Explorer for Both {
+    type Saved = (Option<<Replay as Explorer>::Saved>, Option<usize>);
+
+    fn save(&self) -> Self::Saved {
+        (self.slots.as_ref().map(Explorer::save), self.members.as_ref().map(Explorer::save))
+    }
+
+    fn restore(&mut self, (slots, members): &Self::Saved) {
+        if let (Some(replay), Some(saved)) = (&mut self.slots, slots) {
+            replay.restore(saved);
+        }
+        if let (Some(replay), Some(saved)) = (&mut self.members, members) {
+            replay.restore(saved);
         }
     }
 }
 
-/// Replays so many random executions of a scenario; none if the slot rule has no part in it.
-pub fn replay(
-    scenario: &Scenario,
-    rules: &Rules,
-    runs: u64,
-) -> Option<(Report, BTreeMap<Name, u64>)> {
-    match Replay::new(scenario) {
-        Ok(None) => None,
-        Ok(Some(mut replay)) => {
-            let report = search::observe(scenario, rules, (1, runs), &mut replay);
-            Some((report, replay.steps))
-        }
+/// Executions of one engine that are replayed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Extent {
+    /// This number of random schedules.
+    Random(u64),
+    /// Every transition of the exhaustive search.
+    Search,
+    /// Every execution of loom with this number of preemptions; all executions if `None`.
+    Loom(Option<usize>),
+}
+
+/// Replays executions of a scenario; none if neither rule has a part in it.
+pub fn replay(scenario: &Scenario, rules: &Rules, extent: Extent) -> Option<(Report, Counts)> {
+    let mut both = match Both::new(scenario) {
+        Ok(both) => both?,
         Err(why) => {
-            let report = search::observe(scenario, rules, (1, 0), &mut Nobody);
-            Some((Report { failure: Some(crate::Failure::Other(why)), ..report }, BTreeMap::new()))
+            let failure = Some(Failure::Other(why));
+            let report = search::random(scenario, rules, 1, 0);
+            return Some((Report { failure, ..report }, Counts::default()));
         }
+    };
+    Some(match extent {
+        Extent::Random(runs) => {
+            let report = search::observe(scenario, rules, (1, runs), &mut both);
+            (report, both.counts())
+        }
+        Extent::Search => {
+            let report = search::exhaust_observed(scenario, rules, STATES, &mut both);
+            (report, both.counts())
+        }
+        Extent::Loom(preemptions) => {
+            let both = Arc::new(Mutex::new(both));
+            let report = loom_memory::check_observed(scenario, rules, preemptions, both.clone());
+            let counts = both.lock().map_or_else(|_| Counts::default(), |both| both.counts());
+            (report, counts)
+        }
+    })
+}
+
+/// Whether a row of the table of accesses belongs to the slot rule or the device barrier. The others
+/// are explored by the models, and not replayed.
+pub fn is_replayed(access: Access) -> bool {
+    use Access::*;
+    match access {
+        EntryStore | CreditLoad | EntryLoad | SignalStore | SignalLoad | DoneStore | DoneLoad
+        | BarrierStore | BarrierLoad | StampStore | CallLoad | CallStore | FinishAdd
+        | FinishStore | LlStore | LlLoad | LlStamp => true,
+        VersionStore | VersionLoad | LockTake | LockGive | AbortStore | AbortLoad | AbortCheck
+        | FlagStore | FlagLoad | FlagStamp => false,
     }
 }
 
-struct Nobody;
-
-impl Observer for Nobody {
-    fn begin(&mut self) {}
-    fn performed(&mut self, _: ThreadId, _: &Op, _: i64) -> Result<(), String> {
-        Ok(())
-    }
-    fn met(&mut self, _: &[ThreadId], _: &Op) -> Result<(), String> {
-        Ok(())
-    }
-    fn end(&mut self) -> Result<(), String> {
-        Ok(())
-    }
+/// Names of all actions of both rules and all rows of the table that `counts` lacks.
+pub fn never_replayed(counts: &Counts) -> Vec<String> {
+    let systems = [slot_rule(Numbers::REAL, None), barrier(Numbers::REAL, None)];
+    let actions = systems.iter().flat_map(|it| it.actions.iter().map(|of| (it.name, of.name)));
+    let missing = actions
+        .filter(|name| !counts.steps.contains_key(name))
+        .map(|(system, action)| format!("action {action} of the {system}"));
+    let rows = Access::ALL.iter().filter(|&&access| is_replayed(access));
+    let rows = rows.filter(|access| !counts.accesses.contains_key(access.name()));
+    missing.chain(rows.map(|access| format!("access {}", access.name()))).collect()
 }
