@@ -1,6 +1,7 @@
-//! Executions of the code, replayed against the slot rule: each operation must be a step that the rule allows.
+//! Replay of executions against the slot rule: each operation must be a step that the rule allows.
 //!
-//! Long because what an operation means to the rule is one table of cases, and its two readers keep to the same layout.
+//! Long because the meaning of each operation to the rule is one table of cases, which the learner of
+//! plans and the replay read alike.
 //!
 //! The rule is about tiles and words, the code about cells and addresses. A `Plan` is what links them: which rank
 //! writes which cell at which other one in which call, and which word it raises for it. It is learned from one
@@ -27,7 +28,7 @@ mod track;
 
 pub use track::Counts;
 
-/// Words that ranks have for each other, by where they lie.
+/// Kind of a word that peers access, by its position in a channel.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Word {
     /// The entry word of a source, for calls of a parity.
@@ -68,7 +69,7 @@ fn word(channel: &Channel, index: u32) -> Word {
     }
 }
 
-/// What the words of all sources for one thing have in common: which kind, and of which tile or phase.
+/// Key of a signal, result or barrier word without its source: the kind, and the tile or phase.
 fn meaning(channel: &Channel, index: u32) -> (u32, u32) {
     let c = channel;
     match index {
@@ -78,19 +79,20 @@ fn meaning(channel: &Channel, index: u32) -> (u32, u32) {
     }
 }
 
-/// The rank that writes a word that carries its data.
+/// Rank that writes a word of the LL protocol.
 fn writer(channel: &Channel, index: u32) -> i64 {
     let first = channel.pair(0, 0, 0, 0).index;
     let source = channel.pair(0, 1, 0, 0).index - first;
     i64::from((index - first) / source % channel.size)
 }
 
-/// The array that a cell belongs to.
+/// Array that a cell belongs to.
 fn array_of(index: u32) -> u32 {
     index / 256
 }
 
-/// Whether the rule speaks of an array: what is added under locks, or stays on one device, it leaves to the models.
+/// Whether the rule speaks of an array. Arrays that are added to under locks, or that stay on one
+/// device, are explored by the models only.
 fn is_spoken_of(index: u32) -> bool {
     !matches!(array_of(index), array::WORK | array::STAGE)
 }
@@ -104,7 +106,7 @@ const NUMBER: Name = "words hold the number of the call";
 /// Rule that calls use the tiles and words that ranks agreed on.
 const PLAN: Name = "tiles and words are those of the plan";
 
-/// What calls of a scenario do, as all ranks agree on it. Calls are numbered from 0.
+/// Tiles and words of each call of a scenario, as all ranks agree on them. Calls are numbered from 0.
 #[derive(Clone, Debug, Default)]
 struct Plan {
     /// Call, writer, place.
@@ -130,7 +132,7 @@ fn owner(place: Place) -> i64 {
     }
 }
 
-/// Learns a plan from an execution.
+/// Observer that learns a plan from an execution.
 struct Learner {
     channel: Channel,
     first: i64,
@@ -233,11 +235,11 @@ pub struct Replay {
 }
 
 impl Replay {
-    /// Learns the plan of a scenario; none if it has no entries, so that the slot rule has no part in it, or begins in a
-    /// state that other calls have left.
+    /// Learns the plan of a scenario. Returns `None` if no rank enters a call, so that the slot rule
+    /// has no part in it, or if the scenario begins in a state that other calls have left.
     ///
     /// # Errors
-    /// What the execution that should be learned from does wrong.
+    /// The failure of the execution from which the plan should be learned.
     pub fn new(scenario: &Scenario) -> Result<Option<Self>, String> {
         if scenario.words.is_some() || !scenario.initial.is_empty() {
             return Ok(None);
@@ -260,7 +262,7 @@ impl Replay {
         };
         let report = search::observe(&reference, &Rules::default(), (1, 1), &mut learner);
         if let Some(failure) = report.failure {
-            // Of a scenario that is about waits which end, and whose calls cannot.
+            // The scenario is about waits that time out: without a deadline its calls never end.
             if scenario.expires.is_some() {
                 return Ok(None);
             }
@@ -390,7 +392,8 @@ impl Replay {
         self.track.ghost(rank, value)
     }
 
-    /// All threads of the call have been counted out: the last one goes on for all.
+    /// Takes the step `count`: all threads of the call have been counted out, and the last one goes
+    /// on for all.
     fn count(&mut self, rank: i64) -> Result<(), Forbidden> {
         if self.is("counted", &[rank]) {
             return Ok(());
@@ -400,7 +403,7 @@ impl Replay {
         self.step("count", &[rank])
     }
 
-    /// The call is over, and so is its last launch.
+    /// Ends the rank's call, whose last launch is over: the step `finish`, or `die` if it gave up.
     fn close(&mut self, rank: i64) -> Result<(), Forbidden> {
         if !self.is("advanced", &[rank]) || self.is("dead", &[rank]) {
             return Ok(());
@@ -557,7 +560,7 @@ impl Replay {
         }
     }
 
-    /// A plain access to a cell.
+    /// Replays a non-atomic access to a cell.
     fn cell(
         &mut self,
         (me, agent): (i64, i64),
@@ -777,7 +780,7 @@ pub enum Extent {
     Loom(Option<usize>),
 }
 
-/// Replays executions of a scenario; none if neither rule has a part in it.
+/// Replays executions of a scenario. Returns `None` if neither rule has a part in it.
 pub fn replay(scenario: &Scenario, rules: &Rules, extent: Extent) -> Option<(Report, Counts)> {
     let mut both = match Both::new(scenario) {
         Ok(both) => both?,

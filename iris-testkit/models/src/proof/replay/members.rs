@@ -1,5 +1,5 @@
-//! Replay of the device barrier. A word is a phase, a rank a member of the group, and a member's work before a
-//! phase is each access to a cell before it arrives.
+//! Replay of the device barrier. A word of the rule is a phase, and a rank of the rule a member of the
+//! group. Each access of a member to a cell is work before the next phase at which it arrives.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -16,13 +16,13 @@ use crate::{Forbidden, Op, Place, Rules, Scenario, ThreadId};
 /// Number of the barrier's phases in a channel.
 const PHASES: i64 = 2;
 
-/// The phase of a barrier word.
+/// Phase of a barrier word; `None` for other words.
 fn phase(channel: &Channel, index: u32) -> Option<i64> {
     let signal = matches!(word(channel, index), Word::Signal { .. });
     (signal && index >= channel.barriers).then(|| meaning(channel, index).1.into())
 }
 
-/// Which ranks meet in which phases of which calls, learned from one execution.
+/// Observer that learns from one execution which ranks meet, and in which phases of which calls.
 #[derive(Clone, Default)]
 struct Learner {
     channel: Option<Channel>,
@@ -91,7 +91,8 @@ pub(super) struct Members {
 }
 
 impl Members {
-    /// Learns who meets when; none if not every call has a barrier of phase 0 of the same members.
+    /// Learns the members and phases of a scenario. Returns `None` unless every call has a barrier of
+    /// phase 0.
     pub(super) fn new(scenario: &Scenario) -> Option<Self> {
         if scenario.words.is_some() || !scenario.initial.is_empty() {
             return None;
