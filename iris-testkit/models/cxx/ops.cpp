@@ -260,11 +260,11 @@ struct ShardWords : Model {
     u64 wrong_place = 0;
     i32 seen = 0, wanted = 0;
 
-    SymWord shard(u32 rank) const { return in.heap->word(rank, 1u << 20); }
+    SymWord shard(u32 rank) const { return in.heap->word(rank, 1u << 21); }
     void multiply(u32, u32 source, u32) {
         const i32 found = shard(source).load<Order::Relaxed>();
         if (found == value(source, call, 0, 0)) return;
-        wrong_place = in.heap->signal[source] + (1u << 20) * 4;
+        wrong_place = in.heap->signal[source] + (1u << 21) * 4;
         seen = found;
         wanted = value(source, call, 0, 0);
     }
@@ -288,7 +288,7 @@ inline bool pull_of_leavers(const Model& model) {
 
 /// One part for each peer, copied into words behind all others.
 struct CopiedWords : Model {
-    SymWord word(u32 rank, u32 source) const { return in.heap->word(rank, (1u << 20) + source); }
+    SymWord word(u32 rank, u32 source) const { return in.heap->word(rank, (1u << 21) + source); }
     void copy(u32 peer, u32) { word(peer, me()).store<Order::Relaxed>(value(me(), call, 0, 0)); }
 };
 
@@ -308,7 +308,7 @@ inline bool copied_of_leavers(const Model& model) {
         if (!flow::gate(launch, source, 0, 1)) break;
         const i32 found = body.word(body.me(), source).load<Order::Relaxed>();
         if (found == value(source, body.call, 0, 0)) continue;
-        wrong_place = model.in.heap->signal[body.me()] + ((1u << 20) + source) * 4;
+        wrong_place = model.in.heap->signal[body.me()] + ((1u << 21) + source) * 4;
         seen = found;
         wanted = value(source, body.call, 0, 0);
     }

@@ -662,8 +662,9 @@ pub fn pull(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
         })
 }
 
-/// Index of the word that holds the shard of [`pull_of_leavers`]: behind all other words.
-const SHARD_WORD: u32 = 1 << 20;
+/// Index of the first word that holds data of [`pull_of_leavers`] or [`copied_of_leavers`]: behind all
+/// other words.
+pub(crate) const SHARD_WORD: u32 = 1 << 21;
 
 /// Pull of one tile whose shards are words, and whether it found a value of another call.
 struct ShardWords<'a, 'b> {

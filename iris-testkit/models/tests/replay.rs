@@ -4,7 +4,8 @@
 use iris_models::check::{self, Implementation, replayed};
 use iris_models::mutants::{self, Engine};
 use iris_models::proof::replay::{Extent, replay};
-use iris_models::{Failure, Rules};
+use iris_models::{Change, Failure, Rules, Scenario, ops};
+use iris_sync::Access;
 
 /// Random schedules of every scenario keep to the rules, and perform every action and access.
 #[test]
@@ -71,4 +72,35 @@ fn every_engine_is_observed() {
         assert_eq!((report.failure, report.executions), (None, plain.executions), "{extent:?}");
         assert!(counts.total() > 0, "{extent:?}");
     }
+}
+
+/// A rank that leaves a call that pulls must tell its peers first, and a rank that found all done
+/// words must look at its abort word before it believes them.
+#[test]
+fn ranks_that_leave_a_pulled_call_keep_to_the_rules() {
+    let by = |scenario: &Scenario, rules: &Rules, extent| {
+        let (report, counts) = replay(scenario, rules, extent).expect("a replay");
+        let by = report.failure.as_ref().map(|it| match it {
+            Failure::Rule(forbidden) => forbidden.by,
+            other => panic!("{other:?}"),
+        });
+        (by, counts)
+    };
+    let all = mutants::all();
+    for name in ["leaves-untold", "leaves-untold-by-host"] {
+        let mutant = all.iter().find(|it| it.name == name).expect("the mutant");
+        let (forbidden, _) = by(&mutant.scenario, &mutant.rules, Extent::Random(10));
+        assert_eq!(forbidden, Some("die: peers of a call that pulls are told"), "{name}");
+    }
+    for by_host in [false, true] {
+        let scenario = ops::pull_of_leavers(2, by_host);
+        let (forbidden, counts) = by(&scenario, &Rules::default(), Extent::Search);
+        assert_eq!(forbidden, None);
+        for step in ["pull", "see_done", "finish", "die"] {
+            assert!(counts.steps.contains_key(&("slot rule", step)), "{step}");
+        }
+    }
+    let unchecked = Rules::from(Change::Skip(Access::AbortCheck));
+    let (forbidden, _) = by(&ops::pull_of_leavers(2, false), &unchecked, Extent::Search);
+    assert_eq!(forbidden, Some("see_done: the peer has not told that it gave up"));
 }

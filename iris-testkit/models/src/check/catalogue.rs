@@ -130,7 +130,8 @@ pub fn catalogue(full: bool) -> Vec<Model> {
         add(name, 3, scenario(3, 1).threads(2).lockstep(), Engine::Search);
         // Ops whose peers read this rank's memory are left out: after a rank gives up, its next
         // kernel rewrites memory that a peer may still read. The models would report a race or a
-        // wrong value, although the peer notices before its call ends.
+        // wrong value, although the peer notices before its call ends. The scenarios of leavers
+        // stand for them: they look at what was read only if the call ended well.
         if !matches!(name, "pull" | "staged" | "copied" | "copied on" | "copied beside") {
             add(name, 2, ops::given_up(scenario(2, 3)), Engine::Search);
         }
@@ -139,6 +140,12 @@ pub fn catalogue(full: bool) -> Vec<Model> {
                 add(name, ranks, scenario(ranks, calls), Engine::Search);
             }
         }
+    }
+    for (ranks, by_host) in [(2, false), (2, true), (3, false)] {
+        add("pull, a rank leaves", ranks, ops::pull_of_leavers(ranks, by_host), Engine::Search);
+    }
+    for by_host in [false, true] {
+        add("copied, a rank leaves", 2, ops::copied_of_leavers(2, by_host), Engine::Search);
     }
     for (name, pattern) in Pattern::NAMED {
         let name = match name {

@@ -17,7 +17,7 @@ use super::concrete::{Machine, Universe};
 use super::rule::{Numbers, slot_rule};
 use super::term::Name;
 use crate::mutants::STATES;
-use crate::ops::array;
+use crate::ops::{SHARD_WORD, array};
 use crate::search::{self, Explorer, Observer};
 use crate::{Failure, Forbidden, Op, Place, Report, Rules, Scenario, ThreadId, loom_memory};
 use members::Members;
@@ -41,6 +41,8 @@ enum Word {
     Done { reader: i64 },
     /// The abort word.
     Abort,
+    /// A shard that the scenario keeps in words.
+    Shard,
     /// A lock, or memory of the scenario's own.
     Other,
 }
@@ -49,6 +51,9 @@ fn word(channel: &Channel, index: u32) -> Word {
     let c = channel;
     if index == ABORT_WORD {
         return Word::Abort;
+    }
+    if index >= SHARD_WORD {
+        return Word::Shard;
     }
     let pairs = c.barriers + 2 * c.size * LINE_WORDS;
     match index {
@@ -99,6 +104,12 @@ fn is_spoken_of(index: u32) -> bool {
 
 /// Clause that forbids any step of a rank after the call in which it gave up.
 const GAVE_UP: Name = "die: no call after one that was given up";
+
+/// Clause that demands a store to the abort word of each peer before a rank leaves a call that pulls.
+const TOLD: Name = "die: peers of a call that pulls are told";
+
+/// Rule that a rank tells all peers before it leaves a call of any kind.
+const LEAVES: Name = "whoever leaves a call tells its peers";
 
 /// Rule that every word stores the number of its writer's call.
 const NUMBER: Name = "words hold the number of the call";
@@ -172,6 +183,11 @@ impl Observer for Learner {
             (Op::Read { .. }, Place::Cell { index, .. }) if peer != me && is_spoken_of(index) => {
                 self.plan.pulled.insert(call);
             }
+            (Op::Load { .. }, Place::Sym { index, .. })
+                if peer != me && word(&self.channel, index) == Word::Shard =>
+            {
+                self.plan.pulled.insert(call);
+            }
             (Op::Write { .. }, Place::Data { .. } | Place::Unchecked { .. }) => {
                 self.plan.recorded.insert(call);
             }
@@ -232,6 +248,17 @@ pub struct Replay {
     direct: HashSet<Place>,
     /// Last thread of the launch that was counted out, by rank; it knows what those before it knew.
     counted_out: [Option<u8>; RANKS],
+    aborts: Aborts,
+}
+
+/// Abort words as an execution has stored and found them so far.
+#[derive(Clone, Default)]
+pub struct Aborts {
+    /// Peers to whose abort word each rank has stored, as bits. Abort words are never reset.
+    told: [u8; RANKS],
+    /// Done words that reached a rank's call, each with the rank, its agent, the peer and the number.
+    /// They count when a later look at the rank's abort word finds nothing.
+    done_words: Vec<[i64; 4]>,
 }
 
 impl Replay {
@@ -245,7 +272,7 @@ impl Replay {
             return Ok(None);
         }
         let mut reference = scenario.clone();
-        reference.expires = None;
+        (reference.expires, reference.host_stops) = (None, None);
         let learned = scenario.calls.max(2);
         // The same slots, and no refresh.
         let first = 8 - (scenario.first.number() & 1);
@@ -361,6 +388,7 @@ impl Replay {
             plan,
             direct,
             counted_out: [None; RANKS],
+            aborts: Aborts::default(),
         }
     }
 
@@ -409,11 +437,37 @@ impl Replay {
             return Ok(());
         }
         self.count(rank)?;
-        let how = if self.is("quit", &[rank]) { "die" } else { "finish" };
-        self.step(how, &[rank])
+        if !self.is("quit", &[rank]) {
+            return self.step("finish", &[rank]);
+        }
+        let call = self.get("call", &[rank]);
+        let peers = (0..i64::from(self.channel.size)).filter(|&peer| peer != rank);
+        let told = self.aborts.told[rank as usize];
+        let untold: Vec<i64> = peers.filter(|&peer| told & 1 << peer == 0).collect();
+        if !untold.is_empty() {
+            let pulls = self.plan.pulled.contains(&(call - self.first));
+            let what = format!("rank {rank} leaves call {call} and has not told {untold:?}");
+            return Err(Forbidden::new(if pulls { TOLD } else { LEAVES }, what));
+        }
+        self.step("die", &[rank])
+    }
+
+    /// Takes the step `see_done` for each done word that the rank has found set: a look at its abort
+    /// word found nothing, or the rank advances its number without one.
+    fn settle(&mut self, rank: i64) -> Result<(), Forbidden> {
+        let all = std::mem::take(&mut self.aborts.done_words);
+        for [of, agent, peer, v] in all {
+            if of == rank {
+                self.step("see_done", &[agent, peer, v])?;
+            } else {
+                self.aborts.done_words.push([of, agent, peer, v]);
+            }
+        }
+        Ok(())
     }
 
     fn quits(&mut self, rank: i64) -> Result<(), Forbidden> {
+        self.aborts.done_words.retain(|it| it[0] != rank);
         if self.is("quit", &[rank]) || self.is("idle", &[rank]) {
             return Ok(());
         }
@@ -425,16 +479,22 @@ impl Replay {
         me: i64,
         agent: i64,
         op: &Op,
-        index: u32,
+        (owner, index): (i64, u32),
         seen: i64,
     ) -> Result<(), Forbidden> {
         let call = self.get("call", &[me]);
         let v = self.ghost(me, seen);
         match word(&self.channel, index) {
             Word::Abort if seen != 0 => self.quits(me),
+            Word::Abort => self.settle(me),
+            Word::Shard if owner != me => self.step("pull", &[agent, owner]),
             Word::Entry { source, odd } if source != me => {
                 let of_call = odd == (call.rem_euclid(2) == 1);
                 self.track.row(if of_call { Access::EntryLoad } else { Access::CreditLoad }, op)?;
+                // A rank that waits for done words looks who has entered, to blame one that has not.
+                if self.is("counted", &[me]) {
+                    return Ok(());
+                }
                 match of_call {
                     true if v >= call => self.step("entry", &[agent, source, v]),
                     false if v >= call - 1 => self.step("credit", &[agent, source, v]),
@@ -457,12 +517,26 @@ impl Replay {
                 self.track.row(Access::DoneLoad, op)?;
                 if v >= call {
                     self.count(me)?;
-                    self.step("see_done", &[agent, reader, v])?;
+                    self.aborts.done_words.push([me, agent, reader, v]);
                 }
                 Ok(())
             }
             _ => Ok(()),
         }
+    }
+
+    /// Whether a rank that gave up stores a number of an earlier call to a word that has held it: copies
+    /// run on after a launch that failed, and carry the number of the last call that was opened.
+    fn says_nothing_new(&self, (me, peer): (i64, i64), index: u32, v: i64) -> bool {
+        let signal = matches!(word(&self.channel, index), Word::Signal { .. });
+        let earlier = self.first - 1..=self.get("call", &[me]);
+        signal
+            && earlier.contains(&v)
+            && self.is("quit", &[me])
+            && self
+                .words
+                .get(&meaning(&self.channel, index))
+                .is_some_and(|&w| self.is("stored", &[me, peer, w, v]))
     }
 
     fn store(
@@ -475,9 +549,19 @@ impl Replay {
         let call = self.get("call", &[me]);
         let kind = word(&self.channel, index);
         if kind == Word::Abort {
+            self.aborts.told[me as usize] |= 1 << peer;
             return self.quits(me);
         }
-        if matches!(kind, Word::Other | Word::Record { .. }) || peer == me {
+        if kind == Word::Shard && peer == me {
+            // A kernel of the stream before or after the call. A rank of one thread meets nobody
+            // between two launches, so nothing else says that its call is over.
+            self.close(me)?;
+            return if self.is("idle", &[me]) { self.step("use", &[me]) } else { Ok(()) };
+        }
+        if matches!(kind, Word::Shard | Word::Other | Word::Record { .. }) || peer == me {
+            return Ok(());
+        }
+        if self.says_nothing_new((me, peer), index, self.ghost(me, value)) {
             return Ok(());
         }
         if self.is("dead", &[me]) {
@@ -604,6 +688,7 @@ impl Observer for Replay {
     fn begin(&mut self) {
         self.track.begin();
         self.counted_out.fill(None);
+        self.aborts = Aborts::default();
     }
 
     fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden> {
@@ -628,7 +713,11 @@ impl Observer for Replay {
                 if index == self.channel.call =>
             {
                 self.track.row(Access::CallStore, op)?;
-                if self.is("dead", &[me]) { Ok(()) } else { self.step("advance", &[me]) }
+                if self.is("dead", &[me]) {
+                    return Ok(());
+                }
+                self.settle(me)?;
+                self.step("advance", &[me])
             }
             (Op::Add { .. }, Place::Dev { index, .. }) if index == self.channel.finished => {
                 self.track.row(Access::FinishAdd, op)?;
@@ -641,8 +730,8 @@ impl Observer for Replay {
                 self.counted_out[me as usize] = None;
                 self.track.row(Access::FinishStore, op)
             }
-            (Op::Load { .. }, Place::Sym { index, .. }) if !self.is("dead", &[me]) => {
-                self.load(me, agent, op, index, result)
+            (Op::Load { .. }, Place::Sym { rank, index }) if !self.is("dead", &[me]) => {
+                self.load(me, agent, op, (rank.into(), index), result)
             }
             (Op::Store { value, .. }, Place::Sym { rank, index }) => {
                 self.store((me, agent), op, (rank.into(), index), value)
@@ -689,16 +778,17 @@ impl Observer for Replay {
 }
 
 impl Explorer for Replay {
-    /// Number of changes, and the threads counted out.
-    type Saved = (usize, [Option<u8>; RANKS]);
+    /// Number of changes, the threads counted out, and the abort words.
+    type Saved = (usize, [Option<u8>; RANKS], Aborts);
 
     fn save(&self) -> Self::Saved {
-        (self.track.changes(), self.counted_out)
+        (self.track.changes(), self.counted_out, self.aborts.clone())
     }
 
-    fn restore(&mut self, (changes, counted_out): &Self::Saved) {
+    fn restore(&mut self, (changes, counted_out, aborts): &Self::Saved) {
         self.track.undo_to(*changes);
         self.counted_out = *counted_out;
+        self.aborts.clone_from(aborts);
     }
 }
 

@@ -100,7 +100,7 @@ impl Members {
         let channel = scenario.channel(0);
         let first = 8 - (scenario.first.number() & 1);
         let mut reference = scenario.clone().calls(scenario.calls, first);
-        reference.expires = None;
+        (reference.expires, reference.host_stops) = (None, None);
         let mut learner =
             Learner { channel: Some(channel), first: first.into(), ..Learner::default() };
         search::observe(&reference, &Rules::default(), (1, 1), &mut learner);
