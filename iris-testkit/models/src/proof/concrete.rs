@@ -489,14 +489,6 @@ impl Machine {
             .next()
         })
     }
-
-    /// An action with its parameters, for people.
-    pub fn show(&self, action: usize, parameters: &[i64]) -> String {
-        let action = &self.actions[action];
-        let pairs = action.over.iter().zip(parameters);
-        let pairs: Vec<_> = pairs.map(|((name, _), it)| format!("{name}={it}")).collect();
-        format!("{}({})", action.name, pairs.join(" "))
-    }
 }
 
 /// Variables of an action and of the quantifiers in it, at most.

@@ -32,6 +32,14 @@ impl Machine {
         of_threads.map(|(function, offset)| (*offset, length(function))).collect()
     }
 
+    /// An action with its parameters, for people.
+    pub fn show(&self, action: usize, parameters: &[i64]) -> String {
+        let action = &self.actions[action];
+        let pairs = action.over.iter().zip(parameters);
+        let pairs: Vec<_> = pairs.map(|((name, _), it)| format!("{name}={it}")).collect();
+        format!("{}({})", action.name, pairs.join(" "))
+    }
+
     /// The value of a function.
     pub fn get(&self, state: &State, name: &str, arguments: &[i64]) -> i64 {
         let Some((function, offset)) = self.tables.iter().find(|(it, _)| it.name == name) else {
