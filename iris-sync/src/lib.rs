@@ -52,7 +52,8 @@ pub use workgroup::{End, Workgroup};
 /// Word [`ABORT_WORD`] is the sticky abort word that peers may set; the other words are unused.
 pub const RESERVED_WORDS: u32 = 1024;
 
-/// Index of the sticky abort word in every rank's signal segment: 0, or 1 + the rank that gave up.
+/// Index of the sticky abort word in every rank's signal segment: 0, 1 + the rank that gave up, or
+/// [`PEER_LOST`] + the rank that was lost.
 pub const ABORT_WORD: u32 = 0;
 
 /// Base of the abort code that a host gives its kernels if a rank is lost: the code is this value

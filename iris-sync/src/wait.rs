@@ -35,12 +35,14 @@ impl Awaited {
 
 /// Whether this rank's host or a peer has given up.
 ///
-/// If so, it records a fault that names the rank, unless this rank has a fault already.
+/// If so, it records a fault that names the rank, unless this rank has a fault already, and tells
+/// all peers.
 pub fn stopped<M: Memory + ?Sized>(m: &M, channel: &Channel, awaited: &Awaited) -> bool {
     let host = m.host_abort();
     let peer = m.load(abort_word(channel.rank), Access::AbortLoad);
     let (kind, rank, seen) = match (host, peer) {
         (0, 0) => return false,
+        (0, PEER_LOST..) => (FaultKind::PeerLost, peer - PEER_LOST, peer),
         // The abort word may hold any value; the fault record shows it.
         (0, _) => (FaultKind::PeerGaveUp, peer.wrapping_sub(1), peer),
         (PEER_LOST.., _) => (FaultKind::PeerLost, host - PEER_LOST, host),
@@ -49,9 +51,25 @@ pub fn stopped<M: Memory + ?Sized>(m: &M, channel: &Channel, awaited: &Awaited) 
     m.record(&awaited.fault(kind, channel, rank as u32, seen));
     if host != 0 {
         // Later launches check only this word, not the host's code.
-        m.store(abort_word(channel.rank), channel.rank as i32 + 1, Access::AbortStore);
+        let code = if host >= PEER_LOST { host } else { channel.rank as i32 + 1 };
+        m.store(abort_word(channel.rank), code, Access::AbortStore);
+        pass_on(m, channel, code);
+    } else {
+        pass_on(m, channel, peer);
     }
     true
+}
+
+/// Copy the value of this rank's abort word to all peers except a lost one, whose memory may be gone.
+///
+/// A rank that gives up because of its host or of a peer cannot know whether the others were told.
+/// It tells them before it leaves, because later work on its stream may overwrite memory that they
+/// still read: the shard that they pull, or what a copy engine sends them.
+fn pass_on<M: Memory + ?Sized>(m: &M, channel: &Channel, code: i32) {
+    let lost = code.checked_sub(PEER_LOST);
+    for peer in channel.peers().filter(|&peer| lost != Some(peer as i32)) {
+        m.store(abort_word(peer), code, Access::AbortStore);
+    }
 }
 
 /// Store `fault` in this rank's fault record, and set the abort word of every rank, this one

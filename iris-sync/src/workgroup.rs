@@ -634,3 +634,123 @@ fn stamp<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call) {
     }
     tile_flags::stamp(m, channel, call);
 }
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use core::cell::{Cell, RefCell};
+    use std::collections::HashMap;
+    use std::vec::Vec;
+
+    use super::*;
+    use crate::{
+        ABORT_WORD, DevWord, Fault, FaultKind, LlWord, PEER_LOST, RESERVED_WORDS, Shape, SymPair,
+    };
+
+    /// Symmetric words of all ranks, with a log of the stores, as one rank uses them.
+    #[derive(Default)]
+    struct Words {
+        host: i32,
+        words: RefCell<HashMap<SymWord, i32>>,
+        device: RefCell<HashMap<u32, i32>>,
+        stores: RefCell<Vec<Access>>,
+        fault: Cell<Option<Fault>>,
+    }
+
+    impl Words {
+        fn abort(&self, rank: u32) -> i32 {
+            self.get(SymWord { rank, index: ABORT_WORD })
+        }
+    }
+
+    impl Memory for Words {
+        fn load(&self, word: SymWord, _: Access) -> i32 {
+            self.get(word)
+        }
+        fn store(&self, word: SymWord, value: i32, access: Access) {
+            self.put(word, value);
+            self.stores.borrow_mut().push(access);
+        }
+        fn compare_exchange(&self, word: SymWord, _: i32, _: i32, _: Access) -> i32 {
+            self.get(word)
+        }
+        fn get(&self, word: SymWord) -> i32 {
+            self.words.borrow().get(&word).copied().unwrap_or(0)
+        }
+        fn put(&self, word: SymWord, value: i32) {
+            self.words.borrow_mut().insert(word, value);
+        }
+        fn load_pair(&self, _: SymPair, _: Access) -> [LlWord; 2] {
+            [LlWord { data: 0, call: 0 }; 2]
+        }
+        fn store_pair(&self, _: SymPair, _: [LlWord; 2], _: Access) {}
+        fn dev_load(&self, word: DevWord, _: Access) -> i32 {
+            self.device.borrow().get(&word.index).copied().unwrap_or(1)
+        }
+        fn dev_store(&self, word: DevWord, value: i32, access: Access) {
+            self.device.borrow_mut().insert(word.index, value);
+            self.stores.borrow_mut().push(access);
+        }
+        fn dev_add(&self, _: DevWord, _: i32, _: Access) -> i32 {
+            0
+        }
+        fn pause(&self, _: u32) {}
+        fn expired(&self, _: Limit, _: u32) -> bool {
+            false
+        }
+        fn host_abort(&self) -> i32 {
+            self.host
+        }
+        fn record(&self, fault: &Fault) {
+            self.fault.set(self.fault.get().or(Some(*fault)));
+        }
+    }
+
+    /// A rank that is told to leave, by its host or by the abort word, tells all peers except a lost
+    /// one, and does so before the call number advances: from then on its stream may overwrite what
+    /// they read.
+    #[test]
+    fn whoever_leaves_a_call_tells_the_peers_first() {
+        const LOST: i32 = PEER_LOST + 2;
+        let shape = Shape { op: 0, size: 4, tiles: 1, ..Shape::default() };
+        let (channel, _) = Channel::lay_out(shape, 0, RESERVED_WORDS, 0);
+        let cases = [
+            // (host's code, own abort word, abort words of ranks 1 to 3, fault)
+            (7, 0, [1, 1, 1], FaultKind::HostAbort),
+            (LOST, 0, [LOST, 0, LOST], FaultKind::PeerLost),
+            (0, 3, [3, 3, 3], FaultKind::PeerGaveUp),
+            (0, LOST, [LOST, 0, LOST], FaultKind::PeerLost),
+        ];
+        for ((host, word, told, kind), waits) in
+            cases.into_iter().flat_map(|it| [(it, false), (it, true)])
+        {
+            let m = Words { host, ..Words::default() };
+            m.put(SymWord { rank: 0, index: ABORT_WORD }, word);
+            let mut wg = Workgroup::begin(&m, &channel, (0, 1), &Record::default());
+            if waits {
+                let result = wg.wait_entries(barrier::Members::all(4));
+                assert_eq!(wg.finish(End::Advance, result), Err(Stop));
+            } else {
+                assert_eq!(wg.finish(End::Pulled, Ok(())), Err(Stop));
+            }
+            assert_eq!([1, 2, 3].map(|rank| m.abort(rank)), told, "host {host}, word {word}");
+            let stores = m.stores.borrow();
+            let last = stores.iter().rposition(|&access| access == Access::AbortStore);
+            assert!(last < stores.iter().position(|&access| access == Access::CallStore));
+            assert_eq!(m.fault.get().map(|fault| fault.kind), Some(kind));
+        }
+    }
+
+    /// A rank that ends a pulled call well sets no abort word.
+    #[test]
+    fn a_pulled_call_that_ends_well_tells_nobody() {
+        let shape = Shape { op: 0, size: 2, tiles: 1, ..Shape::default() };
+        let (channel, _) = Channel::lay_out(shape, 0, RESERVED_WORDS, 0);
+        let m = Words::default();
+        m.put(channel.done(0, 1), 1);
+        let wg = Workgroup::begin(&m, &channel, (0, 1), &Record::default());
+        assert_eq!(wg.finish(End::Pulled, Ok(())), Ok(()));
+        assert_eq!([0, 1].map(|rank| m.abort(rank)), [0, 0]);
+    }
+}

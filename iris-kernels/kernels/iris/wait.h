@@ -20,12 +20,28 @@ struct Awaited {
     }
 };
 
-/// Whether this rank's host or a peer has given up; if so, records a fault that names the rank.
+/// Copy the value of this rank's abort word to all peers except a lost one, whose memory may be gone.
+///
+/// A rank that gives up because of its host or of a peer cannot know whether the others were told.
+/// It tells them before it leaves, because later work on its stream may overwrite memory that they
+/// still read: the shard that they pull, or what a copy engine sends them.
+IRIS_COLD void pass_on(Words m, i32 code) {
+    for (u32 step = 1; step < m.channel.size; ++step) {
+        const u32 peer = m.channel.peer(step);
+        if (code >= PEER_LOST && static_cast<u32>(code - PEER_LOST) == peer) continue;
+        m.store<Access::AbortStore>(m.abort(peer), code);
+    }
+}
+
+/// Whether this rank's host or a peer has given up; if so, records a fault that names the rank,
+/// and tells all peers.
 IRIS_COLD bool stopped(Words m, Awaited awaited) {
     const i32 host = m.host_abort();
     const i32 peer = m.load<Access::AbortLoad>(m.abort(m.channel.rank));
     if (host == 0 && peer == 0) return false;
-    if (host == 0) {
+    if (host == 0 && peer >= PEER_LOST) {
+        m.record(awaited.fault(FaultKind::PeerLost, m.channel, peer - PEER_LOST, peer));
+    } else if (host == 0) {
         // The abort word may hold any value; the fault record shows it.
         const i32 who = static_cast<i32>(static_cast<u32>(peer) - 1);
         m.record(awaited.fault(FaultKind::PeerGaveUp, m.channel, who, peer));
@@ -37,8 +53,11 @@ IRIS_COLD bool stopped(Words m, Awaited awaited) {
     }
     if (host != 0) {
         // Later launches check only this word, not the host's code.
-        m.store<Access::AbortStore>(m.abort(m.channel.rank),
-                                    static_cast<i32>(m.channel.rank) + 1);
+        const i32 code = host >= PEER_LOST ? host : static_cast<i32>(m.channel.rank) + 1;
+        m.store<Access::AbortStore>(m.abort(m.channel.rank), code);
+        pass_on(m, code);
+    } else {
+        pass_on(m, peer);
     }
     return true;
 }

@@ -1,4 +1,6 @@
 // Scenarios of iris_models::ops over the device headers: equal tiles, values and checks.
+//
+// Long because every op is a few lines of the same form, which are best compared side by side.
 #include "model.h"
 
 namespace iris::model {
@@ -253,6 +255,69 @@ inline bool pull_once(const Model& model, u32 tiles) {
     return flow::pull(model.launch(), tiles, body);
 }
 
+/// Pull of one tile whose shards are words behind all others, and whether it found a value of another call.
+struct ShardWords : Model {
+    u64 wrong_place = 0;
+    i32 seen = 0, wanted = 0;
+
+    SymWord shard(u32 rank) const { return in.heap->word(rank, 1u << 21); }
+    void multiply(u32, u32 source, u32) {
+        const i32 found = shard(source).load<Order::Relaxed>();
+        if (found == value(source, call, 0, 0)) return;
+        wrong_place = in.heap->signal[source] + (1u << 21) * 4;
+        seen = found;
+        wanted = value(source, call, 0, 0);
+    }
+    void store(u32) {}
+};
+
+/// One call of pull, after which the next kernel overwrites the shard. Only a call that succeeds must have
+/// found the shards of all peers.
+inline bool pull_of_leavers(const Model& model) {
+    ShardWords body{model};
+    body.shard(body.me()).store<Order::Relaxed>(value(body.me(), body.call, 0, 0));
+    iris_model_boundary();
+    const bool done = flow::pull(model.launch(), 1, body);
+    if (done && body.wrong_place != 0) {
+        iris_model_check(body.wrong_place, body.seen, body.wanted);
+    }
+    iris_model_boundary();
+    body.shard(body.me()).store<Order::Relaxed>(0);
+    return done;
+}
+
+/// One part for each peer, copied into words behind all others.
+struct CopiedWords : Model {
+    SymWord word(u32 rank, u32 source) const { return in.heap->word(rank, (1u << 21) + source); }
+    void copy(u32 peer, u32) { word(peer, me()).store<Order::Relaxed>(value(me(), call, 0, 0)); }
+};
+
+/// One call of copied whose parts are words. Only a call that succeeds must have found the parts of all peers.
+inline bool copied_of_leavers(const Model& model) {
+    CopiedWords body{model};
+    const Launch launch = model.launch();
+    // A stream runs on even after a launch that failed.
+    (void)flow::open(launch);
+    iris_model_boundary();
+    (void)flow::copies(launch, 0, Delivery{1, body.me(), false}, body);
+    iris_model_boundary();
+    u64 wrong_place = 0;
+    i32 seen = 0, wanted = 0;
+    for (u32 step = 1; step < body.ranks(); ++step) {
+        const u32 source = model.in.channel->peer(step);
+        if (!flow::gate(launch, source, 0, 1)) break;
+        const i32 found = body.word(body.me(), source).load<Order::Relaxed>();
+        if (found == value(source, body.call, 0, 0)) continue;
+        wrong_place = model.in.heap->signal[body.me()] + ((1u << 21) + source) * 4;
+        seen = found;
+        wanted = value(source, body.call, 0, 0);
+    }
+    iris_model_boundary();
+    const bool done = flow::close(launch);
+    if (done && wrong_place != 0) iris_model_check(wrong_place, seen, wanted);
+    return done;
+}
+
 inline bool staged_once(const Model& model) {
     Tiles body{model};
     body.fill_shard();
@@ -353,7 +418,9 @@ int iris_model_relay(const Input& in) {
 }
 
 int iris_model_pull(const Input& in) {
-    return calls(in, [&](const Model& model) { return pull_once(model, in.tiles); });
+    return calls(in, [&](const Model& model) {
+        return in.option == 1 ? pull_of_leavers(model) : pull_once(model, in.tiles);
+    });
 }
 
 int iris_model_staged(const Input& in) {
@@ -382,6 +449,7 @@ int iris_model_copied(const Input& in) {
     const bool is_stream = port::workgroup() == 0;
     const bool is_engine = port::workgroup() + 1 == port::workgroups();
     return calls(in, [&](const Model& model) {
+        if (in.option == 8) return copied_of_leavers(model);
         Tiles body{model};
         const Launch alone{*in.heap, *in.channel, *in.record, 0, 1, Trace(0, 0, 0, 0)};
         // A stream runs on even after a launch that failed.

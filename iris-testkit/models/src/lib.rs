@@ -78,6 +78,6 @@ pub mod sequence;
 mod target;
 
 pub use arena::{Arena, Op, Place, ThreadId};
-pub use report::{Check, Failure, Report};
+pub use report::{Check, Failure, Forbidden, Report};
 pub use rules::{Change, Compare, Kind, Rules, Site};
 pub use scenario::{Headers, POISON, Scenario, Thread, headers};

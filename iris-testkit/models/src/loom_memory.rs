@@ -21,7 +21,14 @@ use iris_sync::{LINE_WORDS, Order};
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicI32, AtomicI64};
 
-use super::{Arena, Failure, Op, Place, Report, Rules, Scenario, Thread, ThreadId};
+mod meeting;
+mod watch;
+
+use meeting::{Meeting, Sleeper, Token};
+use watch::{Watch, Watched, with_watch};
+
+use super::{Arena, Failure, Forbidden, Op, Place, Report, Rules, Scenario, Thread, ThreadId};
+use crate::search::Observer;
 
 /// Number of failed polls in a row, without a store in between, after which the execution counts as
 /// deadlocked. Each of four threads can see each of seven remembered stores at most once before it
@@ -42,19 +49,51 @@ const BRANCHES: usize = 20_000;
 ///
 /// Stops at the first failure. A report without one covers everything within the bound.
 pub fn check(scenario: &Scenario, rules: &Rules, preemptions: Option<usize>) -> Report {
+    check_with(scenario, rules, preemptions, None)
+}
+
+/// Explores as [`check`] does, and tells `observer` of every operation. The executions are those of
+/// [`check`], in the same order.
+///
+/// An operation that is not allowed fails as [`Failure::Rule`].
+pub fn check_observed(
+    scenario: &Scenario,
+    rules: &Rules,
+    preemptions: Option<usize>,
+    observer: Arc<Mutex<dyn Observer + Send>>,
+) -> Report {
+    check_with(
+        scenario,
+        rules,
+        preemptions,
+        Some(Arc::new(Mutex::new(Watch { observer, is_on: false }))),
+    )
+}
+
+fn check_with(
+    scenario: &Scenario,
+    rules: &Rules,
+    preemptions: Option<usize>,
+    watched: Watched,
+) -> Report {
     assert!(scenario.thread_ids().len() <= 4, "{}: loom takes 4 threads", scenario.name());
     let start = Instant::now();
     let executions = Arc::new(AtomicU64::new(0));
     let mut places: Vec<(Place, bool)> = Vec::new();
     let (failure, trace) = loop {
-        match explore(scenario, rules, preemptions, &places, &executions) {
+        match explore(scenario, rules, preemptions, &places, (&executions, &watched)) {
             Some(Stop::Undeclared(place, atomic)) => {
                 assert!(!places.contains(&(place, atomic)), "{place:?} is already there");
                 places.push((place, atomic));
                 executions.store(0, Ordering::Relaxed);
+                let _ = with_watch(&watched, |watch| {
+                    // loom has left the execution under way.
+                    watch.is_on = false;
+                    Ok(())
+                });
             }
             Some(Stop::Failed(failure, trace)) => break (Some(failure), trace),
-            None => break (None, Vec::new()),
+            None => break (with_watch(&watched, Watch::end).err(), Vec::new()),
         }
     };
     let bound = match preemptions {
@@ -85,7 +124,7 @@ fn explore(
     rules: &Rules,
     preemptions: Option<usize>,
     places: &[(Place, bool)],
-    executions: &Arc<AtomicU64>,
+    (executions, watched): (&Arc<AtomicU64>, &Watched),
 ) -> Option<Stop> {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = preemptions;
@@ -99,6 +138,7 @@ fn explore(
         places: places.iter().zip(0..).map(|(&(place, _), slot)| (place, slot)).collect(),
         objects: places.to_vec(),
         trace: trace.clone(),
+        watched: watched.clone(),
     });
     let executions = executions.clone();
     let run = move || {
@@ -163,9 +203,13 @@ struct Setup {
     objects: Vec<(Place, bool)>,
     /// Operations of this execution so far; the last non-atomic access is the location of a race.
     trace: Arc<Mutex<Trace>>,
+    watched: Watched,
 }
 
 fn execution(setup: &Arc<Setup>) {
+    if let Err(failure) = with_watch(&setup.watched, Watch::begin) {
+        failure.raise();
+    }
     if let Ok(mut trace) = setup.trace.lock() {
         trace.clear();
     }
@@ -190,34 +234,6 @@ enum Object {
     Wide(AtomicI64),
     Line(UnsafeCell<[i32; LINE_WORDS as usize]>),
     Cell(UnsafeCell<i32>),
-}
-
-/// Barrier of threads: the threads that have arrived and the conjunction of their `ok` values.
-struct Meeting {
-    arrived: RefCell<Vec<ThreadId>>,
-    last: Cell<ThreadId>,
-    ok: Cell<bool>,
-    outcome: Cell<bool>,
-}
-
-/// Message of a thread to the thread that it wakes.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Token {
-    Nothing,
-    /// Request to answer and then keep waiting.
-    Answer,
-    /// Request to answer and then leave the barrier.
-    AnswerAndLeave,
-    /// Request to leave the barrier.
-    Leave,
-    /// Answer to a request.
-    Here,
-}
-
-/// Thread that sleeps at a barrier, with the means to wake it.
-struct Sleeper {
-    thread: RefCell<Option<loom::thread::Thread>>,
-    token: Cell<Token>,
 }
 
 struct LoomArena {
@@ -328,60 +344,12 @@ impl LoomArena {
         }
     }
 
-    /// Barrier of `count` threads; returns whether all passed `ok`. The last thread to arrive wakes
-    /// the others one by one and waits for each answer, which orders their earlier accesses before
-    /// its own. Its second message releases them and orders the accesses of all before their next
-    /// ones.
-    fn meet(&self, id: ThreadId, meeting: &Meeting, count: usize, ok: bool) -> bool {
-        meeting.ok.set(meeting.ok.get() && ok);
-        let mut others = Vec::new();
-        {
-            let mut arrived = meeting.arrived.borrow_mut();
-            arrived.push(id);
-            if arrived.len() == count {
-                others.append(&mut arrived);
-                others.pop();
-            }
-        }
-        if others.is_empty() && count > 1 {
-            loop {
-                match self.sleep(id) {
-                    Token::Answer => self.wake(meeting.last.get(), Token::Here),
-                    Token::AnswerAndLeave => {
-                        self.wake(meeting.last.get(), Token::Here);
-                        break;
-                    }
-                    Token::Leave | Token::Here | Token::Nothing => break,
-                }
-            }
-            return meeting.outcome.get();
-        }
-        meeting.outcome.set(meeting.ok.replace(true));
-        meeting.last.set(id);
-        let first = if others.len() == 1 { Token::AnswerAndLeave } else { Token::Answer };
-        for &other in &others {
-            self.wake(other, first);
-            self.sleep(id);
-        }
-        if others.len() > 1 {
-            others.iter().for_each(|&other| self.wake(other, Token::Leave));
-        }
-        meeting.outcome.get()
-    }
-
-    fn sleep(&self, id: ThreadId) -> Token {
-        let token = &self.sleepers[&id].token;
-        while token.get() == Token::Nothing {
-            loom::thread::park();
-        }
-        token.replace(Token::Nothing)
-    }
-
-    fn wake(&self, id: ThreadId, token: Token) {
-        let sleeper = &self.sleepers[&id];
-        sleeper.token.set(token);
-        if let Some(thread) = &*sleeper.thread.borrow() {
-            thread.unpark();
+    fn tell(
+        &self,
+        call: impl FnOnce(&mut (dyn Observer + Send + 'static)) -> Result<(), Forbidden>,
+    ) {
+        if let Err(failure) = with_watch(&self.setup.watched, |watch| watch.tell(call)) {
+            failure.raise();
         }
     }
 }
@@ -394,6 +362,16 @@ impl Arena for LoomArena {
         if !matches!(op, Op::Pause | Op::Load { .. } | Op::CompareExchange { .. }) {
             self.idle.set(0);
         }
+        let result = self.access(thread, op);
+        if op.place().is_some() {
+            self.tell(|observer| observer.performed(thread, op, result));
+        }
+        result
+    }
+}
+
+impl LoomArena {
+    fn access(&self, thread: ThreadId, op: &Op) -> i64 {
         match *op {
             Op::Load { place: place @ Place::Wide { .. }, order, .. } => {
                 self.wide(place).load(load(order))
@@ -421,14 +399,14 @@ impl Arena for LoomArena {
             }
             Op::Read { place } => self.plain(place, None).into(),
             Op::Write { place, value } => self.plain(place, Some(value)).into(),
-            Op::Vote { ok } => {
+            Op::Vote { .. } => {
                 let threads = self.setup.scenario.threads as usize;
-                self.meet(thread, &self.votes[&(thread.rank, thread.group)], threads, ok).into()
+                self.meet(thread, &self.votes[&(thread.rank, thread.group)], threads, op).into()
             }
             Op::Boundary => {
                 let Scenario { threads, groups, .. } = &self.setup.scenario;
                 let threads = (threads * groups[thread.rank as usize]) as usize;
-                self.meet(thread, &self.boundaries[&thread.rank], threads, true).into()
+                self.meet(thread, &self.boundaries[&thread.rank], threads, op).into()
             }
             // No lockstep under loom: every thread is a thread of the host that always makes
             // progress.

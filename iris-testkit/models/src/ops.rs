@@ -662,6 +662,60 @@ pub fn pull(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
         })
 }
 
+/// Index of the first word that holds data of [`pull_of_leavers`] or [`copied_of_leavers`]: behind all
+/// other words.
+pub(crate) const SHARD_WORD: u32 = 1 << 21;
+
+/// Pull of one tile whose shards are words, and whether it found a value of another call.
+struct ShardWords<'a, 'b> {
+    thread: &'a Thread<'b>,
+    call: i32,
+    wrong: Option<(Place, i32, i32)>,
+}
+
+impl flow::GatherTiles for ShardWords<'_, '_> {
+    fn push_part(&mut self, _peer: u32, _part: u32, _parity: u32) {}
+
+    fn multiply(&mut self, _tile: u32, source: u32, _parity: u32) {
+        let seen =
+            self.thread.load(SymWord { rank: source, index: SHARD_WORD }, Access::AbortStore);
+        let wanted = value(source, self.call, 0, 0);
+        if seen != wanted {
+            let place = Place::Sym { rank: source, index: SHARD_WORD };
+            self.wrong = Some((place, seen, wanted));
+        }
+    }
+
+    fn store(&mut self, _tile: u32) {}
+}
+
+/// Scenario of [`pull`] after which each rank's next kernel overwrites its shard. Rank 0 gives up, by its
+/// deadline or, if `by_host`, because its host stops it. A call that succeeds must have found the shards of
+/// all peers.
+///
+/// Shards are words with relaxed accesses, because a cell that is overwritten while a peer reads it would be
+/// a race whatever the peer makes of it.
+pub fn pull_of_leavers(ranks: u32, by_host: bool) -> Scenario {
+    let who = if by_host { "the host of rank 0 stops it" } else { "rank 0 gives up" };
+    let scenario = Scenario::new(format!("pull, {ranks} ranks, overwritten shards, {who}"), ranks)
+        .tiles(1, 0)
+        .headers(Headers::new(programs::PULL, 1).option(1))
+        .program(move |thread| {
+            let shard = SymWord { rank: thread.rank(), index: SHARD_WORD };
+            let call = thread.call(0).number();
+            thread.store(shard, value(thread.rank(), call, 0, 0), Access::AbortStore);
+            thread.boundary();
+            let mut body = ShardWords { thread, call, wrong: None };
+            let done = flow::pull(&thread.launch(), 1, &mut body);
+            if let (Ok(()), Some((place, seen, wanted))) = (done, body.wrong) {
+                thread.check(place, seen, wanted);
+            }
+            thread.boundary();
+            thread.store(shard, 0, Access::AbortStore);
+        });
+    if by_host { scenario.host_stops(0) } else { scenario.expires(|id, _, _| id.rank == 0) }
+}
+
 /// Staged gather in which each tile needs the unit of the same number from each rank.
 struct Staging {
     ranks: u32,
@@ -812,8 +866,10 @@ pub enum Stored {
 const EARLY: u32 = 1;
 /// the engine sends the sums on,
 const ON: u32 = 2;
-/// one launch beside the engine multiplies the data.
+/// one launch beside the engine multiplies the data,
 const BESIDE: u32 = 4;
+/// the scenario is [`copied_of_leavers`].
+const OF_LEAVERS: u32 = 8;
 
 fn copied_in((name, options): (&str, u32), ranks: u32, tiles: u32, calls_: u32) -> Scenario {
     let [early, on, beside] = [EARLY, ON, BESIDE].map(|option| options & option != 0);
@@ -863,6 +919,68 @@ fn copied_in((name, options): (&str, u32), ranks: u32, tiles: u32, calls_: u32) 
                 if is_stream { flow::close(&alone) } else { Ok(()) }
             });
         })
+}
+
+/// One part for each peer, copied into words behind all others.
+struct CopiedWords<'a, 'b> {
+    thread: &'a Thread<'b>,
+    call: i32,
+}
+
+impl CopiedWords<'_, '_> {
+    fn word(rank: u32, source: u32) -> SymWord {
+        SymWord { rank, index: SHARD_WORD + source }
+    }
+}
+
+impl flow::CopiedTiles for CopiedWords<'_, '_> {
+    fn copy(&mut self, peer: u32, _part: u32) {
+        let source = self.thread.rank();
+        let sent = value(source, self.call, 0, 0);
+        self.thread.store(Self::word(peer, source), sent, Access::AbortStore);
+    }
+}
+
+/// Scenario of [`copied`] in which rank 0 gives up, by its deadline or, if `by_host`, because its host stops
+/// it. The copies of a rank that leaves run on, into what a peer may still read in the call before. A call
+/// that succeeds must have found the parts of all peers. Parts are words, as in [`pull_of_leavers`].
+pub fn copied_of_leavers(ranks: u32, by_host: bool) -> Scenario {
+    let who = if by_host { "the host of rank 0 stops it" } else { "rank 0 gives up" };
+    let scenario = Scenario::new(format!("copied, {ranks} ranks, overwritten parts, {who}"), ranks)
+        .calls(2, 7)
+        .tiles(1, 1)
+        .headers(Headers::new(programs::COPIED, 1).option(OF_LEAVERS))
+        .program(move |thread| {
+            for position in 0..thread.calls() {
+                let call = thread.call(position).number();
+                let launch = thread.launch();
+                // A stream runs on even after a launch that failed.
+                let _ = flow::open(&launch);
+                thread.boundary();
+                let plan = Delivery { tiles: 1, me: thread.rank(), broadcast: false };
+                let _ = flow::copies(&launch, 0, &plan, &mut CopiedWords { thread, call });
+                thread.boundary();
+                let mut wrong = None;
+                for source in thread.channel().peers() {
+                    if flow::gate(&launch, source, (0, 1)).is_err() {
+                        break;
+                    }
+                    let word = CopiedWords::word(thread.rank(), source);
+                    let seen = thread.load(word, Access::AbortStore);
+                    let wanted = value(source, call, 0, 0);
+                    if seen != wanted {
+                        wrong =
+                            Some((Place::Sym { rank: word.rank, index: word.index }, seen, wanted));
+                    }
+                }
+                thread.boundary();
+                if let (Ok(()), Some((place, seen, wanted))) = (flow::close(&launch), wrong) {
+                    thread.check(place, seen, wanted);
+                }
+                thread.boundary();
+            }
+        });
+    if by_host { scenario.host_stops(0) } else { scenario.expires(|id, _, _| id.rank == 0) }
 }
 
 /// Sums of the received tiles, which the engine sends on.

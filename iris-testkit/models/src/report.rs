@@ -60,9 +60,26 @@ pub enum Failure {
     /// Access at device scope to a location that peers see.
     Scope(ThreadId, Place),
     /// Step that the proved rule does not allow, or that violates one of its properties.
-    Rule(String),
+    Rule(Forbidden),
     /// Failure of the model itself or of a check in the program.
     Other(String),
+}
+
+/// Reason why an observer stops an execution.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Forbidden {
+    /// Name of the rule that forbids the step: a clause, a property, or a row of the table of
+    /// accesses.
+    pub by: &'static str,
+    /// Description of the step.
+    pub what: String,
+}
+
+impl Forbidden {
+    /// Makes a reason from the name of a rule and the description of a step.
+    pub fn new(by: &'static str, what: impl Into<String>) -> Self {
+        Self { by, what: what.into() }
+    }
 }
 
 impl Failure {

@@ -61,6 +61,8 @@ pub enum Change {
     OwnerStamps,
     /// Drops the refresh of words of this kind.
     SkipStamps(Kind),
+    /// Lets a rank that its host or a peer told to leave tell nobody.
+    LeaveUntold,
 }
 
 /// Kinds of symmetric words that calls refresh periodically, so that the call counter can wrap.

@@ -34,6 +34,7 @@ pub struct Scenario {
     pub(super) words: Option<i32>,
     pub(super) initial: Vec<(Place, i64)>,
     pub(super) expires: Option<fn(ThreadId, Limit, u32) -> bool>,
+    pub(super) host_stops: Option<u32>,
     pub(super) program: Arc<Program>,
     pub(super) headers: Option<Headers>,
     pub(super) without_heads: bool,
@@ -61,6 +62,7 @@ impl Scenario {
             words: None,
             initial: Vec::new(),
             expires: None,
+            host_stops: None,
             program: Arc::new(|_| ()),
             headers: None,
             without_heads: false,
@@ -199,6 +201,13 @@ impl Scenario {
     #[must_use]
     pub fn expires(self, expires: fn(ThreadId, Limit, u32) -> bool) -> Self {
         Self { expires: Some(expires), ..self }
+    }
+
+    /// Lets the host of `rank` stop its kernels: each of its waits that would poll again ends, and the
+    /// rank gives up. Waits of the other ranks time out at their first failed poll.
+    #[must_use]
+    pub fn host_stops(self, rank: u32) -> Self {
+        Self { host_stops: Some(rank), ..self.expires(|_, _, _| true) }
     }
 
     /// Name of the scenario.

@@ -16,12 +16,15 @@ use std::time::Instant;
 
 use iris_sync::Order;
 
-use super::{Failure, Op, Place, Report, Rules, Scenario, Thread, ThreadId};
+use super::{Failure, Forbidden, Op, Place, Report, Rules, Scenario, Thread, ThreadId};
 
 mod clocks;
+mod observer;
 mod programs;
 
 use clocks::Clocks;
+use observer::NoExplorer;
+pub use observer::{Explorer, Observer, observe};
 use programs::{Next, Programs};
 
 /// Visits every reachable state of `scenario` under `rules`.
@@ -37,6 +40,28 @@ pub fn exhaust_to_ends(
     rules: &Rules,
     limit: u64,
 ) -> (Report, Vec<HashMap<Place, i64>>) {
+    explore::<NoExplorer>(scenario, rules, limit, None)
+}
+
+/// Visits every reachable state as [`exhaust`] does, and tells `explorer` of every transition. A
+/// state that several paths reach has the history of the first path.
+///
+/// A transition that is not allowed fails as [`Failure::Rule`].
+pub fn exhaust_observed<E: Explorer>(
+    scenario: &Scenario,
+    rules: &Rules,
+    limit: u64,
+    explorer: &mut E,
+) -> Report {
+    explore(scenario, rules, limit, Some(explorer)).0
+}
+
+fn explore<E: Explorer>(
+    scenario: &Scenario,
+    rules: &Rules,
+    limit: u64,
+    mut explorer: Option<&mut E>,
+) -> (Report, Vec<HashMap<Place, i64>>) {
     let start = Instant::now();
     let mut machine = Machine::new(scenario, rules);
     let mut states = HashSet::new();
@@ -44,11 +69,21 @@ pub fn exhaust_to_ends(
     let first = machine.first();
     states.insert(machine.fingerprint(&first));
     let mut failure = None;
-    let mut path = vec![Frame { choices: machine.choices(&first), state: first, taken: 0 }];
+    let saved = explorer.as_deref_mut().map(|explorer| {
+        explorer.begin();
+        explorer.save()
+    });
+    let mut path = vec![Frame { choices: machine.choices(&first), state: first, taken: 0, saved }];
     let mut trace = Vec::new();
     while let Some(frame) = path.last_mut() {
         if frame.taken == 0 {
             failure = machine.failure(&frame.state, &frame.choices);
+            if failure.is_none()
+                && frame.choices.is_empty()
+                && let Some(explorer) = explorer.as_deref_mut()
+            {
+                failure = explorer.end().err().map(Failure::Rule);
+            }
             if failure.is_some() {
                 trace = machine.trace(path.iter().map(|frame| &frame.state));
                 break;
@@ -63,15 +98,28 @@ pub fn exhaust_to_ends(
             path.pop();
             continue;
         };
+        if let (Some(explorer), Some(saved)) = (explorer.as_deref_mut(), &frame.saved)
+            && frame.taken > 0
+        {
+            explorer.restore(saved);
+        }
         frame.taken += 1;
         let mut state = frame.state.clone();
         machine.step(&mut state, thread, None);
+        if let Some(explorer) = explorer.as_deref_mut()
+            && let Err(why) = machine.tell(&frame.state, &state, thread, explorer)
+        {
+            failure = Some(Failure::Rule(why));
+            trace = machine.trace(path.iter().map(|frame| &frame.state).chain([&state]));
+            break;
+        }
         if states.insert(machine.fingerprint(&state)) {
             if states.len() as u64 > limit {
                 failure = Some(Failure::Other(format!("not finished after {limit} states")));
                 break;
             }
-            path.push(Frame { choices: machine.choices(&state), state, taken: 0 });
+            let saved = explorer.as_deref().map(Explorer::save);
+            path.push(Frame { choices: machine.choices(&state), state, taken: 0, saved });
         }
     }
     let report = Report {
@@ -111,66 +159,11 @@ pub fn random(scenario: &Scenario, rules: &Rules, seed: u64, runs: u64) -> Repor
     report
 }
 
-/// Observer that is told every operation of an execution, in order.
-pub trait Observer {
-    /// Called when an execution begins.
-    fn begin(&mut self);
-    /// Called after a thread has performed an operation with this result.
-    ///
-    /// # Errors
-    /// The reason why the operation is not allowed; it ends the execution.
-    fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), String>;
-    /// Called when threads have met at a barrier of their workgroup or between two launches.
-    ///
-    /// # Errors
-    /// The reason why this is not allowed; it ends the execution.
-    fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), String>;
-    /// Called when all threads have ended.
-    ///
-    /// # Errors
-    /// The reason why the execution must not end here.
-    fn end(&mut self) -> Result<(), String>;
-}
-
-/// Runs [`random`] with an observer and without the search for races. A step that the observer
-/// rejects is a [`Failure::Rule`].
-pub fn observe(
-    scenario: &Scenario,
-    rules: &Rules,
-    (seed, runs): (u64, u64),
-    observer: &mut dyn Observer,
-) -> Report {
-    let start = Instant::now();
-    let mut machine = Machine::new(scenario, rules);
-    let mut report = Report {
-        scenario: scenario.name().into(),
-        bound: format!("replayed, seeds {seed}.."),
-        executions: 0,
-        seconds: 0.0,
-        failure: None,
-        trace: Vec::new(),
-    };
-    for seed in seed..seed + runs {
-        report.executions += 1;
-        observer.begin();
-        let mut failure = machine.observed(seed, observer);
-        if failure.is_none() {
-            failure = observer.end().err().map(Failure::Rule);
-        }
-        if failure.is_some() {
-            report.failure = failure;
-            report.bound = format!("replayed, seed {seed}");
-            break;
-        }
-    }
-    report.seconds = start.elapsed().as_secs_f64();
-    report
-}
-
-struct Frame {
+struct Frame<Saved> {
     state: State,
     choices: Vec<usize>,
     taken: usize,
+    saved: Option<Saved>,
 }
 
 /// State of the search: the memory and the position of each thread in its program.
@@ -443,8 +436,8 @@ impl<'a> Machine<'a> {
         before: &State,
         after: &State,
         thread: usize,
-        observer: &mut dyn Observer,
-    ) -> Result<(), String> {
+        observer: &mut (impl Observer + ?Sized),
+    ) -> Result<(), Forbidden> {
         let id = self.programs.threads[thread];
         let from = match *self.programs.next(before.at[thread]) {
             Next::Blocked { head, .. } => head,

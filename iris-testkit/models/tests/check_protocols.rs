@@ -2,10 +2,12 @@
 //! failure if any check fails or a required one is missing. The checks themselves are tested
 //! elsewhere.
 
+use iris_models::check::replayed::{Replayed, ReplayedMutant};
 use iris_models::check::{
     self, Arch, Compiled, Finding, Implementation, Outcome, Summary, catalogue,
 };
 use iris_models::mutants;
+use iris_models::proof::replay::Counts;
 use serde_json::Value;
 
 /// Summary with one entry of each kind, all of them passed.
@@ -57,11 +59,21 @@ fn the_json_has_what_is_promised() {
 #[test]
 fn whatever_fails_fails_the_whole() {
     type Break = fn(&mut Summary);
-    let breaks: [(&str, Break); 8] = [
+    let breaks: [(&str, Break); 10] = [
         ("a model", |it| it.models[0].1 = it.mutants[0].2.clone()),
         ("a survivor", |it| it.mutants[0].2 = it.models[0].1.clone()),
         ("a control", |it| it.controls[0].1 = it.mutants[0].2.clone()),
         ("another check caught it", |it| it.mutants[0].1.expected = iris_models::Check::Lost),
+        ("a replay", |it| {
+            let report = it.mutants[0].2.clone();
+            let (implementation, counts) = (Implementation::Rust, Counts::default());
+            it.replayed.push(Replayed { implementation, report, counts });
+        }),
+        ("a mutant that keeps to the rules", |it| {
+            let (implementation, mutant, _) = it.mutants[0].clone();
+            let report = it.models[0].1.clone();
+            it.replayed_mutants.push(ReplayedMutant { implementation, mutant, report });
+        }),
         ("a part that did not run", |it| it.compiled.clear()),
         ("something else", |it| it.failures.push("sync.h differs".into())),
         ("an architecture", |it| {

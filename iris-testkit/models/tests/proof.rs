@@ -1,8 +1,9 @@
 //! Tests of the proof of the slot rule and the device barrier.
 
+use iris_models::proof::barrier::barrier;
 use iris_models::proof::conditions::{self, Goal, SEEDS};
 use iris_models::proof::mutants::{clauses, first_open};
-use iris_models::proof::report::{self, Extent, SYSTEMS};
+use iris_models::proof::report::{self, Extent, Proof, SYSTEMS};
 use iris_models::proof::rule::{Numbers, slot_rule};
 use iris_models::proof::{bounded, smt};
 
@@ -80,6 +81,30 @@ fn small_worlds_keep_the_invariant() {
         .iter()
         .find_map(|world| bounded::search(&weak, world, 2_000, false).violated);
     assert_eq!(violated, Some("the tile is of this call"));
+}
+
+/// In small worlds every action happens, and every guard holds in one state and not in another. An action that can
+/// never happen and a guard that always holds are failures with their names.
+#[test]
+fn every_action_happens_and_every_guard_can_refuse() {
+    for make in SYSTEMS {
+        let mut proof = Proof::default();
+        proof.explore_worlds(&make(bounded::SMALL, None));
+        assert_eq!(proof.failures, Vec::<String>::new());
+    }
+    let mut planted = barrier(bounded::SMALL, None);
+    for action in &mut planted.actions {
+        match action.name {
+            "pass" => action.given.push(false.into()),
+            "look" => action.guards.push(("planted", true.into())),
+            _ => {}
+        }
+    }
+    let mut proof = Proof::default();
+    proof.explore_worlds(&planted);
+    let found = |what| proof.failures.iter().any(|failure| failure == what);
+    assert!(found("device barrier: pass never happens"), "{:?}", proof.failures);
+    assert!(found("device barrier: look: \"planted\" always holds"), "{:?}", proof.failures);
 }
 
 /// Each clause of the rules, switched off, must leave a condition unproved.

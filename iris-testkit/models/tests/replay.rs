@@ -1,19 +1,16 @@
-//! Replays of executions of the protocols, in Rust and in device headers, against the proved rule.
+//! Replays of executions of the protocols, in Rust and in device headers, against the proved rules.
+//! `check-protocols` also replays all that the models explore.
 
-use std::collections::BTreeSet;
-
-use iris_models::check::{Implementation, replays};
-use iris_models::proof::replay::replay;
-use iris_models::proof::rule::{Numbers, slot_rule};
-use iris_models::{Check, headers, mutants};
+use iris_models::check::{self, Implementation, replayed};
+use iris_models::mutants::{self, Engine};
+use iris_models::proof::replay::{Extent, replay};
+use iris_models::{Change, Failure, Rules, Scenario, ops};
 use iris_sync::Access;
-use rayon::prelude::*;
 
-/// Every scenario with entries, in both implementations: the rule must allow each step, and every
-/// action of the rule must occur.
+/// Random schedules of every scenario keep to the rules, and perform every action and access.
 #[test]
-fn executions_keep_to_the_rule() {
-    let all = replays(false);
+fn executions_keep_to_the_rules() {
+    let all = replayed::random(false);
     let failed: Vec<String> = all
         .iter()
         .filter_map(|it| {
@@ -22,62 +19,88 @@ fn executions_keep_to_the_rule() {
         })
         .collect();
     assert!(failed.is_empty(), "{} failed:\n{}", failed.len(), failed.join("\n"));
-    let steps: u64 = all.iter().flat_map(|it| it.steps.values()).sum();
-    println!("{steps} steps");
-    let mut sources = vec![Implementation::Rust];
-    if headers::AVAILABLE {
-        sources.push(Implementation::Headers);
-        assert!(steps >= 1_000_000, "{steps} steps");
+    let missing = |all: &[_]| {
+        let mut missing = replayed::missing(all);
+        // The number of steps counts those of the models, too.
+        missing.retain(|it| it.starts_with("never replayed"));
+        missing
+    };
+    assert_eq!(missing(&all), Vec::<String>::new());
+    // An action and an access that no execution of the Rust code performs are named.
+    let mut less = all;
+    for of_rust in less.iter_mut().filter(|it| it.implementation == Implementation::Rust) {
+        of_rust.counts.steps.remove(&("slot rule", "see_done"));
+        of_rust.counts.accesses.remove("LlStamp");
     }
-    for source in sources {
-        let happened: BTreeSet<&str> = all
-            .iter()
-            .filter(|it| it.implementation == source)
-            .flat_map(|it| it.steps.keys().copied())
-            .collect();
-        let missing: Vec<_> = slot_rule(Numbers::REAL, None)
-            .actions
-            .iter()
-            .map(|action| action.name)
-            .filter(|name| !happened.contains(name))
-            .collect();
-        assert_eq!(missing, Vec::<&str>::new(), "never replayed of {}", source.name());
+    let named = ["action see_done of the slot rule", "access LlStamp"];
+    assert_eq!(missing(&less), named.map(|it| format!("never replayed (rust): {it}")));
+    assert!(replayed::missing(&less[..1]).iter().any(|it| it.contains("expected at least")));
+}
+
+/// A mutant of the code must leave the rules.
+#[test]
+fn mutants_leave_the_rules() {
+    let replayed = replayed::mutants(check::all_mutants());
+    let faults: Vec<_> = replayed.iter().filter_map(|it| it.fault()).collect();
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+    assert!(replayed.len() >= 70, "{} mutants", replayed.len());
+    // A mutant without its fault keeps to the rules, which is reported.
+    let mut sound = mutants::all().swap_remove(0);
+    sound.rules = Rules::default();
+    let replayed = replayed::mutants(vec![(Implementation::Rust, sound)]);
+    let fault = replayed[0].fault().expect("a fault");
+    assert!(fault.contains("keeps to the rules"), "{fault}");
+}
+
+/// The observers of all three engines see the step at which a mutant leaves the rules, and count as
+/// many executions as the engines do without them.
+#[test]
+fn every_engine_is_observed() {
+    let all = mutants::all();
+    let mutant = all.iter().find(|it| it.name == "no-credit-before-record").expect("the mutant");
+    let sound = Rules::default();
+    for (extent, engine) in [
+        (Extent::Random(10), Engine::Random(10)),
+        (Extent::Search, Engine::Search),
+        (Extent::Loom(Some(1)), Engine::Loom(Some(1))),
+    ] {
+        let (report, _) = replay(&mutant.scenario, &mutant.rules, extent).expect("a replay");
+        let Some(Failure::Rule(forbidden)) = &report.failure else { panic!("{report}") };
+        assert_eq!(forbidden.by, "enter: with the peer's credit", "{extent:?}");
+        let (report, counts) = replay(&mutant.scenario, &sound, extent).expect("a replay");
+        let plain = mutants::run(&mutant.scenario, &sound, engine);
+        assert_eq!((report.failure, report.executions), (None, plain.executions), "{extent:?}");
+        assert!(counts.total() > 0, "{extent:?}");
     }
 }
 
-/// Accesses on whose order the rule relies.
-const ORDERED: [Access; 8] = [
-    Access::EntryStore,
-    Access::CreditLoad,
-    Access::EntryLoad,
-    Access::SignalStore,
-    Access::SignalLoad,
-    Access::DoneStore,
-    Access::DoneLoad,
-    Access::FinishAdd,
-];
-
-/// A mutant of the code must leave the rule if the rule covers the broken property.
+/// A rank that leaves a call that pulls must tell its peers first, and a rank that found all done
+/// words must look at its abort word before it believes them.
 #[test]
-fn mutants_leave_the_rule() {
-    let caught: Vec<_> = mutants::all()
-        .par_iter()
-        .filter(|mutant| !mutant.in_scenario)
-        .filter_map(|mutant| {
-            let (report, _) = replay(&mutant.scenario, &mutant.rules, 200)?;
-            Some((mutant.name, mutant.access, mutant.expected, report))
-        })
-        .collect();
-    let mut by_rule = 0;
-    for (name, access, expected, report) in &caught {
-        let is_by_rule = report.caught_by() == Some(Check::Rule);
-        by_rule += usize::from(is_by_rule);
-        println!("{name:40} {:?}", report.failure);
-        let is_order = access.is_some_and(|access| ORDERED.contains(&access));
-        if is_order && *expected != Check::Scope {
-            assert!(is_by_rule, "{name}: {:?}", report.failure);
+fn ranks_that_leave_a_pulled_call_keep_to_the_rules() {
+    let by = |scenario: &Scenario, rules: &Rules, extent| {
+        let (report, counts) = replay(scenario, rules, extent).expect("a replay");
+        let by = report.failure.as_ref().map(|it| match it {
+            Failure::Rule(forbidden) => forbidden.by,
+            other => panic!("{other:?}"),
+        });
+        (by, counts)
+    };
+    let all = mutants::all();
+    for name in ["leaves-untold", "leaves-untold-by-host"] {
+        let mutant = all.iter().find(|it| it.name == name).expect("the mutant");
+        let (forbidden, _) = by(&mutant.scenario, &mutant.rules, Extent::Random(10));
+        assert_eq!(forbidden, Some("die: peers of a call that pulls are told"), "{name}");
+    }
+    for by_host in [false, true] {
+        let scenario = ops::pull_of_leavers(2, by_host);
+        let (forbidden, counts) = by(&scenario, &Rules::default(), Extent::Search);
+        assert_eq!(forbidden, None);
+        for step in ["pull", "see_done", "finish", "die"] {
+            assert!(counts.steps.contains_key(&("slot rule", step)), "{step}");
         }
     }
-    println!("{} replayed, {by_rule} caught by the rule", caught.len());
-    assert!(by_rule >= 40, "{by_rule} of {}", caught.len());
+    let unchecked = Rules::from(Change::Skip(Access::AbortCheck));
+    let (forbidden, _) = by(&ops::pull_of_leavers(2, false), &unchecked, Extent::Search);
+    assert_eq!(forbidden, Some("see_done: the peer has not told that it gave up"));
 }

@@ -132,6 +132,29 @@ fn a_rank_that_gives_up_misleads_nobody() {
     }
 }
 
+/// Whenever a rank leaves a call, and its next kernel overwrites the shard that peers pull, or its copies run
+/// on into what a peer reads, each peer whose call succeeds must have found all data as it was.
+#[test]
+fn a_rank_that_leaves_tells_whoever_may_read_what_it_overwrites() {
+    let both = |scenario: Scenario| [Some(scenario.clone()), scenario.on_headers()];
+    let mut scenarios = Vec::new();
+    for by_host in [false, true] {
+        scenarios.push(ops::pull_of_leavers(2, by_host));
+        scenarios.push(ops::pull_of_leavers(3, by_host));
+        scenarios.push(ops::copied_of_leavers(2, by_host));
+    }
+    for scenario in scenarios.into_iter().flat_map(both).flatten() {
+        report(&search::exhaust(&scenario, &Rules::default(), STATES), 100);
+    }
+    // All interleavings of three ranks are more than STATES.
+    let runs = Level::from_env().pick(500, 3_000, 20_000);
+    for scenario in [false, true].map(|by_host| ops::copied_of_leavers(3, by_host)) {
+        for scenario in both(scenario).into_iter().flatten() {
+            report(&search::random(&scenario, &Rules::default(), 1, runs), runs);
+        }
+    }
+}
+
 #[test]
 fn random_schedules_of_up_to_four_ranks() {
     let runs = Level::from_env().pick(500, 3_000, 10_000);

@@ -130,7 +130,8 @@ pub fn catalogue(full: bool) -> Vec<Model> {
         add(name, 3, scenario(3, 1).threads(2).lockstep(), Engine::Search);
         // Ops whose peers read this rank's memory are left out: after a rank gives up, its next
         // kernel rewrites memory that a peer may still read. The models would report a race or a
-        // wrong value, although the peer notices before its call ends.
+        // wrong value, although the peer notices before its call ends. The scenarios of leavers
+        // stand for them: they look at what was read only if the call ended well.
         if !matches!(name, "pull" | "staged" | "copied" | "copied on" | "copied beside") {
             add(name, 2, ops::given_up(scenario(2, 3)), Engine::Search);
         }
@@ -139,6 +140,12 @@ pub fn catalogue(full: bool) -> Vec<Model> {
                 add(name, ranks, scenario(ranks, calls), Engine::Search);
             }
         }
+    }
+    for (ranks, by_host) in [(2, false), (2, true), (3, false)] {
+        add("pull, a rank leaves", ranks, ops::pull_of_leavers(ranks, by_host), Engine::Search);
+    }
+    for by_host in [false, true] {
+        add("copied, a rank leaves", 2, ops::copied_of_leavers(2, by_host), Engine::Search);
     }
     for (name, pattern) in Pattern::NAMED {
         let name = match name {
@@ -197,7 +204,11 @@ pub(super) fn refreshing() -> Vec<(Implementation, Scenario)> {
         ops::one_shot(3, 1, 3).calls(3, before),
         ops::two_shot(2, 2, 3, true).calls(3, before).threads(2).groups(&[2, 1]),
         ops::pull(2, 1, 3).calls(3, before),
+        ops::gather(2, 1, 3, true).calls(3, before),
         ll::partial(Pattern::All, 2, before - 1, &[2, 2, 1, 1]),
+        // One of two items, then both: the other one is refreshed before its first use. It has other
+        // numbers than those of the start by then.
+        ll::partial(Pattern::All, 2, before - 1, &[1, 1, 1, 1, 2, 2]),
         ll::exchange(Pattern::Parts, 3, 3).calls(3, before),
         ll::exchange(Pattern::All, 2, 3).calls(3, before).threads(2).groups(&[2, 1]),
     ];

@@ -4,17 +4,17 @@
 
 mod catalogue;
 pub mod device_code;
+pub mod protocol;
+pub mod replayed;
 mod summary;
 
-use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use rayon::prelude::*;
 
 use crate::mutants::{self, Mutant};
-use crate::proof::replay::replay;
 use crate::proof::report::{self, Extent};
-use crate::{Report, Rules, headers, schedule};
+use crate::{headers, schedule};
 
 pub use catalogue::{Implementation, Model, catalogue};
 pub use device_code::{Arch, Compiled, Finding, Outcome};
@@ -38,15 +38,17 @@ pub fn run(options: Options) -> Summary {
     };
     let models = || {
         let models = catalogue(options.full).into_par_iter().map(|model| {
-            let report = model.run();
+            let (report, replayed) = replayed::explore(&model);
             if options.full {
                 // Progress of long searches.
                 let (protocol, source) = (model.protocol, model.implementation.name());
                 let _ = writeln!(io::stderr(), "{protocol} ({source}): {report}");
             }
-            (model, report)
+            ((model, report), replayed)
         });
-        summary.models = models.collect();
+        let (models, replayed): (Vec<_>, Vec<_>) = models.unzip();
+        summary.models = models;
+        summary.replayed = replayed.into_iter().flatten().collect();
         let mutants = all_mutants().into_par_iter().map(|(implementation, mutant)| {
             let report = mutant.run();
             (implementation, mutant, report)
@@ -57,8 +59,18 @@ pub fn run(options: Options) -> Summary {
         });
         summary.controls = controls.collect();
         compare(&mut summary, options.full);
-        summary.replayed = replays(options.full);
-        summary.proof = report::run(Extent::Clauses);
+        summary.replayed.extend(replayed::random(options.full));
+        summary.failures.extend(replayed::missing(&summary.replayed));
+        summary.replayed_mutants = replayed::mutants(all_mutants());
+        match protocol::Pointers::of_iris_sync() {
+            Ok(pointers) => {
+                summary.failures.extend(pointers.faults());
+                summary.pointers = pointers;
+            }
+            Err(why) => summary.failures.push(why),
+        }
+        let worlds = if options.full { Extent::Worlds } else { Extent::Clauses };
+        summary.proof = report::run(worlds);
     };
     let ((), compiled) = rayon::join(models, compile);
     summary.compiled = compiled;
@@ -82,36 +94,8 @@ pub fn run(options: Options) -> Summary {
     summary
 }
 
-/// Replays of one scenario's executions against the proved rule.
-#[derive(Clone, Debug)]
-pub struct Replayed {
-    /// Implementation that was run.
-    pub implementation: Implementation,
-    /// Number of executions, and the first one that the rule does not allow.
-    pub report: Report,
-    /// Number of replayed steps, by the name of the rule's action.
-    pub steps: BTreeMap<&'static str, u64>,
-}
-
-/// Replays random executions of all scenarios of the catalogue in which ranks enter calls, and of
-/// calls that refresh words.
-pub fn replays(full: bool) -> Vec<Replayed> {
-    let runs = if full { 400 } else { 20 };
-    let mut seen = std::collections::HashSet::new();
-    let models = catalogue(full).into_iter().map(|it| (it.implementation, it.scenario));
-    let mut all: Vec<_> = models.chain(catalogue::refreshing()).collect();
-    all.retain(|(implementation, scenario)| {
-        seen.insert((scenario.name().to_string(), *implementation))
-    });
-    let replayed = all.into_par_iter().filter_map(|(implementation, scenario)| {
-        let (report, steps) = replay(&scenario, &Rules::default(), runs)?;
-        Some(Replayed { implementation, report, steps })
-    });
-    replayed.collect()
-}
-
-/// Mutants of both implementations.
-fn all_mutants() -> Vec<(Implementation, Mutant)> {
+/// Returns the mutants of both implementations.
+pub fn all_mutants() -> Vec<(Implementation, Mutant)> {
     let rust = mutants::all();
     let cxx: Vec<Mutant> = rust.iter().filter_map(Mutant::on_headers).collect();
     let rust = rust.into_iter().map(|mutant| (Implementation::Rust, mutant));

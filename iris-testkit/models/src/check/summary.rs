@@ -2,10 +2,14 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use comfy_table::{Table, presets};
+use iris_sync::Access;
 use serde_json::json;
 
-use super::{Compiled, Finding, Implementation, Model, Outcome, Replayed};
+use super::protocol::Pointers;
+use super::replayed::{self, Replayed, ReplayedMutant};
+use super::{Compiled, Finding, Implementation, Model, Outcome};
 use crate::mutants::Mutant;
+use crate::proof::replay::is_replayed;
 use crate::proof::report::Proof;
 use crate::{Report, sequence::Compared};
 
@@ -27,6 +31,10 @@ pub struct Summary {
     pub schedules: Option<(usize, u64)>,
     /// Executions that were replayed against the proved rule.
     pub replayed: Vec<Replayed>,
+    /// Replays of mutants.
+    pub replayed_mutants: Vec<ReplayedMutant>,
+    /// Sections of PROTOCOL.md that state the clauses of the proof.
+    pub pointers: Pointers,
     /// Result of the proof, and of the proof with each clause switched off.
     pub proof: Proof,
     /// Result for each architecture.
@@ -74,6 +82,7 @@ impl Summary {
                 failed.push(format!("replay of {scenario} ({by}): {failure:?}"));
             }
         }
+        failed.extend(self.replayed_mutants.iter().filter_map(ReplayedMutant::fault));
         failed.extend(self.proof.failures.iter().map(|what| format!("proof: {what}")));
         for (implementation, report) in &self.controls {
             if report.failure.is_some() {
@@ -97,7 +106,7 @@ impl Summary {
 
     /// Number of replayed steps of the rule.
     pub fn replayed_steps(&self) -> u64 {
-        self.replayed.iter().flat_map(|it| it.steps.values()).sum()
+        self.replayed.iter().map(|it| it.counts.total()).sum()
     }
 
     /// Exit code for a program that prints this summary: 0, or 1 if a check failed.
@@ -133,6 +142,10 @@ impl Summary {
             "controls": self.controls.len(),
             "replayed_executions": self.replayed.iter().map(|it| it.report.executions).sum::<u64>(),
             "replayed_steps": self.replayed_steps(),
+            "replayed_mutants": {
+                "total": self.replayed_mutants.len(),
+                "stopped": self.replayed_mutants.iter().filter(|it| it.by().is_some()).count(),
+            },
             "proved": self.proof.conditions() - self.proof.open(),
             "clauses": {
                 "total": self.proof.weakened.len(),
@@ -206,16 +219,23 @@ impl fmt::Display for Summary {
             compiled.add_row([arch.name, &kernels, &probes, &twice, &seconds, &result]);
         }
         writeln!(f, "{compiled}\n")?;
-        let mut replayed = table(&["action of the rule", "replayed, rust", "replayed, c++"]);
-        let names: BTreeSet<_> = self.replayed.iter().flat_map(|it| it.steps.keys()).collect();
+        let mut replayed = table(&["rule", "action, or access", "replayed, rust", "replayed, c++"]);
+        let [rust, headers] = [Implementation::Rust, Implementation::Headers]
+            .map(|source| replayed::counts(&self.replayed, source));
+        let times = |it: Option<&u64>| it.copied().unwrap_or_default().to_string();
+        let names: BTreeSet<_> = rust.steps.keys().chain(headers.steps.keys()).collect();
         for name in names {
-            let times = |of: Implementation| -> u64 {
-                let of_source = self.replayed.iter().filter(|it| it.implementation == of);
-                of_source.filter_map(|it| it.steps.get(name)).sum()
-            };
-            let sources = [Implementation::Rust, Implementation::Headers];
-            let [rust, headers] = sources.map(|of| times(of).to_string());
-            replayed.add_row([*name, &rust, &headers]);
+            let both = [&rust, &headers].map(|it| times(it.steps.get(name)));
+            replayed.add_row([name.0, name.1, &both[0], &both[1]]);
+        }
+        for access in Access::ALL {
+            let name = access.name();
+            let both = [&rust, &headers].map(|it| times(it.accesses.get(name)));
+            if is_replayed(*access) {
+                replayed.add_row(["table of accesses", name, &both[0], &both[1]]);
+            } else {
+                replayed.add_row(["table of accesses", name, "explored only", "explored only"]);
+            }
         }
         writeln!(f, "{replayed}\n")?;
         writeln!(
@@ -225,7 +245,14 @@ impl fmt::Display for Summary {
             self.replayed.len(),
             self.replayed_steps(),
         )?;
-        writeln!(f, "{}", self.proof)?;
+        let caught = self.replayed_mutants.iter().filter(|it| it.by().is_some()).count();
+        let all = self.replayed_mutants.len();
+        writeln!(f, "replayed mutants: {all}, that stop at a step: {caught}\n")?;
+        writeln!(f, "{}\n", replayed::table(&self.proof, &self.pointers, &self.replayed_mutants))?;
+        // The table above has the clauses.
+        writeln!(f, "{}", Proof { weakened: Vec::new(), ..self.proof.clone() })?;
+        let (all, caught) = (self.proof.weakened.len(), self.proof.caught());
+        writeln!(f, "clauses switched off: {all}, without which the proof fails: {caught}")?;
         if let Some(Compared { cases, events, faults, .. }) = &self.sequences {
             let what = format!("{events} operations, {faults} faults, in {cases} cases");
             writeln!(f, "headers and iris-sync: equal in {what}")?;

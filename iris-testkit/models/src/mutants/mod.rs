@@ -276,8 +276,17 @@ fn given_up() -> Vec<Mutant> {
     let unmuted = ops::given_up(ops::stored(2, 1, 2, ops::Stored::Unmuted));
     let mut unmuted = mutant("stores-of-who-gave-up", unmuted, [], Check::Wrong).by(Engine::Search);
     unmuted.in_scenario = true;
+    let untold = |name, scenario| {
+        mutant(name, scenario, Change::LeaveUntold, Check::Wrong).by(Engine::Search)
+    };
     vec![
         unmuted,
+        // Rank 1 is told before rank 2, and leaves while rank 2 reads its shard.
+        untold("leaves-untold", ops::pull_of_leavers(3, false)),
+        untold("leaves-untold-by-host", ops::pull_of_leavers(2, true)),
+        untold("copies-of-leavers-untold", ops::copied_of_leavers(3, false))
+            .by(Engine::Random(20_000)),
+        untold("copies-of-leavers-untold-by-host", ops::copied_of_leavers(2, true)),
         unchecked("no-check-next-launch", ops::accumulate(2, 1, 1, PLAIN), Check::Wrong),
         // One workgroup of the root gives up while another finds its credit, so half of the call is
         // delivered.

@@ -33,11 +33,11 @@ functions! {
     arrived(Rank, Rank, Word): Int;
     /// Numbers stored in the word of the first rank at the second.
     stored(Rank, Rank, Word, Int): Bool;
-    /// What the store of that number carried.
+    /// Call up to which a member that acquires this store knows its writer's work.
     view(Rank, Rank, Word, Int): Int;
     /// The first rank knows what the second did before this barrier of this call.
     knows(Rank, Rank, Word): Int;
-    /// A call that the rank gave up, if it went on after it.
+    /// Last call that the rank ended without its work, because it gave up or a clause is off.
     missed(Rank): Int;
     /// The last call in which it saw that word reached.
     seen(Rank, Rank, Word): Int;
@@ -136,6 +136,7 @@ fn actions(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
         .set(&view([&p, &q, &w, &c]), clauses.carries("stamp: StampStore releases", &c));
     let finish = Action::new("finish", [&p])
         .given(all_of([in_call.clone(), !quit([&p])]))
+        .set(&missed([&p]), all_worked.choose(missed([&p]), &c))
         .rule(clauses, "finish: all members were seen", all_seen)
         .rule(clauses, "finish: after the work of the call", all_worked)
         .rule(

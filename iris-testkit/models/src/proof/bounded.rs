@@ -13,7 +13,7 @@ use super::term::Name;
 pub struct World {
     /// Its name.
     pub name: &'static str,
-    /// What there is.
+    /// Sizes of its sorts, and its calls.
     pub universe: Universe,
     /// Functions that never change.
     pub fixed: fn(&Universe, Name, &[i64]) -> i64,
@@ -21,13 +21,15 @@ pub struct World {
     pub with: Vec<Name>,
 }
 
-/// What a search found.
+/// Result of a search.
 #[derive(Clone, Debug, Default)]
 pub struct Found {
     /// States that were seen.
     pub states: usize,
-    /// Actions that happened.
+    /// Actions that happened, so that all of their guards held.
     pub happened: HashSet<Name>,
+    /// Guards that did not hold in some state, each with its action.
+    pub refused: HashSet<(Name, Name)>,
     /// The property that was violated.
     pub violated: Option<Name>,
     /// The clause of the invariant that was broken, if that was looked for.
@@ -40,6 +42,9 @@ pub struct Found {
 
 /// The constants of small worlds: a word that is left alone for nine calls looks new.
 pub const SMALL: Numbers = Numbers { range: 16, period: 4 };
+
+/// Smaller constants: words of ranks that run four calls apart are outside the window.
+pub const TINY: Numbers = Numbers { range: 8, period: 2 };
 
 struct Seen {
     state: Box<[i8]>,
@@ -54,6 +59,8 @@ pub fn search(system: &System, world: &World, limit: usize, invariant: bool) -> 
     let machine =
         Machine::new(system, universe, |name, values| (world.fixed)(&world.universe, name, values));
     let last = world.universe.first + world.universe.calls;
+    // Function that counts what a rank does.
+    let clock = if system.function("call").is_some() { "call" } else { "at" };
     let hasher = RandomState::new();
     let pack = |state: &State| state.0.iter().map(|&it| it as i8).collect::<Box<[i8]>>();
     let mut known = HashSet::new();
@@ -80,7 +87,7 @@ pub fn search(system: &System, world: &World, limit: usize, invariant: bool) -> 
             break;
         }
         let over =
-            (0..world.universe.ranks).any(|rank| machine.get(&state, "call", &[rank]) >= last);
+            (0..world.universe.ranks).any(|rank| machine.get(&state, clock, &[rank]) >= last);
         for action in (0..machine.actions()).filter(|_| !over) {
             let name = machine.name(action);
             if !world.with.contains(&name) {
@@ -97,7 +104,11 @@ pub fn search(system: &System, world: &World, limit: usize, invariant: bool) -> 
                         found.complete = false;
                         return found;
                     }
-                    Err(_) => continue,
+                    Err(_) => {
+                        let unmet = machine.unmet(&state, action, &parameters);
+                        found.refused.extend(unmet.into_iter().map(|guard| (name, guard)));
+                        continue;
+                    }
                 }
                 let mut next = state.clone();
                 machine.perform(&mut next, action, &parameters);
@@ -174,7 +185,18 @@ const REFRESH: &[Name] = &["stamp", "say_done", "stamp_numbered"];
 
 /// The worlds of a system, by its name.
 pub fn worlds(system: &str) -> Vec<World> {
-    if system == "slot rule" { slot_worlds() } else { barrier_worlds() }
+    match system {
+        "slot rule" => slot_worlds(),
+        "programs" => program_worlds(),
+        _ => barrier_worlds(),
+    }
+}
+
+/// One rank that enqueues up to six steps of any kind, with the ends of calls between them.
+fn program_worlds() -> Vec<World> {
+    let one = Universe { ranks: 1, agents: 1, words: 1, tiles: 1, first: 0, calls: 6 };
+    let steps: Vec<Name> = super::program::Kind::ALL.iter().map(|kind| kind.name).collect();
+    vec![world!("programs", one, &[steps, vec!["next"]], |f, v, u| {})]
 }
 
 /// Two members, of which rank 0 may give up, with one barrier in every call and another one late.
@@ -196,8 +218,8 @@ fn barrier_worlds() -> Vec<World> {
 }
 
 /// Whether an action of the weakened rule is another than that of the whole one.
-pub(super) fn differs(make: fn(Numbers, Option<&str>) -> System, action: &Action) -> bool {
-    let whole = make(SMALL, None);
+fn differs(numbers: Numbers, make: fn(Numbers, Option<&str>) -> System, action: &Action) -> bool {
+    let whole = make(numbers, None);
     whole.action(action.name).is_none_or(|it| format!("{it:?}") != format!("{action:?}"))
 }
 
@@ -270,11 +292,28 @@ fn slot_worlds() -> Vec<World> {
             "plan" => sends(v) && own_slot(v) && v[0] == 5 + 16,
             "numbered" | "light" => true,
         }),
+        world!("done words that no rank refreshes", Universe { words: 0, ..two(6, 9) }, &[CALLS, &["see_done"]],
+        |f, v, u| {
+            "pulled" => v[0] == LATE,
+            "light" => true,
+        }),
+        world!("numbered tiles that no rank refreshes", Universe { words: 0, ..two(6, 17) },
+        &[CALLS, &["take", "say_done"]], |f, v, u| {
+            "plan" => sends(v) && own_slot(v) && v[0] == 5 + 16,
+            "numbered" | "light" => true,
+        }),
+        world!("a thread that takes over", bare(2), &[CALLS, &["turn"]], |f, v, u| { "light" => true, }),
+        world!("a thread that waits for nobody", bare(9), &[CALLS, &["say_done"]], |f, v, u| { "light" => true, }),
         world!("two threads", Universe { agents: 3, ..two(6, 9) }, &[CALLS, &["raise", "see"], REFRESH], |f, v, u| {
             "plan" => receives(v) && own_slot(v) && v[0] == LATE,
             "awaited" => receives(v) && v[0] == LATE,
         }),
     ]
+}
+
+/// A world of two ranks in which rank 0 has two threads, without words and tiles.
+const fn bare(calls: i64) -> Universe {
+    Universe { agents: 3, words: 0, tiles: 0, ..two(6, calls) }
 }
 
 /// Rank 0, the one with two threads, receives.
@@ -291,13 +330,22 @@ pub fn violation(
     make: fn(Numbers, Option<&str>) -> System,
     clause: Name,
 ) -> Option<(Name, Name, usize)> {
-    let weak = make(SMALL, Some(clause));
+    [SMALL, TINY].into_iter().find_map(|numbers| violation_with(numbers, make, clause))
+}
+
+/// [`violation`] with these constants.
+fn violation_with(
+    numbers: Numbers,
+    make: fn(Numbers, Option<&str>) -> System,
+    clause: Name,
+) -> Option<(Name, Name, usize)> {
+    let weak = make(numbers, Some(clause));
     let worlds = worlds(weak.name);
     // Worlds in which nobody does what the clause is about show nothing.
     let about: Vec<Name> = weak
         .actions
         .iter()
-        .filter(|action| differs(make, action))
+        .filter(|action| differs(numbers, make, action))
         .map(|action| action.name)
         .collect();
     let relevant =

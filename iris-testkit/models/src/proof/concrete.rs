@@ -1,10 +1,12 @@
 //! A system over concrete values: ranks, threads, words and tiles are numbers from 0, calls lie in a window. The text is
 //! that of the proof, compiled to tables and look-ups.
 
+mod steps;
+
 use super::system::{Action, Clause, System};
 use super::term::{Function, Name, Node, Sort, Term, Variable};
 
-/// How many values there are of each sort.
+/// Number of values of each sort.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Universe {
     /// Ranks.
@@ -17,7 +19,7 @@ pub struct Universe {
     pub tiles: i64,
     /// The number of the first call.
     pub first: i64,
-    /// How many calls there may be.
+    /// Number of calls.
     pub calls: i64,
 }
 
@@ -75,7 +77,7 @@ struct Place {
     offset: usize,
     /// Each argument, with the first value of its sort, how many there are, and the stride.
     arguments: Box<[(Code, i64, i64, i64)]>,
-    /// What it is for arguments that are none of the universe: calls outside of the window.
+    /// Value for arguments outside of the universe: calls outside of the window.
     outside: i64,
 }
 
@@ -121,10 +123,15 @@ struct Frame<'a> {
 }
 
 impl Place {
+    #[inline]
     fn index(&self, frame: &mut Frame<'_>) -> Option<usize> {
         let mut index = self.offset;
         for (argument, from, count, stride) in &self.arguments {
-            let at = argument.value(frame) - from;
+            let value = match argument {
+                Code::Slot(slot) => frame.slots[*slot],
+                argument => argument.value(frame),
+            };
+            let at = value - from;
             if !(0..*count).contains(&at) {
                 return None;
             }
@@ -220,7 +227,7 @@ impl Machine {
         machine
     }
 
-    /// What `of` says of all values of these variables.
+    /// Results of `of` for all values of these variables.
     fn each<R>(&self, over: &[Variable], mut of: impl FnMut(&[i64]) -> Option<R>) -> Vec<R> {
         let domains: Vec<(i64, i64)> =
             over.iter().map(|&(_, sort)| self.universe.domain(sort)).collect();
@@ -365,7 +372,13 @@ impl Machine {
         state
     }
 
-    fn write(&self, state: &mut State, effects: &[CompiledEffect], parameters: &[i64]) {
+    /// Assignments of these effects: index in the state and new value.
+    fn writes(
+        &self,
+        state: &State,
+        effects: &[CompiledEffect],
+        parameters: &[i64],
+    ) -> Vec<(usize, i64)> {
         let mut writes = Vec::new();
         let mut frame = self.frame(state, parameters);
         for effect in effects {
@@ -392,7 +405,11 @@ impl Machine {
                 }
             }
         }
-        for (at, value) in writes {
+        writes
+    }
+
+    fn write(&self, state: &mut State, effects: &[CompiledEffect], parameters: &[i64]) {
+        for (at, value) in self.writes(state, effects, parameters) {
             state.0[at] = value;
         }
     }
@@ -410,7 +427,7 @@ impl Machine {
         self.actions[action].name
     }
 
-    /// How many actions there are.
+    /// Number of actions.
     pub fn actions(&self) -> usize {
         self.actions.len()
     }
@@ -425,10 +442,17 @@ impl Machine {
         })
     }
 
+    /// Guards of the action that do not hold with these parameters.
+    pub fn unmet(&self, state: &State, action: usize, parameters: &[i64]) -> Vec<Name> {
+        let mut frame = self.frame(state, parameters);
+        let unmet = |(name, guard): &(Name, Code)| (guard.value(&mut frame) == 0).then_some(*name);
+        self.actions[action].guards.iter().filter_map(unmet).collect()
+    }
+
     /// Whether the action may happen with these parameters.
     ///
     /// # Errors
-    /// What forbids it, or the property that it violates.
+    /// Checks an action; the error is the guard that forbids it, or the property that it violates.
     pub fn permits(&self, state: &State, action: usize, parameters: &[i64]) -> Result<(), Refusal> {
         let action = &self.actions[action];
         let mut frame = self.frame(state, parameters);
@@ -453,19 +477,6 @@ impl Machine {
         self.write(state, &self.actions[action].effects, parameters);
     }
 
-    /// The value of a function.
-    pub fn get(&self, state: &State, name: &str, arguments: &[i64]) -> i64 {
-        let Some((function, offset)) = self.tables.iter().find(|(it, _)| it.name == name) else {
-            unreachable!("no function {name}")
-        };
-        let mut index = *offset as i64;
-        for (&argument, &sort) in arguments.iter().zip(function.arguments) {
-            let (from, count) = self.universe.domain(sort);
-            index = index_of(index, *offset as i64, argument - from, count);
-        }
-        state.0[index as usize]
-    }
-
     /// The first clause of the invariant that does not hold.
     pub fn broken(&self, state: &State) -> Option<(Name, Vec<i64>)> {
         self.invariant.iter().find_map(|clause| {
@@ -478,23 +489,7 @@ impl Machine {
             .next()
         })
     }
-
-    /// An action with its parameters, for people.
-    pub fn show(&self, action: usize, parameters: &[i64]) -> String {
-        let action = &self.actions[action];
-        let pairs: Vec<String> = action
-            .over
-            .iter()
-            .zip(parameters)
-            .map(|((name, _), it)| format!("{name}={it}"))
-            .collect();
-        format!("{}({})", action.name, pairs.join(" "))
-    }
 }
 
 /// Variables of an action and of the quantifiers in it, at most.
 const SLOTS: usize = 12;
-
-fn index_of(index: i64, offset: i64, at: i64, count: i64) -> i64 {
-    offset + (index - offset) * count + at
-}

@@ -9,7 +9,7 @@ use super::smt::{self, Answer};
 use super::system::{Action, Clause, Effect, System};
 use super::term::{Name, Node, Term, Variable, variable};
 
-/// What has to be proved.
+/// Statement to be proved.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Goal {
     /// A clause holds at first.
@@ -34,16 +34,16 @@ impl fmt::Display for Goal {
 /// the clause speaks of.
 #[derive(Clone, Debug)]
 pub struct Condition {
-    /// What is to be proved.
+    /// Statement to be proved.
     pub goal: Goal,
     /// Assertions that cannot hold together if it is true.
     pub script: Option<String>,
 }
 
-/// What became of a condition.
+/// Result for a condition.
 #[derive(Clone, Debug)]
 pub struct Verdict {
-    /// What was to be proved.
+    /// Statement that was to be proved.
     pub goal: Goal,
     /// The answer, [`Answer::Proved`] too if there was nothing to ask.
     pub answer: Answer,
@@ -155,7 +155,7 @@ pub struct Outcome {
     pub asked: usize,
     /// Conditions of which a later seed than the first was needed.
     pub again: usize,
-    /// What was not proved, with the answer.
+    /// Goals that were not proved, with the solver's answers.
     pub open: Vec<(Goal, Answer)>,
     /// Seconds.
     pub seconds: f64,

@@ -1,4 +1,4 @@
-//! Safety of the slot rule and of the device barrier, proved for any number of ranks, threads, tiles and calls.
+//! Safety of the slot rule, the device barrier and the order of steps in a call, proved for any number of ranks, threads, tiles and calls.
 //!
 //! **Problem.** Models explore two to four ranks and a few calls. A rule that breaks with five ranks, or after 2^31
 //! calls, passes them.
@@ -12,16 +12,18 @@
 //! |---|---|
 //! | [`term`], [`system`] | the language: terms, actions, clauses |
 //! | [`rule`], [`rule::invariant`], [`barrier`] | the rules and what is invariant of them |
+//! | [`program`] | the rules of programs: which steps a call has, in which order |
 //! | [`smt`], [`conditions`], [`wrap`] | the proof |
 //! | [`concrete`], [`bounded`] | the same text over concrete values, and searches of small worlds |
 //! | [`mutants`] | each clause switched off: the condition that fails, and a run to a violation |
-//! | [`replay`] | executions of the code, replayed against the rule |
+//! | [`replay`] | executions of the code, replayed against the slot rule and the barrier |
 //! | [`report`] | all of it, as a table |
 //!
 //! **What is proved.** Whoever writes a slot, a record or a peer's own memory knows that its last readers are done;
 //! whoever reads a tile, a record or a shard finds that of its call, and knows of the stores that made it; every number
 //! that is compared is within half the range; and what the stream does between two calls knows all direct writes and pulls
-//! to be over. A rank may give up at any point.
+//! to be over. One step opens a call and one ends it, nothing of it is visible outside, and the next call finds its copies
+//! over. A rank may give up at any point.
 //!
 //! **What is not.** Liveness (that waits end) and residency (that workgroups which wait for each other run at the same
 //! time) are not proved; models explore lost signals. Locks, accumulation and versions are explored only. That the code
@@ -35,6 +37,7 @@ pub mod bounded;
 pub mod concrete;
 pub mod conditions;
 pub mod mutants;
+pub mod program;
 pub mod replay;
 pub mod report;
 pub mod rule;

@@ -1,23 +1,34 @@
-//! Executions of the code, replayed against the slot rule: each operation must be a step that the rule allows.
+//! Replay of executions against the slot rule: each operation must be a step that the rule allows.
 //!
-//! Long because what an operation means to the rule is one table of cases, and its two readers keep to the same layout.
+//! Long because the meaning of each operation to the rule is one table of cases, which the learner of
+//! plans and the replay read alike.
 //!
 //! The rule is about tiles and words, the code about cells and addresses. A `Plan` is what links them: which rank
 //! writes which cell at which other one in which call, and which word it raises for it. It is learned from one
 //! execution of the unbroken code; all others, of Rust and of the device headers, must keep to it.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::{Arc, Mutex};
 
-use iris_sync::{ABORT_WORD, Channel, LINE_WORDS, LlWord, Order};
+use iris_sync::{ABORT_WORD, Access, Channel, LINE_WORDS, LlWord};
 
-use super::concrete::{Machine, Refusal, State, Universe};
+use super::barrier::barrier;
+use super::concrete::{Machine, Universe};
 use super::rule::{Numbers, slot_rule};
 use super::term::Name;
-use crate::ops::array;
-use crate::search::{self, Observer};
-use crate::{Op, Place, Report, Rules, Scenario, ThreadId};
+use crate::mutants::STATES;
+use crate::ops::{SHARD_WORD, array};
+use crate::search::{self, Explorer, Observer};
+use crate::{Failure, Forbidden, Op, Place, Report, Rules, Scenario, ThreadId, loom_memory};
+use members::Members;
+use track::Track;
 
-/// Words that ranks have for each other, by where they lie.
+mod members;
+mod track;
+
+pub use track::Counts;
+
+/// Kind of a word that peers access, by its position in a channel.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Word {
     /// The entry word of a source, for calls of a parity.
@@ -30,6 +41,8 @@ enum Word {
     Done { reader: i64 },
     /// The abort word.
     Abort,
+    /// A shard that the scenario keeps in words.
+    Shard,
     /// A lock, or memory of the scenario's own.
     Other,
 }
@@ -38,6 +51,9 @@ fn word(channel: &Channel, index: u32) -> Word {
     let c = channel;
     if index == ABORT_WORD {
         return Word::Abort;
+    }
+    if index >= SHARD_WORD {
+        return Word::Shard;
     }
     let pairs = c.barriers + 2 * c.size * LINE_WORDS;
     match index {
@@ -58,7 +74,7 @@ fn word(channel: &Channel, index: u32) -> Word {
     }
 }
 
-/// What the words of all sources for one thing have in common: which kind, and of which tile or phase.
+/// Key of a signal, result or barrier word without its source: the kind, and the tile or phase.
 fn meaning(channel: &Channel, index: u32) -> (u32, u32) {
     let c = channel;
     match index {
@@ -68,24 +84,40 @@ fn meaning(channel: &Channel, index: u32) -> (u32, u32) {
     }
 }
 
-/// The rank that writes a word that carries its data.
+/// Rank that writes a word of the LL protocol.
 fn writer(channel: &Channel, index: u32) -> i64 {
     let first = channel.pair(0, 0, 0, 0).index;
     let source = channel.pair(0, 1, 0, 0).index - first;
     i64::from((index - first) / source % channel.size)
 }
 
-/// The array that a cell belongs to.
+/// Array that a cell belongs to.
 fn array_of(index: u32) -> u32 {
     index / 256
 }
 
-/// Whether the rule speaks of an array: what is added under locks, or stays on one device, it leaves to the models.
+/// Whether the rule speaks of an array. Arrays that are added to under locks, or that stay on one
+/// device, are explored by the models only.
 fn is_spoken_of(index: u32) -> bool {
     !matches!(array_of(index), array::WORK | array::STAGE)
 }
 
-/// What calls of a scenario do, as all ranks agree on it. Calls are numbered from 0.
+/// Clause that forbids any step of a rank after the call in which it gave up.
+const GAVE_UP: Name = "die: no call after one that was given up";
+
+/// Clause that demands a store to the abort word of each peer before a rank leaves a call that pulls.
+const TOLD: Name = "die: peers of a call that pulls are told";
+
+/// Rule that a rank tells all peers before it leaves a call of any kind.
+const LEAVES: Name = "whoever leaves a call tells its peers";
+
+/// Rule that every word stores the number of its writer's call.
+const NUMBER: Name = "words hold the number of the call";
+
+/// Rule that calls use the tiles and words that ranks agreed on.
+const PLAN: Name = "tiles and words are those of the plan";
+
+/// Tiles and words of each call of a scenario, as all ranks agree on them. Calls are numbered from 0.
 #[derive(Clone, Debug, Default)]
 struct Plan {
     /// Call, writer, place.
@@ -111,7 +143,7 @@ fn owner(place: Place) -> i64 {
     }
 }
 
-/// Learns a plan from an execution.
+/// Observer that learns a plan from an execution.
 struct Learner {
     channel: Channel,
     first: i64,
@@ -128,7 +160,7 @@ struct Learner {
 impl Observer for Learner {
     fn begin(&mut self) {}
 
-    fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), String> {
+    fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden> {
         let Some(place) = op.place() else { return Ok(()) };
         let me = i64::from(thread.rank);
         let call = self.calls.get(&thread.rank).copied().unwrap_or_default();
@@ -149,6 +181,11 @@ impl Observer for Learner {
                 self.plan.tiles.insert((call, me, place));
             }
             (Op::Read { .. }, Place::Cell { index, .. }) if peer != me && is_spoken_of(index) => {
+                self.plan.pulled.insert(call);
+            }
+            (Op::Load { .. }, Place::Sym { index, .. })
+                if peer != me && word(&self.channel, index) == Word::Shard =>
+            {
                 self.plan.pulled.insert(call);
             }
             (Op::Write { .. }, Place::Data { .. } | Place::Unchecked { .. }) => {
@@ -178,7 +215,7 @@ impl Observer for Learner {
         Ok(())
     }
 
-    fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), String> {
+    fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), Forbidden> {
         if let Some(thread) = threads.first() {
             *match op {
                 Op::Boundary => self.launches.entry(thread.rank).or_default(),
@@ -188,42 +225,54 @@ impl Observer for Learner {
         Ok(())
     }
 
-    fn end(&mut self) -> Result<(), String> {
+    fn end(&mut self) -> Result<(), Forbidden> {
         Ok(())
     }
 }
+
+/// Maximum number of ranks of a scenario.
+const RANKS: usize = 8;
 
 /// A scenario's rule over concrete values, and the state that an execution has reached.
 pub struct Replay {
     channel: Channel,
     first: i64,
-    machine: Machine,
-    state: State,
-    threads: HashMap<ThreadId, i64>,
+    track: Track,
+    /// Threads of the scenario; an agent of the rule is an index.
+    threads: Vec<ThreadId>,
+    /// Agents of each rank.
+    agents: Vec<Vec<i64>>,
     tiles: HashMap<Place, i64>,
     words: HashMap<(u32, u32), i64>,
     plan: Plan,
     direct: HashSet<Place>,
-    /// Threads of a launch that have been counted out, by rank.
-    counted_out: HashMap<i64, Vec<i64>>,
-    /// Steps that were replayed, by the name of the action.
-    pub steps: BTreeMap<Name, u64>,
-    /// Executions that were replayed.
-    pub executions: u64,
+    /// Last thread of the launch that was counted out, by rank; it knows what those before it knew.
+    counted_out: [Option<u8>; RANKS],
+    aborts: Aborts,
+}
+
+/// Abort words as an execution has stored and found them so far.
+#[derive(Clone, Default)]
+pub struct Aborts {
+    /// Peers to whose abort word each rank has stored, as bits. Abort words are never reset.
+    told: [u8; RANKS],
+    /// Done words that reached a rank's call, each with the rank, its agent, the peer and the number.
+    /// They count when a later look at the rank's abort word finds nothing.
+    done_words: Vec<[i64; 4]>,
 }
 
 impl Replay {
-    /// Learns the plan of a scenario; none if it has no entries, so that the slot rule has no part in it, or begins in a
-    /// state that other calls have left.
+    /// Learns the plan of a scenario. Returns `None` if no rank enters a call, so that the slot rule
+    /// has no part in it, or if the scenario begins in a state that other calls have left.
     ///
     /// # Errors
-    /// What the execution that should be learned from does wrong.
+    /// The failure of the execution from which the plan should be learned.
     pub fn new(scenario: &Scenario) -> Result<Option<Self>, String> {
         if scenario.words.is_some() || !scenario.initial.is_empty() {
             return Ok(None);
         }
         let mut reference = scenario.clone();
-        reference.expires = None;
+        (reference.expires, reference.host_stops) = (None, None);
         let learned = scenario.calls.max(2);
         // The same slots, and no refresh.
         let first = 8 - (scenario.first.number() & 1);
@@ -240,7 +289,7 @@ impl Replay {
         };
         let report = search::observe(&reference, &Rules::default(), (1, 1), &mut learner);
         if let Some(failure) = report.failure {
-            // Of a scenario that is about waits which end, and whose calls cannot.
+            // The scenario is about waits that time out: without a deadline its calls never end.
             if scenario.expires.is_some() {
                 return Ok(None);
             }
@@ -277,10 +326,11 @@ impl Replay {
                 direct.insert(place);
             }
         }
-        let threads: HashMap<ThreadId, i64> = scenario.thread_ids().into_iter().zip(0..).collect();
-        let mut ranks = vec![0; threads.len()];
-        for (thread, &at) in &threads {
-            ranks[at as usize] = i64::from(thread.rank);
+        let threads = scenario.thread_ids();
+        assert!(scenario.ranks as usize <= RANKS && threads.len() <= 256, "{}", scenario.name());
+        let mut agents = vec![Vec::new(); scenario.ranks as usize];
+        for (agent, thread) in (0..).zip(&threads) {
+            agents[thread.rank as usize].push(agent);
         }
         let universe = Universe {
             ranks: scenario.ranks.into(),
@@ -294,11 +344,8 @@ impl Replay {
             let call = |value: i64| value - first;
             let tile = |at: i64| by_index[at as usize];
             i64::from(match name {
-                "rank" => return ranks[values[0] as usize],
-                "one" => {
-                    return ranks.iter().position(|&rank| rank == values[0]).unwrap_or_default()
-                        as i64;
-                }
+                "rank" => return threads[values[0] as usize].rank.into(),
+                "one" => return agents[values[0] as usize][0],
                 "plan" => {
                     let place = tile(values[3]);
                     owner(place) == values[2]
@@ -328,119 +375,126 @@ impl Replay {
                 _ => false,
             })
         };
-        let machine = Machine::new(&slot_rule(Numbers::REAL, None), universe, fixed);
-        let state = machine.initial();
+        let system = slot_rule(Numbers::REAL, None);
+        let track = Track::new(&system, Machine::new(&system, universe, fixed));
         Self {
             channel,
             first,
-            machine,
-            state,
-            threads,
+            track,
+            threads: scenario.thread_ids(),
+            agents,
             tiles,
             words,
             plan,
             direct,
-            counted_out: HashMap::new(),
-            steps: BTreeMap::new(),
-            executions: 0,
+            counted_out: [None; RANKS],
+            aborts: Aborts::default(),
         }
     }
 
     fn get(&self, name: &str, arguments: &[i64]) -> i64 {
-        self.machine.get(&self.state, name, arguments)
+        self.track.get(name, arguments)
     }
 
     fn is(&self, name: &str, arguments: &[i64]) -> bool {
-        self.get(name, arguments) != 0
+        self.track.is(name, arguments)
     }
 
-    /// A step of the rule.
-    fn step(&mut self, name: Name, parameters: &[i64]) -> Result<(), String> {
-        let action = self.machine.named(name);
-        let shown = |what: &str| format!("{} {what}", self.machine.show(action, parameters));
-        match self.machine.permits(&self.state, action, parameters) {
-            Ok(()) => {}
-            Err(Refusal::Given) => return Err(shown("is no step of the rule")),
-            Err(Refusal::Guard(guard)) => {
-                return Err(shown(&format!("is forbidden by \"{guard}\"")));
-            }
-            Err(Refusal::Property(it)) => return Err(shown(&format!("violates \"{it}\""))),
-        }
-        self.machine.perform(&mut self.state, action, parameters);
-        *self.steps.entry(name).or_default() += 1;
-        Ok(())
+    fn step(&mut self, name: Name, parameters: &[i64]) -> Result<(), Forbidden> {
+        self.track.step(name, parameters)
     }
 
-    /// All of these threads learn what the others know.
-    fn join(&mut self, agents: &[i64]) -> Result<(), String> {
-        for &to in agents {
-            for &from in agents.iter().filter(|&&from| from != to) {
-                self.step("turn", &[to, from])?;
-            }
-        }
-        Ok(())
+    /// Lets each of these threads learn what the others know: the first from all, then all from the
+    /// first.
+    fn join(&mut self, agents: &[i64]) -> Result<(), Forbidden> {
+        let Some((&first, others)) = agents.split_first() else { return Ok(()) };
+        others.iter().try_for_each(|&other| self.track.turn(first, other))?;
+        others.iter().try_for_each(|&other| self.track.turn(other, first))
     }
 
-    fn agents(&self, rank: i64) -> Vec<i64> {
-        let mut all: Vec<i64> = self
-            .threads
-            .iter()
-            .filter(|(id, _)| i64::from(id.rank) == rank)
-            .map(|(_, &at)| at)
-            .collect();
-        all.sort_unstable();
-        all
+    fn agent(&self, thread: ThreadId) -> i64 {
+        (0..).zip(&self.threads).find(|(_, it)| **it == thread).map_or(-1, |(agent, _)| agent)
     }
 
-    /// The number of a call that a word holds: the one nearest to the rank's call.
     fn ghost(&self, rank: i64, value: i64) -> i64 {
-        let call = self.get("call", &[rank]);
-        call + i64::from((value as i32).wrapping_sub(call as i32))
+        self.track.ghost(rank, value)
     }
 
-    /// All threads of the call have been counted out: the last one goes on for all.
-    fn count(&mut self, rank: i64) -> Result<(), String> {
+    /// Takes the step `count`: all threads of the call have been counted out, and the last one goes
+    /// on for all.
+    fn count(&mut self, rank: i64) -> Result<(), Forbidden> {
         if self.is("counted", &[rank]) {
             return Ok(());
         }
-        self.join(&self.agents(rank))?;
+        let agents = self.agents[rank as usize].clone();
+        self.join(&agents)?;
         self.step("count", &[rank])
     }
 
-    /// The call is over, and so is its last launch.
-    fn close(&mut self, rank: i64) -> Result<(), String> {
+    /// Ends the rank's call, whose last launch is over: the step `finish`, or `die` if it gave up.
+    fn close(&mut self, rank: i64) -> Result<(), Forbidden> {
         if !self.is("advanced", &[rank]) || self.is("dead", &[rank]) {
             return Ok(());
         }
         self.count(rank)?;
-        let how = if self.is("quit", &[rank]) { "die" } else { "finish" };
-        self.step(how, &[rank])
+        if !self.is("quit", &[rank]) {
+            return self.step("finish", &[rank]);
+        }
+        let call = self.get("call", &[rank]);
+        let peers = (0..i64::from(self.channel.size)).filter(|&peer| peer != rank);
+        let told = self.aborts.told[rank as usize];
+        let untold: Vec<i64> = peers.filter(|&peer| told & 1 << peer == 0).collect();
+        if !untold.is_empty() {
+            let pulls = self.plan.pulled.contains(&(call - self.first));
+            let what = format!("rank {rank} leaves call {call} and has not told {untold:?}");
+            return Err(Forbidden::new(if pulls { TOLD } else { LEAVES }, what));
+        }
+        self.step("die", &[rank])
     }
 
-    fn quits(&mut self, rank: i64) -> Result<(), String> {
+    /// Takes the step `see_done` for each done word that the rank has found set: a look at its abort
+    /// word found nothing, or the rank advances its number without one.
+    fn settle(&mut self, rank: i64) -> Result<(), Forbidden> {
+        let all = std::mem::take(&mut self.aborts.done_words);
+        for [of, agent, peer, v] in all {
+            if of == rank {
+                self.step("see_done", &[agent, peer, v])?;
+            } else {
+                self.aborts.done_words.push([of, agent, peer, v]);
+            }
+        }
+        Ok(())
+    }
+
+    fn quits(&mut self, rank: i64) -> Result<(), Forbidden> {
+        self.aborts.done_words.retain(|it| it[0] != rank);
         if self.is("quit", &[rank]) || self.is("idle", &[rank]) {
             return Ok(());
         }
         self.step("quit", &[rank])
     }
 
-    fn order(op: &Op, wanted: Order) -> Result<(), String> {
-        match op.order() {
-            Some(order) if order != wanted => {
-                Err(format!("{op:?}: the rule has {wanted:?} for this access"))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn load(&mut self, me: i64, agent: i64, op: &Op, index: u32, seen: i64) -> Result<(), String> {
+    fn load(
+        &mut self,
+        me: i64,
+        agent: i64,
+        op: &Op,
+        (owner, index): (i64, u32),
+        seen: i64,
+    ) -> Result<(), Forbidden> {
         let call = self.get("call", &[me]);
         let v = self.ghost(me, seen);
         match word(&self.channel, index) {
             Word::Abort if seen != 0 => self.quits(me),
+            Word::Abort => self.settle(me),
+            Word::Shard if owner != me => self.step("pull", &[agent, owner]),
             Word::Entry { source, odd } if source != me => {
-                Self::order(op, Order::Acquire)?;
                 let of_call = odd == (call.rem_euclid(2) == 1);
+                self.track.row(if of_call { Access::EntryLoad } else { Access::CreditLoad }, op)?;
+                // A rank that waits for done words looks who has entered, to blame one that has not.
+                if self.is("counted", &[me]) {
+                    return Ok(());
+                }
                 match of_call {
                     true if v >= call => self.step("entry", &[agent, source, v]),
                     false if v >= call - 1 => self.step("credit", &[agent, source, v]),
@@ -448,7 +502,9 @@ impl Replay {
                 }
             }
             Word::Signal { source } if source != me => {
-                Self::order(op, Order::Acquire)?;
+                let is_barrier = index >= self.channel.barriers;
+                let row = if is_barrier { Access::BarrierLoad } else { Access::SignalLoad };
+                self.track.row(row, op)?;
                 let Some(&w) = self.words.get(&meaning(&self.channel, index)) else {
                     return Ok(());
                 };
@@ -458,15 +514,29 @@ impl Replay {
                 Ok(())
             }
             Word::Done { reader } if reader != me => {
-                Self::order(op, Order::Acquire)?;
+                self.track.row(Access::DoneLoad, op)?;
                 if v >= call {
                     self.count(me)?;
-                    self.step("see_done", &[agent, reader, v])?;
+                    self.aborts.done_words.push([me, agent, reader, v]);
                 }
                 Ok(())
             }
             _ => Ok(()),
         }
+    }
+
+    /// Whether a rank that gave up stores a number of an earlier call to a word that has held it: copies
+    /// run on after a launch that failed, and carry the number of the last call that was opened.
+    fn says_nothing_new(&self, (me, peer): (i64, i64), index: u32, v: i64) -> bool {
+        let signal = matches!(word(&self.channel, index), Word::Signal { .. });
+        let earlier = self.first - 1..=self.get("call", &[me]);
+        signal
+            && earlier.contains(&v)
+            && self.is("quit", &[me])
+            && self
+                .words
+                .get(&meaning(&self.channel, index))
+                .is_some_and(|&w| self.is("stored", &[me, peer, w, v]))
     }
 
     fn store(
@@ -475,41 +545,62 @@ impl Replay {
         op: &Op,
         (peer, index): (i64, u32),
         value: i64,
-    ) -> Result<(), String> {
+    ) -> Result<(), Forbidden> {
         let call = self.get("call", &[me]);
         let kind = word(&self.channel, index);
         if kind == Word::Abort {
+            self.aborts.told[me as usize] |= 1 << peer;
             return self.quits(me);
         }
-        if matches!(kind, Word::Other | Word::Record { .. }) || peer == me {
+        if kind == Word::Shard && peer == me {
+            // A kernel of the stream before or after the call. A rank of one thread meets nobody
+            // between two launches, so nothing else says that its call is over.
+            self.close(me)?;
+            return if self.is("idle", &[me]) { self.step("use", &[me]) } else { Ok(()) };
+        }
+        if matches!(kind, Word::Shard | Word::Other | Word::Record { .. }) || peer == me {
+            return Ok(());
+        }
+        if self.says_nothing_new((me, peer), index, self.ghost(me, value)) {
             return Ok(());
         }
         if self.is("dead", &[me]) {
-            return Err(format!("{op:?} by a rank that has given up"));
+            return Err(Forbidden::new(GAVE_UP, format!("{op:?}")));
         }
-        Self::order(op, Order::Release)?;
         if self.ghost(me, value) != call {
-            return Err(format!("{op:?} in call {call}"));
+            return Err(Forbidden::new(NUMBER, format!("{op:?} in call {call}")));
         }
         let due = call.rem_euclid(Numbers::REAL.period) == 0;
         match kind {
             Word::Entry { odd, .. } if odd == (call.rem_euclid(2) == 1) => {
+                self.track.row(Access::EntryStore, op)?;
                 self.step("enter", &[agent, peer])
             }
-            Word::Entry { .. } => Err(format!("{op:?} into the record of the other parity")),
+            Word::Entry { .. } => Err(Forbidden::new("records: two, by parity", format!("{op:?}"))),
             Word::Done { .. } => {
+                // A refresh of a word of a call without pulls has the order of any other refresh.
+                let pulls = self.plan.pulled.contains(&(call - self.first));
+                self.track.row(if pulls { Access::DoneStore } else { Access::StampStore }, op)?;
                 self.count(me)?;
                 self.step("say_done", &[agent, peer])
             }
             _ => {
                 let Some(&w) = self.words.get(&meaning(&self.channel, index)) else {
-                    return if due { Ok(()) } else { Err(format!("{op:?}: no word of the plan")) };
+                    return if due {
+                        self.track.row(Access::StampStore, op)
+                    } else {
+                        Err(Forbidden::new(PLAN, format!("{op:?}")))
+                    };
                 };
                 let planned = self.plan.raised.contains(&(call - self.first, me, peer, index));
                 if due && (!planned || self.is("stored", &[me, peer, w, call])) {
+                    self.track.row(Access::StampStore, op)?;
                     self.count(me)?;
                     return self.step("stamp", &[agent, peer, w]);
                 }
+                let is_barrier = index >= self.channel.barriers;
+                let row = if is_barrier { Access::BarrierStore } else { Access::SignalStore };
+                self.track.row(row, op)?;
                 self.step("raise", &[agent, peer, w])
             }
         }
@@ -521,11 +612,12 @@ impl Replay {
         op: &Op,
         place: Place,
         bits: i64,
-    ) -> Result<(), String> {
+    ) -> Result<(), Forbidden> {
         let call = self.get("call", &[me]);
         let v = self.ghost(me, LlWord::from_bits(bits as u64).call.into());
         let Some(&k) = self.tiles.get(&place) else { return Ok(()) };
         if matches!(op, Op::Load { .. }) {
+            self.track.row(Access::LlLoad, op)?;
             let writers = (0..i64::from(self.channel.size)).filter(|&peer| peer != me);
             let source = writers
                 .into_iter()
@@ -536,26 +628,30 @@ impl Replay {
             };
         }
         if self.is("dead", &[me]) {
-            return Err(format!("{op:?} by a rank that has given up"));
+            return Err(Forbidden::new(GAVE_UP, format!("{op:?}")));
         }
         match call - v {
-            0 => self.step("push_numbered", &[agent, owner(place), k]),
+            0 => {
+                self.track.row(Access::LlStore, op)?;
+                self.step("push_numbered", &[agent, owner(place), k])
+            }
             2 => {
+                self.track.row(Access::LlStamp, op)?;
                 self.count(me)?;
                 self.step("stamp_numbered", &[agent, owner(place), k])
             }
-            _ => Err(format!("{op:?} in call {call}")),
+            _ => Err(Forbidden::new(NUMBER, format!("{op:?} in call {call}"))),
         }
     }
 
-    /// A plain access to a cell.
+    /// Replays a non-atomic access to a cell.
     fn cell(
         &mut self,
         (me, agent): (i64, i64),
         op: &Op,
         place: Place,
         index: u32,
-    ) -> Result<(), String> {
+    ) -> Result<(), Forbidden> {
         if !is_spoken_of(index) {
             return Ok(());
         }
@@ -565,12 +661,12 @@ impl Replay {
         match (op, peer == me, tile) {
             (Op::Write { .. }, false, Some(k)) => {
                 if self.is("dead", &[me]) {
-                    return Err(format!("{op:?} by a rank that has given up"));
+                    return Err(Forbidden::new(GAVE_UP, format!("{op:?}")));
                 }
                 let how = if self.direct.contains(&place) { "push_direct" } else { "push" };
                 self.step(how, &[agent, peer, k])
             }
-            (Op::Write { .. }, false, None) => Err(format!("{op:?}: no tile of the plan")),
+            (Op::Write { .. }, false, None) => Err(Forbidden::new(PLAN, format!("{op:?}"))),
             _ if self.is("dead", &[me]) => Ok(()),
             (Op::Read { .. }, false, _) => self.step("pull", &[agent, peer]),
             (Op::Read { .. }, true, Some(k)) if !idle => {
@@ -590,20 +686,21 @@ impl Replay {
 
 impl Observer for Replay {
     fn begin(&mut self) {
-        self.state = self.machine.initial();
-        self.counted_out.clear();
-        self.executions += 1;
+        self.track.begin();
+        self.counted_out.fill(None);
+        self.aborts = Aborts::default();
     }
 
-    fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), String> {
+    fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden> {
         let Some(place) = op.place() else { return Ok(()) };
         let me = i64::from(thread.rank);
-        let agent = self.threads[&thread];
+        let agent = self.agent(thread);
         match (*op, place) {
             (Op::Read { .. } | Op::Load { .. }, Place::Dev { index, .. })
                 if index == self.channel.call =>
             {
-                if self.agents(me).len() == 1 {
+                self.track.row(Access::CallLoad, op)?;
+                if self.agents[me as usize].len() == 1 {
                     self.close(me)?;
                 }
                 if self.is("dead", &[me]) {
@@ -615,28 +712,26 @@ impl Observer for Replay {
             (Op::Write { .. } | Op::Store { .. }, Place::Dev { index, .. })
                 if index == self.channel.call =>
             {
+                self.track.row(Access::CallStore, op)?;
                 if self.is("dead", &[me]) {
-                    Ok(())
-                } else {
-                    self.step("advance", &[me])
+                    return Ok(());
                 }
+                self.settle(me)?;
+                self.step("advance", &[me])
             }
             (Op::Add { .. }, Place::Dev { index, .. }) if index == self.channel.finished => {
-                Self::order(op, Order::AcqRel)?;
-                for other in self.counted_out.get(&me).cloned().unwrap_or_default() {
-                    self.step("turn", &[agent, other])?;
-                }
-                self.counted_out.entry(me).or_default().push(agent);
-                Ok(())
+                self.track.row(Access::FinishAdd, op)?;
+                let last = self.counted_out[me as usize].replace(agent as u8);
+                last.map_or(Ok(()), |last| self.track.turn(agent, last.into()))
             }
             (Op::Write { .. } | Op::Store { .. }, Place::Dev { index, .. })
                 if index == self.channel.finished =>
             {
-                self.counted_out.remove(&me);
-                Ok(())
+                self.counted_out[me as usize] = None;
+                self.track.row(Access::FinishStore, op)
             }
-            (Op::Load { .. }, Place::Sym { index, .. }) if !self.is("dead", &[me]) => {
-                self.load(me, agent, op, index, result)
+            (Op::Load { .. }, Place::Sym { rank, index }) if !self.is("dead", &[me]) => {
+                self.load(me, agent, op, (rank.into(), index), result)
             }
             (Op::Store { value, .. }, Place::Sym { rank, index }) => {
                 self.store((me, agent), op, (rank.into(), index), value)
@@ -666,8 +761,8 @@ impl Observer for Replay {
         }
     }
 
-    fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), String> {
-        let agents: Vec<i64> = threads.iter().map(|thread| self.threads[thread]).collect();
+    fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), Forbidden> {
+        let agents: Vec<i64> = threads.iter().map(|&thread| self.agent(thread)).collect();
         let Some(rank) = threads.first().map(|thread| i64::from(thread.rank)) else {
             return Ok(());
         };
@@ -677,44 +772,153 @@ impl Observer for Replay {
         if matches!(op, Op::Boundary) { self.close(rank) } else { Ok(()) }
     }
 
-    fn end(&mut self) -> Result<(), String> {
-        match self.machine.broken(&self.state) {
-            Some((clause, values)) => Err(format!("\"{clause}\" does not hold of {values:?}")),
-            None => Ok(()),
+    fn end(&mut self) -> Result<(), Forbidden> {
+        self.track.holds()
+    }
+}
+
+impl Explorer for Replay {
+    /// Number of changes, the threads counted out, and the abort words.
+    type Saved = (usize, [Option<u8>; RANKS], Aborts);
+
+    fn save(&self) -> Self::Saved {
+        (self.track.changes(), self.counted_out, self.aborts.clone())
+    }
+
+    fn restore(&mut self, (changes, counted_out, aborts): &Self::Saved) {
+        self.track.undo_to(*changes);
+        self.counted_out = *counted_out;
+        self.aborts.clone_from(aborts);
+    }
+}
+
+/// Replay of an execution against both rules, as far as they have a part in its scenario.
+struct Both {
+    slots: Option<Replay>,
+    members: Option<Members>,
+}
+
+impl Both {
+    fn new(scenario: &Scenario) -> Result<Option<Self>, String> {
+        let both = Self { slots: Replay::new(scenario)?, members: Members::new(scenario) };
+        Ok((both.slots.is_some() || both.members.is_some()).then_some(both))
+    }
+
+    fn counts(&self) -> Counts {
+        let mut counts = Counts::default();
+        self.slots.iter().for_each(|it| counts.add(&it.track.counts()));
+        self.members.iter().for_each(|it| counts.add(&it.track.counts()));
+        counts
+    }
+
+    fn each(
+        &mut self,
+        mut tell: impl FnMut(&mut dyn Observer) -> Result<(), Forbidden>,
+    ) -> Result<(), Forbidden> {
+        self.slots.as_mut().map_or(Ok(()), |it| tell(it))?;
+        self.members.as_mut().map_or(Ok(()), |it| tell(it))
+    }
+}
+
+impl Observer for Both {
+    fn begin(&mut self) {
+        let begun = self.each(|it| {
+            it.begin();
+            Ok(())
+        });
+        debug_assert_eq!(begun, Ok(()));
+    }
+
+    fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden> {
+        self.each(|it| it.performed(thread, op, result))
+    }
+
+    fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), Forbidden> {
+        self.each(|it| it.met(threads, op))
+    }
+
+    fn end(&mut self) -> Result<(), Forbidden> {
+        self.each(|it| it.end())
+    }
+}
+
+impl Explorer for Both {
+    type Saved = (Option<<Replay as Explorer>::Saved>, Option<usize>);
+
+    fn save(&self) -> Self::Saved {
+        (self.slots.as_ref().map(Explorer::save), self.members.as_ref().map(Explorer::save))
+    }
+
+    fn restore(&mut self, (slots, members): &Self::Saved) {
+        if let (Some(replay), Some(saved)) = (&mut self.slots, slots) {
+            replay.restore(saved);
+        }
+        if let (Some(replay), Some(saved)) = (&mut self.members, members) {
+            replay.restore(saved);
         }
     }
 }
 
-/// Replays so many random executions of a scenario; none if the slot rule has no part in it.
-pub fn replay(
-    scenario: &Scenario,
-    rules: &Rules,
-    runs: u64,
-) -> Option<(Report, BTreeMap<Name, u64>)> {
-    match Replay::new(scenario) {
-        Ok(None) => None,
-        Ok(Some(mut replay)) => {
-            let report = search::observe(scenario, rules, (1, runs), &mut replay);
-            Some((report, replay.steps))
-        }
+/// Executions of one engine that are replayed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Extent {
+    /// This number of random schedules.
+    Random(u64),
+    /// Every transition of the exhaustive search.
+    Search,
+    /// Every execution of loom with this number of preemptions; all executions if `None`.
+    Loom(Option<usize>),
+}
+
+/// Replays executions of a scenario. Returns `None` if neither rule has a part in it.
+pub fn replay(scenario: &Scenario, rules: &Rules, extent: Extent) -> Option<(Report, Counts)> {
+    let mut both = match Both::new(scenario) {
+        Ok(both) => both?,
         Err(why) => {
-            let report = search::observe(scenario, rules, (1, 0), &mut Nobody);
-            Some((Report { failure: Some(crate::Failure::Other(why)), ..report }, BTreeMap::new()))
+            let failure = Some(Failure::Other(why));
+            let report = search::random(scenario, rules, 1, 0);
+            return Some((Report { failure, ..report }, Counts::default()));
         }
+    };
+    Some(match extent {
+        Extent::Random(runs) => {
+            let report = search::observe(scenario, rules, (1, runs), &mut both);
+            (report, both.counts())
+        }
+        Extent::Search => {
+            let report = search::exhaust_observed(scenario, rules, STATES, &mut both);
+            (report, both.counts())
+        }
+        Extent::Loom(preemptions) => {
+            let both = Arc::new(Mutex::new(both));
+            let report = loom_memory::check_observed(scenario, rules, preemptions, both.clone());
+            let counts = both.lock().map_or_else(|_| Counts::default(), |both| both.counts());
+            (report, counts)
+        }
+    })
+}
+
+/// Whether a row of the table of accesses belongs to the slot rule or the device barrier. The others
+/// are explored by the models, and not replayed.
+pub fn is_replayed(access: Access) -> bool {
+    use Access::*;
+    match access {
+        EntryStore | CreditLoad | EntryLoad | SignalStore | SignalLoad | DoneStore | DoneLoad
+        | BarrierStore | BarrierLoad | StampStore | CallLoad | CallStore | FinishAdd
+        | FinishStore | LlStore | LlLoad | LlStamp => true,
+        VersionStore | VersionLoad | LockTake | LockGive | AbortStore | AbortLoad | AbortCheck
+        | FlagStore | FlagLoad | FlagStamp => false,
     }
 }
 
-struct Nobody;
-
-impl Observer for Nobody {
-    fn begin(&mut self) {}
-    fn performed(&mut self, _: ThreadId, _: &Op, _: i64) -> Result<(), String> {
-        Ok(())
-    }
-    fn met(&mut self, _: &[ThreadId], _: &Op) -> Result<(), String> {
-        Ok(())
-    }
-    fn end(&mut self) -> Result<(), String> {
-        Ok(())
-    }
+/// Names of all actions of both rules and all rows of the table that `counts` lacks.
+pub fn never_replayed(counts: &Counts) -> Vec<String> {
+    let systems = [slot_rule(Numbers::REAL, None), barrier(Numbers::REAL, None)];
+    let actions = systems.iter().flat_map(|it| it.actions.iter().map(|of| (it.name, of.name)));
+    let missing = actions
+        .filter(|name| !counts.steps.contains_key(name))
+        .map(|(system, action)| format!("action {action} of the {system}"));
+    let rows = Access::ALL.iter().filter(|&&access| is_replayed(access));
+    let rows = rows.filter(|access| !counts.accesses.contains_key(access.name()));
+    missing.chain(rows.map(|access| format!("access {}", access.name()))).collect()
 }

@@ -12,12 +12,12 @@ use super::rule::{Numbers, slot_rule};
 use super::system::System;
 use super::term::Name;
 use super::wrap::LEMMAS;
-use super::{barrier, bounded, smt};
+use super::{barrier, bounded, program, smt};
 
-/// What became of the proof.
+/// Result of the proof.
 #[derive(Clone, Debug, Default)]
 pub struct Proof {
-    /// What z3 says of its version; none if it is not there.
+    /// Version that z3 prints; `None` if there is no z3.
     pub solver: Option<String>,
     /// Lemmas about machine words that were settled as they should be.
     pub lemmas: usize,
@@ -29,11 +29,11 @@ pub struct Proof {
     pub states: usize,
     /// Actions that happened in them, of how many.
     pub actions: (usize, usize),
-    /// What failed, by name.
+    /// Failures, each with the name of the system and goal.
     pub failures: Vec<String>,
 }
 
-/// How much is done.
+/// Extent of a run: which checks it includes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Extent {
     /// The conditions alone.
@@ -49,7 +49,7 @@ pub enum Extent {
 type Make = fn(Numbers, Option<&str>) -> System;
 
 /// The systems that are proved.
-pub const SYSTEMS: [Make; 2] = [barrier::barrier, slot_rule];
+pub const SYSTEMS: [Make; 3] = [barrier::barrier, slot_rule, program::programs];
 
 /// Prove everything. Without z3 nothing is done but to say so.
 pub fn run(extent: Extent) -> Proof {
@@ -110,6 +110,10 @@ impl Proof {
                 if it.open.is_none() {
                     self.failures.push(format!("all is proved without \"{}\"", it.clause));
                 }
+                if worlds && it.violated.is_none() {
+                    let name = whole.name;
+                    self.failures.push(format!("{name}: no bad run without \"{}\"", it.clause));
+                }
             }
             self.weakened.extend(weak);
         }
@@ -118,30 +122,40 @@ impl Proof {
     /// In small worlds, nothing bad happens, and everything happens.
     fn explore(&mut self) {
         for make in SYSTEMS {
-            let system = make(bounded::SMALL, None);
-            let worlds = bounded::worlds(system.name);
-            let found: Vec<_> = worlds
-                .par_iter()
-                .map(|world| {
-                    (world.name, bounded::search(&system, world, bounded::SEARCHED / 4, true))
-                })
-                .collect();
-            let mut happened = HashSet::new();
-            for (name, found) in found {
-                self.states += found.states;
-                happened.extend(found.happened);
-                for what in found.violated.into_iter().chain(found.broken) {
-                    self.failures.push(format!("{name}: {what}: {:?}", found.trace));
-                }
-            }
-            for action in &system.actions {
-                if !happened.contains(action.name) {
-                    self.failures.push(format!("{}: {} never happens", system.name, action.name));
-                }
-            }
-            self.actions.0 += happened.len();
-            self.actions.1 += system.actions.len();
+            self.explore_worlds(&make(bounded::SMALL, None));
         }
+    }
+
+    /// Searches the worlds of a system with the constants [`bounded::SMALL`]. Failures are a violated property, a
+    /// broken invariant, an action that never happens, and a guard that always holds.
+    pub fn explore_worlds(&mut self, system: &System) {
+        let worlds = bounded::worlds(system.name);
+        let found: Vec<_> = worlds
+            .par_iter()
+            .map(|world| (world.name, bounded::search(system, world, bounded::SEARCHED / 4, true)))
+            .collect();
+        let (mut happened, mut refused) = (HashSet::new(), HashSet::new());
+        for (name, found) in found {
+            self.states += found.states;
+            happened.extend(found.happened);
+            refused.extend(found.refused);
+            for what in found.violated.into_iter().chain(found.broken) {
+                self.failures.push(format!("{name}: {what}: {:?}", found.trace));
+            }
+        }
+        for action in &system.actions {
+            if !happened.contains(action.name) {
+                self.failures.push(format!("{}: {} never happens", system.name, action.name));
+            }
+            for (guard, _) in &action.guards {
+                if !refused.contains(&(action.name, *guard)) {
+                    let (system, action) = (system.name, action.name);
+                    self.failures.push(format!("{system}: {action}: \"{guard}\" always holds"));
+                }
+            }
+        }
+        self.actions.0 += happened.len();
+        self.actions.1 += system.actions.len();
     }
 }
 

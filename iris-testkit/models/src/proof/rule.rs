@@ -93,7 +93,7 @@ functions! {
     dead(Rank): Bool;
     /// The last call that the first rank entered at the second.
     entered(Rank, Rank): Int;
-    /// What the store of that number carried.
+    /// Call up to which a thread that acquires this store knows its writer's work.
     entry_view(Rank, Rank, Int): Int;
     /// The last call whose record the first rank wrote at the second, by parity.
     recorded(Rank, Rank, Bool): Int;
@@ -119,7 +119,7 @@ functions! {
     taken(Rank, Rank, Tile): Int;
     /// Numbers stored in the word of the first rank at the second.
     stored(Rank, Rank, Word, Int): Bool;
-    /// What the store of that number carried.
+    /// Call up to which a thread that acquires this store knows its writer's work.
     view(Rank, Rank, Word, Int): Int;
     /// Numbers stored in that numbered tile.
     labelled(Rank, Rank, Tile, Int): Bool;
@@ -129,28 +129,30 @@ functions! {
     pulls(Rank, Rank): Int;
     /// Numbers stored in the done word of the first rank at the second.
     done(Rank, Rank, Int): Bool;
-    /// What the store of that number carried.
+    /// Call up to which a thread that acquires this store knows its writer's work.
     done_view(Rank, Rank, Int): Int;
     /// The first rank knows what the done word of the second carried.
     done_known(Rank, Rank): Int;
     /// The last call in which it saw that word reached.
     done_seen(Rank, Rank): Int;
+    /// The first rank has stored to the abort word of the second, before it left a call that pulls.
+    told(Rank, Rank): Bool;
 }
 
 /// The constants of the counter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Numbers {
-    /// How many numbers there are: 2^32.
+    /// Number of values of a word: 2^32.
     pub range: i64,
     /// Every so many calls all words are refreshed: 2^29.
     pub period: i64,
 }
 
 impl Numbers {
-    /// Those of iris-sync.
+    /// Constants of iris-sync.
     pub const REAL: Numbers = Numbers { range: 1 << 32, period: iris_sync::RESTAMP_PERIOD as i64 };
 
-    /// As `Call::reached_by`.
+    /// Comparison of `Call::reached_by`: whether `seen` is `want` or later.
     pub fn reached(&self, want: &Term, seen: &Term) -> Term {
         (seen - want).modulo(self.range).below(self.range / 2)
     }
@@ -202,7 +204,7 @@ impl Clauses {
         }
     }
 
-    /// What a release store of `call` carries; without this clause it is relaxed.
+    /// View that a release store of `call` carries; without this clause the store is relaxed.
     pub(super) fn carries(&self, name: Name, call: &Term) -> Term {
         if self.has(name) { call.clone() } else { call - 1 }
     }
@@ -446,7 +448,7 @@ fn of_entries(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
     vec![credits, enter, entry, compare]
 }
 
-/// Which of the two records a call uses.
+/// Record that a call uses, of the two by parity.
 fn record_slot(clauses: &Clauses, call: &Term) -> Term {
     if clauses.has("records: two, by parity") { is_odd(call) } else { false.into() }
 }
@@ -527,7 +529,7 @@ fn of_tiles(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
         .rule(clauses, "read: a tile of the plan", plan([&c, &p, &me, &k]))
         .rule(clauses, "slots: two, by parity", own_parity)
         .rule(clauses, "read: after the word that stands for it", seen([&h, &p, &its]).is(&c))
-        // What a rank reads after it has given up is void.
+        // Results of a rank that has given up are void.
         .rule(clauses, "read: the records agree", agreed([&h, &p]) | quit([&me]))
         .set(&taken([&me, &p, &k]), &c)
         .property("the tile is of this call", filled([&p, &me, &k]).is(&c))
@@ -592,6 +594,8 @@ fn of_numbered_tiles(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
             !dead([&me]),
             !idle([&me]),
             newest_refresh(numbers, &k, &c).is(&c),
+            // Follows from the line above, for the solver: the period is even.
+            odd([&k]).is(is_odd(&c)),
         ]))
         .rule(clauses, "stamp_numbered: all are counted out", counted([&me]))
         .rule(clauses, "stamp_numbered: the rank has not given up", !quit([&me]))
@@ -600,7 +604,6 @@ fn of_numbered_tiles(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
             "stamp_numbered: not a tile of this call",
             !all_of([plan([&c, &me, &q, &k]), numbered([&k])]),
         )
-        .rule(clauses, "numbered slots: two, by parity", odd([&k]).is(is_odd(&c)))
         .set(&labelled([&me, &q, &k, &(&c - 2)]), true)
         .property("data of this call is not overwritten", filled([&me, &q, &k]).below(&c))
         .property("the peer is past the call before the last", call([&q]).at_least(&c - 1));
@@ -626,7 +629,8 @@ fn of_pulls(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
             "the shard was filled before, and is known to be",
             any_of([dead([&p]), used([&p]).at_most(knows([&h, &p]))]),
         )
-        .property("the owner is in this call", any_of([dead([&p]), call([&p]).is(&c)]));
+        .property("the owner is in this call", any_of([dead([&p]), call([&p]).is(&c)]))
+        .property("the owner's done word is looked at later", done_seen([&me, &p]).below(&c));
     let me = rank([&g]);
     let c = call([&me]);
     let known = numbers.refresh_before(&(knows([&g, &q]) - 1));
@@ -649,6 +653,10 @@ fn of_pulls(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
             "see_done: the word reached this call",
             clauses.reached("see_done: compared by the difference", numbers, &c, &v),
         )
+        .rule(clauses, "see_done: all are counted out", counted([&me]))
+        // The code looks at its abort word once, after the last done word. Abort words are sticky,
+        // so a look that finds nothing holds for each done word before it.
+        .rule(clauses, "see_done: the peer has not told that it gave up", !told([&q, &me]))
         .set(&done_seen([&me, &q]), &c)
         .acquires(
             clauses,
@@ -656,7 +664,11 @@ fn of_pulls(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
             &[(&done_known([&me, &q]), &done_view([&q, &me, &v]))],
         )
         .property("the done word is within the window", numbers.in_window(&c, &v))
-        .property("a done word that was left alone does not look new", v.at_least(&c));
+        .property("a done word that was left alone does not look new", v.at_least(&c))
+        .property(
+            "the shard that was pulled has not changed since",
+            any_of([!pulled([&c]), !dead([&q]), call([&q]).above(&c)]),
+        );
     vec![pull, say, see]
 }
 
@@ -768,6 +780,13 @@ fn of_ends(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
         action.set_each(&flag([&d, &e]), [&d, &e], rank([&d]).is(&p), false)
     });
     let die = Action::new("die", [&p]).given(all_of([!idle([&p]), quit([&p]), !dead([&p])]));
+    // From then on its stream may overwrite the shard that peers pull. The code stores to the abort
+    // words before; a state between the two lets peers do no more than the states around it.
+    let die = if clauses.has("die: peers of a call that pulls are told") {
+        die.set_each(&told([&p, &r]), [&r], pulled([&c]), true)
+    } else {
+        die
+    };
     // A rank that has given up does nothing more; without this clause it goes on with the next call.
     let die = if clauses.has("die: no call after one that was given up") {
         die.set(&dead([&p]), true)

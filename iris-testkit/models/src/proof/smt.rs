@@ -8,7 +8,7 @@ use super::system::{Clause, System};
 use super::term::text::{bind, put, sort, text};
 use super::term::{Function, Sort, Term, Variable};
 
-/// What the solver says of a goal.
+/// Solver's answer to a goal.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Answer {
     /// There is no counterexample.
@@ -94,7 +94,7 @@ fn talk(script: &str) -> std::io::Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// What `z3 --version` says; none if there is no such program.
+/// Output of `z3 --version`; `None` if there is no such program.
 pub fn version() -> Option<String> {
     let output = Command::new("z3").arg("--version").output().ok()?;
     let said = String::from_utf8_lossy(&output.stdout);

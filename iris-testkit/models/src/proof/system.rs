@@ -23,7 +23,7 @@ pub struct Effect {
     pub at: Vec<Term>,
     /// Variables of this assignment.
     pub over: Vec<Variable>,
-    /// Which of their values.
+    /// Condition on these variables: the assignment applies where it holds.
     pub only: Term,
     /// The new value; functions in it are those before the action.
     pub value: Term,
@@ -55,13 +55,13 @@ pub struct Action {
     pub name: Name,
     /// Its parameters.
     pub over: Vec<Variable>,
-    /// What makes it this action, and what the memory allows.
+    /// Conditions that define the action and the values that memory may return.
     pub given: Vec<Term>,
-    /// What the rule demands before it, by name.
+    /// Guards that the rule demands, by name.
     pub guards: Vec<(Name, Term)>,
-    /// What it changes.
+    /// Assignments to the state.
     pub effects: Vec<Effect>,
-    /// What must hold whenever it happens.
+    /// Properties that must hold whenever the action happens, by name.
     pub properties: Vec<(Name, Term)>,
 }
 
@@ -74,7 +74,7 @@ pub struct System {
     pub fixed: &'static [Function],
     /// Functions of the state.
     pub state: &'static [Function],
-    /// What holds of the fixed functions.
+    /// Assumptions about the fixed functions.
     pub axioms: Vec<Clause>,
     /// Values of the state's functions before the first action.
     pub initial: Vec<Effect>,
@@ -194,7 +194,7 @@ impl System {
         self.actions.iter().find(|action| action.name == name)
     }
 
-    /// What is wrong with the text of the system itself, for tests: functions or variables that nobody has
+    /// Faults in the text of the system itself, for tests: functions or variables that nobody has
     /// declared, or functions without an initial value.
     pub fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
@@ -255,7 +255,7 @@ fn free(term: &Term, over: &[Variable]) -> Option<Name> {
 }
 
 impl Action {
-    /// What must hold for the action to happen.
+    /// Conjunction of the conditions and guards under which the action can happen.
     pub fn enabled(&self) -> Term {
         let guards = self.guards.iter().map(|(_, term)| term.clone());
         Term::conjunction(self.given.iter().cloned().chain(guards).collect())

@@ -151,7 +151,7 @@ impl Term {
         self.at_least(&other).choose(self, &other)
     }
 
-    /// The same term with `replace` applied to every application and variable in it, innermost first.
+    /// Copy of this term with `replace` applied to every application and variable in it, innermost first.
     pub fn rebuild(&self, replace: &dyn Fn(&Node) -> Option<Term>) -> Term {
         let again = |term: &Term| term.rebuild(replace);
         let many = |terms: &[Term]| terms.iter().map(again).collect::<Vec<_>>();
@@ -174,7 +174,7 @@ impl Term {
         replace(&node).unwrap_or_else(|| Term::new(node))
     }
 
-    /// The same term with these values in place of these variables. Variables that quantifiers bind have
+    /// Copy of this term with these values in place of these variables. Variables that quantifiers bind have
     /// names of their own.
     pub fn with(&self, variables: &[Variable], values: &[Term]) -> Term {
         self.rebuild(&|node| match node {

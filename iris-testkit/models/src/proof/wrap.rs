@@ -6,7 +6,7 @@ use super::smt::{self, Answer};
 /// A statement about 64-bit numbers a and b, which stand for calls, and the 32-bit words that hold them.
 #[derive(Clone, Copy, Debug)]
 pub struct Lemma {
-    /// What it says.
+    /// The statement in words.
     pub name: &'static str,
     /// SMT-LIB assertions that contradict it.
     script: &'static str,
@@ -62,7 +62,7 @@ pub const LEMMAS: [Lemma; 6] = [
 ];
 
 impl Lemma {
-    /// What the solver says of it.
+    /// Asks the solver whether the lemma is true.
     pub fn settle(&self, limit: u64) -> Answer {
         smt::ask(&format!("{WORDS}{}\n", self.script), 0, limit)
     }

@@ -251,14 +251,15 @@ pub mod programs {
         DELIVER = iris_model_deliver;
         /// [`relay`](crate::ops::relay).
         RELAY = iris_model_relay;
-        /// [`pull`](crate::ops::pull).
+        /// [`pull`](crate::ops::pull); option 1 is [`pull_of_leavers`](crate::ops::pull_of_leavers).
         PULL = iris_model_pull;
         /// [`staged`](crate::ops::staged).
         STAGED = iris_model_staged;
         /// [`gather`](crate::ops::gather); option 1 has no barrier.
         GATHER = iris_model_gather;
         /// [`copied`](crate::ops::copied); option 1 does not wait for the peers, option
-        /// 2 is [`copied_on`](crate::ops::copied_on), 4 [`copied_beside`](crate::ops::copied_beside).
+        /// 2 is [`copied_on`](crate::ops::copied_on), 4 [`copied_beside`](crate::ops::copied_beside), 8
+        /// [`copied_of_leavers`](crate::ops::copied_of_leavers).
         COPIED = iris_model_copied;
         /// [`stored`](crate::ops::stored); option 1 stores although its rank had given up, 2 before its turn.
         STORED = iris_model_stored;

@@ -1,3 +1,5 @@
+//! Long because it implements all accesses of `Memory`, each with the changes that mutants make to it.
+
 #![allow(unsafe_code, reason = "the hooks that let a model run the device headers")]
 
 use std::cell::{Cell, RefCell};
@@ -5,8 +7,8 @@ use std::ptr;
 
 use iris_sync::flow::Launch;
 use iris_sync::{
-    Access, Call, Channel, DevWord, Fault, LINE_WORDS, Limit, LlWord, Memory, Record, Scope,
-    SymPair, SymWord, ll,
+    Access, Call, Channel, DevWord, Fault, FaultKind, LINE_WORDS, Limit, LlWord, Memory, Record,
+    Scope, SymPair, SymWord, ll,
 };
 
 use super::Scenario;
@@ -173,6 +175,15 @@ impl<'a> Thread<'a> {
     /// Reads a cell and fails unless it holds `wanted`.
     pub fn expect(&self, place: Place, wanted: i32) {
         self.check(place, self.read(place), wanted);
+    }
+
+    /// Whether this is an abort word of a peer, while this thread leaves because its host or another rank
+    /// told it to.
+    fn leaves_untold(&self, word: SymWord) -> bool {
+        let told = self.fault.get().is_some_and(|fault| {
+            matches!(fault.kind, FaultKind::PeerGaveUp | FaultKind::HostAbort)
+        });
+        told && word.index == iris_sync::ABORT_WORD && word.rank != self.id.rank
     }
 
     /// Whether waits of this thread time out.
@@ -379,6 +390,9 @@ impl Memory for Thread<'_> {
         if access == Access::StampStore && left_out() {
             return;
         }
+        if self.rules.has(Change::LeaveUntold) && self.leaves_untold(word) {
+            return;
+        }
         let Some(value) = self.value(access, value) else { return };
         let word = if access == Access::StampStore && self.rules.has(Change::OwnerStamps) {
             self.mirrored(word)
@@ -464,6 +478,10 @@ impl Memory for Thread<'_> {
 
     fn pause(&self, _spins: u32) {
         self.perform(Op::Pause);
+    }
+
+    fn host_abort(&self) -> i32 {
+        (self.scenario.host_stops == Some(self.id.rank)).into()
     }
 
     fn expired(&self, limit: Limit, spins: u32) -> bool {

@@ -5,7 +5,7 @@ use super::*;
 use crate::proof::system::{Clause, Effect};
 use crate::proof::term::{Function, Sort, Term, all_of, any_of, variable};
 
-/// What plans promise.
+/// Assumptions about plans, which tests of iris-ops check.
 pub(super) fn plans() -> Vec<Clause> {
     let (p, q) = (variable(("p", Sort::Rank)), variable(("q", Sort::Rank)));
     let (k, v) = (variable(("k", Sort::Tile)), variable(("v", Sort::Int)));
@@ -409,9 +409,17 @@ fn shards(numbers: &Numbers) -> Vec<Clause> {
             [&p, &q],
             other.implies(all_of([
                 done_seen([&p, &q]).at_most(newest(&p)),
-                all_of([done_seen([&p, &q]).is(&c), c.at_least(first([]))])
-                    .implies(all_of([done_known([&p, &q]).at_least(&c), out(&q, &c)])),
+                all_of([done_seen([&p, &q]).is(&c), c.at_least(first([]))]).implies(all_of([
+                    done_known([&p, &q]).at_least(&c),
+                    out(&q, &c),
+                    counted([&p]),
+                ])),
             ])),
+        ),
+        Clause::new(
+            "told: by a rank that left a call that pulls",
+            [&p, &q],
+            all_of([other.clone(), dead([&p]), pulled([&c])]).implies(told([&p, &q])),
         ),
         Clause::new(
             "pull: over in calls that are over",

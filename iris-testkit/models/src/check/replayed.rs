@@ -1,0 +1,233 @@
+//! Replays of executions against the proved rules: of all that the models explore, of random
+//! schedules, and of the mutants, which must leave the rules.
+
+use std::collections::{BTreeSet, HashSet};
+
+use comfy_table::{Table, presets};
+use iris_sync::Access;
+use rayon::prelude::*;
+
+use super::catalogue::{self, Implementation, Model, catalogue};
+use super::protocol::Pointers;
+use crate::mutants::{Engine, Mutant};
+use crate::proof::replay::{self, Counts, Extent, is_replayed, replay};
+use crate::proof::report::Proof;
+use crate::{Check, Failure, Report, Rules, Scenario, headers};
+
+/// Replays of one scenario's executions.
+#[derive(Clone, Debug)]
+pub struct Replayed {
+    /// Implementation that was run.
+    pub implementation: Implementation,
+    /// Number of executions, and the first one that the rules do not allow.
+    pub report: Report,
+    /// Number of replayed steps and accesses.
+    pub counts: Counts,
+}
+
+/// Least number of steps that [`missing`] asks for.
+pub const STEPS: u64 = 1_000_000;
+
+/// Explores a model, and replays every execution of loom and every transition of the search.
+/// Models of other engines, and those in which no rule has a part, are explored only; [`random`]
+/// replays schedules of them.
+pub fn explore(model: &Model) -> (Report, Option<Replayed>) {
+    let &Model { implementation, ref scenario, engine, .. } = model;
+    let extent = match engine {
+        Engine::Loom(preemptions) => Some(Extent::Loom(preemptions)),
+        Engine::Search => Some(Extent::Search),
+        Engine::Random(_) | Engine::WholeRange(_) | Engine::SlotsWholeRange => None,
+    };
+    let replayed = extent.and_then(|extent| replay(scenario, &Rules::default(), extent));
+    match replayed {
+        Some((report, counts)) => {
+            (report.clone(), Some(Replayed { implementation, report, counts }))
+        }
+        None => (model.run(), None),
+    }
+}
+
+/// Replays random schedules of each scenario of the catalogue, and of calls that refresh words.
+pub fn random(full: bool) -> Vec<Replayed> {
+    let runs = if full { 400 } else { 10 };
+    let mut seen = HashSet::new();
+    let models = catalogue(full).into_iter();
+    let mut all: Vec<_> = models.map(|it| (it.implementation, it.scenario)).collect();
+    all.retain(|(source, scenario)| seen.insert((scenario.name().to_string(), *source)));
+    all.extend(catalogue::refreshing());
+    let replayed = all.into_par_iter().filter_map(|(implementation, scenario)| {
+        let (report, counts) = replay(&scenario, &Rules::default(), Extent::Random(runs))?;
+        Some(Replayed { implementation, report, counts })
+    });
+    replayed.collect()
+}
+
+/// Sums of the steps and accesses of one implementation.
+pub fn counts(replayed: &[Replayed], source: Implementation) -> Counts {
+    let mut counts = Counts::default();
+    let of_source = replayed.iter().filter(|it| it.implementation == source);
+    of_source.for_each(|it| counts.add(&it.counts));
+    counts
+}
+
+/// Names of the actions of the rules, and of the rows of the table of accesses, that one of the
+/// implementations never replayed; and the number of steps, if it is less than [`STEPS`].
+pub fn missing(replayed: &[Replayed]) -> Vec<String> {
+    let sources: &[_] = if headers::AVAILABLE {
+        &[Implementation::Rust, Implementation::Headers]
+    } else {
+        &[Implementation::Rust]
+    };
+    let of_source = |&source: &Implementation| {
+        let missing = replay::never_replayed(&counts(replayed, source)).into_iter();
+        missing.map(move |what| format!("never replayed ({}): {what}", source.name()))
+    };
+    let mut missing: Vec<String> = sources.iter().flat_map(of_source).collect();
+    let steps: u64 = replayed.iter().map(|it| it.counts.total()).sum();
+    if steps < STEPS {
+        missing.push(format!("replayed {steps} steps, expected at least {STEPS}"));
+    }
+    missing
+}
+
+/// Replay of a mutant.
+#[derive(Clone, Debug)]
+pub struct ReplayedMutant {
+    /// Implementation that was run.
+    pub implementation: Implementation,
+    /// The mutant.
+    pub mutant: Mutant,
+    /// Number of executions, and the step at which the first one left the rules.
+    pub report: Report,
+}
+
+/// Number of random schedules of a mutant that are replayed, at most.
+const RUNS: u64 = 60;
+
+/// Mutants of accesses that the rules do not speak of, with the reason.
+const OUTSIDE: &[(&str, &str)] = &[
+    ("no-vote-after-lock", LOCKS),
+    ("no-vote-before-unlock", LOCKS),
+    ("site-lock-give", LOCKS),
+    ("no-stamp-flag", "staging flags are explored only"),
+];
+const LOCKS: &str = "locks are explored only";
+
+/// Replays random schedules of the mutants, up to the first that leaves the rules. Mutants of the
+/// scenario itself, and those in whose scenario no rule has a part, are left out.
+///
+/// Calls that refresh words take the place of a scenario that goes through the whole range of
+/// numbers, and of one without peers, if the mutant is of a row that the rules use.
+pub fn mutants(all: Vec<(Implementation, Mutant)>) -> Vec<ReplayedMutant> {
+    let replayed = all.into_par_iter().filter(|(_, mutant)| !mutant.in_scenario);
+    let replayed = replayed.filter_map(|(implementation, mutant)| {
+        let refreshing = || {
+            let of_source = |(source, scenario)| (source == implementation).then_some(scenario);
+            catalogue::refreshing().into_iter().filter_map(of_source).collect()
+        };
+        let replay_in = |scenarios: Vec<Scenario>| {
+            let mut last = None;
+            for scenario in scenarios {
+                let report = replay(&scenario, &mutant.rules, Extent::Random(RUNS)).map(|it| it.0);
+                let is_by_rule = report.as_ref().is_some_and(|it| by_rule(&it.failure));
+                last = report.or(last);
+                if is_by_rule {
+                    break;
+                }
+            }
+            last
+        };
+        let report = match mutant.engine {
+            Engine::WholeRange(_) | Engine::SlotsWholeRange => replay_in(refreshing()),
+            _ => replay_in(vec![mutant.scenario.clone()]),
+        };
+        let is_row = mutant.access.is_some_and(is_replayed);
+        let report = report.or_else(|| if is_row { replay_in(refreshing()) } else { None })?;
+        Some(ReplayedMutant { implementation, mutant, report })
+    });
+    replayed.collect()
+}
+
+fn by_rule(failure: &Option<Failure>) -> bool {
+    matches!(failure, Some(Failure::Rule(_) | Failure::Scope(..)))
+}
+
+impl ReplayedMutant {
+    /// Name of the clause, property or row of the table that forbids the step at which the mutant
+    /// leaves the rules; `None` if it does not.
+    pub fn by(&self) -> Option<&'static str> {
+        match &self.report.failure {
+            Some(Failure::Rule(forbidden)) => Some(forbidden.by),
+            Some(Failure::Scope(..)) => Some(self.mutant.access.map_or(SCOPE, Access::name)),
+            // Scenarios check the value of each item that they take.
+            Some(Failure::Wrong { .. }) => Some(VALUE),
+            _ => None,
+        }
+    }
+
+    /// Fault of the replay: the mutant leaves the rules if it must not, or keeps to them if it must
+    /// leave. A mutant whose signal is lost keeps to them, because liveness is not proved.
+    pub fn fault(&self) -> Option<String> {
+        let outside = OUTSIDE.iter().find(|(name, _)| *name == self.mutant.name);
+        let is_lost = self.mutant.expected == Check::Lost
+            && matches!(self.report.failure, Some(Failure::Lost(_)));
+        let wrong = match (self.by(), outside) {
+            (None, None) if !is_lost => format!("keeps to the rules: {:?}", self.report.failure),
+            (Some(by), Some((_, why))) => format!("stops at \"{by}\", although {why}"),
+            _ => return None,
+        };
+        let (name, source) = (self.mutant.name, self.implementation.name());
+        Some(format!("replayed mutant {name} ({source}) {wrong}"))
+    }
+}
+
+/// Name of the rule that a value read is the one that the call wrote.
+const VALUE: &str = "what is read is of this call";
+/// Name of the rule that words of peers are accessed at system scope.
+const SCOPE: &str = "words of peers are accessed at system scope";
+
+/// Whether a step that `by` forbids shows the clause.
+fn shows(by: &str, clause: &str) -> bool {
+    let access = Access::ALL.iter().any(|it| it.name() == by);
+    by == clause || access && clause.split(' ').any(|word| word == by)
+}
+
+/// Table of the clauses of the rules: the section that states the clause, the condition that is not proved without the clause, the
+/// property that a small world then violates, and the mutants of the code that stop at the clause. It ends
+/// with the mutants that stop at a property, at a row of the table of accesses that is no clause, or
+/// at no step.
+pub(super) fn table(proof: &Proof, pointers: &Pointers, mutants: &[ReplayedMutant]) -> Table {
+    let mut rows = Table::new();
+    rows.load_preset(presets::NOTHING).set_header([
+        "clause, or property",
+        "section of PROTOCOL.md",
+        "not proved without it",
+        "violated in a small world",
+        "mutants that stop there",
+    ]);
+    let names = |of: &dyn Fn(&ReplayedMutant) -> bool| {
+        let names: BTreeSet<_> =
+            mutants.iter().filter(|it| of(it)).map(|it| it.mutant.name).collect();
+        names.into_iter().collect::<Vec<_>>().join(" ")
+    };
+    for it in &proof.weakened {
+        let open = it.open.as_ref().map_or("NOTHING".into(), ToString::to_string);
+        let violated = it.violated.map_or("-".into(), |(property, world, steps)| {
+            format!("{property} ({world}, {steps} steps)")
+        });
+        let here = names(&|mutant| mutant.by().is_some_and(|by| shows(by, it.clause)));
+        let section = pointers.sections.get(it.clause).cloned().unwrap_or_default();
+        rows.add_row([it.clause.to_string(), section, open, violated, here]);
+    }
+    let is_clause = |by: &str| proof.weakened.iter().any(|it| shows(by, it.clause));
+    let others: BTreeSet<_> =
+        mutants.iter().filter_map(ReplayedMutant::by).filter(|by| !is_clause(by)).collect();
+    for by in others {
+        rows.add_row([by, "-", "-", "-", &names(&|it| it.by() == Some(by))]);
+    }
+    let lost = names(&|it| it.by().is_none() && it.mutant.expected == Check::Lost);
+    rows.add_row(["no step: a signal is lost (liveness is explored only)", "-", "-", "-", &lost]);
+    let outside = names(&|it| it.by().is_none() && it.mutant.expected != Check::Lost);
+    rows.add_row(["no step: the rules do not speak of it", "-", "-", "-", &outside]);
+    rows
+}

@@ -1,0 +1,58 @@
+//! Observer of the executions of loom.
+
+use std::sync::{Arc, Mutex};
+
+use crate::search::Observer;
+use crate::{Failure, Forbidden};
+
+/// Observer of executions.
+pub(super) struct Watch {
+    pub(super) observer: Arc<Mutex<dyn Observer + Send>>,
+    /// Whether an execution is under way.
+    pub(super) is_on: bool,
+}
+
+impl Watch {
+    /// Calls the observer, if an execution is under way.
+    pub(super) fn tell(
+        &self,
+        call: impl FnOnce(&mut (dyn Observer + Send + 'static)) -> Result<(), Forbidden>,
+    ) -> Result<(), Failure> {
+        if !self.is_on {
+            return Ok(());
+        }
+        match self.observer.lock() {
+            Ok(mut observer) => call(&mut *observer).map_err(Failure::Rule),
+            Err(_) => Err(Failure::Other("the observer panicked".into())),
+        }
+    }
+
+    /// Ends the execution under way, if there is one: loom says only when the next one begins.
+    pub(super) fn end(&mut self) -> Result<(), Failure> {
+        let ended = self.tell(|observer| observer.end());
+        self.is_on = false;
+        ended
+    }
+
+    pub(super) fn begin(&mut self) -> Result<(), Failure> {
+        self.end()?;
+        self.is_on = true;
+        self.tell(|observer| {
+            observer.begin();
+            Ok(())
+        })
+    }
+}
+
+pub(super) type Watched = Option<Arc<Mutex<Watch>>>;
+
+pub(super) fn with_watch(
+    watched: &Watched,
+    call: impl FnOnce(&mut Watch) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    match watched.as_ref().map(|watch| watch.lock()) {
+        None => Ok(()),
+        Some(Ok(mut watch)) => call(&mut watch),
+        Some(Err(_)) => Err(Failure::Other("the observer panicked".into())),
+    }
+}

@@ -1,0 +1,55 @@
+//! Values of a machine's state, and steps that can be taken back.
+
+use super::{Machine, State, System};
+use crate::proof::term::{Function, Sort};
+
+impl Machine {
+    /// Lets the action happen, and appends each value that it overwrote to `log`, with its index.
+    pub(in crate::proof) fn perform_logged(
+        &self,
+        state: &mut State,
+        action: usize,
+        parameters: &[i64],
+        log: &mut Vec<(usize, i64)>,
+    ) {
+        for (at, value) in self.writes(state, &self.actions[action].effects, parameters) {
+            let old = std::mem::replace(&mut state.0[at], value);
+            if old != value {
+                log.push((at, old));
+            }
+        }
+    }
+
+    /// Offset and length of the row of one thread, for each function of the state whose first
+    /// argument is a thread. The row of thread g begins g lengths after the offset.
+    pub(in crate::proof) fn rows_of_threads(&self, system: &System) -> Vec<(usize, usize)> {
+        let state = &self.tables[system.fixed.len()..];
+        let of_threads = state.iter().filter(|(it, _)| it.arguments.first() == Some(&Sort::Agent));
+        let length = |function: &Function| {
+            let others = function.arguments[1..].iter();
+            others.map(|&sort| self.universe.domain(sort).1 as usize).product()
+        };
+        of_threads.map(|(function, offset)| (*offset, length(function))).collect()
+    }
+
+    /// An action with its parameters, for people.
+    pub fn show(&self, action: usize, parameters: &[i64]) -> String {
+        let action = &self.actions[action];
+        let pairs = action.over.iter().zip(parameters);
+        let pairs: Vec<_> = pairs.map(|((name, _), it)| format!("{name}={it}")).collect();
+        format!("{}({})", action.name, pairs.join(" "))
+    }
+
+    /// The value of a function.
+    pub fn get(&self, state: &State, name: &str, arguments: &[i64]) -> i64 {
+        let Some((function, offset)) = self.tables.iter().find(|(it, _)| it.name == name) else {
+            unreachable!("no function {name}")
+        };
+        let mut index = 0;
+        for (&argument, &sort) in arguments.iter().zip(function.arguments) {
+            let (from, count) = self.universe.domain(sort);
+            index = index * count + argument - from;
+        }
+        state.0[offset + index as usize]
+    }
+}

@@ -1,0 +1,295 @@
+//! Replay of the device barrier. A word of the rule is a phase, and a rank of the rule a member of the
+//! group. Each access of a member to a cell is work before the next phase at which it arrives.
+
+use std::collections::{BTreeSet, HashMap};
+
+use iris_sync::{ABORT_WORD, Access, Channel};
+
+use super::track::Track;
+use super::{Word, is_spoken_of, meaning, owner, word};
+use crate::proof::barrier::barrier;
+use crate::proof::concrete::{Machine, Universe};
+use crate::proof::rule::Numbers;
+use crate::search::{self, Explorer, Observer};
+use crate::{Forbidden, Op, Place, Rules, Scenario, ThreadId};
+
+/// Number of the barrier's phases in a channel.
+const PHASES: i64 = 2;
+
+/// Phase of a barrier word; `None` for other words.
+fn phase(channel: &Channel, index: u32) -> Option<i64> {
+    let signal = matches!(word(channel, index), Word::Signal { .. });
+    (signal && index >= channel.barriers).then(|| meaning(channel, index).1.into())
+}
+
+/// Observer that learns from one execution which ranks meet, and in which phases of which calls.
+#[derive(Clone, Default)]
+struct Learner {
+    channel: Option<Channel>,
+    first: i64,
+    calls: HashMap<u32, i64>,
+    /// Whether launches read the number of the call.
+    numbered: bool,
+    members: BTreeSet<i64>,
+    used: BTreeSet<(i64, i64)>,
+    /// Writes of each rank since it last arrived.
+    unheralded: HashMap<u32, Vec<Place>>,
+    /// Phase before which a rank writes a place, by call, rank and place.
+    heralds: HashMap<(i64, u32, Place), i64>,
+}
+
+impl Observer for Learner {
+    fn begin(&mut self) {}
+
+    fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden> {
+        let Some(channel) = self.channel else { return Ok(()) };
+        match (*op, op.place()) {
+            (Op::Read { .. } | Op::Load { .. }, Some(Place::Dev { index, .. }))
+                if index == channel.call =>
+            {
+                self.numbered = true;
+                self.calls.insert(thread.rank, result - self.first);
+            }
+            (Op::Store { value, .. }, Some(Place::Sym { index, .. })) => {
+                if let Some(phase) = phase(&channel, index) {
+                    let call = self.calls.get(&thread.rank).copied();
+                    self.members.insert(thread.rank.into());
+                    let call = call.unwrap_or(value - self.first);
+                    self.used.insert((call, phase));
+                    for place in self.unheralded.remove(&thread.rank).unwrap_or_default() {
+                        self.heralds.insert((call, thread.rank, place), phase);
+                    }
+                }
+            }
+            (Op::Write { .. }, Some(place @ Place::Cell { index, .. })) if is_spoken_of(index) => {
+                self.unheralded.entry(thread.rank).or_default().push(place);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn met(&mut self, _: &[ThreadId], _: &Op) -> Result<(), Forbidden> {
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<(), Forbidden> {
+        Ok(())
+    }
+}
+
+/// Replay of the barrier rule.
+pub(super) struct Members {
+    channel: Channel,
+    pub(super) track: Track,
+    numbered: bool,
+    /// Number of each member.
+    members: HashMap<i64, i64>,
+    used: BTreeSet<(i64, i64)>,
+    heralds: HashMap<(i64, u32, Place), i64>,
+    first: i64,
+}
+
+impl Members {
+    /// Learns the members and phases of a scenario. Returns `None` unless every call has a barrier of
+    /// phase 0.
+    pub(super) fn new(scenario: &Scenario) -> Option<Self> {
+        if scenario.words.is_some() || !scenario.initial.is_empty() {
+            return None;
+        }
+        let channel = scenario.channel(0);
+        let first = 8 - (scenario.first.number() & 1);
+        let mut reference = scenario.clone().calls(scenario.calls, first);
+        (reference.expires, reference.host_stops) = (None, None);
+        let mut learner =
+            Learner { channel: Some(channel), first: first.into(), ..Learner::default() };
+        search::observe(&reference, &Rules::default(), (1, 1), &mut learner);
+        let calls = i64::from(scenario.calls);
+        if learner.members.is_empty() || !(0..calls).all(|it| learner.used.contains(&(it, 0))) {
+            return None;
+        }
+        let first = i64::from(scenario.first.number());
+        let universe = Universe {
+            ranks: learner.members.len() as i64,
+            agents: 1,
+            words: PHASES,
+            tiles: 1,
+            first,
+            calls: calls + 1,
+        };
+        // A call after the last one has the barrier too, so that the axiom holds.
+        let is_used = |call: i64, phase: i64| phase == 0 || learner.used.contains(&(call, phase));
+        let fixed = |name: &'static str, values: &[i64]| match name {
+            "first" => first,
+            "used" => is_used(values[0] - first, values[1]).into(),
+            _ => 0,
+        };
+        let system = barrier(Numbers::REAL, None);
+        let track = Track::new(&system, Machine::new(&system, universe, fixed));
+        let members = learner.members.iter().copied().zip(0..).collect();
+        let Learner { numbered, used, heralds, .. } = learner;
+        Some(Self { channel, track, numbered, members, used, heralds, first })
+    }
+
+    fn peers(&self, me: i64) -> impl Iterator<Item = i64> + use<> {
+        (0..self.members.len() as i64).filter(move |&it| it != me)
+    }
+
+    fn uses(&self, call: i64, phase: i64) -> bool {
+        self.used.contains(&(call - self.first, phase))
+    }
+
+    /// Whether the member has arrived, at somebody, in this phase of its call.
+    fn has_arrived(&self, me: i64, phase: i64) -> bool {
+        let call = self.track.get("call", &[me]);
+        self.peers(me).any(|peer| self.track.get("arrived", &[me, peer, phase]) == call)
+    }
+
+    fn all_seen(&self, me: i64) -> bool {
+        let call = self.track.get("call", &[me]);
+        (0..PHASES).filter(|&phase| self.uses(call, phase)).all(|phase| {
+            self.peers(me).all(|peer| self.track.get("seen", &[me, peer, phase]) == call)
+        })
+    }
+
+    /// Ends the member's call.
+    fn close(&mut self, me: i64) -> Result<(), Forbidden> {
+        if self.track.is("idle", &[me]) || self.track.is("dead", &[me]) {
+            return Ok(());
+        }
+        let how = if self.track.is("quit", &[me]) { "die" } else { "finish" };
+        self.track.step(how, &[me])
+    }
+
+    fn open(&mut self, me: i64) -> Result<(), Forbidden> {
+        if self.track.is("idle", &[me]) { self.track.step("begin", &[me]) } else { Ok(()) }
+    }
+
+    fn cell(&mut self, me: i64, by: ThreadId, op: &Op, place: Place) -> Result<(), Forbidden> {
+        let rank = owner(place);
+        // Without launches nothing but the next write says that a call is over.
+        if !self.numbered && matches!(op, Op::Write { .. }) {
+            if !self.track.is("idle", &[me]) && self.all_seen(me) {
+                self.close(me)?;
+            }
+            self.open(me)?;
+        }
+        if self.track.is("idle", &[me]) || self.track.is("dead", &[me]) {
+            return Ok(());
+        }
+        let call = self.track.get("call", &[me]);
+        if let Op::Write { .. } = op
+            && let Some(&phase) = self.heralds.get(&(call - self.first, by.rank, place))
+            && self.has_arrived(me, phase)
+        {
+            return Err(Forbidden::new("arrive: after the work of all threads", format!("{op:?}")));
+        }
+        let arrived = (0..PHASES).rfind(|&it| self.uses(call, it) && self.has_arrived(me, it));
+        if let Some(phase) = arrived
+            && let Some(&peer) = self.members.get(&rank)
+            && peer != me
+        {
+            self.track.step("pass", &[me, peer, phase])?;
+        }
+        let next = arrived.map_or(0, |phase| phase + 1);
+        if next < PHASES { self.track.step("work", &[me, next]) } else { Ok(()) }
+    }
+
+    fn store(&mut self, me: i64, op: &Op, rank: u32, index: u32) -> Result<(), Forbidden> {
+        let Some(phase) = phase(&self.channel, index) else { return Ok(()) };
+        let Some(&peer) = self.members.get(&i64::from(rank)) else {
+            return Ok(());
+        };
+        let call = self.track.get("call", &[me]);
+        let due = call.rem_euclid(Numbers::REAL.period) == 0;
+        if due && (!self.uses(call, phase) || self.track.get("arrived", &[me, peer, phase]) == call)
+        {
+            self.track.row(Access::StampStore, op)?;
+            return self.track.step("stamp", &[me, peer, phase]);
+        }
+        self.track.row(Access::BarrierStore, op)?;
+        if self.track.get("worked", &[me, phase]) < call {
+            self.track.step("work", &[me, phase])?;
+        }
+        self.track.step("arrive", &[me, peer, phase])
+    }
+
+    fn load(&mut self, me: i64, op: &Op, index: u32, seen: i64) -> Result<(), Forbidden> {
+        if index == ABORT_WORD {
+            return if seen == 0 { Ok(()) } else { self.quits(me) };
+        }
+        let Some(phase) = phase(&self.channel, index) else { return Ok(()) };
+        let Word::Signal { source } = word(&self.channel, index) else { return Ok(()) };
+        let Some(&peer) = self.members.get(&source) else { return Ok(()) };
+        if peer == me || self.track.is("dead", &[me]) || self.track.is("idle", &[me]) {
+            return Ok(());
+        }
+        self.track.row(Access::BarrierLoad, op)?;
+        let (v, call) = (self.track.ghost(me, seen), self.track.get("call", &[me]));
+        if v >= call { self.track.step("look", &[me, peer, phase, v]) } else { Ok(()) }
+    }
+
+    fn quits(&mut self, me: i64) -> Result<(), Forbidden> {
+        let out = ["idle", "quit", "dead"].iter().any(|it| self.track.is(it, &[me]));
+        if out { Ok(()) } else { self.track.step("quit", &[me]) }
+    }
+}
+
+impl Observer for Members {
+    fn begin(&mut self) {
+        self.track.begin();
+    }
+
+    fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden> {
+        let Some(place) = op.place() else { return Ok(()) };
+        let Some(&me) = self.members.get(&i64::from(thread.rank)) else { return Ok(()) };
+        match (*op, place) {
+            (Op::Read { .. } | Op::Load { .. }, Place::Dev { index, .. })
+                if index == self.channel.call =>
+            {
+                if self.track.is("dead", &[me]) {
+                    return Ok(());
+                }
+                if self.track.ghost(me, result) > self.track.get("call", &[me]) {
+                    self.close(me)?;
+                }
+                self.open(me)
+            }
+            (Op::Load { .. }, Place::Sym { index, .. }) => self.load(me, op, index, result),
+            (Op::Store { .. }, Place::Sym { index: ABORT_WORD, .. }) => self.quits(me),
+            (Op::Store { .. }, Place::Sym { rank, index }) => self.store(me, op, rank, index),
+            (Op::Read { .. } | Op::Write { .. }, Place::Cell { index, .. })
+                if is_spoken_of(index) =>
+            {
+                self.cell(me, thread, op, place)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn met(&mut self, _: &[ThreadId], _: &Op) -> Result<(), Forbidden> {
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<(), Forbidden> {
+        for me in 0..self.members.len() as i64 {
+            if self.track.is("quit", &[me]) || self.all_seen(me) {
+                self.close(me)?;
+            }
+        }
+        self.track.holds()
+    }
+}
+
+impl Explorer for Members {
+    /// Number of changes.
+    type Saved = usize;
+
+    fn save(&self) -> usize {
+        self.track.changes()
+    }
+
+    fn restore(&mut self, changes: &usize) {
+        self.track.undo_to(*changes);
+    }
+}

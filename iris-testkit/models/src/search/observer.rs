@@ -1,0 +1,99 @@
+//! Observers of executions: they are told each operation, and may stop an execution at one.
+
+use std::time::Instant;
+
+use super::Machine;
+use crate::{Failure, Forbidden, Op, Report, Rules, Scenario, ThreadId};
+
+/// Observer that is told every operation of an execution, in order.
+pub trait Observer {
+    /// Called when an execution begins.
+    fn begin(&mut self);
+    /// Called after a thread has performed an operation with this result.
+    ///
+    /// # Errors
+    /// The rule that forbids the operation; it ends the execution.
+    fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden>;
+    /// Called when threads have met at a barrier of their workgroup or between two launches.
+    ///
+    /// # Errors
+    /// The rule that forbids it; it ends the execution.
+    fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), Forbidden>;
+    /// Called when all threads have ended.
+    ///
+    /// # Errors
+    /// The rule that does not hold at the end.
+    fn end(&mut self) -> Result<(), Forbidden>;
+}
+
+/// Observer that can return to an earlier state of an execution, as the exhaustive search does.
+pub trait Explorer: Observer {
+    /// State of the observer.
+    type Saved;
+    /// Copies the state.
+    fn save(&self) -> Self::Saved;
+    /// Returns to a state that was saved earlier on the path from the start to the present state.
+    fn restore(&mut self, saved: &Self::Saved);
+}
+
+/// Runs [`random`] with an observer and without the search for races. A step that the observer
+/// rejects is a [`Failure::Rule`] and ends the search. After another failure the search goes on,
+/// because a later run may have such a step; the report has the first of the other failures if none
+/// has.
+pub fn observe(
+    scenario: &Scenario,
+    rules: &Rules,
+    (seed, runs): (u64, u64),
+    observer: &mut dyn Observer,
+) -> Report {
+    let start = Instant::now();
+    let mut machine = Machine::new(scenario, rules);
+    let mut report = Report {
+        scenario: scenario.name().into(),
+        bound: format!("replayed, seeds {seed}.."),
+        executions: 0,
+        seconds: 0.0,
+        failure: None,
+        trace: Vec::new(),
+    };
+    for seed in seed..seed + runs {
+        report.executions += 1;
+        observer.begin();
+        let mut failure = machine.observed(seed, observer);
+        if failure.is_none() {
+            failure = observer.end().err().map(Failure::Rule);
+        }
+        let is_by_rule = matches!(failure, Some(Failure::Rule(_) | Failure::Scope(..)));
+        if is_by_rule || failure.is_some() && report.failure.is_none() {
+            report.failure = failure;
+            report.bound = format!("replayed, seed {seed}");
+        }
+        if is_by_rule {
+            break;
+        }
+    }
+    report.seconds = start.elapsed().as_secs_f64();
+    report
+}
+
+/// Type of the explorer of a search that has none.
+pub(super) struct NoExplorer;
+
+impl Observer for NoExplorer {
+    fn begin(&mut self) {}
+    fn performed(&mut self, _: ThreadId, _: &Op, _: i64) -> Result<(), Forbidden> {
+        Ok(())
+    }
+    fn met(&mut self, _: &[ThreadId], _: &Op) -> Result<(), Forbidden> {
+        Ok(())
+    }
+    fn end(&mut self) -> Result<(), Forbidden> {
+        Ok(())
+    }
+}
+
+impl Explorer for NoExplorer {
+    type Saved = ();
+    fn save(&self) {}
+    fn restore(&mut self, (): &()) {}
+}
