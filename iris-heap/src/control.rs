@@ -167,13 +167,13 @@ impl Control {
     /// Test hook for deadlines on the CPU backend: adds `time` to the age of all waits of this
     /// rank's kernels that are in progress. Later waits are not affected.
     #[doc(hidden)]
-    pub fn let_time_pass(&self, time: std::time::Duration) {
+    pub fn advance_test_clock(&self, time: std::time::Duration) {
         let millis = i32::try_from(time.as_millis()).unwrap_or(i32::MAX);
         self.words()[PASSED / 4].fetch_add(millis, Ordering::Relaxed);
     }
 
     /// Test hook for deadlines on the CPU backend: whether a waiting kernel has read the time added
-    /// by [`Control::let_time_pass`].
+    /// by [`Control::advance_test_clock`].
     #[doc(hidden)]
     pub fn has_seen_time_pass(&self) -> bool {
         let word = |at: usize| self.words()[at / 4].load(Ordering::Relaxed);

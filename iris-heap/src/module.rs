@@ -118,7 +118,7 @@ impl Function {
     /// # Safety
     /// Contract of [`Function::launch`]; moreover this launch's workgroups and those of all ops
     /// launched while it runs must fit on the device together.
-    pub unsafe fn launch_beside(
+    pub unsafe fn launch_concurrent(
         &self,
         stream: &Stream,
         shape: LaunchShape,

@@ -153,7 +153,7 @@ fn ranks_of_one_device_divide_it() {
     let all = BackendKind::Cuda.devices().unwrap()[0].workgroups;
     let each = World::run_threads(4, |world| {
         let heap = SymmetricHeap::open(&world, options().device(0))?;
-        assert_eq!(heap.sharing(), 4);
+        assert_eq!(heap.ranks_on_device(), 4);
         assert!(heap.device().arch.starts_with("sm_"));
         let groups = heap.workgroups();
         heap.close()?;

@@ -204,7 +204,7 @@ fn measure(world: &World, argument: &str, dtype: DType) -> Outcome<()> {
         alignment: 256,
         workspace: 2 * Prepared::WORKSPACE,
     };
-    let products = gpu.apart(|| {
+    let products = gpu.with_relaxed_capture(|| {
         let blas = Blas::get(BackendKind::Cuda).map_err(iris_heap::Error::other)?;
         let of = Arc::new(Multiplier::new(&blas).map_err(iris_heap::Error::other)?);
         Product::all(&of, problem, 8).map_err(iris_heap::Error::other)

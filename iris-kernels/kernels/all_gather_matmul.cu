@@ -32,5 +32,5 @@ IRIS_KERNEL iris_staged(IRIS_ARGS OpArgs args) {
     const StagingPlan staging{body.shards.units, args.channel.rank, body};
     // The first workgroups fetch and should be spread over all dies, so workgroups are not
     // renumbered by die here.
-    flow::staged(launch_of(args), args.movers, staging, body);
+    flow::staged(launch_of(args), args.dedicated_workgroups, staging, body);
 }

@@ -167,7 +167,7 @@ pub struct OpArgs {
     /// Number of workgroups with a dedicated task: fetching in a staged gather; sending in a
     /// reduction at owners, an all-gather or an all-to-all. 0 means that every workgroup sends, and
     /// also receives or reduces.
-    pub movers: u32,
+    pub dedicated_workgroups: u32,
     /// Dimension in which A is split across ranks: 0 for rows, 1 for columns.
     pub shard: u32,
     /// Storage order of the staging buffer: 1 for column-major, with units fetched along M first; 0

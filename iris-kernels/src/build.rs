@@ -12,7 +12,7 @@ use crate::{Kernel, Target, cpu};
 
 /// Faults that a stress test compiles into device kernels; the default injects none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Injected {
+pub struct FaultInjection {
     /// Maximum random delay before each access of the protocols, in nanoseconds. If `IRIS_DELAY` is
     /// longer, it applies instead.
     pub delay_ns: u32,
@@ -27,12 +27,12 @@ pub struct Injected {
     /// even if ranks share a device, and which kernels then leave out the wait. If `None`, message
     /// kernels do the same work instead; they can be delayed, and can leave out waits, at more
     /// points.
-    pub whole: Option<Without>,
+    pub whole: Option<OmittedWait>,
 }
 
 /// Kernels that leave out the wait in a call with a fused whole-matrix GEMM.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Without {
+pub enum OmittedWait {
     /// Whole-matrix GEMM: it leaves out the wait, the kernels around it keep theirs.
     Products,
     /// All other kernels of the call: those that open and close it, and the gates.
@@ -58,15 +58,15 @@ pub enum Hold {
     Storing,
 }
 
-impl Injected {
+impl FaultInjection {
     /// Adds the options for these faults, for all kernels except whole-matrix GEMMs.
     pub fn options(self, options: Options) -> Options {
-        self.with(options, self.whole != Some(Without::Products))
+        self.with(options, self.whole != Some(OmittedWait::Products))
     }
 
     /// Adds the options for these faults, for whole-matrix GEMMs.
     pub fn options_of_products(self, options: Options) -> Options {
-        self.with(options, self.whole == Some(Without::Products))
+        self.with(options, self.whole == Some(OmittedWait::Products))
     }
 
     /// Whether message kernels do the work that copy engines and whole-matrix GEMMs do in other
@@ -110,7 +110,7 @@ pub struct OpBuild {
     /// Number of columns of a tile.
     pub tile_n: u32,
     /// Faults injected by a test.
-    pub injected: Injected,
+    pub injected: FaultInjection,
     /// Whether the kernels write traces and count transferred bytes.
     pub observed: bool,
 }
@@ -228,13 +228,13 @@ pub(crate) mod tests {
         dtype: DType::BF16,
         tile_m: 64,
         tile_n: 96,
-        injected: Injected { delay_ns: 0, without: None, hold: None, whole: None },
+        injected: FaultInjection { delay_ns: 0, without: None, hold: None, whole: None },
         observed: false,
     };
 
     #[test]
     fn injection_and_tracing_change_the_build() {
-        let injected = Injected {
+        let injected = FaultInjection {
             delay_ns: 500,
             without: Some(Access::SignalLoad),
             hold: Some((Hold::Fetching, 2000)),
@@ -262,10 +262,10 @@ pub(crate) mod tests {
         let (without, hold) = (Some(Access::SignalLoad), Some((Hold::Entered, 2000)));
         for (whole, product, others) in [
             (None, false, true),
-            (Some(Without::Products), true, false),
-            (Some(Without::Others), false, true),
+            (Some(OmittedWait::Products), true, false),
+            (Some(OmittedWait::Others), false, true),
         ] {
-            let injected = Injected { delay_ns: 0, without, hold, whole };
+            let injected = FaultInjection { delay_ns: 0, without, hold, whole };
             let goes_without = |options: &Options| {
                 options.defines.iter().any(|(name, _)| name == "IRIS_TEST_NO_WAIT")
             };
@@ -276,7 +276,7 @@ pub(crate) mod tests {
             assert!([&products, &rest].iter().all(|it| it.defines.len() >= 2), "{whole:?}");
             assert_eq!(injected.is_by_messages(), whole.is_none());
         }
-        assert!(!Injected::default().is_by_messages());
+        assert!(!FaultInjection::default().is_by_messages());
     }
 
     #[test]

@@ -25,7 +25,7 @@ use iris_heap::{Error, Issuing, Result, Stream, SymmetricHeap};
 use crate::args::OpArgs;
 use crate::build::OpBuild;
 use crate::kernel::Kernel;
-use crate::library::Whole;
+use crate::library::GemmRequest;
 use crate::program::{Alternative, Areas, At, Program, Step, Transfer, When, Work};
 use call::{Call, Progress};
 use gemm::Gemms;
@@ -58,12 +58,12 @@ pub struct Failure {
     /// Error of the step.
     pub cause: Error,
     /// Recovery from the failure.
-    pub then: Then,
+    pub recovery: Recovery,
 }
 
 /// Recovery after a call has failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Then {
+pub enum Recovery {
     /// No peer can see anything of the failed call, so the call may be tried again.
     Retry,
     /// Peers may wait in the call, so the heap can no longer be used on any rank and must be
@@ -73,14 +73,14 @@ pub enum Then {
     Discard,
 }
 
-impl fmt::Display for Then {
+impl fmt::Display for Recovery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Then::Retry => "no peer has seen anything of the call, which may be tried again",
-            Then::Close => {
+            Recovery::Retry => "no peer has seen anything of the call, which may be tried again",
+            Recovery::Close => {
                 "peers may be in the call, so the heap is poisoned on all ranks: close it"
             }
-            Then::Discard => "the capture is invalid: discard it and capture again",
+            Recovery::Discard => "the capture is invalid: discard it and capture again",
         })
     }
 }
@@ -90,7 +90,7 @@ impl Executor {
     /// compiled if they are not cached; loading may wait for the device, so call it where all ranks
     /// make the operator. `op` describes the builds of message kernels. `whole` describes the
     /// library GEMM of a program with GEMMs; calls of such a program need a workspace of
-    /// [`Whole::library_bytes`] plus the program's [`Areas`]. `counted` tells whether transferred
+    /// [`GemmRequest::library_bytes`] plus the program's [`Areas`]. `counted` tells whether transferred
     /// bytes are counted; if so, workgroups do the transfers.
     ///
     /// # Errors
@@ -101,10 +101,10 @@ impl Executor {
         heap: &SymmetricHeap,
         op: &OpBuild,
         program: &Program,
-        whole: Option<&Whole>,
+        whole: Option<&GemmRequest>,
         counted: bool,
     ) -> Result<Self> {
-        let shared = heap.sharing() > 1 && op.injected.whole.is_none();
+        let shared = heap.ranks_on_device() > 1 && op.injected.whole.is_none();
         let by_workgroups = counted || shared || op.injected.is_by_messages();
         let new = |whole| Gemms::new(heap, op, program, whole, by_workgroups);
         let gemms = whole.map(new).transpose()?;
@@ -182,16 +182,16 @@ impl Executor {
             warn(heap.gpu().and_then(|gpu| gpu.join_copies(stream)));
         }
         let captured = issuing.discard_capture(stream);
-        let then = match captured {
-            Ok(true) => Then::Discard,
-            Ok(false) if !progress.visible => Then::Retry,
+        let recovery = match captured {
+            Ok(true) => Recovery::Discard,
+            Ok(false) if !progress.visible => Recovery::Retry,
             // Whether the call is captured is unknown, so a peer may be waiting.
             Ok(false) | Err(_) => {
                 warn(heap.poison(abort::INCOMPLETE));
-                Then::Close
+                Recovery::Close
             }
         };
-        Err(Box::new(Failure { step, cause, then }))
+        Err(Box::new(Failure { step, cause, recovery }))
     }
 
     /// Enqueues the steps of a call until one fails.

@@ -99,7 +99,7 @@ pub struct TileConfig {
     /// Number of slabs in shared memory at a time.
     pub stages: u32,
     /// Number of dies of the device, each with its own cache, to which workgroups are assigned
-    /// round-robin: see [`crate::schedule::dealt`]. A wrong number is slower but gives correct
+    /// round-robin: see [`crate::schedule::die_swizzle`]. A wrong number is slower but gives correct
     /// results.
     pub dies: u32,
 }

@@ -41,9 +41,9 @@ mod user_kernel;
 pub mod vendor;
 mod whole;
 
-pub use execute::{Executor, Failure, Then, Workgroups};
+pub use execute::{Executor, Failure, Recovery, Workgroups};
 pub use kernel::Kernel;
-pub use library::{Library, Whole};
+pub use library::{GemmRequest, Library};
 pub use target::Target;
 pub use user_kernel::UserKernel;
-pub use whole::WholeProduct;
+pub use whole::WholeGemm;

@@ -46,7 +46,7 @@ impl std::str::FromStr for Library {
 
 /// Requested whole-matrix GEMM.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Whole {
+pub struct GemmRequest {
     /// Choice of the library.
     pub library: Library,
     /// Kind of device.
@@ -73,7 +73,7 @@ pub struct Whole {
     pub exchanges: bool,
 }
 
-impl Whole {
+impl GemmRequest {
     /// Returns the bytes of workspace for the vendor's library. They come first in the workspace,
     /// before the program's [`Areas`](crate::program::Areas).
     pub fn library_bytes(&self) -> u64 {

@@ -118,7 +118,7 @@ pub enum Item {
     Parts(&'static [Item]),
     /// Steps, in a loop over parts, that process the previous part; they follow the steps for the
     /// current part, and run once more after the loop, for the last part.
-    Late(&'static [Item]),
+    PreviousPart(&'static [Item]),
     /// Loop over the peers, starting with the next rank.
     Peers(&'static [Item]),
 }
@@ -278,7 +278,7 @@ pub enum Core {
 
 /// Earliest time at which a launch may begin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Early {
+pub enum EarliestStart {
     /// After the previous step has ended.
     No,
     /// During the previous step; the launch itself waits for that step's end before it accesses
@@ -325,7 +325,7 @@ impl Program {
                         see(step);
                         each(step.or, see);
                     }
-                    Item::Parts(items) | Item::Late(items) | Item::Peers(items) => {
+                    Item::Parts(items) | Item::PreviousPart(items) | Item::Peers(items) => {
                         each(*items, see)
                     }
                 }
@@ -424,13 +424,15 @@ impl Work {
     }
 
     /// Earliest time at which the launch of the work may begin.
-    pub fn early(self) -> Early {
+    pub fn early(self) -> EarliestStart {
         match self {
-            Work::Gemm(Gemm { core: Core::Gated | Core::Storing { .. }, .. }) => Early::BehindOpen,
+            Work::Gemm(Gemm { core: Core::Gated | Core::Storing { .. }, .. }) => {
+                EarliestStart::BehindOpen
+            }
             // The work follows copies, which are no kernel launches, so its launch cannot overlap
             // with them.
-            Work::Copies(_) | Work::Close(_) => Early::No,
-            _ => Early::AfterTurn,
+            Work::Copies(_) | Work::Close(_) => EarliestStart::No,
+            _ => EarliestStart::AfterTurn,
         }
     }
 

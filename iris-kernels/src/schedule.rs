@@ -1,6 +1,6 @@
 //! Schedules: assignment of tiles and units to ranks and workgroups, as pure functions of shape,
 //! tile size and world. `kernels/iris/schedule.h` has the same functions. Nothing here depends on
-//! the size of the grid, except [`dealt`].
+//! the size of the grid, except [`die_swizzle`].
 //!
 //! Long because all schedules are here, as in the device header.
 
@@ -29,7 +29,7 @@ pub fn part_of(total: u32, parts: u32, at: u32) -> u32 {
 /// Workgroups on one die get consecutive logical numbers, so they work on neighbouring tiles, which
 /// share operands in the die's L2 cache. The result is a permutation of the workgroups; workgroup 0
 /// keeps number 0. Peers do not depend on it, because signals belong to tiles, not to workgroups.
-pub fn dealt(workgroup: u32, count: u32, dies: u32) -> u32 {
+pub fn die_swizzle(workgroup: u32, count: u32, dies: u32) -> u32 {
     if dies <= 1 {
         return workgroup;
     }
@@ -265,7 +265,7 @@ impl Units {
     /// Returns the row block of C that `rank` computes at `position` in its order: first the blocks
     /// whose rows of A it has itself, since they wait for nobody, then the blocks of its peers
     /// round-robin.
-    pub fn worked(&self, position: u32, rank: u32) -> u32 {
+    pub fn row_block_at(&self, position: u32, rank: u32) -> u32 {
         if self.shard == Shard::Columns {
             return position;
         }
@@ -280,7 +280,7 @@ impl Units {
 
     /// Unit that `rank` fetches as number `position`: units of all other ranks round-robin; its own
     /// come last.
-    pub fn fetched(&self, position: u32, rank: u32) -> u32 {
+    pub fn unit_at(&self, position: u32, rank: u32) -> u32 {
         let of = |source| self.first(source + 1) - self.first(source);
         let others = self.units() - of(rank);
         let (source, within) = match position.checked_sub(others) {

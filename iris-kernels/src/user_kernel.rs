@@ -94,7 +94,7 @@ impl UserKernel {
     /// beside the same call. Nothing that the kernel reads is written before it ends: make the
     /// operator's stream wait for an event after this launch before the next call that writes C, or
     /// the next call with a kernel beside it, is issued.
-    pub unsafe fn launch_beside(
+    pub unsafe fn launch_concurrent(
         &self,
         stream: &Stream,
         groups: u32,
@@ -124,7 +124,7 @@ impl UserKernel {
         // SAFETY: the caller guarantees the parameters. There are as many multiprocessors as
         // workgroups, so a workgroup that is not resident yet finds an empty multiprocessor, where
         // it fits.
-        unsafe { self.function.launch_beside(stream, shape, &args) }
+        unsafe { self.function.launch_concurrent(stream, shape, &args) }
     }
 
     fn shape(&self, groups: u32) -> Result<LaunchShape> {

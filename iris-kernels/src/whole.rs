@@ -5,13 +5,13 @@ use iris_heap::{DType, Error, Gpu, Result, Stream, SymmetricHeap};
 
 use crate::args::{Matrix, OpArgs};
 use crate::gemm::Gemm;
-use crate::library::{Library, Whole};
+use crate::library::{GemmRequest, Library};
 use crate::target::library_workspace;
 use crate::vendor::{Blas, Multiplier, Prepared};
 
 /// Whole-matrix GEMM implementations on the device of a heap.
 #[derive(Debug)]
-pub struct WholeProduct {
+pub struct WholeGemm {
     vendor: Option<Prepared>,
     ours: Option<Gemm>,
     /// Whether the vendor's library is used by default, and the built-in GEMM only for the shapes
@@ -19,15 +19,15 @@ pub struct WholeProduct {
     chooses_by_shape: bool,
 }
 
-impl WholeProduct {
+impl WholeGemm {
     /// Loads the implementations for this product on the heap's device; `None` if there is neither
     /// the vendor's library nor a build of the built-in GEMM. The vendor's library is not used if
     /// ranks share the device. It may compile and load, so call it where all ranks make an op.
     ///
     /// # Errors
     /// Errors of the device, of the compiler, and of an installed library that fails.
-    pub fn new(heap: &SymmetricHeap, whole: &Whole) -> Result<Option<WholeProduct>> {
-        let Whole { library, shape, dtype, output, .. } = *whole;
+    pub fn new(heap: &SymmetricHeap, whole: &GemmRequest) -> Result<Option<WholeGemm>> {
+        let GemmRequest { library, shape, dtype, output, .. } = *whole;
         let device = heap.device();
         let disabled = library == Library::None || shape.contains(&0);
         if disabled || device.kind.traits().host_threads {
@@ -40,7 +40,7 @@ impl WholeProduct {
             // The vendor's library loads a kernel when it is first enqueued and then waits for the
             // whole device, so also for a waiting kernel of another rank, which may wait for this
             // rank: a deadlock.
-            _ if heap.sharing() > 1 => None,
+            _ if heap.ranks_on_device() > 1 => None,
             _ => vendor(gpu, shape, (dtype, output))?,
         };
         // Besides the vendor's library, only those built-in builds are loaded that are preferred to
@@ -51,7 +51,7 @@ impl WholeProduct {
             _ => Gemm::of_whole(heap, whole, chooses_by_shape)?,
         };
         let found = vendor.is_some() || ours.is_some();
-        Ok(found.then_some(WholeProduct { vendor, ours, chooses_by_shape }))
+        Ok(found.then_some(WholeGemm { vendor, ours, chooses_by_shape }))
     }
 
     /// Names of the implementations; with the device they determine the bits of results.
@@ -67,7 +67,7 @@ impl WholeProduct {
             || self.ours.as_ref().is_some_and(|it| it.fits(args))
     }
 
-    /// Returns whether [`WholeProduct::enqueue_adding`] supports the call with this addend. Only
+    /// Returns whether [`WholeGemm::enqueue_adding`] supports the call with this addend. Only
     /// the vendor's library adds, and only a row-major matrix of C's shape and type, if all
     /// matrices are aligned to 16 bytes and, unless C is f32, columns and depth are multiples of 8.
     pub fn fits_adding(&self, args: &OpArgs, addend: &Matrix) -> bool {
@@ -75,7 +75,7 @@ impl WholeProduct {
     }
 
     /// Enqueues the product of a call in the order of the heap's ops; returns false if it cannot do
-    /// the call. `workspace` is the address of a workspace of [`Whole::library_bytes`] bytes.
+    /// the call. `workspace` is the address of a workspace of [`GemmRequest::library_bytes`] bytes.
     ///
     /// # Errors
     /// [`Error::Device`]; [`Error::Closed`]; errors of the library; [`Error::Invalid`] for a stream
@@ -108,10 +108,10 @@ impl WholeProduct {
     /// it cannot; the caller must then add by a kernel of its own.
     ///
     /// # Errors
-    /// Errors of [`WholeProduct::enqueue`].
+    /// Errors of [`WholeGemm::enqueue`].
     ///
     /// # Safety
-    /// Contract of [`WholeProduct::enqueue`], which extends to the addend; the addend does not
+    /// Contract of [`WholeGemm::enqueue`], which extends to the addend; the addend does not
     /// overlap C.
     #[allow(unsafe_code, reason = "products are given the addresses of matrices")]
     pub unsafe fn enqueue_adding(
@@ -129,7 +129,7 @@ impl WholeProduct {
     /// Enqueues the product by the vendor's library; returns false if the library cannot do it.
     ///
     /// # Safety
-    /// Contract of [`WholeProduct::enqueue_adding`].
+    /// Contract of [`WholeGemm::enqueue_adding`].
     #[allow(unsafe_code, reason = "products are given the addresses of matrices")]
     unsafe fn enqueue_vendors(
         &self,
@@ -157,7 +157,7 @@ impl WholeProduct {
 /// products.
 fn vendor(gpu: &Gpu, shape: [usize; 3], types: (DType, DType)) -> Result<Option<Prepared>> {
     use crate::vendor::Error as Missing;
-    let made = gpu.apart(|| {
+    let made = gpu.with_relaxed_capture(|| {
         let made = Blas::get(gpu.kind())
             .and_then(|blas| Multiplier::new(&blas))
             .and_then(|of| Prepared::new(of, shape, types, Prepared::WORKSPACE));

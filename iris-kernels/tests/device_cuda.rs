@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::sync::Mutex;
 use std::time::Instant;
 
-use iris_kernels::build::{Hold, Injected, Without};
+use iris_kernels::build::{FaultInjection, Hold, OmittedWait};
 use iris_kernels::gemm_config::{CoreConfig, TileConfig, TileSize};
 use iris_kernels::rtc::{self, Compiler, Error, KernelSource, Options, Vendor};
 use iris_kernels::source::KERNELS;
@@ -170,7 +170,7 @@ fn the_kernels_of_the_stress_test_compile() {
     let text = include_str!("../../iris-testkit/src/stress/stress.cu");
     let hold = Some((Hold::Filling, 1000));
     let without = Some(Access::VersionLoad);
-    let injected = Injected { delay_ns: 1000, without, hold, whole: None };
+    let injected = FaultInjection { delay_ns: 1000, without, hold, whole: None };
     let options = injected.options(Options::new());
     let code = nvrtc().compile(KernelSource { name: "stress.cu", text }, &options, "sm_90a");
     let code = code.unwrap_or_else(|error| panic!("{error}"));
@@ -200,7 +200,7 @@ fn kernels_that_are_held_up_compile() {
     ] {
         let source = KERNELS.iter().copied().find(|text| text.name == name).expect("embedded");
         let text = |hold| {
-            let injected = Injected { hold, ..Injected::default() };
+            let injected = FaultInjection { hold, ..FaultInjection::default() };
             let options = injected.options(Options::new());
             let code = nvrtc().compile(source.into(), &options, "compute_90a");
             String::from_utf8(code.unwrap_or_else(|error| panic!("{error}"))).expect("text")
@@ -218,7 +218,7 @@ fn products_that_are_held_up_or_do_not_wait_compile() {
     let [_, gather, scatter, exchange, one_shot] = iris_kernels::source::GEMMS else {
         panic!("five sources")
     };
-    let text = |source: &iris_kernels::source::Text, injected: Injected| {
+    let text = |source: &iris_kernels::source::Text, injected: FaultInjection| {
         let config = match source.name {
             name if name == exchange.name || name == one_shot.name => CoreConfig::flipped(64, 1, 8),
             _ => CoreConfig::wide(256, 2, 4),
@@ -227,11 +227,12 @@ fn products_that_are_held_up_or_do_not_wait_compile() {
         let code = nvrtc().compile((*source).into(), &options, "compute_90a");
         String::from_utf8(code.unwrap_or_else(|error| panic!("{error}"))).expect("text")
     };
-    let with = |without, hold, whole| Injected { without, hold, whole, ..Injected::default() };
+    let with =
+        |without, hold, whole| FaultInjection { without, hold, whole, ..FaultInjection::default() };
     // Leaving out the gates' wait does not change the GEMM.
-    let gates = with(Some(Access::SignalLoad), None, Some(Without::Others));
-    let defines = |injected: Injected| injected.options_of_products(Options::new()).defines;
-    assert_eq!(defines(gates), defines(Injected::default()));
+    let gates = with(Some(Access::SignalLoad), None, Some(OmittedWait::Others));
+    let defines = |injected: FaultInjection| injected.options_of_products(Options::new()).defines;
+    assert_eq!(defines(gates), defines(FaultInjection::default()));
     // GEMMs of few rows also wait for other words, and for headers by the same code.
     for (source, access, is_alone) in [
         (gather, Access::SignalLoad, true),
@@ -239,8 +240,8 @@ fn products_that_are_held_up_or_do_not_wait_compile() {
         (exchange, Access::LlLoad, false),
         (one_shot, Access::SignalLoad, false),
     ] {
-        let plain = text(source, Injected::default());
-        let left_out = text(source, with(Some(access), None, Some(Without::Products)));
+        let plain = text(source, FaultInjection::default());
+        let left_out = text(source, with(Some(access), None, Some(OmittedWait::Products)));
         // Each polling loop contains a sleep.
         let sleeps = |text: &str| text.matches("nanosleep").count();
         let (all, left) = (sleeps(&plain), sleeps(&left_out));
@@ -250,7 +251,7 @@ fn products_that_are_held_up_or_do_not_wait_compile() {
     for (source, place) in
         [(scatter, Hold::Storing), (exchange, Hold::Entered), (one_shot, Hold::Entered)]
     {
-        let held = text(source, with(None, Some((place, 5_000_000)), Some(Without::Products)));
+        let held = text(source, with(None, Some((place, 5_000_000)), Some(OmittedWait::Products)));
         assert!(held.contains("5000000"), "{} is not held up", source.name);
     }
 }

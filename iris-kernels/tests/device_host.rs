@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use iris_kernels::args::{DTYPES, Matrix, OpArgs, TileView, dtype_code, epilogue};
-use iris_kernels::schedule::{Grid, Shard, SplitGrid, Units, dealt, owner, split};
+use iris_kernels::schedule::{Grid, Shard, SplitGrid, Units, die_swizzle, owner, split};
 use iris_kernels::source::{KERNELS, SourceKind};
 use iris_sync::{Access, Order, Scope};
 use iris_testkit::harness::{self, Group, named};
@@ -148,7 +148,7 @@ fn offsets(library: &Library) {
         offset_of!(OpArgs, epilogue),
         offset_of!(OpArgs, producer),
         offset_of!(OpArgs, root),
-        offset_of!(OpArgs, movers),
+        offset_of!(OpArgs, dedicated_workgroups),
         offset_of!(OpArgs, shard),
         offset_of!(OpArgs, m_contiguous),
         offset_of!(OpArgs, trace_spans),
@@ -180,7 +180,7 @@ fn grids(library: &Library) {
             let theirs = unsafe { theirs_dealt(workgroup, count, dies) };
             assert_eq!(
                 theirs,
-                dealt(workgroup, count, dies),
+                die_swizzle(workgroup, count, dies),
                 "{workgroup} of {count}, {dies} dies"
             );
         }
@@ -247,7 +247,7 @@ fn staging(library: &Library) {
             for rank in 0..size {
                 // SAFETY: the array has seven input numbers.
                 let theirs = unsafe { fetched(shape.as_ptr(), unit, rank) };
-                assert_eq!(theirs, units.fetched(unit, rank), "{units:?}");
+                assert_eq!(theirs, units.unit_at(unit, rank), "{units:?}");
             }
         }
         for (block, rank) in
@@ -263,7 +263,7 @@ fn staging(library: &Library) {
                     block_at(shape.as_ptr(), block, rank, i as u32, out.as_mut_ptr(), &mut need)
                 };
                 assert_eq!(blocks, units.row_blocks());
-                assert_eq!(out, [row, rows, source, within, units.worked(block, rank)]);
+                assert_eq!(out, [row, rows, source, within, units.row_block_at(block, rank)]);
                 assert_eq!(need, needs.get(i).copied().unwrap_or(u32::MAX), "{units:?}");
             }
         }

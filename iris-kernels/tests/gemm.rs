@@ -13,7 +13,7 @@ use iris_kernels::args::{Matrix, OpArgs, dtype_code};
 use iris_kernels::gemm::{Config, Gemm};
 use iris_kernels::rtc::{self, Compiler};
 use iris_kernels::source::Text;
-use iris_kernels::{Library, Target, Whole, WholeProduct, source};
+use iris_kernels::{GemmRequest, Library, Target, WholeGemm, source};
 use iris_testkit::harness::{self, Group, named};
 
 const LAYOUTS: [(bool, bool); 4] = [(false, false), (false, true), (true, false), (true, true)];
@@ -391,7 +391,7 @@ fn a_whole_product_is_that_of_whichever_library() {
         for library in [Library::Auto, Library::Vendor, Library::Ours] {
             let shape = [128, n, k];
             let (backend, tile) = (BackendKind::Cuda, (128, 128));
-            let whole = Whole {
+            let whole = GemmRequest {
                 library,
                 backend,
                 shape,
@@ -403,7 +403,7 @@ fn a_whole_product_is_that_of_whichever_library() {
                 gated: false,
                 exchanges: false,
             };
-            let product = WholeProduct::new(heap, &whole)?.expect("ours is there");
+            let product = WholeGemm::new(heap, &whole)?.expect("ours is there");
             println!("{library}: {}", product.title());
             let bytes = whole.library_bytes().max(1);
             let workspace = heap.alloc::<u8>(bytes as usize)?;

@@ -12,7 +12,7 @@ use cudarc::driver::{CudaContext, sys};
 use iris_heap::{BackendKind, DType, Error, Stream, SymSlice, SymmetricHeap};
 use iris_kernels::args::{Matrix, OpArgs, epilogue};
 use iris_kernels::vendor::{Addresses, Blas, Layout, Multiplier, Prepared, Problem, Product};
-use iris_kernels::{Library, Whole, WholeProduct};
+use iris_kernels::{GemmRequest, Library, WholeGemm};
 use iris_testkit::allocations::Counting;
 use iris_testkit::fake_hip as fake;
 use iris_testkit::harness::{self, Group, named};
@@ -82,7 +82,7 @@ fn prepared(
     types: (DType, DType),
 ) -> Result<(Prepared, SymSlice<u8>), Error> {
     let begun = Instant::now();
-    let prepared = heap.gpu()?.apart(|| {
+    let prepared = heap.gpu()?.with_relaxed_capture(|| {
         let blas = Blas::get(here()).map_err(Error::other)?;
         let multiplier = Multiplier::new(&blas).map_err(Error::other)?;
         Prepared::new(multiplier, shape, types, Prepared::WORKSPACE).map_err(Error::other)
@@ -223,7 +223,7 @@ fn a_whole_product_adds_what_is_like_its_result() {
         let sample = Sample::new(heap, case)?;
         let (args, addend) = (sample.args(), *sample.addend().expect("the case has one"));
         let (library, backend, tile) = (Library::Vendor, here(), (64, 64));
-        let whole = Whole {
+        let whole = GemmRequest {
             library,
             backend,
             shape,
@@ -235,7 +235,7 @@ fn a_whole_product_adds_what_is_like_its_result() {
             gated: false,
             exchanges: false,
         };
-        let product = WholeProduct::new(heap, &whole)?.expect("the library is there");
+        let product = WholeGemm::new(heap, &whole)?.expect("the library is there");
         let workspace = heap.alloc::<u8>(whole.library_bytes() as usize)?;
         let at = heap.view().data[0] + workspace.offset();
         let adding = |args: &OpArgs, addend: &Matrix| {
@@ -271,8 +271,8 @@ fn a_whole_product_adds_what_is_like_its_result() {
         stream.sync()?;
         sample.check(heap, &case)?;
         // The built-in GEMM, if available, multiplies but does not add.
-        let ours = Whole { library: Library::Ours, ..whole };
-        if let Some(ours) = WholeProduct::new(heap, &ours)? {
+        let ours = GemmRequest { library: Library::Ours, ..whole };
+        if let Some(ours) = WholeGemm::new(heap, &ours)? {
             assert!(ours.fits(&args) && !ours.fits_adding(&args, &addend));
         }
         Ok(())
@@ -296,7 +296,7 @@ fn what_the_library_refuses_is_an_error_with_its_name() {
         let case = Case::plain(problem.shape, (DType::BF16, DType::BF16));
         let sample = Sample::new(heap, case)?;
         assert_eq!(sample.a.layout(), problem.a);
-        let product = heap.gpu()?.apart(|| {
+        let product = heap.gpu()?.with_relaxed_capture(|| {
             let blas = Blas::get(here()).map_err(Error::other)?;
             let of = Arc::new(Multiplier::new(&blas).map_err(Error::other)?);
             let odd = Problem { a: Layout::rows(DType::F64, 64), ..problem };

@@ -39,7 +39,7 @@ fn rank(world: World) -> anyhow::Result<()> {
         let [from, to] = views.each_ref().map(bytes_of);
         let view = op.beside(&args, &stream)?;
         // SAFETY: the arguments match the parameters; C is not written before both launches end.
-        unsafe { kernel.launch_beside(&side, each, &view, &[from, to, &[0; 4]])? };
+        unsafe { kernel.launch_concurrent(&side, each, &view, &[from, to, &[0; 4]])? };
         op.run(&args, &stream)?;
         // SAFETY: the arguments match the parameters; C is not written before both launches end.
         unsafe { kernel.launch(&stream, each, &[bytes_of(&view), from, to, bytes_of(&1_u32)])? };

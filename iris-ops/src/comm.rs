@@ -242,7 +242,7 @@ impl Comm {
         let told = heap.world().all_ok("communicator", told).map_err(Error::comm);
         let stream = stream?;
         told?;
-        let workspace = Workspace::for_plans(heap, &plans.sharing())?;
+        let workspace = Workspace::for_plans(heap, &plans.ranks_on_device())?;
         let mut stage = [None; 2];
         for slice in &mut stage {
             *slice = Some(heap.alloc::<u8>(plans.stage as usize).map_err(Error::comm)?);

@@ -173,7 +173,7 @@ impl From<&SymmetricHeap> for Device {
     /// Device of the heap, with the number of ranks that share it.
     fn from(heap: &SymmetricHeap) -> Self {
         let device = Self::from(heap.device());
-        let sharing = (device.multiprocessors > 0).then(|| heap.sharing());
+        let sharing = (device.multiprocessors > 0).then(|| heap.ranks_on_device());
         Self { sharing, ..device }
     }
 }

@@ -6,7 +6,7 @@ mod texts;
 use std::sync::Arc;
 
 use iris_heap::{DType, ErrorKind};
-use iris_kernels::Then;
+use iris_kernels::Recovery;
 
 use crate::kind::{Op, UnknownName};
 use crate::label::OpLabel;
@@ -143,9 +143,9 @@ pub enum Error {
         /// Fault of the earlier call, which causes this error.
         cause: Box<iris_heap::Error>,
     },
-    /// A step of a call could not be enqueued. Steps before it may have been; `then` is what the
+    /// A step of a call could not be enqueued. Steps before it may have been; `recovery` is what the
     /// caller must do.
-    #[error("{op}: step {step}: {cause}; {then}")]
+    #[error("{op}: step {step}: {cause}; {recovery}")]
     Step {
         /// Operator of the call.
         op: OpLabel,
@@ -154,7 +154,7 @@ pub enum Error {
         /// Error of the heap or the driver.
         cause: Box<iris_heap::Error>,
         /// Recovery: retry the call, close the heap, or discard the graph capture.
-        then: Then,
+        recovery: Recovery,
     },
     /// A communicator could not be opened or closed.
     #[error("communicator: {cause}")]

@@ -139,7 +139,7 @@ macro_rules! beside_method {
             /// Describes the next call of this op to a kernel of the caller that runs beside it and
             /// consumes tiles of C as they arrive. Pass the same `args` to [`run`](Self::run)
             /// afterwards. The result is the first argument of
-            /// [`UserKernel::launch_beside`](iris_kernels::UserKernel::launch_beside); device code
+            /// [`UserKernel::launch_concurrent`](iris_kernels::UserKernel::launch_concurrent); device code
             /// reads it by `Tiles` of `iris/tiles.h`. Copies of the call number are enqueued on
             /// `stream`, which must be the stream of the call, so graphs that contain them can be
             /// replayed.

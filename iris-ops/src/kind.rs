@@ -147,9 +147,9 @@ impl Variant {
 
 /// Reason for which a plan took a variant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Why {
+pub enum ChoiceReason {
     /// The caller asked for the variant.
-    Asked,
+    Requested,
     /// `iris tune` measured the variant as the fastest for such calls on this machine.
     Tuned,
     /// The variant was measured as the fastest for such calls on this kind of device.

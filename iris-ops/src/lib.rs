@@ -133,9 +133,9 @@ pub use device::Device;
 pub use error::{Error as OpError, Result as OpResult};
 pub use iris_kernels::Library;
 #[doc(hidden)]
-pub use iris_kernels::build::Injected;
+pub use iris_kernels::build::FaultInjection;
 pub use iris_kernels::trace::TraceSpan;
-pub use kind::{Op, UnknownName, Variant, Why};
+pub use kind::{ChoiceReason, Op, UnknownName, Variant};
 pub use label::OpLabel;
 pub use matrix::MatRef;
 pub use nodes::Forecast;

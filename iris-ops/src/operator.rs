@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use iris_heap::{DevWords, RawSlice, Stream, SymmetricHeap};
 use iris_kernels::args::{Matrix, OpArgs};
-use iris_kernels::{Executor, Failure, Then, Workgroups};
+use iris_kernels::{Executor, Failure, Recovery, Workgroups};
 
 use crate::args::Matrices;
 use crate::check::{self, Call};
@@ -93,14 +93,14 @@ impl Operator {
         #[allow(unsafe_code, reason = "the one place where ops hand addresses to kernels")]
         let done = unsafe { executor.run(&self.heap, &issuing, stream, &args, groups) };
         done.map_err(|failure| {
-            let Failure { step, cause, then } = *failure;
+            let Failure { step, cause, recovery } = *failure;
             let retracted =
-                if then == Then::Retry && counted { issuing.retract(stream) } else { Ok(()) };
+                if recovery == Recovery::Retry && counted { issuing.retract(stream) } else { Ok(()) };
             if let Err(error) = retracted {
                 let rank = self.heap.rank();
                 tracing::warn!(%op, rank, %error, "a failed call could not be removed from the count of issued calls");
             }
-            Error::Step { op: op.into(), step: step.to_string(), cause: Box::new(cause), then }
+            Error::Step { op: op.into(), step: step.to_string(), cause: Box::new(cause), recovery }
         })
     }
 
@@ -116,7 +116,7 @@ impl Operator {
             return *groups;
         }
         let choice = self.plan.at(call.size(&self.plan));
-        let work = self.plan.work(choice, (call.m, call.n), args.movers);
+        let work = self.plan.work(choice, (call.m, call.n), args.dedicated_workgroups);
         if work <= *groups { work } else { spread(*groups, self.plan.size()) }
     }
 
@@ -172,7 +172,8 @@ impl Operator {
         let choice = self.plan.at(call.size(&self.plan));
         let form = choice.form;
         if !form.fetches {
-            args.movers = self.plan.senders(choice, (call.m, call.n), || self.groups_for(call));
+            args.dedicated_workgroups =
+                self.plan.senders(choice, (call.m, call.n), || self.groups_for(call));
         }
         if form.pulls && !self.plan.alone() {
             let place = a.filter(|a| !a.is_transposed()).and_then(|a| a.sym_offset());

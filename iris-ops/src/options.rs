@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use iris_heap::{BackendKind, DType};
 use iris_kernels::Library;
-use iris_kernels::build::Injected;
+use iris_kernels::build::FaultInjection;
 use iris_kernels::gemm_config::TileSize;
 
 use crate::error::{Error, Result};
@@ -168,7 +168,7 @@ pub struct Request {
     pub first_call: i32,
     /// Faults and delays that a test injects into the kernels.
     #[doc(hidden)]
-    pub injected: Injected,
+    pub injected: FaultInjection,
 }
 
 impl Form {
@@ -207,7 +207,7 @@ impl Request {
             counted: false,
             blocks: None,
             first_call: 1,
-            injected: Injected::default(),
+            injected: FaultInjection::default(),
         }
     }
 
@@ -301,7 +301,8 @@ impl Request {
         {
             return invalid("fetchers", &fetchers, &most);
         }
-        if self.injected != Injected::default() && ranks.device.backend.traits().host_threads {
+        if self.injected != FaultInjection::default() && ranks.device.backend.traits().host_threads
+        {
             return invalid(
                 "injected",
                 &format!("{:?}", self.injected),
@@ -616,7 +617,7 @@ macro_rules! setter {
         #[doc(hidden)]
         /// Makes the device kernels of a stress test late or wrong on purpose.
         #[must_use]
-        pub fn injected(mut self, injected: $crate::Injected) -> Self {
+        pub fn injected(mut self, injected: $crate::FaultInjection) -> Self {
             self.request.injected = injected;
             self
         }

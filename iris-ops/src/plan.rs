@@ -19,12 +19,12 @@ use std::sync::{Arc, Once};
 use iris_heap::{ALIGNMENT, DType, Request as Block, Segment};
 use iris_kernels::program::{Areas, Sizes};
 use iris_kernels::schedule::{self, Grid, SplitGrid, Units, part_of};
-use iris_kernels::{Library, Whole};
+use iris_kernels::{GemmRequest, Library};
 use iris_sync::LINE_WORDS;
 use iris_sync::barrier::Members;
 
 use crate::error::{Error, Result};
-use crate::kind::{Op, Variant, Why};
+use crate::kind::{ChoiceReason, Op, Variant};
 use crate::needs::{Extent, Needs, OWN_WORDS, SLOT_ALIGNMENT};
 use crate::options::{Request, Shard, StagingLayout, TileShape};
 use crate::ranks::Ranks;
@@ -35,7 +35,7 @@ use crate::tune::{self, GemmKind};
 /// Plan of an op: the variant and tile for each size of call, and the memory that the op needs.
 /// Making one is pure and does not communicate.
 ///
-/// A call takes the first [`Choice`] whose `upto` is at least its number of rows (or elements of a
+/// A call takes the first [`Choice`] whose `max_size` is at least its number of rows (or elements of a
 /// part). The workspace is sized for the largest choice, so one op serves calls of all sizes.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -54,13 +54,13 @@ pub struct Plan {
 #[non_exhaustive]
 pub struct Choice {
     /// Maximum number of rows of a call, or of elements of a part, for which the choice is made.
-    pub upto: usize,
+    pub max_size: usize,
     /// Variant of the calls.
     pub variant: Variant,
     /// Shape of a tile.
     pub tile: TileShape,
     /// Reason for the choice of the variant.
-    pub why: Why,
+    pub why: ChoiceReason,
     pub(crate) form: &'static Form,
     pub(crate) needs: Needs,
     pub(crate) sizing: tune::Sizing,
@@ -84,8 +84,8 @@ impl Plan {
         let ranks = tune::user::tuned(ranks)?;
         let logged = Arc::new(Once::new());
         let mut plan = Self { ranks, request, choices: Vec::new(), logged, composed: None };
-        for upto in plan.sizes() {
-            let choice = plan.choose(upto)?;
+        for max_size in plan.sizes() {
+            let choice = plan.choose(max_size)?;
             // If two consecutive sizes choose the same variant and tile, keep only the larger one's
             // entry: it covers both.
             let alike =
@@ -99,7 +99,7 @@ impl Plan {
         // largest size serves all.
         let alike = |choice: &Choice| {
             choice.variant == plan.choices[0].variant
-                && !matches!(choice.why, Why::Measured | Why::Tuned)
+                && !matches!(choice.why, ChoiceReason::Measured | ChoiceReason::Tuned)
         };
         if plan.choices.iter().all(alike) {
             plan.choices.drain(..plan.choices.len() - 1);
@@ -123,12 +123,12 @@ impl Plan {
         sizes
     }
 
-    /// Choice for calls of up to `upto` rows, or elements of a part.
-    fn choose(&self, upto: usize) -> Result<Choice> {
+    /// Choice for calls of up to `max_size` rows, or elements of a part.
+    fn choose(&self, max_size: usize) -> Result<Choice> {
         let mut sized = self.request.clone();
-        *if sized.elements { &mut sized.n } else { &mut sized.m } = upto;
+        *if sized.elements { &mut sized.n } else { &mut sized.m } = max_size;
         let (variant, why) = match sized.variant {
-            Some(variant) => (variant, Why::Asked),
+            Some(variant) => (variant, ChoiceReason::Requested),
             None => tune::variant(self.ranks, &sized),
         };
         let form = sized.row.form(variant).ok_or_else(|| Error::Invalid {
@@ -153,11 +153,11 @@ impl Plan {
         sized.check_pairs(form)?;
         let needs = if self.alone() { Needs::default() } else { sized.needs(form, tile) };
         let workspace = sized
-            .whole_gemm(form, (upto, tile))
+            .whole_gemm(form, (max_size, tile))
             .map_or(0, |whole| whole.library_bytes().saturating_add(sized.area_bytes(form)));
         let needs = Needs { workspace: needs.workspace.max(workspace), ..needs };
         let sizing = tune::Sizing::of(self.ranks, &sized.request, form);
-        Ok(Choice { upto, variant, tile, why, form, needs, sizing })
+        Ok(Choice { max_size, variant, tile, why, form, needs, sizing })
     }
 
     /// Bytes of the matrices that the largest call of a form keeps in the workspace beside a GEMM.
@@ -229,7 +229,7 @@ impl Plan {
         &self,
         form: &Form,
         (rows, tile): (usize, TileShape),
-    ) -> Option<Whole> {
+    ) -> Option<GemmRequest> {
         let Request { m, n, k, dtype, library, .. } = self.request;
         let request = &self.request;
         let output = match form.gemm {
@@ -248,7 +248,7 @@ impl Plan {
         let [gated, exchanges] = [GemmKind::Gated, GemmKind::Exchanging]
             .map(|kind| !held_up && tune::takes_part(self.ranks, request, kind));
         let shape = [m, n, k];
-        Some(Whole {
+        Some(GemmRequest {
             library,
             backend,
             shape,
@@ -311,7 +311,7 @@ impl Plan {
     }
 
     pub(crate) fn index_at(&self, size: usize) -> usize {
-        let after = self.choices.iter().position(|choice| size <= choice.upto);
+        let after = self.choices.iter().position(|choice| size <= choice.max_size);
         after.unwrap_or(self.choices.len() - 1)
     }
 
@@ -445,22 +445,23 @@ impl fmt::Display for Plan {
         if self.ranks.nodes() > 1 {
             write!(f, " of {} nodes, in each", self.ranks.nodes())?;
         }
-        if let Some(gpu) = self.figures() {
+        if let Some(gpu) = self.borrowed_tuning() {
             write!(f, ", tuning data of an {gpu}")?;
         }
         f.write_str(": ")?;
-        for (index, Choice { upto, variant, tile, why, .. }) in self.choices.iter().enumerate() {
+        for (index, Choice { max_size, variant, tile, why, .. }) in self.choices.iter().enumerate()
+        {
             let comma = if index == 0 { "" } else { ", " };
             match self.op() {
                 Op::Barrier => write!(f, "{comma}{variant}")?,
                 _ if self.choices.len() == 1 => write!(f, "{variant} by tiles of {tile}")?,
-                _ => write!(f, "{comma}{variant} up to {upto} by tiles of {tile}")?,
+                _ => write!(f, "{comma}{variant} up to {max_size} by tiles of {tile}")?,
             }
             match why {
-                Why::Asked => {}
-                Why::Tuned => f.write_str(" (measured here)")?,
-                Why::Measured => f.write_str(" (measured)")?,
-                Why::Predicted => f.write_str(" (predicted)")?,
+                ChoiceReason::Requested => {}
+                ChoiceReason::Tuned => f.write_str(" (measured here)")?,
+                ChoiceReason::Measured => f.write_str(" (measured)")?,
+                ChoiceReason::Predicted => f.write_str(" (predicted)")?,
             }
         }
         write!(f, "; {} bytes of data, {} of signals", self.data_bytes(), self.signal_bytes())

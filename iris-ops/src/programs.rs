@@ -241,7 +241,11 @@ pub(crate) const SUM_COPIED: &[Alternative] = &[
             OPEN_BLOCKS,
             Item::Parts(&[
                 SEND_BLOCKS,
-                Item::Late(&[arrive!(Blocks), add(Target::OwnOfC, &[PART, SUMS_OF_C]), COPY_SUMS]),
+                Item::PreviousPart(&[
+                    arrive!(Blocks),
+                    add(Target::OwnOfC, &[PART, SUMS_OF_C]),
+                    COPY_SUMS,
+                ]),
             ]),
             take_parts!(Sums),
             CLOSE_BLOCKS,
@@ -251,7 +255,10 @@ pub(crate) const SUM_COPIED: &[Alternative] = &[
         &[When::Engines],
         &[
             OPEN_BLOCKS,
-            Item::Parts(&[SEND_BLOCKS, Item::Late(&[PART, arrive!(Blocks), SUMS_OF_C, COPY_SUMS])]),
+            Item::Parts(&[
+                SEND_BLOCKS,
+                Item::PreviousPart(&[PART, arrive!(Blocks), SUMS_OF_C, COPY_SUMS]),
+            ]),
             take_parts!(Sums),
             CLOSE_BLOCKS,
         ],

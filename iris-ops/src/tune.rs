@@ -15,7 +15,7 @@ pub(crate) use tiles::{tile, whole_tile};
 
 use crate::cost::Problem;
 use crate::items;
-use crate::kind::{Variant, Why};
+use crate::kind::{ChoiceReason, Variant};
 use crate::options::{Epilogue, Request, Shard, TileShape};
 use crate::ranks::Ranks;
 use crate::spec::{Form, Memory, Norm};
@@ -116,16 +116,16 @@ pub(crate) fn sizes(ranks: Ranks, request: &Request) -> Vec<usize> {
 }
 
 /// Variant of a call of this size, and the reason for the choice.
-pub(crate) fn variant(ranks: Ranks, request: &Request) -> (Variant, Why) {
+pub(crate) fn variant(ranks: Ranks, request: &Request) -> (Variant, ChoiceReason) {
     let row = request.row;
     let known = table::variant(ranks, request).and_then(|variant| row.form(variant));
     // Variants that pull are excluded because peers read A in place, so A must be in the heap; a
     // plan does not know where A will be.
     let known = known.filter(|form| !form.pulls && is_as_measured(ranks, request, form));
     match known.filter(|form| form.serves(request)) {
-        Some(form) if table::is_own(ranks, request) => (form.variant, Why::Tuned),
-        Some(form) => (form.variant, Why::Measured),
-        None => (quickest(ranks, request), Why::Predicted),
+        Some(form) if table::is_own(ranks, request) => (form.variant, ChoiceReason::Tuned),
+        Some(form) => (form.variant, ChoiceReason::Measured),
+        None => (quickest(ranks, request), ChoiceReason::Predicted),
     }
 }
 

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use iris_heap::{HeapOptions, Stream, SymSlice, SymmetricHeap, World};
-use iris_kernels::Then;
+use iris_kernels::Recovery;
 use iris_ops::{AnyOp, MatRef, Op, OpError, Operands, Plan, Shapes, Variant};
 use iris_testkit::allocations::Counting;
 
@@ -49,9 +49,9 @@ fn each_launch_that_fails_leaves_a_call_to_retry_or_a_poisoned_heap() {
                     }
                     Outcome::Retried(step, sums) => {
                         assert_eq!(sums, expected, "{what}: after {step} had failed");
-                        steps.push((what.clone(), step, Then::Retry));
+                        steps.push((what.clone(), step, Recovery::Retry));
                     }
-                    Outcome::Poisoned(step) => steps.push((what.clone(), step, Then::Close)),
+                    Outcome::Poisoned(step) => steps.push((what.clone(), step, Recovery::Close)),
                 }
             }
         }
@@ -62,12 +62,12 @@ fn each_launch_that_fails_leaves_a_call_to_retry_or_a_poisoned_heap() {
     };
     // A call is visible to peers from its first communicating launch on. If that launch fails, or a
     // GEMM before it, the call can be retried.
-    assert_eq!(then("all_reduce two_shot"), [("two_shot of the operands", Then::Retry)]);
+    assert_eq!(then("all_reduce two_shot"), [("two_shot of the operands", Recovery::Retry)]);
     assert_eq!(
         then("matmul_all_reduce unfused"),
         [
-            ("gemm of A, all rows, to the partial", Then::Retry),
-            ("two_shot of the partial", Then::Retry)
+            ("gemm of A, all rows, to the partial", Recovery::Retry),
+            ("two_shot of the partial", Recovery::Retry)
         ]
     );
     // The all-gather before the product has been enqueued, so peers wait for this call and it
@@ -75,13 +75,13 @@ fn each_launch_that_fails_leaves_a_call_to_retry_or_a_poisoned_heap() {
     assert_eq!(
         then("all_gather_matmul unfused"),
         [
-            ("all_gather of shards of A", Then::Retry),
-            ("gemm of the gathered A, all rows, to C", Then::Close)
+            ("all_gather of shards of A", Recovery::Retry),
+            ("gemm of the gathered A, all rows, to C", Recovery::Close)
         ]
     );
     let copied = then("matmul_reduce_scatter copy_engine");
-    assert_eq!(copied[0], ("open", Then::Retry));
-    assert!(copied[1..].iter().all(|(_, then)| *then == Then::Close), "{copied:?}");
+    assert_eq!(copied[0], ("open", Recovery::Retry));
+    assert!(copied[1..].iter().all(|(_, then)| *then == Recovery::Close), "{copied:?}");
 }
 
 #[test]
@@ -160,13 +160,13 @@ fn call(
             Err(error) if !fails => Outcome::Poisoned(error.to_string()),
             Err(error) => panic!("{name}: {error}"),
         },
-        Err(OpError::Step { step, then: Then::Retry, .. }) => {
+        Err(OpError::Step { step, recovery: Recovery::Retry, .. }) => {
             heap.check().expect("a heap of which no peer has seen a call");
             op.run(operands, stream).expect("the second try");
             stream.sync().expect("a call that was enqueued");
             Outcome::Retried(step, c())
         }
-        Err(error @ OpError::Step { then: Then::Close, .. }) => {
+        Err(error @ OpError::Step { recovery: Recovery::Close, .. }) => {
             let said = error.to_string();
             assert!(said.starts_with(name) && said.contains("poisoned"), "{said}");
             assert!(heap.check().is_err(), "{said}: the heap can be used");

@@ -128,7 +128,7 @@ fn a_rank_that_skips_a_call_and_frees_the_op_blames_nobody() {
             op.run(&args(x, y), &stream).unwrap();
             // Reads the fault directly: `check` would consume it, and `close` below must return it.
             while heap.control().fault().is_none() {
-                heap.control().let_time_pass(settings.entry_deadline() / 10);
+                heap.control().advance_test_clock(settings.entry_deadline() / 10);
                 std::thread::sleep(Duration::from_millis(1));
             }
         }

@@ -99,7 +99,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     /// Check at the start of a later launch of a call that the rank has not given up; fails if it
     /// has. Launches that begin with [`Workgroup::credit`] or [`Workgroup::barrier`] need no such
     /// check.
-    pub fn go_on(&self) -> Result<(), Stop> {
+    pub fn check_not_aborted(&self) -> Result<(), Stop> {
         if self.m.vote(!self.given_up) {
             return Ok(());
         }
@@ -238,7 +238,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     /// Wait, before this rank writes the slots of these peers, for their credit: they no longer
     /// read the data of two calls ago. If this rank allows peers to write its matrix C directly,
     /// wait also until they have entered this call.
-    pub fn meet(&mut self, peers: barrier::Members) -> Result<(), Stop> {
+    pub fn wait_before_push(&mut self, peers: barrier::Members) -> Result<(), Stop> {
         let peers = peers.bits() & self.others();
         let credits = peers & !self.credited;
         let entries = if self.record.direct == 0 { 0 } else { peers & !self.entered };
@@ -419,7 +419,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     /// Barrier of all threads of this workgroup and the calling workgroups of all other members.
     pub fn barrier(&mut self, phase: u32, members: barrier::Members) -> Result<(), Stop> {
         let limit = if phase == 0 { Limit::Entry } else { Limit::Progress };
-        self.go_on()?;
+        self.check_not_aborted()?;
         let Self { m, channel, call, .. } = *self;
         // All threads make one call: with the call in separate branches, a lockstep wave could let
         // one thread wait before the others have stored.

@@ -4,7 +4,8 @@
 use anyhow::bail;
 use iris_heap::{BackendKind, DType};
 use iris_ops::{
-    Epilogue, Injected, Library, Op, Plan, Ranks, Shard, Staged, StagingLayout, TileShape, Variant,
+    Epilogue, FaultInjection, Library, Op, Plan, Ranks, Shard, Staged, StagingLayout, TileShape,
+    Variant,
 };
 
 /// Shapes, types and choices. Options of the first group are errors for ops that do not have them;
@@ -61,7 +62,7 @@ pub struct Options {
     /// Number of the first call.
     pub first_call: i32,
     /// Delays and faults that a test injects into the kernels.
-    pub injected: Injected,
+    pub injected: FaultInjection,
 }
 
 macro_rules! setters {
@@ -103,7 +104,7 @@ impl Options {
             counted: false,
             blocks: None,
             first_call: 1,
-            injected: Injected::default(),
+            injected: FaultInjection::default(),
         }
     }
 
@@ -129,7 +130,7 @@ impl Options {
         counted: bool => counted;
         blocks: usize => Some(blocks);
         first_call: i32 => first_call;
-        injected: Injected => injected;
+        injected: FaultInjection => injected;
     }
 
     /// Element type of C, with the default resolved.

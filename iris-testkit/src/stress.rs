@@ -13,7 +13,7 @@
 //!
 //! **Running.** `iris stress`, or [`run`] for one [`Subject`].
 //!
-//! **Checks of the test itself.** Kernels built without one of the waits ([`Injected::without`])
+//! **Checks of the test itself.** Kernels built without one of the waits ([`FaultInjection::without`])
 //! must be found wrong within [`HELD_CALLS`] calls. [`WAITS`] has a subject for each wait, and a
 //! place where workgroups are stalled so that the failure is certain. With the wait and the same
 //! stall, results must be right. [`MORE_WAITS`] does the same for the waits of gates and of
@@ -32,10 +32,10 @@ use bytemuck::{Pod, Zeroable};
 use iris_heap::abi::HeapView;
 use iris_heap::{BackendKind, DType, Element, HeapOptions, MAX_RANKS, Stream, SymSlice, World};
 use iris_kernels::UserKernel;
-use iris_kernels::build::Without;
+use iris_kernels::build::OmittedWait;
 use iris_kernels::gemm_config::THREADS;
 use iris_kernels::rtc::{self, KernelSource};
-use iris_ops::{Injected, MatRef, Ranks, TileShape};
+use iris_ops::{FaultInjection, MatRef, Ranks, TileShape};
 use iris_sync::LINE_WORDS;
 
 use crate::oracle::{Meaning, split};
@@ -64,7 +64,7 @@ pub struct Setting {
     pub first_call: i32,
     /// Delays and faults injected into the kernels. If a wait is left out, the ranks synchronise
     /// now and then, and stop when one of them has found an error.
-    pub injected: Injected,
+    pub injected: FaultInjection,
 }
 
 /// Number of calls within which a missing wait must be found.
@@ -114,7 +114,7 @@ impl Setting {
 
     /// Setting with small matrices of several tiles; no dimension is a multiple of a tile's or of
     /// eight.
-    pub fn new(dtype: DType, calls: usize, injected: Injected) -> Self {
+    pub fn new(dtype: DType, calls: usize, injected: FaultInjection) -> Self {
         let tile = Some(TileShape { m: 16, n: 32 });
         let backend = BackendKind::Cuda;
         Self { shape: Self::SMALL, step: 1, tile, backend, dtype, calls, first_call: 1, injected }
@@ -128,13 +128,13 @@ impl Setting {
         sharing: usize,
         dtype: DType,
         calls: usize,
-        injected: Injected,
+        injected: FaultInjection,
     ) -> Self {
         let setting = Self::new(dtype, calls, injected);
         let Some((shape, step)) = subject.whole_shape(ranks, sharing) else { return setting };
         // If no wait is left out, the kernels without it do not matter.
-        let whole = injected.whole.or(Some(Without::Others));
-        let (tile, injected) = (subject.exchanged_tile(), Injected { whole, ..injected });
+        let whole = injected.whole.or(Some(OmittedWait::Others));
+        let (tile, injected) = (subject.exchanged_tile(), FaultInjection { whole, ..injected });
         Self { shape, step, tile, injected, ..setting }
     }
 
@@ -142,7 +142,7 @@ impl Setting {
     /// tiles.
     pub fn large(dtype: DType) -> Self {
         let shape = (2_200_003, 520, 512);
-        Self { shape, tile: None, ..Self::new(dtype, 2, Injected::default()) }
+        Self { shape, tile: None, ..Self::new(dtype, 2, FaultInjection::default()) }
     }
 
     /// Sets the backend of the GPUs; the default is CUDA.

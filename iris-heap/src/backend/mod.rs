@@ -305,7 +305,7 @@ pub(crate) trait FunctionBackend: Send + Sync {
     /// [`Error::Closed`]; errors of the device.
     ///
     /// # Safety
-    /// Contract of [`crate::Function::launch`] or [`crate::Function::launch_beside`], by `order`.
+    /// Contract of [`crate::Function::launch`] or [`crate::Function::launch_concurrent`], by `order`.
     unsafe fn launch(
         &self,
         stream: &dyn StreamBackend,
@@ -324,7 +324,7 @@ pub(crate) trait Backend: Send + Sync {
     fn device(&self) -> DeviceInfo;
 
     /// Number of ranks of the heap that use this device, this rank included.
-    fn sharing(&self) -> u32 {
+    fn ranks_on_device(&self) -> u32 {
         1
     }
 

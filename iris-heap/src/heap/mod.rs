@@ -623,8 +623,8 @@ impl SymmetricHeap {
     }
 
     /// Number of ranks that use this rank's device, this rank included.
-    pub fn sharing(&self) -> u32 {
-        self.backend.sharing()
+    pub fn ranks_on_device(&self) -> u32 {
+        self.backend.ranks_on_device()
     }
 
     /// Description of this rank's device.

@@ -57,7 +57,7 @@ struct OpArgs {
     u32 tile_m, tile_n, k_group;
     u32 max_tiles, max_results;
     u32 wire, epilogue, producer, root;
-    u32 movers, shard, m_contiguous;
+    u32 dedicated_workgroups, shard, m_contiguous;
     u32 trace_spans;
     u32 sources, padding;
 };
@@ -72,14 +72,14 @@ static_assert(sizeof(OpArgs) == 1544, "as iris_kernels::args::OpArgs");
 
 /// Launch description for this workgroup, from the kernel's first argument. It refers to the
 /// arguments in parameter memory, so that functions that are not inlined can take references. On a
-/// device of `dies` dies the workgroup gets the index that dealt() assigns, so that neighbouring
+/// device of `dies` dies the workgroup gets the index that die_swizzle() assigns, so that neighbouring
 /// tiles share a cache.
 IRIS_DEVICE Launch launch_of(const OpArgs& given, u32 dies = 1) {
     const OpArgs& args = port::in_place(given);
     return Launch{args.heap,
                   args.channel,
                   args.record,
-                  dealt(port::workgroup(), port::workgroups(), dies),
+                  die_swizzle(port::workgroup(), port::workgroups(), dies),
                   port::workgroups(),
                   Trace(args.trace, args.trace_spans, args.counters, port::workgroup())};
 }

@@ -44,15 +44,15 @@ struct Rows {
 template <u32 ITEMS_, u32 PIECE> struct Batch {
     static constexpr u32 ITEMS = ITEMS_;
     static_assert(ITEMS % PIECE == 0, "whole pieces");
-    u32 first, apart, count;
+    u32 first, stride, count;
 
     /// Distance of item number `k` from the first item.
-    IRIS_DEVICE u32 behind(u32 k) const { return k / PIECE * apart + k % PIECE; }
+    IRIS_DEVICE u32 behind(u32 k) const { return k / PIECE * stride + k % PIECE; }
     IRIS_DEVICE u32 item(u32 k) const { return first + behind(k); }
     /// Distance in bytes, for `width` bytes per item; constant if `k` is constant and in the first
     /// piece.
     IRIS_DEVICE u64 bytes_behind(u32 k, u32 width) const {
-        return u64(k / PIECE * apart) * width + k % PIECE * width;
+        return u64(k / PIECE * stride) * width + k % PIECE * width;
     }
 };
 

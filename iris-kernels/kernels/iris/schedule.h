@@ -1,6 +1,6 @@
 // Schedules: assignment of tiles and units to ranks and workgroups, as pure functions of shape,
 // tile size and world; the same as iris_kernels::schedule. Nothing here depends on the size of the
-// grid, except dealt().
+// grid, except die_swizzle().
 #ifndef IRIS_SCHEDULE_H
 #define IRIS_SCHEDULE_H
 
@@ -35,7 +35,7 @@ IRIS_DEVICE u32 part_of(u32 total, u32 parts, u32 at) {
 /// Returns the logical number of a workgroup on a device that distributes workgroups round-robin
 /// over `dies` dies. Workgroups on one die get consecutive logical numbers, so their tiles share
 /// operands in the die's L2 cache. The result is a permutation; workgroup 0 keeps number 0.
-IRIS_DEVICE u32 dealt(u32 workgroup, u32 count, u32 dies) {
+IRIS_DEVICE u32 die_swizzle(u32 workgroup, u32 count, u32 dies) {
     if (dies <= 1) return workgroup;
     return split(count, dies, workgroup % dies).start + workgroup / dies;
 }
@@ -201,7 +201,7 @@ struct Units {
     }
     /// Returns the row block of C that `rank` computes at `position` in its order: first the blocks
     /// whose rows of A it has itself, then the blocks of its peers round-robin.
-    IRIS_DEVICE u32 worked(u32 position, u32 rank) const {
+    IRIS_DEVICE u32 row_block_at(u32 position, u32 rank) const {
         if (shard == Shard::Columns) return position;
         const u32 own = row_blocks_of(rank);
         Turn at{rank, position};
@@ -213,7 +213,7 @@ struct Units {
     }
     /// Unit that `rank` fetches as number `position`: units of all other ranks round-robin; its own
     /// come last.
-    IRIS_DEVICE u32 fetched(u32 position, u32 rank) const {
+    IRIS_DEVICE u32 unit_at(u32 position, u32 rank) const {
         const auto of = [&](u32 from) { return row_blocks_of(from) * groups_of(from); };
         const u32 others = units() - of(rank);
         const Turn at =

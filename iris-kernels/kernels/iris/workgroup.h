@@ -54,7 +54,7 @@ class Workgroup {
 
     /// Check at the start of a later launch of a call that the rank has not given up; fails if it
     /// has. Launches that begin with credit or barrier need no such check.
-    [[nodiscard]] IRIS_DEVICE bool go_on() { return all_go_on(Site::Waited); }
+    [[nodiscard]] IRIS_DEVICE bool check_not_aborted() { return all_not_aborted(Site::Waited); }
 
     /// Publish this rank's entry record at every peer. Only workgroup 0 does so, before anything
     /// else and even if the rank has nothing to send: peers wait for the entry.
@@ -151,7 +151,7 @@ class Workgroup {
     /// Wait, before this rank writes the slots of these peers, for their credit: they no longer
     /// read the data of two calls ago. If this rank allows peers to write its matrix C directly,
     /// wait also until they have entered this call.
-    [[nodiscard]] IRIS_DEVICE bool meet(Members to) {
+    [[nodiscard]] IRIS_DEVICE bool wait_before_push(Members to) {
         const u64 peers = to.bits & others();
         const u64 credits = peers & ~credited, entries = own.direct == 0 ? 0 : peers & ~entered;
         if ((credits | entries) == 0) return true;
@@ -324,7 +324,7 @@ class Workgroup {
     /// Barrier of all threads of this workgroup and the calling workgroups of all other members.
     [[nodiscard]] IRIS_DEVICE bool barrier(u32 phase, Members members) {
         const Limit limit = phase == 0 ? Limit::Entry : Limit::Progress;
-        if (!all_go_on(Site::Arrive)) return false;
+        if (!all_not_aborted(Site::Arrive)) return false;
         // All threads make one call: with the call in separate branches, a lockstep wave could let
         // one thread wait before the others have stored. Traces record thread 0 only.
         trace.add_once(Counter::Waits, 1);
@@ -436,7 +436,7 @@ class Workgroup {
         trace.add(Counter::Flags, 1);
     }
 
-    IRIS_DEVICE bool all_go_on(Site site) {
+    IRIS_DEVICE bool all_not_aborted(Site site) {
         if (port::vote(!given_up, site)) return true;
         if (port::thread() == 0) leave();
         return false;

@@ -44,7 +44,7 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
         let mut body = deliver::Deliver { partial, words: &words, plan };
         // A workgroup pushes the tiles that it has multiplied itself, so there are no dedicated
         // senders.
-        let senders = if args.producer == producer::GEMM { 0 } else { args.movers };
+        let senders = if args.producer == producer::GEMM { 0 } else { args.dedicated_workgroups };
         flow::deliver(&launch, &deliver::Sent(plan, args.channel.rank), senders, &mut body)
     };
     let copies = |partial, plan, first| {
@@ -68,11 +68,16 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
         }
         Kernel::TwoShot => {
             let plan = reduce::Plan::TwoShot(grid, size);
-            flow::two_shot(&launch, &plan, args.movers, &mut reduce(partial, plan))
+            flow::two_shot(&launch, &plan, args.dedicated_workgroups, &mut reduce(partial, plan))
         }
         Kernel::ReduceScatter => {
             let plan = reduce::Plan::Scatter(split);
-            flow::reduce_scatter(&launch, &plan, args.movers, &mut reduce(partial, plan))
+            flow::reduce_scatter(
+                &launch,
+                &plan,
+                args.dedicated_workgroups,
+                &mut reduce(partial, plan),
+            )
         }
         Kernel::Zero => flow::zero(&launch, grid.tiles(), owners, &mut accumulate(partial, false)),
         Kernel::AddLocked => {
@@ -101,7 +106,7 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
             let mut body = gather(partial, true);
             let (units, across) = (body.units, body.across());
             let staging = gather::Staged { units, rank: args.channel.rank, across };
-            flow::staged(&launch, args.movers, &staging, &mut body)
+            flow::staged(&launch, args.dedicated_workgroups, &staging, &mut body)
         }
         Kernel::AllGather => deliver(partial, deliver::Plan::AllGather(split)),
         Kernel::AllToAll => deliver(partial, deliver::Plan::AllToAll(split)),

@@ -13,7 +13,7 @@ use super::places::Places;
 use super::{Executor, unsupported};
 use crate::args::OpArgs;
 use crate::kernel::Kernel;
-use crate::program::{Alternative, At, Early, Lane, Step, Transfer, When, Work, walk};
+use crate::program::{Alternative, At, EarliestStart, Lane, Step, Transfer, When, Work, walk};
 
 /// Number of columns of C from which multiplying a row of A takes longer than receiving it from one
 /// peer. On an H200 the break-even is 1950 columns, from 7.5e14 flop/s and 3.85e11 B/s for two-byte
@@ -208,7 +208,7 @@ impl<'a> Call<'a> {
     /// Whether a launch may begin before the previous one has ended. Not on a device that ranks
     /// share, because a waiting launch must leave room for the launches that it waits for.
     pub(super) fn may_be_early(&self, work: Work) -> bool {
-        work.early() != Early::No && self.heap.sharing() == 1
+        work.early() != EarliestStart::No && self.heap.ranks_on_device() == 1
     }
 
     /// Tiles that must have arrived from the peer of the surrounding loop; `None` if the step is
@@ -259,13 +259,13 @@ impl<'a> Call<'a> {
         let (gpu, stream) = (self.heap.gpu()?, self.stream);
         let done = match at.peer {
             // SAFETY: `Call::new` requires the conditions of `Executor::run`.
-            Some(peer) => unsafe { gpu.copy_beside(stream, sent(peer).flat_map(copies)) },
+            Some(peer) => unsafe { gpu.copy_concurrent(stream, sent(peer).flat_map(copies)) },
             None => {
                 // All peers get the same parts; each part goes to all peers before the next part.
                 let parts =
                     sent(rank).flat_map(|(_, part)| peers().map(move |to| (to, part.clone())));
                 // SAFETY: `Call::new` requires the conditions of `Executor::run`.
-                unsafe { gpu.copy_beside(stream, parts.flat_map(copies)) }
+                unsafe { gpu.copy_concurrent(stream, parts.flat_map(copies)) }
             }
         };
         done.map(|()| true)

@@ -9,17 +9,17 @@ use crate::args::{Matrix, OpArgs};
 use crate::build::OpBuild;
 use crate::gemm::{Exchanging, Gathering, Messages, Parts, Scattering};
 use crate::kernel::Kernel;
-use crate::library::{Library, Whole};
+use crate::library::{GemmRequest, Library};
 use crate::program::{Area, At, Core, Gemm, Program, Step, Transfer, When, Work};
-use crate::whole::WholeProduct;
+use crate::whole::WholeGemm;
 
 /// GEMM implementations that a program can use on a device.
 #[derive(Debug)]
 pub(super) struct Gemms {
-    pub(super) whole: Whole,
+    pub(super) whole: GemmRequest,
     /// Plain whole-matrix GEMM, of the vendor's library or built in; `None` if neither supports
     /// the matrices.
-    library: Option<WholeProduct>,
+    library: Option<WholeGemm>,
     /// Kernels of the tile GEMM, for products that the library cannot do; `None` if the program has
     /// alternative steps instead.
     tiles: Option<KernelSet>,
@@ -41,19 +41,19 @@ impl Gemms {
     /// kernels.
     ///
     /// # Errors
-    /// Errors of [`KernelSet::new`] and [`WholeProduct::new`].
+    /// Errors of [`KernelSet::new`] and [`WholeGemm::new`].
     pub(super) fn new(
         heap: &SymmetricHeap,
         op: &OpBuild,
         program: &Program,
-        whole: &Whole,
+        whole: &GemmRequest,
         by_workgroups: bool,
     ) -> Result<Self> {
         let (tile_m, tile_n) = whole.tile;
         let matmul = OpBuild { op: "matmul", product: true, norm: false, tile_m, tile_n, ..*op };
         let tiles = needs_tiles(program).then(|| KernelSet::new(heap, &matmul, &[Kernel::Local]));
         let tiles = tiles.transpose()?;
-        let library = WholeProduct::new(heap, whole)?;
+        let library = WholeGemm::new(heap, whole)?;
         Ok(Gemms {
             whole: *whole,
             library,
@@ -274,7 +274,7 @@ fn fused(
     heap: &SymmetricHeap,
     op: &OpBuild,
     program: &Program,
-    whole: &Whole,
+    whole: &GemmRequest,
     by_workgroups: bool,
 ) -> Result<Fused> {
     if heap.device().kind.traits().host_threads {

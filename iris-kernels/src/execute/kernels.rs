@@ -316,7 +316,7 @@ pub(crate) fn share(
     threads: u32,
     shared: u32,
 ) -> Result<u32> {
-    let (all, ranks) = (function.resident(threads, shared)?, heap.sharing());
+    let (all, ranks) = (function.resident(threads, shared)?, heap.ranks_on_device());
     // Kernels of other ranks may fill whole multiprocessors, so count one workgroup on each
     // multiprocessor of this rank's share.
     let most = if ranks > 1 { heap.workgroups() } else { u32::MAX };

@@ -149,7 +149,7 @@ impl Message {
             from: place(a, from),
             bytes: len * bytes,
             lines,
-            apart: [c.ld * bytes, a.ld * bytes],
+            strides: [c.ld * bytes, a.ld * bytes],
             signal: false,
         }
     }

@@ -21,7 +21,7 @@ use super::{Arguments, Config, Gemm, GemmKernel};
 use crate::args::OpArgs;
 use crate::build::OpBuild;
 use crate::kernel::Kernel;
-use crate::library::Whole;
+use crate::library::GemmRequest;
 
 /// Rows up to which this launch and one that normalises take less than a product and the message that normalises: on
 /// 2 x H200, 8192 x 3584, 16 rows 25.0 and 25.6 us, 64 rows 32.1 and 31.4 (2026-11-23).
@@ -53,7 +53,7 @@ impl Exchanging {
     /// As [`Gemm::of`].
     pub fn new(
         heap: &SymmetricHeap,
-        whole: &Whole,
+        whole: &GemmRequest,
         op: &OpBuild,
         kernel: Kernel,
     ) -> Result<Option<Exchanging>> {
@@ -74,7 +74,7 @@ impl Exchanging {
         let mut resident = u32::MAX;
         for (config, function) in &gemm.kernels {
             let all = function.resident(config.threads(), config.shared_bytes())?;
-            resident = resident.min(all / heap.sharing());
+            resident = resident.min(all / heap.ranks_on_device());
         }
         Ok(Some(Exchanging { gemm, kernel, resident }))
     }

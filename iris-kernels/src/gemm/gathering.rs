@@ -17,8 +17,8 @@ use iris_heap::{Gpu, Result, Stream, SymmetricHeap};
 
 use super::{Config, Gemm, GemmKernel};
 use crate::args::{Matrix, OpArgs};
-use crate::build::Injected;
-use crate::library::Whole;
+use crate::build::FaultInjection;
+use crate::library::GemmRequest;
 
 /// How A comes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -83,8 +83,8 @@ impl Gathering {
     /// As [`Gemm::of`].
     pub fn new(
         heap: &SymmetricHeap,
-        whole: &Whole,
-        injected: Injected,
+        whole: &GemmRequest,
+        injected: FaultInjection,
     ) -> Result<Option<Gathering>> {
         let mut configs = Config::of_plan(whole.shape, heap.workgroups());
         configs.retain(|config| !config.flipped);
@@ -92,7 +92,7 @@ impl Gathering {
         let Some(mut gemm) = Gemm::for_whole(heap, whole, configs, kernel)? else {
             return Ok(None);
         };
-        if heap.sharing() > 1 {
+        if heap.ranks_on_device() > 1 {
             // What stays on a device is copied by multiprocessors, which no product that waits for it may hold.
             gemm.multiprocessors = gemm.multiprocessors.saturating_sub(2).max(1);
         }

@@ -6,7 +6,7 @@ use iris_heap::DType;
 use super::{Config, Gemm};
 use crate::Target;
 use crate::args::{DTYPES, dtype_code};
-use crate::build::{Build, Injected};
+use crate::build::{Build, FaultInjection};
 use crate::rtc::{Options, Vendor};
 use crate::source::{GEMMS, Text};
 
@@ -84,7 +84,7 @@ impl GemmKernel {
     }
 
     /// The build for elements of this type ([`crate::args::dtype_code`]).
-    pub(super) fn build(self, dtype: u32, config: &Config, injected: Injected) -> Build {
+    pub(super) fn build(self, dtype: u32, config: &Config, injected: FaultInjection) -> Build {
         let options = config.options(dtype);
         let with = |options: Options| injected.options_of_products(options);
         let options = match self {
@@ -110,7 +110,7 @@ pub(crate) fn builds(arch: &str) -> Vec<Build> {
         for config in kernel.configs() {
             for layout in LAYOUTS {
                 let config = config.with_layout(layout);
-                let build = |&code| kernel.build(code, &config, Injected::default());
+                let build = |&code| kernel.build(code, &config, FaultInjection::default());
                 builds.extend(codes.iter().map(build));
             }
         }

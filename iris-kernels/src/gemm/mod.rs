@@ -28,8 +28,8 @@ use iris_heap::{
 
 use crate::Target;
 use crate::args::{Matrix, OpArgs, dtype_code};
-use crate::build::{self, Injected};
-use crate::library::Whole;
+use crate::build::{self, FaultInjection};
+use crate::library::GemmRequest;
 use crate::rtc::progress::Level;
 
 pub use crate::gemm_config::CoreConfig as Config;
@@ -100,7 +100,7 @@ impl Gemm {
         dtype: DType,
         configs: &[Config],
     ) -> Result<Gemm> {
-        Self::load(heap, shape, dtype, configs, (GemmKernel::Plain, Injected::default()))
+        Self::load(heap, shape, dtype, configs, (GemmKernel::Plain, FaultInjection::default()))
     }
 
     /// Loads these builds of a kernel: as [`Gemm::of`].
@@ -109,7 +109,7 @@ impl Gemm {
         shape: [usize; 3],
         dtype: DType,
         configs: &[Config],
-        (kernel, injected): (GemmKernel, Injected),
+        (kernel, injected): (GemmKernel, FaultInjection),
     ) -> Result<Gemm> {
         let target = Target::of(heap.device())?;
         let code = dtype_code(dtype).filter(|_| Self::is_there(&target, dtype));
@@ -128,7 +128,7 @@ impl Gemm {
             Ok((*config, function))
         };
         let kernels = configs.iter().map(load).collect::<Result<_>>()?;
-        let (multiprocessors, early) = (heap.workgroups(), heap.sharing() == 1);
+        let (multiprocessors, early) = (heap.workgroups(), heap.ranks_on_device() == 1);
         Ok(Gemm { dtype, shape, multiprocessors, early, kernels })
     }
 
@@ -139,11 +139,11 @@ impl Gemm {
     /// As [`Gemm::of`].
     fn for_whole(
         heap: &SymmetricHeap,
-        whole: &Whole,
+        whole: &GemmRequest,
         configs: impl IntoIterator<Item = Config>,
-        kernel: (GemmKernel, Injected),
+        kernel: (GemmKernel, FaultInjection),
     ) -> Result<Option<Gemm>> {
-        let Whole { shape, dtype, output, .. } = *whole;
+        let GemmRequest { shape, dtype, output, .. } = *whole;
         let target = Target::of(heap.device())?;
         if shape.contains(&0) || dtype != output || !Self::is_there(&target, dtype) {
             return Ok(None);
@@ -165,12 +165,12 @@ impl Gemm {
     /// As [`Gemm::of`].
     pub(crate) fn of_whole(
         heap: &SymmetricHeap,
-        whole: &Whole,
+        whole: &GemmRequest,
         preferred: bool,
     ) -> Result<Option<Gemm>> {
         let mut configs = Config::of_plan(whole.shape, heap.workgroups());
         configs.retain(|config| !preferred || config.is_preferred());
-        Self::for_whole(heap, whole, configs, (GemmKernel::Plain, Injected::default()))
+        Self::for_whole(heap, whole, configs, (GemmKernel::Plain, FaultInjection::default()))
     }
 
     /// The builds.

@@ -20,8 +20,8 @@ use iris_heap::{Function, Gpu, LaunchShape, Result, Stream, SymmetricHeap};
 use super::kernels::PEERS;
 use super::{Config, Gemm, GemmKernel, TensorMap, is_aligned};
 use crate::args::{Matrix, OpArgs, rows_of};
-use crate::build::Injected;
-use crate::library::Whole;
+use crate::build::FaultInjection;
+use crate::library::GemmRequest;
 use crate::schedule::split;
 
 /// Rows in those of the tiles of a cluster, and numbers of signals: `Blocks` of `gemm_sm90_scatter.cu`.
@@ -76,8 +76,8 @@ impl Scattering {
     /// As [`Gemm::of`].
     pub fn new(
         heap: &SymmetricHeap,
-        whole: &Whole,
-        injected: Injected,
+        whole: &GemmRequest,
+        injected: FaultInjection,
     ) -> Result<Option<Scattering>> {
         // Another tile has been asked for, which no build stores.
         let Some(signalled @ [64, width @ (128 | 256)]) = whole.signalled else { return Ok(None) };
@@ -96,7 +96,7 @@ impl Scattering {
                 early: false,
             };
             let clusters = function.resident_clusters(shape, config.cluster)?;
-            resident = resident.min(clusters / heap.sharing() * config.cluster);
+            resident = resident.min(clusters / heap.ranks_on_device() * config.cluster);
         }
         Ok((resident > 0).then_some(Scattering { gemm, signalled, resident }))
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{At, Core, Early, Gemm, Item, Lane, Program, Step, When, Work, walk};
+use super::{At, Core, EarliestStart, Gemm, Item, Lane, Program, Step, When, Work, walk};
 use crate::kernel::Kernel;
 
 /// Violation of a rule by a program.
@@ -86,14 +86,14 @@ impl Program {
     }
 }
 
-/// First [`Item::Late`] (steps for the previous part of a loop) that is not inside a loop over
+/// First [`Item::PreviousPart`] (steps for the previous part of a loop) that is not inside a loop over
 /// parts.
 fn misplaced(items: &[Item], in_parts: bool) -> Option<&Item> {
     items.iter().find_map(|item| match item {
         Item::Do(step) => misplaced(step.or, false),
         Item::Parts(items) => misplaced(items, true),
-        Item::Late(items) if in_parts => misplaced(items, false),
-        Item::Late(_) => Some(item),
+        Item::PreviousPart(items) if in_parts => misplaced(items, false),
+        Item::PreviousPart(_) => Some(item),
         Item::Peers(items) => misplaced(items, false),
     })
 }
@@ -141,7 +141,7 @@ impl State {
             return wrong("copies on the side stream are not joined");
         }
         let behind_open = self.before.is_some_and(|it| matches!(it, Work::Open(_)));
-        if work.early() == Early::BehindOpen && !behind_open {
+        if work.early() == EarliestStart::BehindOpen && !behind_open {
             return wrong("it may begin early, but does not follow the step that opens the call");
         }
         self.opened |= effects.opens;
@@ -205,7 +205,7 @@ mod tests {
             // Engine copies run on the side stream; the workgroup copies that replace them run on
             // the main stream.
             (broken!(always(&[OPEN, EITHER, STORES, CLOSE])), "does not follow"),
-            (broken!(always(&[OPEN, Item::Late(&[]), CLOSE])), "outside of a loop"),
+            (broken!(always(&[OPEN, Item::PreviousPart(&[]), CLOSE])), "outside of a loop"),
         ] {
             assert!(what.contains(rule), "{what}: expected {rule:?}");
         }

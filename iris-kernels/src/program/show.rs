@@ -43,7 +43,7 @@ fn lines(f: &mut fmt::Formatter<'_>, item: &Item, indent: usize) -> fmt::Result 
             ("", step.or)
         }
         Item::Parts(items) => ("for each part:", *items),
-        Item::Late(items) => ("for the part before:", *items),
+        Item::PreviousPart(items) => ("for the part before:", *items),
         Item::Peers(items) => ("for each peer:", *items),
     };
     if !title.is_empty() {

@@ -42,8 +42,8 @@ pub(crate) fn walk<'a, Peers: Iterator<Item = u32>, E>(
                 for part in 0..=parts {
                     for item in items {
                         let (items, part) = match *item {
-                            Item::Late(items) if part > 0 => (items, part - 1),
-                            Item::Late(_) => continue,
+                            Item::PreviousPart(items) if part > 0 => (items, part - 1),
+                            Item::PreviousPart(_) => continue,
                             _ if part < parts => (std::slice::from_ref(item), part),
                             _ => continue,
                         };
@@ -52,7 +52,7 @@ pub(crate) fn walk<'a, Peers: Iterator<Item = u32>, E>(
                 }
             }
             // Only a loop over parts runs these steps; `check` rejects them elsewhere.
-            Item::Late(_) => {}
+            Item::PreviousPart(_) => {}
             Item::Peers(items) => {
                 for peer in peers() {
                     walk(items, At { peer: Some(peer), ..at }, (parts, peers), visit)?;

@@ -371,7 +371,7 @@ fn exchange(
                 (args.results, args.result_slot, args.max_results) = (inbox, slot, tiles);
                 args.root = 1;
                 // In every other call one of two or three workgroups is a dedicated sender.
-                args.movers = u32::from(call % 2 == 1);
+                args.dedicated_workgroups = u32::from(call % 2 == 1);
                 args
             })
             .collect();

@@ -52,7 +52,7 @@ u32 mirror_dtype(u32 index, const char** name, u32* code, u32* bytes) {
     return count;
 }
 
-u32 mirror_dealt(u32 workgroup, u32 count, u32 dies) { return dealt(workgroup, count, dies); }
+u32 mirror_dealt(u32 workgroup, u32 count, u32 dies) { return die_swizzle(workgroup, count, dies); }
 
 void mirror_split(u32 total, u32 parts, u32 part, u32* out) {
     const Range range = split(total, parts, part);
@@ -106,7 +106,7 @@ u32 mirror_block(const u32* shape, u32 block, u32 rank, u32 i, u32* out, u32* ne
     const Units units = units_from(shape);
     if (block < units.row_blocks()) {
         const Units::Block at = units.row_block(block);
-        const u32 values[] = {at.row, at.rows, at.source, at.within, units.worked(block, rank)};
+        const u32 values[] = {at.row, at.rows, at.source, at.within, units.row_block_at(block, rank)};
         for (u32 j = 0; j < 5; ++j) out[j] = values[j];
         *need = i < units.needs(block) ? units.need(block, rank, i) : ~0u;
     }
@@ -114,7 +114,7 @@ u32 mirror_block(const u32* shape, u32 block, u32 rank, u32 i, u32* out, u32* ne
 }
 
 u32 mirror_fetched(const u32* shape, u32 position, u32 rank) {
-    return units_from(shape).fetched(position, rank);
+    return units_from(shape).unit_at(position, rank);
 }
 
 float mirror_erf(float x) { return erf(x); }
@@ -137,7 +137,7 @@ u64 mirror_offset(u32 field) {
         IRIS_OFFSET_OF(OpArgs, max_tiles),   IRIS_OFFSET_OF(OpArgs, max_results),
         IRIS_OFFSET_OF(OpArgs, wire),        IRIS_OFFSET_OF(OpArgs, epilogue),
         IRIS_OFFSET_OF(OpArgs, producer),    IRIS_OFFSET_OF(OpArgs, root),
-        IRIS_OFFSET_OF(OpArgs, movers),    IRIS_OFFSET_OF(OpArgs, shard),
+        IRIS_OFFSET_OF(OpArgs, dedicated_workgroups),    IRIS_OFFSET_OF(OpArgs, shard),
         IRIS_OFFSET_OF(OpArgs, m_contiguous), IRIS_OFFSET_OF(OpArgs, trace_spans),
         IRIS_OFFSET_OF(OpArgs, sources),     sizeof(OpArgs),
         IRIS_OFFSET_OF(TileView, channel),   IRIS_OFFSET_OF(TileView, record),

@@ -184,14 +184,14 @@ pub(super) struct Plans {
 
 impl Plans {
     /// Plans of the operators that share a workspace: all except the barrier.
-    pub(super) fn sharing(&self) -> Vec<&Plan> {
+    pub(super) fn ranks_on_device(&self) -> Vec<&Plan> {
         let Self { all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, .. } = self;
         let all = [all_reduce, reduce_scatter, all_gather, all_to_all, broadcast];
         all.into_iter().flatten().map(|(_, plan)| plan).collect()
     }
 
     fn footprint(&self) -> Footprint {
-        let (sharing, barrier) = (self.sharing(), &self.barrier);
+        let (sharing, barrier) = (self.ranks_on_device(), &self.barrier);
         let extent = sharing.iter().map(|plan| plan.extent()).reduce(Extent::max);
         let extent = extent.unwrap_or_default();
         let aligned = |bytes: u64| bytes.next_multiple_of(ALIGNMENT);

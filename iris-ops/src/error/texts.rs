@@ -75,7 +75,7 @@ fn examples() -> Vec<(Error, [&'static str; 3])> {
                 op: op(),
                 step: "kernel two_shot".into(),
                 cause: cause(),
-                then: Then::Close,
+                recovery: Recovery::Close,
             },
             ["step kernel two_shot", "expected to finish", "close it"],
         ),

@@ -61,7 +61,7 @@ impl Plan {
         for step in steps(self, m)? {
             match step {
                 NodeStep::Part { role, size } => {
-                    let us = composed.parts.get(&role)?.predicted(size)?;
+                    let us = composed.parts.get(&role)?.predicted_us(size)?;
                     main_us += us;
                     node_us += us;
                 }

@@ -202,7 +202,7 @@ impl Simulation<'_> {
             match step {
                 NodeStep::Part { role, size } => {
                     let part = &self.plan.composed().unwrap().parts[&role];
-                    let (us, alone) = (part.predicted(size).unwrap(), part.row().is_local());
+                    let (us, alone) = (part.predicted_us(size).unwrap(), part.row().is_local());
                     for node in 0..nodes {
                         let of_node = node * local..(node + 1) * local;
                         if alone {

@@ -110,7 +110,7 @@ fn executor(heap: &SymmetricHeap, plan: &Plan, choice: &Choice) -> Result<Execut
         observed: request.is_observed(),
     };
     // One executor serves all calls up to `upto` rows, so the GEMM library is asked for that size.
-    let whole = plan.whole_gemm(choice.form, (choice.upto, choice.tile));
+    let whole = plan.whole_gemm(choice.form, (choice.max_size, choice.tile));
     let program = plan.program(choice);
     Executor::new(heap, &build, &program, whole.as_ref(), request.counted).in_op(op)
 }
@@ -287,7 +287,7 @@ impl Operator {
             epsilon: request.rms_norm.unwrap_or_default(),
             producer: if self.plan.op().multiplies() { producer::GEMM } else { producer::LOAD },
             root: root as u32,
-            movers: match request.staged.fetchers {
+            dedicated_workgroups: match request.staged.fetchers {
                 Some(fetchers) => fetchers as u32,
                 None if choice.form.fetches => (groups / 4).max(1),
                 None => 0,

@@ -31,7 +31,7 @@ impl Operator {
         set(Field::Variant, hash(choice.variant.name().as_bytes()));
         set(Field::Config, hash(config.as_bytes()));
         if choice.form.gemm == spec::GemmStage::Gathered
-            && let Some(whole) = self.plan.whole_gemm(choice.form, (choice.upto, choice.tile))
+            && let Some(whole) = self.plan.whole_gemm(choice.form, (choice.max_size, choice.tile))
         {
             // For an all-gather of A, peers write the gathered A in this rank's workspace directly,
             // not C.

@@ -139,8 +139,8 @@ fn an_automatic_plan_serves_small_and_large_calls() {
     let ranks = Ranks::new(1, 4);
     let plan = matmul_all_reduce::Options::new(4096, 512, 64).plan(ranks).unwrap();
     assert_eq!((plan.at(1).variant, plan.at(4096).variant), (Variant::OneShot, Variant::TwoShot));
-    assert_eq!((plan.variant(), plan.choices().last().unwrap().upto), (Variant::TwoShot, 4096));
-    assert!(plan.choices().windows(2).all(|two| two[0].upto < two[1].upto), "{plan}");
+    assert_eq!((plan.variant(), plan.choices().last().unwrap().max_size), (Variant::TwoShot, 4096));
+    assert!(plan.choices().windows(2).all(|two| two[0].max_size < two[1].max_size), "{plan}");
     // A variant that the caller asked for holds for all sizes.
     let one = matmul_all_reduce::Options::new(4096, 512, 64);
     let one = one.variant(matmul_all_reduce::Variant::TwoShot).plan(ranks).unwrap();
@@ -243,7 +243,7 @@ fn gpu_products_use_whole_matrix_gemms() {
 /// number of workgroups.
 #[test]
 fn observing_a_call_does_not_change_the_choice() {
-    let delayed = crate::Injected { delay_ns: 1000, ..crate::Injected::default() };
+    let delayed = crate::FaultInjection { delay_ns: 1000, ..crate::FaultInjection::default() };
     for op in Op::ALL.into_iter().filter(|op| *op != Op::Barrier) {
         for (backend, size) in [BackendKind::Cpu, BackendKind::Cuda]
             .into_iter()
@@ -254,7 +254,7 @@ fn observing_a_call_does_not_change_the_choice() {
             plain.dtype = DType::BF16;
             let choices = |request: &crate::OpRequest| -> Vec<_> {
                 let plan = request.plan(ranks).unwrap();
-                plan.choices().iter().map(|it| (it.upto, it.variant, it.tile, it.why)).collect()
+                plan.choices().iter().map(|it| (it.max_size, it.variant, it.tile, it.why)).collect()
             };
             let expected = choices(&plain);
             let mut observed = [plain.clone(), plain.clone(), plain.clone(), plain];
@@ -348,8 +348,9 @@ fn products_signal_the_tiles_of_their_calls() {
     let tiles: Vec<_> = stores.iter().map(|it| [it.tile.m as u32, it.tile.n as u32]).collect();
     assert_eq!(tiles, [[64, 128], [64, 256]], "one wave of the widest, and more");
     for (choice, tile) in stores.into_iter().zip(tiles) {
-        let whole = plan.whole_gemm(choice.form, (choice.upto, choice.tile)).expect("a product");
-        assert_eq!((whole.signalled, whole.rows), (Some(tile), choice.upto));
+        let whole =
+            plan.whole_gemm(choice.form, (choice.max_size, choice.tile)).expect("a product");
+        assert_eq!((whole.signalled, whole.rows), (Some(tile), choice.max_size));
     }
     let few = |m, n, library| {
         let options = matmul_all_reduce::Options::new(m, n, 3584).dtype(DType::BF16);

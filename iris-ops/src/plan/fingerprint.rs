@@ -32,7 +32,7 @@ impl Plan {
         }
         items.extend(self.choices.iter().map(|choice| match self.choices.len() {
             1 => ("variant", choice.variant.to_string()),
-            _ => ("variant", format!("{} up to {}", choice.variant, choice.upto)),
+            _ => ("variant", format!("{} up to {}", choice.variant, choice.max_size)),
         }));
         items.push(("nodes", self.ranks.nodes().to_string()));
         items.extend(self.choices.iter().map(|choice| ("tile", choice.tile.to_string())));

@@ -3,7 +3,7 @@
 use super::{Choice, Plan};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::kind::{Variant, Why};
+use crate::kind::{ChoiceReason, Variant};
 use crate::spec::{Form, Row};
 use crate::tune;
 
@@ -15,14 +15,14 @@ impl Plan {
 
     /// GPU whose tuning data the plan uses, if that is not the plan's own kind of device: `H200` or
     /// `MI300X`. `None` otherwise and for a host.
-    pub fn figures(&self) -> Option<&'static str> {
+    pub fn borrowed_tuning(&self) -> Option<&'static str> {
         tune::figures_of(self.ranks)
     }
 
     /// Checks that the device has kernels for variants that the caller asked for. Variants that the
     /// plan chose have fallbacks.
     pub(crate) fn check_device(&self, device: Device) -> Result<()> {
-        let asked = |choice: &&Choice| choice.why == Why::Asked && !self.alone();
+        let asked = |choice: &&Choice| choice.why == ChoiceReason::Requested && !self.alone();
         let mut forms = self.choices.iter().filter(asked).map(|choice| choice.form);
         forms.try_for_each(|form| check_form(self.row(), form, device))
     }
@@ -185,10 +185,13 @@ mod tests {
             "{assumed}"
         );
         assert_eq!(
-            (plan(named("a100")).figures(), plan(named("h200")).figures()),
+            (plan(named("a100")).borrowed_tuning(), plan(named("h200")).borrowed_tuning()),
             (Some("H200"), None)
         );
-        assert_eq!((plan(named("mi300x")).figures(), plan(Device::host()).figures()), (None, None));
+        assert_eq!(
+            (plan(named("mi300x")).borrowed_tuning(), plan(Device::host()).borrowed_tuning()),
+            (None, None)
+        );
         assert_eq!(plan(named("a100")).device(), named("a100"));
     }
 

@@ -13,16 +13,16 @@ impl Plan {
     /// ```
     /// use iris_ops::{Device, Ranks, all_reduce};
     /// let plan = all_reduce::Options::new(1 << 20).plan(Ranks::new(0, 8).on_device(Device::named("h200")?))?;
-    /// let us = plan.predicted(1 << 20).expect("a time");
-    /// assert!(plan.limit(1 << 20) < us && us < 1000.0);
+    /// let us = plan.predicted_us(1 << 20).expect("a time");
+    /// assert!(plan.lower_bound_us(1 << 20) < us && us < 1000.0);
     /// # anyhow::Ok(())
     /// ```
-    pub fn predicted(&self, size: usize) -> Option<f64> {
-        self.predicted_on(&self.ranks.tuning().machine, size)
+    pub fn predicted_us(&self, size: usize) -> Option<f64> {
+        self.predicted_us_on(&self.ranks.tuning().machine, size)
     }
 
-    /// Predicted time as [`Plan::predicted`], with the parameters of another machine.
-    pub fn predicted_on(&self, machine: &Machine, size: usize) -> Option<f64> {
+    /// Predicted time as [`Plan::predicted_us`], with the parameters of another machine.
+    pub fn predicted_us_on(&self, machine: &Machine, size: usize) -> Option<f64> {
         if self.composed.is_some() {
             return None;
         }
@@ -33,7 +33,7 @@ impl Plan {
 
     /// Lower limit in microseconds for the time of any program: the time of the product alone, or
     /// of the bytes that a rank must send, whichever is longer.
-    pub fn limit(&self, size: usize) -> f64 {
+    pub fn lower_bound_us(&self, size: usize) -> f64 {
         self.problem(size).limit(&self.ranks.tuning().machine)
     }
 

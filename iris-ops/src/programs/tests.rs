@@ -29,7 +29,7 @@ fn every_kernel_is_in_the_source_that_is_asked_for() {
                 dtype: DType::BF16,
                 tile_m: 64,
                 tile_n: 96,
-                injected: crate::Injected::default(),
+                injected: crate::FaultInjection::default(),
                 observed: false,
             };
             // With a single rank there is only the product (or a copy), and the norm.

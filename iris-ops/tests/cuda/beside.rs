@@ -213,7 +213,7 @@ impl Taker {
         let launched = unsafe {
             match which {
                 1 => self.kernel.launch(stream, GROUPS, &[bytes_of(view), c, seen, which_arg]),
-                _ => self.kernel.launch_beside(stream, GROUPS, view, &[c, seen, which_arg]),
+                _ => self.kernel.launch_concurrent(stream, GROUPS, view, &[c, seen, which_arg]),
             }
         };
         Ok(launched?)

@@ -47,7 +47,7 @@ pub fn add<M: Memory + ?Sized>(
     body: &mut impl AccumulateTiles,
 ) -> Result<(), Stop> {
     launch.run(End::Keep, |wg| {
-        wg.go_on()?;
+        wg.check_not_aborted()?;
         let parity = wg.parity();
         for tile in wg.share(tiles) {
             wg.m.begin(Span::Gemm, tile);
@@ -75,7 +75,7 @@ pub fn convert<M: Memory + ?Sized>(
     body: &mut impl AccumulateTiles,
 ) -> Result<(), Stop> {
     launch.run(End::Advance, |wg| {
-        wg.go_on()?;
+        wg.check_not_aborted()?;
         let parity = wg.parity();
         for tile in wg.share(tiles) {
             let owner = owner(tile);

@@ -133,5 +133,5 @@ impl<'a, M: Memory + ?Sized> Departures<'a, M> {
 /// readers of copied data. Fails if a peer gave up, because its copies may have overwritten data
 /// while it was read here.
 pub fn close<M: Memory + ?Sized>(launch: &Launch<'_, M>) -> Result<(), Stop> {
-    launch.run(End::Advance, |wg| wg.go_on())
+    launch.run(End::Advance, |wg| wg.check_not_aborted())
 }

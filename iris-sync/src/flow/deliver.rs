@@ -38,9 +38,9 @@ pub fn deliver<M: Memory + ?Sized>(
     launch.run(End::Advance, |wg| {
         wg.enter()?;
         let (me, produced) = (wg.channel.rank, delivery.produced());
-        let apart = (1..count).contains(&senders);
-        let sends = !apart || index < senders;
-        let takes = !apart || index >= senders;
+        let dedicated = (1..count).contains(&senders);
+        let sends = !dedicated || index < senders;
+        let takes = !dedicated || index >= senders;
         let (first, step) = match (sends, takes) {
             (true, true) => (index, count),
             (true, false) => (index, senders),
@@ -142,7 +142,7 @@ fn send<M: Memory + ?Sized>(
     tile: u32,
 ) -> Result<(), Stop> {
     let parity = wg.parity();
-    wg.meet(to)?;
+    wg.wait_before_push(to)?;
     wg.m.begin(Span::Signal, tile);
     for peer in wg.channel.peers_in_turn(tile).filter(|&peer| to.contains(peer)) {
         let direct = wg.direct(peer)?;

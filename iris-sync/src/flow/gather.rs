@@ -20,7 +20,7 @@ pub trait Staging {
     /// are not staged.
     fn units(&self) -> u32;
     /// Number of the unit that is fetched at `position` in the fetch order.
-    fn fetched(&self, position: u32) -> u32;
+    fn unit_at(&self, position: u32) -> u32;
     /// Rank that owns the data of `unit`.
     fn source(&self, unit: u32) -> u32;
     /// Number of tiles of C.
@@ -70,7 +70,7 @@ pub fn local<M: Memory + ?Sized>(
     body: &mut impl GatherTiles,
 ) -> Result<(), Stop> {
     launch.run(End::Advance, |wg| {
-        wg.go_on()?;
+        wg.check_not_aborted()?;
         for peer in wg.channel.peers() {
             wg.wait_entry(peer)?;
         }
@@ -132,7 +132,7 @@ pub fn staged<M: Memory + ?Sized>(
         if fetches {
             let step = if fetchers == 0 { count } else { fetchers };
             for position in (index..staging.units()).step_by(step as usize) {
-                let unit = staging.fetched(position);
+                let unit = staging.unit_at(position);
                 if staging.source(unit) == me {
                     continue;
                 }

@@ -71,7 +71,7 @@ pub fn one_shot<M: Memory + ?Sized>(
                 body.produce(next);
                 body.keep(next, parity);
                 wg.m.end(Span::Gemm);
-                wg.meet(all)?;
+                wg.wait_before_push(all)?;
                 wg.m.begin(Span::Signal, next);
                 for peer in wg.channel.peers_in_turn(next) {
                     body.push(peer, next, parity);
@@ -107,7 +107,7 @@ fn add_up<M: Memory + ?Sized>(
     if !to_all {
         return Ok(());
     }
-    wg.meet(all)?;
+    wg.wait_before_push(all)?;
     wg.m.begin(Span::Signal, tile);
     for peer in wg.channel.peers_in_turn(tile) {
         let direct = wg.direct(peer)?;

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use comfy_table::Table;
 use iris_heap::DType;
-use iris_ops::{Device, Plan, Ranks, Shard, Variant, Why};
+use iris_ops::{ChoiceReason, Device, Plan, Ranks, Shard, Variant};
 use iris_testkit::oracle::Meaning;
 use iris_testkit::say;
 use iris_testkit::suite::{self, Op, Options as OpOptions};
@@ -194,7 +194,7 @@ fn device(name: &str) -> Result<Device> {
 /// Description of the data that times are predicted from.
 fn source(ranks: Ranks) -> Result<String> {
     let plan = Op::AllReduce.request(1, 1, 0).plan(ranks)?;
-    Ok(match (plan.tuned_by(), plan.figures()) {
+    Ok(match (plan.tuned_by(), plan.borrowed_tuning()) {
         (Some(file), _) => format!("predicted from {file}"),
         (None, Some(of)) => {
             format!(
@@ -212,11 +212,13 @@ fn cells(of: (Op, &str), options: &OpOptions, ranks: Ranks) -> Result<Vec<String
     let OpOptions { m, n, k, .. } = *options;
     let choice = plan.at(m);
     let because = match choice.why {
-        Why::Asked => "asked",
-        Why::Tuned if has_other_bits(of, options, ranks, &plan)? => "measured here, other bits",
-        Why::Tuned => "measured here",
-        Why::Measured => "measured",
-        Why::Predicted => "predicted",
+        ChoiceReason::Requested => "asked",
+        ChoiceReason::Tuned if has_other_bits(of, options, ranks, &plan)? => {
+            "measured here, other bits"
+        }
+        ChoiceReason::Tuned => "measured here",
+        ChoiceReason::Measured => "measured",
+        ChoiceReason::Predicted => "predicted",
     };
     let next = runner_up(of.0, options, ranks, &plan);
     let next = next.map_or("-".into(), |(variant, time)| format!("{variant} {time:.1} us"));
@@ -227,8 +229,8 @@ fn cells(of: (Op, &str), options: &OpOptions, ranks: Ranks) -> Result<Vec<String
         if of.0.multiplies() { k } else { 0 }.to_string(),
         choice.variant.to_string(),
         choice.tile.to_string(),
-        us(plan.predicted(m)),
-        us(Some(plan.limit(m))),
+        us(plan.predicted_us(m)),
+        us(Some(plan.lower_bound_us(m))),
         next,
         because.into(),
         if plan.has_run(m) { "yes" } else { "no" }.into(),
@@ -257,7 +259,7 @@ fn runner_up(op: Op, options: &OpOptions, ranks: Ranks, plan: &Plan) -> Option<(
     let timed = others.filter_map(|variant| {
         let plan = suite::plan(op, variant.name(), ranks, options).ok()?;
         let mark = if plan.has_run(options.m) { "" } else { " (not run)" };
-        Some((format!("{variant}{mark}"), plan.predicted(options.m)?))
+        Some((format!("{variant}{mark}"), plan.predicted_us(options.m)?))
     });
     timed.min_by(|(_, one), (_, other)| one.total_cmp(other))
 }

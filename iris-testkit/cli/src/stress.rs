@@ -5,8 +5,8 @@
 
 use anyhow::{Context, Result};
 use iris_heap::{BackendKind, MAX_RANKS, World};
-use iris_kernels::build::Without;
-use iris_ops::Injected;
+use iris_kernels::build::OmittedWait;
+use iris_ops::FaultInjection;
 use iris_sync::RESTAMP_PERIOD;
 use iris_testkit::stress::{
     HELD_CALLS, HOLD_NS, MORE_WAITS, Outcome, Setting, Subject, WAITS, run,
@@ -101,7 +101,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
             continue;
         }
         for &(dtype, first_call) in ends {
-            let injected = Injected { delay_ns: options.delay, ..Injected::default() };
+            let injected = FaultInjection { delay_ns: options.delay, ..FaultInjection::default() };
             let setting = match options.large {
                 true => Setting::large(dtype),
                 false => {
@@ -132,7 +132,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         let [dtype, _] = subject.types();
         let hold = Some((place, HOLD_NS));
         let held = |without, calls| {
-            let injected = Injected { delay_ns: 0, without, hold, whole };
+            let injected = FaultInjection { delay_ns: 0, without, hold, whole };
             let setting = Setting::of(subject, ranks, sharing, dtype, calls, injected);
             worst(ranks, subject, &setting.on(backend))
         };
@@ -150,8 +150,8 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
             },
             access.name(),
             match whole {
-                Some(Without::Products) => " of the product",
-                Some(Without::Others) => " of the gates",
+                Some(OmittedWait::Products) => " of the product",
+                Some(OmittedWait::Others) => " of the gates",
                 None => "",
             },
             match found {

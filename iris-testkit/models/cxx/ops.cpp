@@ -212,7 +212,7 @@ struct Delivery {
 struct Staging {
     u32 ranks, tile_count;
     u32 units() const { return ranks * tile_count; }
-    u32 fetched(u32 position) const { return position; }
+    u32 unit_at(u32 position) const { return position; }
     u32 source(u32 unit) const { return unit / tile_count; }
     u32 tiles() const { return tile_count; }
     u32 needs(u32) const { return ranks; }

@@ -100,7 +100,7 @@ int iris_model_barrier_in_launch(const Input& in) {
             const auto wait = [&] {
                 return arrive_and_wait(m, model.number(), 0, Members{in.members}, Limit::Entry);
             };
-            return wg.go_on() && port::vote(port::thread() == 0 ? wait() : wait(), Site::Waited);
+            return wg.check_not_aborted() && port::vote(port::thread() == 0 ? wait() : wait(), Site::Waited);
         }
         const u32 mine = model.mine(), crossed = model.crossed();
         Model::put(model.cell(model.me(), 0, mine), value(model.me(), in.first, 0, mine));

@@ -108,8 +108,8 @@ u32 iris_schedule_units(const Units& units, u32* values, u32 room) {
         out.put(at.within);
     }
     for (u32 rank = 0; rank < units.size; ++rank) {
-        for (u32 i = 0; i < units.units(); ++i) out.put(units.fetched(i, rank));
-        for (u32 i = 0; i < blocks; ++i) out.put(units.worked(i, rank));
+        for (u32 i = 0; i < units.units(); ++i) out.put(units.unit_at(i, rank));
+        for (u32 i = 0; i < blocks; ++i) out.put(units.row_block_at(i, rank));
         for (u32 block = 0; block < blocks; ++block) {
             const u32 needs = units.needs(block);
             out.put(needs);

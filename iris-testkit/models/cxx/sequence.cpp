@@ -59,7 +59,7 @@ bool perform(Workgroup& wg, const Step& step, bool& answer) {
     case Kind::Credit: return wg.credit(step.peer);
     case Kind::WaitEntry: return wg.wait_entry(step.peer);
     case Kind::Direct: return wg.direct(step.peer, answer);
-    case Kind::Meet: return wg.meet(some);
+    case Kind::Meet: return wg.wait_before_push(some);
     case Kind::PushSignal: wg.push_signal(step.peer, step.tile); return true;
     case Kind::PushSignals: wg.push_signals(Members::all(wg.size()), step.tile); return true;
     case Kind::PushResults: wg.push_results(some, step.tile); return true;

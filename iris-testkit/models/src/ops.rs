@@ -526,7 +526,7 @@ pub fn relay_takes_first() -> Scenario {
             let others = Members::from_bits(0b011);
             let _ = thread.launch().run(End::Advance, |wg| {
                 wg.enter()?;
-                wg.meet(others)?;
+                wg.wait_before_push(others)?;
                 match thread.rank() {
                     ROOT => (0..2).for_each(|tile| wg.push_signal(tile, tile)),
                     me => {
@@ -727,7 +727,7 @@ impl flow::Staging for Staging {
         self.ranks * self.tiles
     }
 
-    fn fetched(&self, position: u32) -> u32 {
+    fn unit_at(&self, position: u32) -> u32 {
         position
     }
 

@@ -118,7 +118,7 @@ pub fn barrier_in_arms(ranks: u32) -> Scenario {
         .headers(Headers::new(programs::BARRIER_IN_LAUNCH, 1).option(1))
         .program(move |thread| {
             let _ = thread.launch().run(End::Advance, |wg| {
-                wg.go_on()?;
+                wg.check_not_aborted()?;
                 let members = Members::all(ranks);
                 let wait =
                     || arrive_and_wait(thread, wg.channel, wg.call(), 0, members, Limit::Entry);

@@ -81,8 +81,8 @@ impl Shape {
                     out.extend([row, rows, source, within]);
                 }
                 for rank in 0..units.size {
-                    out.extend((0..units.units()).map(|at| units.fetched(at, rank)));
-                    out.extend((0..blocks).map(|at| units.worked(at, rank)));
+                    out.extend((0..units.units()).map(|at| units.unit_at(at, rank)));
+                    out.extend((0..blocks).map(|at| units.row_block_at(at, rank)));
                     for block in 0..blocks {
                         let needs: Vec<u32> = units.needs(block, rank).collect();
                         out.push(needs.len() as u32);

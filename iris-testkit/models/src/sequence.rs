@@ -146,7 +146,7 @@ fn perform<M: Memory>(
         Kind::Credit => wg.credit(peer)?,
         Kind::WaitEntry => wg.wait_entry(peer)?,
         Kind::Direct => *answer = wg.direct(peer)?,
-        Kind::Meet => wg.meet(some)?,
+        Kind::Meet => wg.wait_before_push(some)?,
         Kind::PushSignal => wg.push_signal(peer, tile),
         Kind::PushSignals => wg.push_signals(Members::all(channel.size), tile),
         Kind::PushResults => wg.push_results(some, tile),

@@ -2,8 +2,8 @@
 
 use iris_kernels::Kernel;
 use iris_kernels::program::{
-    Alternative, Core, Early, Gemm, Item, Lane, Operands, Program, Rows, Source, Target, Transfer,
-    When, Work, always, step, when,
+    Alternative, Core, EarliestStart, Gemm, Item, Lane, Operands, Program, Rows, Source, Target,
+    Transfer, When, Work, always, step, when,
 };
 use iris_models::proof::concrete::{Machine, Refusal, Universe};
 use iris_models::proof::program::{Kind, programs};
@@ -40,7 +40,7 @@ fn kind(work: Work) -> &'static Kind {
             && kind.is_open == matches!(work, Work::Open(_))
             && kind.joins == matches!(work, Work::Close(_))
             && kind.side == (work.lane() == Lane::Side)
-            && kind.early == (work.early() == Early::BehindOpen)
+            && kind.early == (work.early() == EarliestStart::BehindOpen)
     };
     Kind::ALL.iter().find(is).unwrap_or_else(|| panic!("{work} is of no kind"))
 }

@@ -10,7 +10,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 
-use iris_kernels::schedule::{Grid, SplitGrid, Tile, Units, dealt, owner, part_of, split};
+use iris_kernels::schedule::{Grid, SplitGrid, Tile, Units, die_swizzle, owner, part_of, split};
 use iris_models::schedule::{Shape as Tuned, grids, units};
 use iris_sync::barrier::Members;
 use iris_sync::flow::{
@@ -40,7 +40,7 @@ fn deals(number: impl Fn(u32, u32, u32) -> u32, count: u32, dies: u32) -> bool {
 #[test]
 fn dealing_workgroups_to_dies_is_a_permutation() {
     for (count, dies) in (1..700).flat_map(|count| (1..10).map(move |dies| (count, dies))) {
-        assert!(deals(dealt, count, dies), "{count} workgroups, {dies} dies");
+        assert!(deals(die_swizzle, count, dies), "{count} workgroups, {dies} dies");
     }
     // Two wrong permutations must be found: one that forgets the remainder, and the identity.
     let even = |workgroup, count, dies| workgroup % dies * (count / dies) + workgroup / dies;
@@ -152,10 +152,10 @@ proptest! {
     fn every_rank_fetches_every_unit_once_and_works_on_every_block_once(units in units()) {
         for rank in 0..units.size {
             let fetched: HashSet<_> =
-                (0..units.units()).map(|position| units.fetched(position, rank)).collect();
+                (0..units.units()).map(|position| units.unit_at(position, rank)).collect();
             prop_assert_eq!(fetched.len() as u32, units.units());
             let blocks = units.row_blocks();
-            let worked: HashSet<_> = (0..blocks).map(|at| units.worked(at, rank)).collect();
+            let worked: HashSet<_> = (0..blocks).map(|at| units.row_block_at(at, rank)).collect();
             prop_assert_eq!(worked.len() as u32, blocks);
             let whole = Tile { row: 0, col: 0, rows: 0, cols: 1 };
             let strip = |block| {
@@ -174,7 +174,7 @@ proptest! {
         let of = |source| units.first(source + 1) - units.first(source);
         let least = (0..units.size).filter(|&it| it != rank).map(of).min().unwrap_or(0);
         for round in 0..least {
-            let fetched = (round * others..(round + 1) * others).map(|at| units.fetched(at, rank));
+            let fetched = (round * others..(round + 1) * others).map(|at| units.unit_at(at, rank));
             let sources: HashSet<_> = fetched.map(|unit| units.source(unit)).collect();
             prop_assert!(sources.len() as u32 == others && !sources.contains(&rank));
         }
@@ -413,8 +413,8 @@ impl Staging for Staged {
     fn units(&self) -> u32 {
         self.0.units()
     }
-    fn fetched(&self, position: u32) -> u32 {
-        self.0.fetched(position, self.1)
+    fn unit_at(&self, position: u32) -> u32 {
+        self.0.unit_at(position, self.1)
     }
     fn source(&self, unit: u32) -> u32 {
         self.0.source(unit)
@@ -423,7 +423,7 @@ impl Staging for Staged {
         self.0.row_blocks() * self.2
     }
     fn needs(&self, tile: u32) -> impl Iterator<Item = u32> {
-        self.0.needs(self.0.worked(tile / self.2, self.1), self.1)
+        self.0.needs(self.0.row_block_at(tile / self.2, self.1), self.1)
     }
 }
 

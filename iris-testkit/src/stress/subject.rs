@@ -1,7 +1,7 @@
 //! Subjects of the stress test.
 
 use iris_heap::{BackendKind, DType, DeviceInfo, Element};
-use iris_kernels::build::{Hold, Without};
+use iris_kernels::build::{Hold, OmittedWait};
 use iris_kernels::gemm::Gemm;
 use iris_ops::{Library, Plan, Ranks, Shard, TileShape, Variant};
 use iris_sync::Access;
@@ -281,8 +281,8 @@ pub const WAITS: [(Access, Subject, Hold); 9] = [
 /// | gates after such a GEMM | a rank that has its sums and has not stored them | peers end the call without them |
 /// | gates, if ranks own rows of C | a rank that has entered and multiplied nothing | peers end the call without its rows |
 /// | GEMM of few rows, by LL words or by signals | a rank that has the credit, or has entered, and sent nothing | peers add data of an older call |
-pub const MORE_WAITS: [(Access, Option<Without>, Subject, Hold); 10] = {
-    use {Access::LlLoad, Access::SignalLoad, Without::Others, Without::Products};
+pub const MORE_WAITS: [(Access, Option<OmittedWait>, Subject, Hold); 10] = {
+    use {Access::LlLoad, Access::SignalLoad, OmittedWait::Others, OmittedWait::Products};
     let [rows, columns, copied, scattered, summed, _, gathered, _, words, few, ..] = Subject::WHOLE;
     let gate = Subject::op(Op::AllGatherMatmul, "copy_engine", Place::Same);
     [

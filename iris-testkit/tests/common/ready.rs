@@ -47,12 +47,12 @@ impl Ready {
         let call = self.stream.record()?;
         let control = self.heap.control();
         let mut passed = 2 * self.heap.world().settings().progress_deadline();
-        control.let_time_pass(passed);
+        control.advance_test_clock(passed);
         while !control.has_seen_time_pass() && !call.is_done() {
             std::thread::sleep(Duration::from_millis(1));
             // The wait may have begun after the clock was advanced, so advance it again.
             if !control.has_seen_time_pass() {
-                control.let_time_pass(Duration::from_millis(1));
+                control.advance_test_clock(Duration::from_millis(1));
                 passed += Duration::from_millis(1);
             }
         }
@@ -65,7 +65,7 @@ impl Ready {
         let mut passed = Duration::ZERO;
         let step = self.heap.world().settings().progress_deadline();
         while self.heap.check().is_ok() {
-            self.heap.control().let_time_pass(step);
+            self.heap.control().advance_test_clock(step);
             passed += step;
             std::thread::sleep(Duration::from_millis(1));
         }

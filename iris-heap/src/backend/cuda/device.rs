@@ -453,8 +453,8 @@ impl Driver for Device {
             ..Zeroable::zeroed()
         };
         let lines = api::Lines {
-            from: side(copy.from, copy.apart[1]),
-            to: side(copy.to, copy.apart[0]),
+            from: side(copy.from, copy.strides[1]),
+            to: side(copy.to, copy.strides[0]),
             bytes: copy.bytes as usize,
             lines: copy.lines as usize,
         };

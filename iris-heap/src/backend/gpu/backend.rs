@@ -85,7 +85,7 @@ impl Gpu {
     }
 
     /// Number of ranks of the heap that use this device, this rank included.
-    pub fn sharing(&self) -> u32 {
+    pub fn ranks_on_device(&self) -> u32 {
         self.sharing.get().copied().unwrap_or(1)
     }
 
@@ -105,14 +105,16 @@ impl Gpu {
                 "a stream with a handle of its own, which all threads name alike: of cudarc CudaContext::new_stream, of \
                  candle CudaDevice::new_with_stream",
             ),
-            raw if LEGACY.contains(&raw) && self.same_process && self.sharing() > 1 => invalid(
-                &format!(
-                    "{raw}, the legacy default stream, of {} ranks of this process",
-                    self.sharing()
-                ),
-                "a stream of each rank's own, as CudaContext::new_stream of cudarc: in one stream a rank's call would \
+            raw if LEGACY.contains(&raw) && self.same_process && self.ranks_on_device() > 1 => {
+                invalid(
+                    &format!(
+                        "{raw}, the legacy default stream, of {} ranks of this process",
+                        self.ranks_on_device()
+                    ),
+                    "a stream of each rank's own, as CudaContext::new_stream of cudarc: in one stream a rank's call would \
                  wait for that of another behind it",
-            ),
+                )
+            }
             _ => Ok(()),
         }
     }
@@ -140,7 +142,7 @@ impl Gpu {
     /// for the record.
     ///
     /// # Errors
-    /// Errors of [`Gpu::copy_beside`].
+    /// Errors of [`Gpu::copy_concurrent`].
     pub fn copies_signal(&self, stream: &Stream) -> Result<bool> {
         let queue = self.beside(stream)?;
         Ok(self.kind().traits().copies_in_order || queue.capture()?.is_none())
@@ -158,7 +160,7 @@ impl Gpu {
     /// The device has the memory mapped, and the memory lives until the copies have ended, and
     /// every replay of a graph that captured them.
     #[allow(unsafe_code, reason = "copies between addresses")]
-    pub unsafe fn copy_beside(
+    pub unsafe fn copy_concurrent(
         &self,
         stream: &Stream,
         copies: impl IntoIterator<Item = DeviceCopy>,
@@ -173,7 +175,7 @@ impl Gpu {
     /// stream.
     ///
     /// # Errors
-    /// Errors of [`Gpu::copy_beside`].
+    /// Errors of [`Gpu::copy_concurrent`].
     pub fn join_copies(&self, stream: &Stream) -> Result<()> {
         let queue = self.beside(stream)?;
         queue.in_order(|| self.copy_streams.join(queue))
@@ -200,7 +202,7 @@ impl Gpu {
     ///
     /// # Errors
     /// [`Error::Device`]; errors of `f`.
-    pub fn apart<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
+    pub fn with_relaxed_capture<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
         let _current = Current::new(&*self.device, true)?;
         f()
     }
@@ -232,11 +234,11 @@ impl Gpu {
 
 impl Backend for Gpu {
     fn device(&self) -> DeviceInfo {
-        info(&*self.device, (self.device.multiprocessors() / self.sharing()).max(1))
+        info(&*self.device, (self.device.multiprocessors() / self.ranks_on_device()).max(1))
     }
 
-    fn sharing(&self) -> u32 {
-        Gpu::sharing(self)
+    fn ranks_on_device(&self) -> u32 {
+        Gpu::ranks_on_device(self)
     }
 
     fn current(&self) -> Option<Current<'_>> {
@@ -298,8 +300,8 @@ impl Backend for Gpu {
     fn opened(&self, memory: Memory) {
         // A second call would be a bug of the heap, and harmless: the first memory stays.
         let _ = self.shared.memory.set(memory);
-        if self.sharing() > 1 && self.same_process {
-            self.device.shared_by(self.sharing());
+        if self.ranks_on_device() > 1 && self.same_process {
+            self.device.shared_by(self.ranks_on_device());
         }
     }
 

@@ -88,12 +88,12 @@ impl CopyStream {
         self.forked.store(true, Ordering::Relaxed);
         let in_order = device.kind().traits().copies_in_order;
         let enqueued = copies.into_iter().try_for_each(|copy| {
-            let DeviceCopy { to, from, bytes, lines, apart, signal } = copy;
+            let DeviceCopy { to, from, bytes, lines, strides, signal } = copy;
             if signal && !in_order {
                 // The event's record is a release at system scope; see PROTOCOL.md (Copy engines).
                 self.end.record(self.queue.raw())?;
             }
-            if lines == 1 || apart == [bytes; 2] {
+            if lines == 1 || strides == [bytes; 2] {
                 // SAFETY: the caller keeps this function's contract, which is that of the driver
                 // call.
                 unsafe { device.copy(to, from, bytes * lines, self.queue.raw()) }

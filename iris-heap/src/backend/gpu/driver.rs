@@ -75,7 +75,7 @@ pub struct DeviceCopy {
     /// Number of lines.
     pub lines: u64,
     /// Stride from line to line in bytes: of the target, of the source.
-    pub apart: [u64; 2],
+    pub strides: [u64; 2],
     /// Whether the copy is a signal: a peer that sees it must also see the earlier copies on its
     /// stream.
     pub signal: bool,
@@ -84,7 +84,7 @@ pub struct DeviceCopy {
 impl DeviceCopy {
     /// Makes a copy of one 4-byte word that is a signal.
     pub fn signal(to: u64, from: u64) -> Self {
-        Self { to, from, bytes: 4, lines: 1, apart: [4; 2], signal: true }
+        Self { to, from, bytes: 4, lines: 1, strides: [4; 2], signal: true }
     }
 }
 

@@ -567,8 +567,8 @@ impl Driver for Device {
 
     unsafe fn copy_lines(&self, copy: &DeviceCopy, stream: RawStream) -> Result<()> {
         let bound = self.bind()?;
-        let &DeviceCopy { to, from, bytes, lines, apart, .. } = copy;
-        let [to_pitch, from_pitch] = apart.map(|it| it as usize);
+        let &DeviceCopy { to, from, bytes, lines, strides, .. } = copy;
+        let [to_pitch, from_pitch] = strides.map(|it| it as usize);
         let (bytes, lines) = (bytes as usize, lines as usize);
         // SAFETY: the caller guarantees both ranges and the stream.
         let code = unsafe {

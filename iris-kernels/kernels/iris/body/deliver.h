@@ -140,7 +140,7 @@ IRIS_DEVICE void run_deliver(const OpArgs& args, typename Producer::Shared& shar
     DeliverBody<Plan, Producer, PRODUCT> body(args, shared);
     // A product is pushed from C by the workgroup that has written it, so there are no dedicated
     // senders.
-    const u32 senders = PRODUCT ? 0 : args.movers;
+    const u32 senders = PRODUCT ? 0 : args.dedicated_workgroups;
     flow::deliver(launch_of(args, Producer::DIES), body.plan, senders, body);
 }
 

@@ -90,7 +90,7 @@ template <bool PULLS> class GatheredBody {
     IRIS_DEVICE u32 block_of(u32 tile) {
         if (tile != last) {
             last = tile;
-            block = shards.units.worked(tile / across(), args.channel.rank);
+            block = shards.units.row_block_at(tile / across(), args.channel.rank);
         }
         return block;
     }
@@ -170,7 +170,7 @@ struct StagingPlan {
 
     IRIS_DEVICE u32 units() const { return units_.units(); }
     IRIS_DEVICE u32 source(u32 unit) const { return units_.source(unit); }
-    IRIS_DEVICE u32 fetched(u32 position) const { return units_.fetched(position, rank); }
+    IRIS_DEVICE u32 unit_at(u32 position) const { return units_.unit_at(position, rank); }
     IRIS_DEVICE u32 tiles() const { return body.tiles(); }
     IRIS_DEVICE u32 needs(u32 tile) const { return units_.needs(body.block_of(tile)); }
     IRIS_DEVICE u32 need(u32 tile, u32 i) const { return units_.need(body.block_of(tile), rank, i); }

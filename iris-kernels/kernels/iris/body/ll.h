@@ -472,7 +472,7 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
         count = batch.count / PIECE;
         at = row;
         first = batch.first * 8 - row * norm.cols * ELEMENT;
-        apart = batch.apart * 8;
+        stride = batch.stride * 8;
         summed = own_is_added = false;
         each([&](u32 i, u32 bytes) { own[i] = port::read<Vec16>(row_of(args.a) + bytes); });
         if constexpr (PAIR) load_rest();
@@ -540,7 +540,7 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
         IRIS_UNROLL
         for (u32 i = 0; i < HELD; ++i) {
             if (i >= count) break;
-            each(i, first + i * apart);
+            each(i, first + i * stride);
         }
     }
     IRIS_DEVICE u64 row_of(const Matrix& matrix) const {
@@ -580,7 +580,7 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
     VectorSquares<HELD>& shared;
     /// Number of the row, number of this thread's vectors of it, position of the first one, and
     /// their stride, in bytes.
-    u32 at, count, first, apart;
+    u32 at, count, first, stride;
     /// Items for the peers.
     u64 given[ITEMS];
     /// This rank's data, later C; the residual; and the RMSNorm weights.

@@ -37,10 +37,10 @@ struct Squares {
 };
 
 /// Sum of COUNT numbers with stride `apart`, in TURNS independent chains of additions.
-template <u32 COUNT> IRIS_DEVICE float sum_in_turns(const float* numbers, u32 apart) {
+template <u32 COUNT> IRIS_DEVICE float sum_in_turns(const float* numbers, u32 stride) {
     float sums[TURNS] = {};
     IRIS_UNROLL
-    for (u32 i = 0; i < COUNT; ++i) sums[i % TURNS] += numbers[i * apart];
+    for (u32 i = 0; i < COUNT; ++i) sums[i % TURNS] += numbers[i * stride];
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 

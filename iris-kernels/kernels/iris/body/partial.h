@@ -17,7 +17,7 @@ struct Places {
         return View::slot(address, args.tile_n, dtype);
     }
     /// Returns the stride in bytes between the slots of two consecutive sources.
-    IRIS_DEVICE u64 apart() const { return u64(args.max_tiles) * args.slot; }
+    IRIS_DEVICE u64 stride() const { return u64(args.max_tiles) * args.slot; }
     /// Slot of `tile` in the result inbox of rank `at`.
     IRIS_DEVICE View result(u32 at, u32 tile, u32 parity) const {
         const u64 index = u64(parity) * args.max_results + tile;
@@ -89,7 +89,7 @@ IRIS_DEVICE void run_local(const OpArgs& args, typename Producer::Shared& shared
     Trace trace(args.trace, args.trace_spans, args.counters, port::workgroup());
     const View c = View::of(args.c);
     const Grid grid = grid_of(args);
-    const u32 index = dealt(port::workgroup(), port::workgroups(), Producer::DIES);
+    const u32 index = die_swizzle(port::workgroup(), port::workgroups(), Producer::DIES);
     for (u32 tile = index; tile < grid.tiles(); tile += port::workgroups()) {
         trace.begin(Span::Gemm, tile);
         const Tile area = grid.tile(tile);

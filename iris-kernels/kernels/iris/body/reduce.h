@@ -97,7 +97,7 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
         const View c = View::of(args.c).from(at.row, at.col);
         const u32 first = Plan::OWN_FIRST ? me() : 0, size = args.channel.size;
         const View slots = slot(me(), 0, tile, parity);
-        const u64 apart = places.apart();
+        const u64 stride = places.stride();
         const u32 wire = args.wire;
         if (from_a) {
             const Tile from = plan.tile(tile);
@@ -105,7 +105,7 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
             const Matrix& residual = args.residual;
             const u64 on_top = residual.address == 0 ? 0 : View::of(residual).at(at.row, at.col);
             const Sources sources{own.address, own.ld, slots.address, slots.ld,
-                                  apart,       me(),   first,         size,
+                                  stride,       me(),   first,         size,
                                   on_top,      residual.ld};
             return add_whole<RESIDUAL>(c, sources, at.rows, at.cols);
         }
@@ -118,7 +118,7 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
                 IRIS_UNROLL
                 for (u32 i = 0; i < BATCH; ++i) {
                     if (begin + i >= size) break;
-                    place[i] = slots.at(row, col) + source_in_turn(begin + i, first) * apart;
+                    place[i] = slots.at(row, col) + source_in_turn(begin + i, first) * stride;
                     if (is_whole(place[i], count)) raw[i] = load_raw(place[i], wire);
                 }
                 IRIS_UNROLL
@@ -165,7 +165,7 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
     IRIS_DEVICE bool reads_a() const {
         if (!Producer::REPEATS) return false;
         const Matrix &a = args.a, &c = args.c;
-        const u64 starts = a.address | c.address | slot(me(), 0, 0, 0).address | places.apart() | args.slot;
+        const u64 starts = a.address | c.address | slot(me(), 0, 0, 0).address | places.stride() | args.slot;
         const u64 widths = a.ld | c.ld | args.n | args.tile_n;
         const bool whole = a.dtype == args.wire && c.dtype == args.wire &&
                            (a.transposed | c.transposed) == 0 && args.bias.address == 0 &&
@@ -205,13 +205,13 @@ IRIS_DEVICE void run_one_shot(const OpArgs& args, typename Producer::Shared& sha
 template <class Producer, bool RESIDUAL = false>
 IRIS_DEVICE void run_two_shot(const OpArgs& args, typename Producer::Shared& shared) {
     ReduceBody<TwoShotPlan, Producer, RESIDUAL> body(args, shared);
-    flow::two_shot(launch_of(args, Producer::DIES), body.plan, args.movers, body);
+    flow::two_shot(launch_of(args, Producer::DIES), body.plan, args.dedicated_workgroups, body);
 }
 
 template <class Producer>
 IRIS_DEVICE void run_reduce_scatter(const OpArgs& args, typename Producer::Shared& shared) {
     ReduceBody<ScatterPlan, Producer> body(args, shared);
-    flow::reduce_scatter(launch_of(args, Producer::DIES), body.plan, args.movers, body);
+    flow::reduce_scatter(launch_of(args, Producer::DIES), body.plan, args.dedicated_workgroups, body);
 }
 
 } // namespace iris

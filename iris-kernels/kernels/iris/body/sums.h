@@ -22,7 +22,7 @@ IRIS_DEVICE void add_to(Values& sum, const Values& part) {
 /// with stride `apart` in bytes. The residual, which is added to the sum, is at `residual`; 0 if
 /// there is none.
 struct Sources {
-    u64 own, own_ld, slots, slots_ld, apart;
+    u64 own, own_ld, slots, slots_ld, stride;
     u32 rank, first, size;
     u64 residual, residual_ld;
 };
@@ -49,7 +49,7 @@ IRIS_DEVICE void add_vectors(u64 c, u64 c_ld, const Sources& from, u32 rows, u32
             const bool mine = source == from.rank;
             IRIS_UNROLL
             for (u32 d = 0; d < DEEP; ++d) {
-                raw[d] = load_raw(mine ? own[d] : slots[d] + source * from.apart, DTYPE);
+                raw[d] = load_raw(mine ? own[d] : slots[d] + source * from.stride, DTYPE);
             }
         };
         Raw one[DEEP], two[DEEP], residual[DEEP];

@@ -35,7 +35,7 @@ IRIS_DEVICE bool zero(const Launch& launch, u32 tiles, Owner owner, Body& body) 
 template <class Owner, class Body>
 IRIS_DEVICE bool add(const Launch& launch, u32 tiles, Owner owner, bool locked, Body& body) {
     return run(launch, End::Keep, [&](Workgroup& wg) IRIS_INLINE {
-        if (!wg.go_on()) return false;
+        if (!wg.check_not_aborted()) return false;
         const u32 parity = wg.parity();
         for (u32 tile = wg.index; tile < tiles; tile += wg.count) {
             wg.trace.begin(Span::Gemm, tile);
@@ -58,7 +58,7 @@ IRIS_DEVICE bool add(const Launch& launch, u32 tiles, Owner owner, bool locked, 
 template <class Owner, class Body>
 IRIS_DEVICE bool convert(const Launch& launch, u32 tiles, Owner owner, Body& body) {
     return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE {
-        if (!wg.go_on()) return false;
+        if (!wg.check_not_aborted()) return false;
         const u32 parity = wg.parity();
         for (u32 tile = wg.index; tile < tiles; tile += wg.count) {
             const u32 at = owner(tile);

@@ -108,7 +108,7 @@ class Departures {
 /// readers of copied data. Fails if a peer gave up, because its copies may have overwritten data
 /// while it was read here.
 IRIS_DEVICE bool close(const Launch& launch) {
-    return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE { return wg.go_on(); });
+    return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE { return wg.check_not_aborted(); });
 }
 
 } // namespace iris::flow

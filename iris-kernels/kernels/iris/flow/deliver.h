@@ -33,7 +33,7 @@ template <class Body> IRIS_DEVICE void produce(Workgroup& wg, Body& body, u32 ti
 
 /// Write `tile` at these peers, then raise the signal of `tile` at each of them.
 template <class Body> IRIS_DEVICE bool send(Workgroup& wg, Body& body, Members to, u32 tile) {
-    if (!wg.meet(to)) return false;
+    if (!wg.wait_before_push(to)) return false;
     wg.trace.begin(Span::Signal, tile);
     for (u32 step = 1; step < wg.size(); ++step) {
         const u32 peer = wg.peer_in_turn(step, tile);
@@ -75,10 +75,10 @@ IRIS_DEVICE bool deliver(const Launch& launch, const Delivery& delivery, u32 sen
     return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE {
         if (!wg.enter()) return false;
         const u32 me = wg.rank(), produced = delivery.produced();
-        const bool apart = senders != 0 && senders < wg.count;
-        const bool sends = !apart || wg.index < senders, takes = !apart || !sends;
+        const bool dedicated = senders != 0 && senders < wg.count;
+        const bool sends = !dedicated || wg.index < senders, takes = !dedicated || !sends;
         const u32 first = sends ? wg.index : wg.index - senders;
-        const u32 every = !apart ? wg.count : sends ? senders : wg.count - senders;
+        const u32 every = !dedicated ? wg.count : sends ? senders : wg.count - senders;
         for (u32 tile = first; sends && tile < produced; tile += every) {
             const Members to =
                 peers_that(wg, [&](u32 peer) { return tile < delivery.sent(me, peer); });

@@ -35,7 +35,7 @@ template <class Body> IRIS_DEVICE bool gather(const Launch& launch, u32 parts, B
 /// call.
 template <class Body> IRIS_DEVICE bool local(const Launch& launch, u32 tiles, Body& body) {
     return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE {
-        if (!wg.go_on()) return false;
+        if (!wg.check_not_aborted()) return false;
         for (u32 step = 1; step < wg.size(); ++step) {
             if (!wg.wait_entry(wg.peer(step))) return false;
         }
@@ -73,7 +73,7 @@ template <class Body> IRIS_DEVICE bool pull(const Launch& launch, u32 tiles, Bod
 // Functions that the template arguments must have. A unit is the piece of the gathered matrix that
 // is copied and signalled as a whole:
 // Staging: units()                      number of units; each comes from one rank
-//          fetched(position)            unit that is fetched at `position` of the fetch order
+//          unit_at(position)            unit that is fetched at `position` of the fetch order
 //          source(unit)                 rank that owns the data of `unit`
 //          tiles()                      number of tiles of C
 //          needs(tile)                  number of units that `tile` needs
@@ -97,7 +97,7 @@ IRIS_DEVICE bool staged(const Launch& launch, u32 fetchers, const Staging& stagi
         if (fetching == 0 || index < fetching) {
             const u32 units = staging.units(), step = fetching == 0 ? count : fetching;
             for (u32 position = index; position < units; position += step) {
-                const u32 unit = staging.fetched(position);
+                const u32 unit = staging.unit_at(position);
                 const u32 source = staging.source(unit);
                 if (source == me) continue;
                 if (!wg.wait_entry(source)) return false;

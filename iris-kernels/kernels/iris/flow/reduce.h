@@ -54,7 +54,7 @@ template <class Body> IRIS_DEVICE bool one_shot(const Launch& launch, u32 tiles,
                 body.produce(next);
                 body.keep(next, parity);
                 wg.trace.end(Span::Gemm);
-                if (!wg.meet(all)) return false;
+                if (!wg.wait_before_push(all)) return false;
                 wg.trace.begin(Span::Signal, next);
                 for (u32 step = 1; step < wg.size(); ++step) {
                     body.push(wg.peer_in_turn(step, next), next, parity);
@@ -105,7 +105,7 @@ IRIS_DEVICE bool reduce_at_owners(const Launch& launch, const Owners& owners, u3
             body.reduce(tile, parity);
             wg.trace.end(Span::Reduce);
             if (!to_all) return true;
-            if (!wg.meet(all)) return false;
+            if (!wg.wait_before_push(all)) return false;
             wg.trace.begin(Span::Signal, tile);
             for (u32 step = 1; step < wg.size(); ++step) {
                 const u32 to = wg.peer_in_turn(step, tile);

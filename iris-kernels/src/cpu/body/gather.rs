@@ -31,7 +31,7 @@ impl Gather<'_> {
     /// in the order in which this rank processes the blocks.
     fn tile(&self, tile: u32) -> (Tile, u32) {
         let args = self.partial.args;
-        let block = self.units.worked(tile / self.across(), args.channel.rank);
+        let block = self.units.row_block_at(tile / self.across(), args.channel.rank);
         let (row, rows, _, _) = self.units.row_block(block);
         let col = tile % self.across() * args.tile_n;
         (Tile { row, col, rows, cols: args.tile_n.min(args.n - col) }, block)
@@ -198,11 +198,11 @@ impl Staging for Staged {
         self.units.row_blocks() * self.across
     }
 
-    fn fetched(&self, position: u32) -> u32 {
-        self.units.fetched(position, self.rank)
+    fn unit_at(&self, position: u32) -> u32 {
+        self.units.unit_at(position, self.rank)
     }
 
     fn needs(&self, tile: u32) -> impl Iterator<Item = u32> {
-        self.units.needs(self.units.worked(tile / self.across, self.rank), self.rank)
+        self.units.needs(self.units.row_block_at(tile / self.across, self.rank), self.rank)
     }
 }

@@ -47,7 +47,7 @@ impl Home {
     pub(super) fn current<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
         let Home::Other(heap) = self else { return f() };
         let mut outcome = None;
-        heap.gpu()?.apart(|| {
+        heap.gpu()?.with_relaxed_capture(|| {
             outcome = Some(f());
             Ok(())
         })?;

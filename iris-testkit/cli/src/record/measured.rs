@@ -43,7 +43,7 @@ pub(crate) struct Measured {
 
 impl Measured {
     pub(crate) fn predicted(&self, machine: &Machine) -> Option<f64> {
-        self.plan.predicted_on(machine, self.size)
+        self.plan.predicted_us_on(machine, self.size)
     }
 
     /// Whether the product runs on the portable tile core, which a single rate describes badly.

@@ -4,7 +4,7 @@ use super::*;
 use crate::backend::Backend;
 
 const COPY: DeviceCopy =
-    DeviceCopy { to: 0x1000, from: 0x2000, bytes: 4, lines: 1, apart: [4, 4], signal: false };
+    DeviceCopy { to: 0x1000, from: 0x2000, bytes: 4, lines: 1, strides: [4, 4], signal: false };
 
 /// Number of the stream that the last logged copy was enqueued on.
 fn copied_on(calls: &[String]) -> u64 {
@@ -17,7 +17,7 @@ fn copied_on(calls: &[String]) -> u64 {
 fn copies(fake: &Fake, gpu: &Gpu, stream: &Stream) -> (u64, Vec<String>) {
     fake.taken();
     // SAFETY: the fake driver copies nothing.
-    unsafe { gpu.copy_beside(stream, [COPY; 2]) }.unwrap();
+    unsafe { gpu.copy_concurrent(stream, [COPY; 2]) }.unwrap();
     let calls: Vec<_> =
         fake.taken().into_iter().filter(|call| !call.starts_with("current")).collect();
     (copied_on(&calls), calls)
@@ -85,7 +85,7 @@ fn a_signal_stands_behind_a_record_and_in_no_capture() {
     assert!(gpu.copies_signal(&stream).unwrap());
     let copies = [COPY, DeviceCopy::signal(0x1000, 0x2000)];
     // SAFETY: the fake driver copies nothing.
-    unsafe { gpu.copy_beside(&stream, copies) }.unwrap();
+    unsafe { gpu.copy_concurrent(&stream, copies) }.unwrap();
     let calls = fake.taken();
     let side = copied_on(&calls);
     let on_side = calls.iter().filter(|call| call.ends_with(&format!(" on {side}")));
@@ -104,7 +104,7 @@ fn copies_that_fail_are_joined() {
     let stream = Stream::from_backend(gpu.stream().unwrap());
     *fake.fails.lock().unwrap() = Some("copy");
     // SAFETY: the fake driver copies nothing.
-    unsafe { gpu.copy_beside(&stream, [COPY]) }.unwrap_err();
+    unsafe { gpu.copy_concurrent(&stream, [COPY]) }.unwrap_err();
     let last = fake.taken().pop().unwrap();
     let end = last.strip_prefix("record ").expect("behind what was enqueued").split(' ').next();
     gpu.join_copies(&stream).unwrap();
@@ -125,6 +125,6 @@ fn where_nothing_was_copied_nothing_is_waited_for() {
     };
     assert_eq!(waits(), 0);
     // SAFETY: the fake driver copies nothing.
-    unsafe { gpu.copy_beside(&stream, [COPY]) }.unwrap();
+    unsafe { gpu.copy_concurrent(&stream, [COPY]) }.unwrap();
     assert_eq!((waits(), waits()), (1, 0));
 }

@@ -38,7 +38,7 @@ fn ranks_that_are_threads_ask_for_access_to_each_other() {
         .zip(&made)
         .map(|((_, gpu), own)| gpu.join(&**own, made.clone()).unwrap())
         .collect();
-    assert_eq!(ranks.each_ref().map(|(_, gpu)| gpu.sharing()), [2, 2, 1]);
+    assert_eq!(ranks.each_ref().map(|(_, gpu)| gpu.ranks_on_device()), [2, 2, 1]);
     assert_eq!(ranks.each_ref().map(|(_, gpu)| gpu.device().workgroups), [4, 4, 8]);
     let own = |rank: usize| format!("grant {} to [0, 1]", made[rank].address());
     assert_eq!(about_memory(&ranks[0].0), [own(0), "enable_access 1".into()]);
@@ -93,7 +93,7 @@ fn ranks_that_are_processes_open_each_others_handles() {
     assert_eq!(about_memory(&ranks[0].0), ["open 96 of 0", "open 96 of 3"]);
     assert_eq!(mappings[0].address(), made[0].address());
     assert!(mappings[1..].iter().all(|mapping| mapping.bytes() == 96));
-    assert_eq!(ranks[0].1.sharing(), 2, "by what the devices are, whatever their numbers");
+    assert_eq!(ranks[0].1.ranks_on_device(), 2, "by what the devices are, whatever their numbers");
     // The description has no handle, and no descriptor comes with it.
     let words = ranks[1].1.allocate(Purpose::DeviceWords, 8).unwrap();
     let message = ranks[1].1.describe(&*words).unwrap();
