@@ -46,7 +46,7 @@ pub fn has_section(guide: &str, text: &str) -> bool {
     quoted.into_iter().any(|pattern| is_like(pattern, text))
 }
 
-/// Whether the parts of a pattern stand in a text, one after the other.
+/// Whether `text` contains the parts of `pattern`, which `..` separates, in their order.
 fn is_like(pattern: &str, text: &str) -> bool {
     let parts = pattern.split("..").map(str::trim).filter(|part| !part.is_empty());
     let rest = |rest: &str, part: &str| rest.split_once(part).map(|(_, rest)| rest.to_owned());

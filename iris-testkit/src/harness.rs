@@ -31,7 +31,7 @@ macro_rules! __named {
 }
 pub use __named as named;
 
-/// Tests with a common requirement.
+/// Tests with a common requirement, such as a program or a GPU.
 pub struct Group {
     missing: Option<String>,
     slow: bool,

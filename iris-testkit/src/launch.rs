@@ -52,9 +52,11 @@ use rustix::process::{
 };
 use tempfile::TempDir;
 
-/// Delay of a rank's end in which another rank's, its cause, can still become visible.
+/// Time by which the announcement of a rank's end is delayed, so that the end of another rank that
+/// caused it can become visible first.
 const SETTLE: Duration = Duration::from_millis(50);
-/// Maximum bytes of a rank's stdout or stderr that are kept: its end.
+/// Number of bytes at the end of a rank's stdout or stderr that are kept; earlier output is
+/// dropped.
 const KEPT: usize = 64 << 10;
 
 /// Environment variable that gives each stream a hardware queue of the CUDA driver if ranks share a
@@ -65,7 +67,7 @@ pub const QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
 /// by the host, because a kernel would need compute units beside kernels that wait.
 pub const HIP: &[(&str, &str)] = &[("GPU_MAX_HW_QUEUES", "32"), ("GPU_FORCE_BLIT_COPY_SIZE", "0")];
 
-/// Environment variable of ranks with the launcher's process id.
+/// Environment variable that passes the launcher's process id to the ranks.
 const LAUNCHER: &str = "LAUNCHER_PID";
 
 /// Makes the system kill this rank when the launcher that started it ends, even if the launcher's
@@ -133,8 +135,8 @@ impl Options {
         self
     }
 
-    /// Simulates this number of nodes on this host, with equal numbers of ranks, which meet over
-    /// loopback with a secret of the job.
+    /// Simulates `nodes` nodes on this host, with equal numbers of ranks. All ranks meet over
+    /// loopback, with a secret that the launcher makes for the job.
     pub fn nodes(mut self, nodes: usize) -> Self {
         self.nodes = nodes;
         self
@@ -159,7 +161,7 @@ impl Options {
     }
 }
 
-/// End of a rank's process.
+/// Way in which a rank's process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum End {
@@ -466,7 +468,7 @@ impl Job {
         let mut fds: Vec<_> = running.iter().map(|it| PollFd::new(it, PollFlags::IN)).collect();
         let most = Timespec {
             tv_sec: i64::try_from(most.as_secs()).unwrap_or(i64::MAX),
-            // Not zero, so that the clock has passed the deadline after the sleep.
+            // Sleeps at least 1 ns, so that the clock has passed the deadline after the sleep.
             tv_nsec: i64::from(most.subsec_nanos().max(1)),
         };
         match poll(&mut fds, Some(&most)) {

@@ -35,15 +35,15 @@ pub struct Options {
     pub wire: Option<DType>,
     /// Shape of a tile; `None` if the plan chooses.
     pub tile: Option<TileShape>,
-    /// Dimension of A that is split.
+    /// Dimension along which A is split over the ranks.
     pub shard: Shard,
     /// Layout of the staging buffer.
     pub staging: StagingLayout,
     /// Number of columns of A per flag of a staged gather.
     pub columns_per_flag: Option<usize>,
-    /// Number of workgroups that only fetch.
+    /// Number of workgroups that only fetch A from peers.
     pub fetchers: Option<usize>,
-    /// Number of workgroups of a launch.
+    /// Number of workgroups of a launch; `None` if the plan chooses.
     pub workgroups: Option<usize>,
     /// Number of multiprocessors that calls leave free for a kernel beside them.
     pub beside: usize,
@@ -59,7 +59,7 @@ pub struct Options {
     pub counted: bool,
     /// Number of blocks of a call over several nodes.
     pub blocks: Option<usize>,
-    /// Number of the first call.
+    /// Call number of the first call; tests let it begin near the ends of its range.
     pub first_call: i32,
     /// Delays and faults that a test injects into the kernels.
     pub injected: FaultInjection,
@@ -186,7 +186,7 @@ pub fn plan(
             "library" => request.library = options.library,
             "even" => request.even = options.even,
             "root" => request.root = options.root,
-            // Set above, whether the op reads them or not.
+            // These options were passed on above, whether the op reads them or not.
             "variant" | "output" | "epilogue" | "rms_norm" | "members" => {}
             other => {
                 bail!("{op}: its option {other} is unknown to the tests: add it to suite::Options")

@@ -40,7 +40,7 @@ impl Dense {
         self.data[row * self.cols + col]
     }
 
-    /// Copy of some of the rows.
+    /// Copy of the rows in the range `rows`.
     pub fn some_rows(&self, rows: Range<usize>) -> Self {
         let data = self.data[rows.start * self.cols..rows.end * self.cols].to_vec();
         Self { rows: rows.len(), cols: self.cols, data }
@@ -249,8 +249,8 @@ impl Task {
         exchange(&self.contribution(a, Some(b)))
     }
 
-    /// Contribution of a rank with these factors. `b` is used only if the product comes before the
-    /// message.
+    /// Contribution of a rank whose factors are `a` and `b`. `b` is used only if the product comes
+    /// before the message.
     pub fn contribution(&self, a: &Dense, b: Option<&Dense>) -> Part {
         match (self.meaning().product, b) {
             (Product::First, Some(b)) => product(a, b),

@@ -50,7 +50,8 @@ pub struct Setting {
     /// Maximum M, N and K, as in an op's options. The first call has M rows; later calls have
     /// fewer.
     pub shape: (usize, usize, usize),
-    /// Granularity of the number of rows: calls differ by multiples of it.
+    /// Granularity of the number of rows: the row counts of two calls differ by a multiple of
+    /// `step`.
     pub step: usize,
     /// Shape of a tile; `None` if the plan chooses.
     pub tile: Option<TileShape>,
@@ -60,7 +61,7 @@ pub struct Setting {
     pub dtype: DType,
     /// Number of calls.
     pub calls: usize,
-    /// Number of the first call.
+    /// Call number of the first call; tests let it begin near the ends of its range.
     pub first_call: i32,
     /// Delays and faults injected into the kernels. If a wait is left out, the ranks synchronise
     /// now and then, and stop when one of them has found an error.

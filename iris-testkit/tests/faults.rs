@@ -60,8 +60,8 @@ fn everywhere<T: Send>(
     });
 }
 
-/// Whether `rank` of three waits for `other` in each call. A rank to which `other` sends nothing
-/// does not, before the call after the next.
+/// Whether `rank`, one of three ranks, waits for `other` in each call. If `other` sends `rank`
+/// nothing, `rank` does not wait for `other` before the call after the next.
 fn waits(case: &Case, rank: usize, other: usize) -> bool {
     let needed = || case.task(Ranks::new(rank, 3), case.options.m).sent(other, rank) > 0;
     rank != other && (case.op == Op::Barrier || needed())
@@ -374,7 +374,7 @@ fn a_rank_that_panics_is_named_at_once() {
         ready.sync()?;
         assert_ne!(world.rank(), 2, "on purpose");
         let begun = Instant::now();
-        // The loss may be known before the call.
+        // The loss of the peer may be known before this call is made.
         let error = match ready.call() {
             Ok(()) => anyhow::Error::from(ready.sync().unwrap_err()),
             Err(error) => error.into(),

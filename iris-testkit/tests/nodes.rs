@@ -250,7 +250,7 @@ fn a_barrier_holds_all_nodes() {
     }
 }
 
-/// The suite with ranks that meet over TCP, with a secret.
+/// Runs the suite with ranks that meet over TCP, authenticated by a secret.
 #[test]
 fn operators_over_sockets() {
     for names in [&["a", "a", "b", "b"][..], &["a", "b", "c"]] {

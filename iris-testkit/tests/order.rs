@@ -175,7 +175,8 @@ fn start(part: &str, stderr: Stdio) -> Child {
     let program = std::env::current_exe().expect("this program has a path");
     let mut command = Command::new(program);
     command.args(["--exact", "program", "--nocapture", "--test-threads=1"]);
-    // 60 s to enter a call, so that a line comes after a second.
+    // `IRIS_DEADLINE=0.1` leaves a rank 60 s to enter a call, so the first line about a wait comes
+    // after a second.
     command.env(PART, part).env("IRIS_DEADLINE", "0.1");
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(stderr);
     command.spawn().expect("the program did not start")

@@ -101,7 +101,7 @@ fn norms_that_make_no_sense_are_refused() {
             if op == Op::Barrier { continue } else { "rms_norm is 0.00001, expected the default" };
         refused(op, "auto", &base(), what);
     }
-    // A message by elements has no rows.
+    // A message given by its number of elements has no rows, so it cannot have an RMSNorm.
     let error = all_reduce::Options::new(48).rms_norm(1e-5).plan(ranks).unwrap_err().to_string();
     assert!(
         error.contains("message with rms_norm is 48 elements, expected a plan by rows"),

@@ -9,7 +9,7 @@ pub trait DeliverTiles {
     /// Write `tile` to `peer`: into the peer's C if `direct`, else into its inbox. The data is this
     /// rank's own or, in a relay, what has arrived in this rank's C.
     fn push(&mut self, peer: u32, tile: u32, parity: u32, direct: bool);
-    /// Copy `tile` of the data from `source` from the inbox to C.
+    /// Copy the tile `tile` that `source` sent from half `parity` of the inbox to C.
     fn take(&mut self, source: u32, tile: u32, parity: u32);
 }
 

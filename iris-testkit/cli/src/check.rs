@@ -15,7 +15,7 @@ use crate::problem::{Problem, rows_at_once};
 /// some rows are checked, evenly spread, including the first and the last.
 const WORK: usize = 1 << 29;
 
-/// Findings of one rank.
+/// Result of one rank's comparison of results with the reference and between ranks.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Found {
     /// Sum of the squared errors; NaN if an element is NaN.

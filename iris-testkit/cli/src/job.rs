@@ -29,7 +29,7 @@ pub(crate) trait Job: Serialize + DeserializeOwned + Sync {
 pub(crate) struct Place {
     pub(crate) ranks: usize,
     pub(crate) threads: bool,
-    /// Number of nodes that this host plays.
+    /// Number of nodes that this host simulates.
     pub(crate) nodes: usize,
 }
 

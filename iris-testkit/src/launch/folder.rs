@@ -11,7 +11,7 @@ const LOCK: &str = "launcher";
 
 /// Creates and locks the file that shows that the job's launcher lives.
 pub(super) fn hold(folder: &Path) -> io::Result<File> {
-    // Under another name until it is locked, because an unlocked file means a dead launcher.
+    // The file has another name until it is locked, because an unlocked file means a dead launcher.
     let part = folder.join("launcher.part");
     let file = File::create(&part)?;
     flock(&file, FlockOperation::NonBlockingLockExclusive)?;

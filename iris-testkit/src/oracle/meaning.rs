@@ -27,7 +27,7 @@ pub enum Product {
     None,
     /// GEMM before the collective.
     First,
-    /// Product after the message.
+    /// GEMM after the collective.
     Last,
 }
 
@@ -92,7 +92,7 @@ impl Meaning {
         self.product == Product::Last
     }
 
-    /// Ways in which A can be split.
+    /// Dimensions along which A can be split over the ranks.
     pub fn shards(&self) -> &'static [Shard] {
         match self.gives {
             Rows::Shard => &[Shard::Rows, Shard::Columns],

@@ -116,7 +116,7 @@ fn rooms(case: &Case, size: usize) -> [(usize, DType, Layout); 7] {
         // Rows of A with gaps must have the same leading dimension on all ranks.
         a.line = options.k.div_ceil(size);
     }
-    // Calls without an RMSNorm have none of these matrices.
+    // Calls without an RMSNorm have no residual, weight or normalised rows.
     let normed = |elements, layout| match options.rms_norm {
         Some(_) => (elements, output, layout),
         None => (1, output, Layout::default()),
@@ -364,7 +364,7 @@ fn verify(
         if let (Some(normed), Some(weight), Some(epsilon)) =
             (normed, &call.weight, case.options.rms_norm)
         {
-            // Expected from the rows of C that this rank has, which have just been compared.
+            // The RMSNorm is expected of this rank's rows of C, which have just been compared.
             let expected = rms_norm(seen, weight, epsilon, case.options.output_dtype());
             let (wanted, allowed) = expected.allowed(false);
             let what = format!("RMSNorm of {what}");

@@ -50,8 +50,8 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
     // Number of rows that this rank sends, by peer, and the bytes of an element of them.
     let sent = (0..size).filter(|&peer| peer != rank).map(|peer| task.sent(rank, peer));
     let bytes = if meaning.sums { wire } else { output };
-    // Number of tiles, and their elements, that owner `first` of `owners` has if owners alternate
-    // from tile to tile.
+    // Number of tiles of owner `first`, and of their elements, if `owners` owners take tiles
+    // round-robin.
     let in_turn = |first: usize, owners: usize| {
         let (mut own, mut elements) = (0, 0);
         let across = n.div_ceil(tile.n).max(1);
@@ -69,7 +69,8 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
         Variant::Ll | Variant::UnfusedLl => {
             traffic(sent.map(|rows| 16 * (rows * n * bytes).div_ceil(8)).sum(), 0, 0)
         }
-        // Partials to their owners, then sums from the owners to all, and one flag of this rank.
+        // Partials go to their owners, then sums from the owners to all ranks; this rank raises one
+        // flag.
         Variant::CopyEngine | Variant::Epilogue if meaning.sums => {
             let part = |rank| split(m, size, rank).len();
             let others = (0..size).filter(|&other| other != rank);
@@ -81,7 +82,7 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
             };
             traffic((m - part(rank)) * n * wire + to_all, 0, flags + own + 1)
         }
-        // Each tile to its owner, who sends the sum to all.
+        // Each partial tile goes to its owner, which sends the sum to all ranks.
         Variant::TwoShot | Variant::Spinlock | Variant::Atomic | Variant::Unfused
             if meaning.sums && meaning.gets == Rows::All =>
         {
@@ -94,8 +95,8 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
                 traffic(others * 4, others * 4, 0)
             }
         }
-        // Tiles from the root to the other ranks in turn, starting with the rank after it; each
-        // passes its tiles on to the rest.
+        // Tiles go from the root to the other ranks round-robin, starting with the rank after the
+        // root; each of these ranks passes its tiles on to the remaining ones.
         Variant::TwoShot if meaning.gives == Rows::Root => {
             let first = (rank + peers - options.root) % size;
             let (own, elements) = in_turn(first, peers);
@@ -104,8 +105,8 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
                 false => traffic(elements * output * (peers - 1), 0, own * (peers - 1)),
             }
         }
-        // The rows that each peer needs, with a signal per tile; and one flag of this rank for
-        // copies by engines.
+        // Each peer gets the rows that it needs, with a signal per tile; if engines copy, this rank
+        // raises one more flag.
         _ => {
             let own = usize::from(matches!(variant, Variant::CopyEngine | Variant::Epilogue));
             sent.fold(traffic(0, 0, own), |mut all, rows| {
@@ -129,7 +130,7 @@ fn gathered(case: &Case, plan: &Plan, m: usize) -> Traffic {
     let remote = m * k - area(shard(rank));
     match variant {
         Variant::Baseline => traffic(area(shard(rank)) * bytes * peers, 0, 0),
-        // A signal per tile of A and peer; and one flag of this rank for copies by engines.
+        // Each peer gets a signal per tile of A; if engines copy, this rank raises one more flag.
         Variant::Unfused | Variant::CopyEngine | Variant::Epilogue => {
             let own = usize::from(matches!(variant, Variant::CopyEngine | Variant::Epilogue));
             let flags = tiles(shard(rank), tile) * peers + own;

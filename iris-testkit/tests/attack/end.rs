@@ -8,15 +8,15 @@ use std::time::Duration;
 use rustix::process::{Signal, getpid, kill_process};
 use serde::{Deserialize, Serialize};
 
-/// Kind of blow.
+/// Way to end or stop the attacked rank.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) enum Blow {
-    /// SIGKILL.
+    /// SIGKILL ends the rank.
     #[default]
     Kill,
     /// The rank forks without exec; its process is killed while the child lives.
     Fork,
-    /// SIGSTOP, then SIGCONT after a while: the job must go on.
+    /// SIGSTOP stops the rank and SIGCONT continues it after a while: the job must go on.
     Stop,
 }
 

@@ -265,7 +265,7 @@ impl Row {
                     // A rank that had nothing left to do with the others may exit with 0.
                     (End::Exited(0), _) => stage != Stage::Closing,
                     (End::Exited(_), blamed) => blamed != Some(true),
-                    // Counted above, as a hang or a signal.
+                    // Hangs and ends by a signal were counted above.
                     _ => false,
                 });
                 wrong || (outcome.first_failure(), outcome.exit_code()) != (Some(part.victim), 137)

@@ -40,9 +40,9 @@ impl Ready {
         self.op.run(&self.operands, &self.stream)
     }
 
-    /// Advances the heap's clock until the progress deadline has passed for the call that this rank
-    /// has enqueued, unless the call ends; that is a tenth of the entry deadline. Returns when the
-    /// waiting kernel has noticed, with the time that was added.
+    /// Advances the heap's clock until the progress deadline (a tenth of the entry deadline) has
+    /// passed for the call that this rank has enqueued, or the call ends. Returns the time that was
+    /// added, after the waiting kernel has noticed.
     pub fn pass_progress_deadline(&self) -> iris_heap::Result<Duration> {
         let call = self.stream.record()?;
         let control = self.heap.control();

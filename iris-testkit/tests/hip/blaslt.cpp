@@ -137,7 +137,7 @@ struct Preference {
 };
 
 std::mutex lock;
-/// Objects that were created and not destroyed.
+/// Objects of the library that were created and not yet destroyed.
 std::set<void*> live;
 std::atomic<int> handles = 0;
 /// Number of objects that were ever created; number of rows for which products are refused.
@@ -363,7 +363,7 @@ int NAME(Matmul)(Handle* handle, Desc* desc, const float* alpha, u64 a, Layout* 
     if (size[1] == refused) return NOT_SUPPORTED;
     std::memcpy(of, algorithm->data, sizeof of);
     if (of[0] != problem(*desc, *la, *lb, *lc, *ld, *beta != 0, size) || of[1] < size[1]) {
-        // AMD's library would compute something wrong with such an algorithm.
+        // AMD's library would compute a wrong result with the algorithm of another product.
         return outcome(sizeof *algorithm == 64 ? NOT_SUPPORTED : INVALID_VALUE, "Matmul by an algorithm of another product");
     }
     // Inside a stand-in driver, which runs nothing, the product is logged.

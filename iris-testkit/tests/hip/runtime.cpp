@@ -342,7 +342,7 @@ Error hipLaunchHostFunc(Stream* stream, void (*call)(void*), void* data) {
     stream->enqueue([=] { call(data); });
     return SUCCESS;
 }
-/// For the other fakes: whether a device can access this range.
+/// Whether a device can access this range of memory; the fakes of other libraries call this.
 bool fake_reaches(int device, u64 address, u64 bytes) { return reaches(device, address, bytes); }
 Error hipEventCreateWithFlags(Event** event, u32 flags) {
     // Expected flags: no timing, and a release at system scope for each record.
@@ -485,8 +485,8 @@ Error hipIpcGetMemHandle(Handle* handle, u64 address) {
     return outcome(SUCCESS, "hipIpcGetMemHandle");
 }
 Error hipIpcOpenMemHandle(u64* address, Handle handle, u32 flags) {
-    // Like AMD's runtime: only this one flag is accepted, and not in the process that owns the
-    // memory.
+    // Like AMD's runtime, accepts only the flag LAZY_PEER, and refuses a handle in the process that
+    // owns its memory.
     if (flags != LAZY_PEER || handle.process == getpid()) return outcome(INVALID_VALUE, "hipIpcOpenMemHandle", flags);
     const auto place = "/proc/" + std::to_string(handle.process) + "/fd/" + std::to_string(handle.file);
     FILE* opened = std::fopen(place.c_str(), "r+");

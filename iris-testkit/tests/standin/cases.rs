@@ -28,7 +28,7 @@ const DEEP: Shape = (1024, 8192, &[1, 64, 4096]);
 const EMPTY: Shape = (8, 0, &[0, 2]);
 const FLAT: Shape = (0, 8, &[2]);
 
-/// Plan, and calls of it.
+/// Plan of an operator, and the calls that are made with it.
 pub(crate) struct Planned {
     pub(crate) what: String,
     pub(crate) case: Case,
@@ -58,8 +58,8 @@ pub(crate) fn all(backend: BackendKind, extent: Extent) -> Vec<Planned> {
 
 type Change<'a> = &'a dyn Fn(&mut Case);
 
-/// Whether the operator has all requested options; others would be refused by every variant in the
-/// same way.
+/// Whether the operator has all options of the case; a case with other options would be refused by
+/// every variant in the same way.
 fn is_asked_well(case: &Case) -> bool {
     let options = &case.options;
     let asked = [

@@ -27,8 +27,8 @@ void standin_clear() {
     standin::rank.streams = {};
     standin::rank.events = {};
 }
-/// Makes call number `nth` of `function` fail on this thread, counted from now; with "" any
-/// enqueuing function counts. 0 cancels.
+/// Makes call number `nth` of `function` on this thread fail, counted from now; 0 cancels. If
+/// `function` is "", calls of all enqueuing functions are counted.
 void standin_fail(const char* function, u64 nth) {
     standin::rank.fails = function;
     standin::rank.until = nth;

@@ -7,7 +7,8 @@ namespace {
 
 using Address = u64;
 
-/// Counts a call of `function`; returns an error if it is the one that is to fail.
+/// First statement of a driver function: counts the call, and returns an error if this call is to
+/// fail.
 #define ENTER(function)                                                                                                \
     if (is_to_fail(#function, false)) return LAUNCH_FAILED
 

@@ -100,7 +100,7 @@ fn rank(world: &World, machine: &Machine) -> Result<()> {
         let log = standin.take();
         ensure!(waits(&log)?.is_empty(), "the host waits: {:?}", waits(&log)?);
     }
-    // A planted wait is found.
+    // A wait that is planted between the launches must be found in the log.
     captured.with(|stream| model.step(stream, || Ok(stream.sync()?)))?;
     let log = standin.take();
     ensure!(waits(&log)?.len() == 1, "not one wait but {:?}", waits(&log)?);

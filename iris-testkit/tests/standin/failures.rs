@@ -52,7 +52,7 @@ struct Seen {
     again_error: Option<String>,
 }
 
-/// State that a failure leaves behind.
+/// State in which a failed call leaves the ranks and their heaps.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Verdict {
     /// Nothing is visible to peers, and the call can be retried.
@@ -154,14 +154,16 @@ pub(crate) fn table(machine: &Machine, size: usize) -> Result<()> {
     Ok(())
 }
 
-/// Outcome on each rank; `None` if the case is refused.
+/// Issues the call of `attempt` on all ranks; returns the outcome on each, or `None` if the case is
+/// refused.
 fn attempt(
     planned: &Planned,
     machine: &Machine,
     size: usize,
     attempt: Attempt,
 ) -> Result<Option<Vec<Seen>>> {
-    // Barriers outside the world, because a world may refuse collectives after an error.
+    // These barriers do not belong to the world, because a world may refuse collectives after an
+    // error.
     let (called, checked) = (Barrier::new(size), Barrier::new(size));
     let of_rank = |world: World| -> Result<Option<Seen>> {
         let standin = Standin::get(machine.backend());
@@ -235,7 +237,8 @@ fn is_visible(line: &str) -> bool {
     }
 }
 
-/// State that a failure leaves behind; `clean` is the log of the same call without a failure.
+/// Judges a failed call by what all ranks saw; `clean` is the log of the same call without a
+/// failure.
 fn verdict(seen: &[Seen], clean: &str, how: How) -> Verdict {
     let own = &seen[FAILING];
     let poisoned = seen.iter().filter(|rank| rank.poisoned.is_some()).count();

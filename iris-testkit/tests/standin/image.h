@@ -43,7 +43,7 @@ struct Image {
     }
 };
 
-/// Parses an image; returns false if the text is none.
+/// Parses an image; returns false if `text` is not an image.
 inline bool read_image(const char* text, Image& image) {
     if (std::strncmp(text, MAGIC.c_str(), MAGIC.size()) != 0) return false;
     std::istringstream lines(text + MAGIC.size());

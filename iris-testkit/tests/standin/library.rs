@@ -166,12 +166,12 @@ impl Standin {
     /// Makes the log of this thread include calls in which the host waits for the device, as lines
     /// `HOST function`.
     pub(crate) fn log_waits(&self, waits: bool) {
-        // SAFETY: takes either.
+        // SAFETY: `log_waits` takes one bool and accepts both values.
         unsafe { (self.log_waits)(waits) };
     }
 
-    /// Makes call number `number` (from 1) of `function` fail on this thread; with "" any enqueuing
-    /// function counts. 0 cancels.
+    /// Makes call number `number` of `function` on this thread fail, counted from 1; 0 cancels. If
+    /// `function` is "", calls of all enqueuing functions are counted.
     pub(crate) fn fail(&self, function: &str, number: u64) {
         let function = CString::new(function).unwrap();
         // SAFETY: the function copies the name.

@@ -112,7 +112,7 @@ pub(crate) fn captures(text: &str) -> String {
 struct Log {
     text: String,
     calls: HashMap<String, usize>,
-    /// Distinct views of the heap and of an operator's words.
+    /// Distinct views of the heap and of an operator's words, each with its number in the log.
     views: HashMap<String, usize>,
 }
 

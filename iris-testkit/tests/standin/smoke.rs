@@ -42,7 +42,7 @@ fn steps(log: &str) -> Vec<String> {
     log.lines().map(step).collect()
 }
 
-/// Field of the first launch of a kernel.
+/// Value of the field `name` in the first launch of `kernel`.
 fn field<'a>(log: &'a str, kernel: &str, name: &str) -> Option<&'a str> {
     let line = log.lines().find(|line| line.split(' ').nth(2) == Some(kernel));
     let line = line.unwrap_or_else(|| panic!("no launch of {kernel} in {log}"));

@@ -90,7 +90,8 @@ inline Error destroy(Stream* stream) {
     delete stream;
     return SUCCESS;
 }
-/// Reports that all work is done, which is always so; asking for a captured stream is an error.
+/// Reports that all work is done, which is always true in this stand-in; a captured stream is an
+/// error.
 inline Error finished(Stream* stream) {
     std::lock_guard guard(lock);
     if (streams.count(stream) == 0) return INVALID_HANDLE;

@@ -22,7 +22,7 @@ pub(super) fn section(kind: BackendKind, with_links: bool) -> (Section, Verdict)
     };
     match &devices {
         Ok(all) => findings.extend(all.iter().map(device)),
-        // The driver says so; it is no failure of the driver.
+        // The driver reports that there are no devices, which is not a failure of the driver.
         Err(error) if error.kind() == ErrorKind::Unsupported => {
             findings.push(Finding::new(State::None, "devices", "none").details([error]));
         }

@@ -34,7 +34,7 @@ pub(crate) struct Options {
 enum State {
     /// No problem found.
     Ok,
-    /// Missing or unset, and needed by nothing here.
+    /// Missing or unset, but nothing on this machine needs it.
     None,
     /// Usable, with a drawback that the line names.
     Warning,
@@ -73,7 +73,7 @@ impl Finding {
     }
 }
 
-/// Checks of one subject.
+/// Findings about one subject, such as the host or the GPUs of one vendor.
 #[derive(Debug, Serialize)]
 struct Section {
     title: &'static str,

@@ -31,7 +31,7 @@ pub(super) struct Bare {
     side: Arc<CudaStream>,
 }
 
-/// Enqueue, and its order relative to the other stream.
+/// One enqueue (a kernel launch or a copy), and its order relative to steps of the other stream.
 struct Step {
     what: Enqueue,
     /// Indices of steps on the other stream that this one waits for.
@@ -56,12 +56,12 @@ impl Bare {
     /// graph has nodes other than our kernels and copies (cuBLASLt launches with attributes unknown
     /// here), or if the driver is older than CUDA 12.3.
     pub(super) fn new(graph: &CudaGraph, main: &Arc<CudaStream>) -> Result<Option<Bare>> {
-        // SAFETY: the library is already loaded.
+        // SAFETY: the CUDA driver is already loaded, so loading it again runs no code.
         let Ok(driver) = (unsafe { Library::new("libcuda.so.1") }) else { return Ok(None) };
-        // SAFETY: the type is the one in the driver's interface.
+        // SAFETY: `Dependencies` is the type of this function in the driver's header.
         let dependencies: Result<Symbol<'_, Dependencies>, _> =
             unsafe { driver.get(b"cuGraphNodeGetDependencies_v2") };
-        // SAFETY: the type is the one in the driver's interface.
+        // SAFETY: `NameOf` is the type of this function in the driver's header.
         let name_of: Result<Symbol<'_, NameOf>, _> = unsafe { driver.get(b"cuFuncGetName") };
         let (Ok(dependencies), Ok(name_of)) = (dependencies, name_of) else { return Ok(None) };
         let nodes = listed(|list, count| {

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, sys};
 use iris_heap::{BackendKind, HeapOptions, Stream, SymmetricHeap, World};
 
-/// Device of a rank.
+/// Device on which a rank measures, with the clock that times its work.
 pub(super) enum Home {
     /// CUDA device: one stream for all shapes, timed by events of the device.
     Cuda { context: Arc<CudaContext>, stream: Arc<CudaStream> },

@@ -93,11 +93,11 @@ pub(crate) struct Shape {
     /// Options of the plan, except variant and tile.
     pub(crate) options: OpOptions,
     beside: Beside,
-    /// Layers of a step that is timed besides.
+    /// Number of layers of a decoder step that is timed in addition to the op; `None` for no step.
     layers: Option<usize>,
 }
 
-/// Variant and tile.
+/// Variant and tile with which an op is timed.
 #[derive(Clone, PartialEq, Debug)]
 struct Choice {
     variant: String,
@@ -109,11 +109,11 @@ struct Choice {
 enum Beside {
     /// NCCL and cuBLASLt; for an RMSNorm, our own op and kernel in two steps.
     Libraries,
-    /// First of the choices.
+    /// The first choice of variant and tile; the other choices are compared with it.
     First,
 }
 
-/// Measures and prints; returns whether nothing failed.
+/// Measures the cases, prints the results, and returns whether nothing failed.
 pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
     let kind = options.backend;
     let shapes = read(kind, options.cases.as_deref(), options.only.as_deref())?;
@@ -365,7 +365,7 @@ fn print_line(value: &Value) -> Result<()> {
     Ok(())
 }
 
-/// Adds the fields of `more`.
+/// Copies the fields of the JSON object `more` into `line`.
 fn merge(line: &mut Value, more: &Value) {
     for (name, value) in more.as_object().into_iter().flatten() {
         line[name] = value.clone();

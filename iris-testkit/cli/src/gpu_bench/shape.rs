@@ -33,11 +33,11 @@ impl Shape {
 /// Plans of a rank.
 struct Plans {
     variants: Vec<Plan>,
-    /// Whether the first of them is made once more, for steps.
+    /// Whether the op of the first variant is made a second time, for decoder steps.
     steps: bool,
     /// M, N, K and plan of this rank's product alone; `None` if the op has no product.
     alone: Option<([usize; 3], Plan)>,
-    /// Plan of the op without its RMSNorm; `None` if it has none.
+    /// Plan of the op without its RMSNorm; `None` if the op has no RMSNorm.
     apart: Option<Plan>,
 }
 
@@ -392,7 +392,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
             for (name, sides) in [("", Some(steps.op)), ("_baseline", steps.library)] {
                 let marginal = |with: usize| sides.map(|sides| steps.marginal(sides[with], us));
                 set(&format!("marginal{name}_us"), marginal(0).map(|us| round(us, 100.0).into()));
-                // Without what the kernels take by themselves.
+                // Time per layer without the kernels between the sums, which are measured alone.
                 let between = marginal(1).map(|us| round(us - kernels, 100.0).into());
                 set(&format!("marginal{name}_between_us"), between);
             }
@@ -403,7 +403,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     Ok(lines.collect())
 }
 
-/// Adds the sides of a step: each whole, and of half as many layers.
+/// Adds the sides of a decoder step, each with all layers and with half as many.
 fn add_steps<'a>(
     sides: &mut Vec<Side<'a>>,
     layers: usize,

@@ -41,7 +41,7 @@ const SIDE_US: f64 = 600_000.0;
 /// Time after which the device is considered hung.
 const MOST: Duration = Duration::from_secs(60);
 
-/// Work of a side.
+/// Work that one side of a measurement repeats.
 pub(super) enum Work<'a> {
     Op(Box<(AnyOp, Operands)>),
     /// Op, followed by a separate RMSNorm.
