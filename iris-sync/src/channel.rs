@@ -25,7 +25,7 @@ pub const PRIVATE_SEQUENCE: u32 = 2;
 pub struct Channel {
     /// Id of the op in its heap.
     pub op: u32,
-    /// Rank of this process in the world.
+    /// Number of this rank in the world.
     pub rank: u32,
     /// Number of ranks.
     pub size: u32,

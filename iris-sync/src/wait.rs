@@ -50,7 +50,8 @@ pub fn stopped<M: Memory + ?Sized>(m: &M, channel: &Channel, awaited: &Awaited) 
     };
     m.record(&awaited.fault(kind, channel, rank as u32, seen));
     if host != 0 {
-        // Later launches check only this word, not the host's code.
+        // This rank's own abort word is set too, because later launches check only the word, not
+        // the host's code.
         let code = if host >= PEER_LOST { host } else { channel.rank as i32 + 1 };
         m.store(abort_word(channel.rank), code, Access::AbortStore);
         pass_on(m, channel, code);

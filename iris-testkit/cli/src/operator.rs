@@ -138,7 +138,7 @@ pub(crate) fn dtype(text: &str) -> Result<DType, String> {
 /// Maximum number of timed calls, because their times are kept in memory.
 const MOST_CALLS: usize = 1_000_000;
 
-/// Runs and prints; returns whether everything was right.
+/// Runs the operator or the layer, prints the result, and returns whether everything was right.
 pub(crate) fn main(options: Options) -> Result<bool> {
     let place = Place::new(options.ranks, options.threads_as_ranks)?.on_nodes(options.nodes)?;
     if !(1..=MOST_CALLS).contains(&options.iters) {
@@ -333,8 +333,8 @@ impl Job for OperatorJob {
         let mut wrong = None;
         let mut call = |late: bool| -> Result<f64> {
             if let Some(crossing) = &mut crossing {
-                // One rank writes late in such calls: the barrier must make the others wait for its
-                // write.
+                // In a late call the last rank writes late: the barrier must make the others wait
+                // for its write.
                 let late = late && ranks.rank + 1 == ranks.size;
                 crossing.before(
                     heap,

@@ -205,7 +205,7 @@ fn source(ranks: Ranks) -> Result<String> {
     })
 }
 
-/// Row of the table, for the largest calls of a plan.
+/// Cells of a table row, which describes the largest calls of a plan.
 fn cells(of: (Op, &str), options: &OpOptions, ranks: Ranks) -> Result<Vec<String>> {
     let plan = suite::plan(of.0, of.1, ranks, options)?;
     let us = |us: Option<f64>| us.map_or("-".into(), |us| format!("{us:.1} us"));

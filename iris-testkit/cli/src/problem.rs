@@ -182,7 +182,8 @@ impl Problem {
             let (rows, cols) = shapes[2];
             let rows = rows_at_once(cols, size).min(rows) as u64;
             let depth = if op.multiplies() { DEPTH.min(self.k) as u64 } else { 0 };
-            // Each rank's part with its magnitudes, their sums, and their bounds.
+            // Number of f64 values of each rank's part with its magnitudes, their sums, and their
+            // bounds.
             let parts = rows.saturating_mul(cols as u64).saturating_mul(2 * size as u64 + 8);
             let factors = depth.saturating_mul(rows.saturating_add(cols as u64));
             let numbers = [parts, factors, widest].into_iter().fold(0, u64::saturating_add);

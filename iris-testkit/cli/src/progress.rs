@@ -13,7 +13,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Number of steps done of all, with the time that is left. It shows by itself, also while the first step lasts.
 pub(crate) struct Progress {
     bar: ProgressBar,
-    /// Thread that shows the bar, and what tells it that there is nothing more to show.
+    /// Thread that shows the bar, and the channel that tells it to stop.
     shows: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
@@ -33,7 +33,7 @@ impl Progress {
     ) -> Progress {
         let hidden = ProgressDrawTarget::hidden();
         let bar = ProgressBar::with_draw_target(Some(total as u64), hidden).with_message(what);
-        // Without colours, whatever NO_COLOR says.
+        // The style has no colours, whatever NO_COLOR says.
         let style = ProgressStyle::with_template("{msg} [{bar:30}] {pos}/{len}, {eta} left");
         let bar = style.map_or_else(|_| bar.clone(), |style| bar.clone().with_style(style));
         let shows = target.map(|target| {
@@ -50,7 +50,7 @@ impl Progress {
         Progress { bar, shows }
     }
 
-    /// One step is done.
+    /// Counts one more step as done.
     pub(crate) fn step(&self) {
         self.bar.inc(1);
     }
@@ -161,7 +161,7 @@ mod tests {
         for progress in [on(&screen, patience), Progress::on(None, Duration::ZERO, "steps", 5)] {
             (0..3).for_each(|_| progress.step());
             assert_eq!((progress.bar.position(), progress.bar.length()), (3, Some(5)));
-            // A bar that does not wait would have time to show up.
+            // A bar that ignored its patience would show within this time.
             thread::sleep(Duration::from_millis(50));
             assert!(progress.bar.is_hidden());
         }

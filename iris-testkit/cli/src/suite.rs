@@ -274,7 +274,8 @@ fn worlds(level: Level, backend: BackendKind) -> Vec<Ranks> {
 pub(crate) fn main(options: &Options) -> Result<bool> {
     let minutes = options.minutes()?;
     if let Some(minutes) = minutes {
-        // Set in the environment, because ranks that are processes must read it, too.
+        // The deadline is set in the environment, because ranks that are processes must read it,
+        // too.
         with_environment(&[(DEADLINE, &(2.0 * minutes).to_string())]);
     }
     let (level, backend) = (options.level(), options.backend);

@@ -158,8 +158,8 @@ impl Subject {
         }
     }
 
-    /// Whether peers read or write whole matrices in the subject, at usual locations, whatever the
-    /// size of the matrices.
+    /// Whether peers read or write whole matrices of any size in place, with C at the same offset
+    /// on all ranks. Only these subjects can be tested with matrices of more than 2 GiB.
     pub fn moves_matrices(self) -> bool {
         match self {
             Subject::Op { op, variant, place, whole, .. } => {

@@ -34,7 +34,8 @@ pub(super) struct Rows {
 }
 
 impl Apart {
-    /// Makes the baseline; `operands` are those of the sum without an RMSNorm, into C of `rows`.
+    /// Makes the baseline. `operands` are those of the op without an RMSNorm, whose sum goes to the
+    /// C of `rows`.
     pub(super) fn new(
         heap: &Arc<SymmetricHeap>,
         (op, operands): (AnyOp, Operands),

@@ -392,7 +392,8 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
             for (name, sides) in [("", Some(steps.op)), ("_baseline", steps.library)] {
                 let marginal = |with: usize| sides.map(|sides| steps.marginal(sides[with], us));
                 set(&format!("marginal{name}_us"), marginal(0).map(|us| round(us, 100.0).into()));
-                // Time per layer without the kernels between the sums, which are measured alone.
+                // Time per layer with kernels between the sums, less the time of these kernels
+                // alone.
                 let between = marginal(1).map(|us| round(us - kernels, 100.0).into());
                 set(&format!("marginal{name}_between_us"), between);
             }

@@ -32,7 +32,8 @@ use weights::{Block, PREFIX};
 
 mod weights;
 
-/// The two ways, with the op before the GELU and the op after it.
+/// Ways of splitting the weights over the ranks, each with the op before the GELU and the op after
+/// it.
 const WAYS: [(&str, [Op; 2]); 2] = [
     ("column-parallel", [Op::Matmul, Op::MatmulAllReduce]),
     ("sequence-parallel", [Op::AllGatherMatmul, Op::MatmulReduceScatter]),
@@ -195,7 +196,7 @@ struct Step {
     trace: RankTrace,
 }
 
-/// One way with one element type, on one rank.
+/// Block that one rank computes in one element type, with the rank's heap.
 struct Part<'a> {
     block: &'a Block,
     rig: &'a Rig,
@@ -210,7 +211,8 @@ impl LayerJob {
         [DType::F32].into_iter().chain(own).collect()
     }
 
-    /// Plan of a step: 0 for up, 1 for down.
+    /// Plan of `op` for one product of the block: `step` is 0 for the up product, 1 for the down
+    /// product.
     fn plan(&self, block: &Block, op: Op, step: usize, ranks: Ranks, dtype: DType) -> Result<Plan> {
         let (tokens, hidden) = (block.input.rows, block.input.cols);
         let inner = split(block.up.rows, ranks.size, ranks.rank).len();
@@ -285,7 +287,7 @@ impl Job for LayerJob {
 }
 
 impl LayerJob {
-    /// Runs up and down `iterations` times, after one warm-up.
+    /// Runs the up and the down product `iterations` times, after one warm-up run.
     fn run_way(&self, part: &Part<'_>, ops: [Op; 2], progress: &Progress) -> Result<[Step; 2]> {
         let Part { block, rig, ranks, dtype } = *part;
         let heap = &rig.heap;

@@ -126,7 +126,7 @@ fn cells(op: Op, call: &OpOptions, it: &Forecast) -> Vec<String> {
 const NODES: [usize; 6] = [2, 4, 8, 16, 32, 64];
 /// Number of GPUs of a node in the tables.
 const PER_NODE: usize = 8;
-/// Ratio of the unfused time to the fused from which on fusing counts as paying.
+/// Smallest ratio of unfused to fused time at which the tables say that fusing pays.
 const PAYS: f64 = 1.05;
 
 /// Replaces the tables in a file.
@@ -181,7 +181,7 @@ fn tables(device: Device) -> Result<String> {
             };
             let rows: Vec<usize> = (0..=16).map(|bits| 1 << bits).collect();
             let paying = rows.iter().map(|&m| pays(m)).collect::<Result<Vec<_>>>()?;
-            // First number of rows from which on all larger ones pay.
+            // Finds the smallest number of rows from which on fusing always pays.
             let losing = paying.iter().rposition(|pays| !pays).map_or(0, |at| at + 1);
             match rows.get(losing) {
                 Some(m) => write!(text, " {m} |")?,

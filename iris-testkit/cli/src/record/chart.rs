@@ -49,12 +49,12 @@ struct Series {
     points: Vec<(f64, f64)>,
 }
 
-/// Owner of a speed.
+/// Implementation whose speed a line of the chart shows, or a limit.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Of {
     Us,
     Torch,
-    /// Bound that no program passes: the product, or the bytes on the links.
+    /// Limit that no program can exceed: the product alone, or the bytes on the links.
     Limit,
 }
 
@@ -162,12 +162,13 @@ fn panels<'a>(
     Ok(root.split_evenly((1, count.max(1))))
 }
 
-/// Ends a chart: its panels are one document.
+/// Ends a chart. Presenting one area writes all of them, because the panels are one document.
 fn present(areas: &[Area<'_>]) -> Result<()> {
     areas.first().map_or(Ok(()), |area| Ok(area.present()?))
 }
 
-/// Draws labels in a column, at the heights of what they name or as near as there is room.
+/// Draws labels in a column, each at the height of the item that it names, or as near to it as
+/// there is room.
 fn draw_labels<'a>(
     area: &Area<'_>,
     left: i32,

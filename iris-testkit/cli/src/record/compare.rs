@@ -106,7 +106,7 @@ mod tests {
     fn without_the_libraries_times_are_compared_as_they_are() {
         let bare = |us| Line { baseline_us: None, ..line("matmul", 1, us, 1.0) };
         assert_eq!(pairs(&[bare(4.0)], &[bare(2.0)])[0].ratio, 0.5);
-        // The ratio is also of plain times if the libraries were timed in another way.
+        // If the libraries were timed in another way, the ratio is the quotient of the plain times.
         let windowed = Line { windowed_us: Some(5.0), ..line("matmul", 1, 2.0, 5.0) };
         assert_eq!(pairs(&[line("matmul", 1, 4.0, 9.0)], &[windowed])[0].ratio, 0.5);
         let other = Line { tile: Some([8, 8]), ..bare(2.0) };

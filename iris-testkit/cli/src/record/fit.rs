@@ -10,7 +10,7 @@ use super::measured::Measured;
 
 /// Error beyond which the loss grows linearly instead of quadratically.
 const LARGE: f64 = 0.05;
-/// Weight of a parameter's distance from its start, in logarithms.
+/// Weight in the loss of a parameter's distance from its start, as a difference of logarithms.
 const PRIOR: f64 = 0.03;
 /// Weight of products on the tile core, which a single rate describes badly.
 const TILE_CORE: f64 = 0.3;
