@@ -41,7 +41,7 @@ impl<M> MatmulArgs<M> {
         self
     }
 
-    /// All that are given.
+    /// All matrices that are given.
     pub(crate) fn all(&self) -> impl Iterator<Item = &M> {
         let own = [Some(&self.a), Some(&self.b), Some(&self.c), self.bias.as_ref()];
         own.into_iter().flatten().chain(self.norm.iter().flat_map(NormArgs::all))
@@ -155,7 +155,7 @@ impl<M> CollectiveArgs<M> {
         self
     }
 
-    /// All that are given.
+    /// All matrices that are given.
     pub(crate) fn all(&self) -> impl Iterator<Item = &M> {
         let own = [self.input.as_ref(), Some(&self.output)];
         own.into_iter().flatten().chain(self.norm.iter().flat_map(NormArgs::all))
@@ -171,7 +171,7 @@ pub(crate) struct Matrices {
     pub(crate) c: Option<MatRef>,
     pub(crate) bias: Option<MatRef>,
     pub(crate) norm: Option<NormArgs>,
-    /// Root of this call, where it is another than the plan's.
+    /// Root of this call; `None` for the plan's root.
     pub(crate) root: Option<usize>,
 }
 

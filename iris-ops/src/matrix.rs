@@ -194,7 +194,7 @@ impl MatRef {
         Self { place: Place::Sym(block), dtype, rows, cols, ld: cols, transposed: false }
     }
 
-    /// Some of its rows.
+    /// Matrix of the rows `rows` of this one, in the same memory.
     pub(crate) fn some_rows(self, rows: std::ops::Range<usize>) -> Self {
         let step = if self.transposed { 1 } else { self.ld };
         let skipped = (rows.start * step * self.dtype.size()) as u64;

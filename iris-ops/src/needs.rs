@@ -78,7 +78,7 @@ impl Extent {
         Self { size, ..Self::default() }
     }
 
-    /// Capacity for both: this one and the needs of one more choice.
+    /// Smallest capacity that holds this one and the needs of one more choice.
     pub(crate) fn with(self, needs: &Needs) -> Self {
         Self {
             size: self.size,

@@ -53,14 +53,14 @@ pub struct Operand<'a> {
     lent: Lent<'a>,
 }
 
-/// For which stream memory is lent.
+/// Calls to which the memory of a matrix is lent, by their stream.
 enum Lent<'a> {
-    /// For any: the heap's, or a maker of a `MatRef` vouches for it.
+    /// Calls on any stream: the memory is the heap's, or the maker of a `MatRef` vouches for it.
     Always,
-    /// For calls of one stream of cudarc's, whose guard records when they are done.
+    /// Calls on one cudarc stream; its guard records when they are done.
     #[cfg(feature = "cudarc-0-19")]
     Cudarc { stream: &'a CudaStream, until: SyncOnDrop<'a> },
-    /// Memory of the host, for calls of the stream that a scope waits for.
+    /// Calls on the stream that a scope waits for: the memory is the host's.
     Host(&'a Stream),
 }
 
@@ -134,15 +134,15 @@ pub(crate) mod sealed {
     use super::*;
 
     pub trait MatrixArg {
-        /// The matrix.
+        /// Reference to the matrix.
         fn matrix(&self) -> MatRef;
 
-        /// Checks that its memory is lent to calls on this stream.
+        /// Checks that the matrix's memory is lent to calls on this stream.
         fn check(&self, _: Op, _: &SymmetricHeap, _: &Stream) -> Result<()> {
             Ok(())
         }
 
-        /// Notes that a call that takes it was enqueued.
+        /// Notes that a call that takes the matrix was enqueued.
         fn enqueued(&self, _: Op) -> Result<()> {
             Ok(())
         }
@@ -223,7 +223,7 @@ pub struct Scope<'scope, 'env: 'scope> {
 }
 
 impl<'scope, 'env> Scope<'scope, 'env> {
-    /// An input of `rows` x `cols`, row-major without gaps.
+    /// Input of `rows` x `cols`, row-major without gaps, in memory of the host.
     #[allow(unsafe_code, reason = "the scope waits for the calls before the borrow ends")]
     pub fn read<T: Element>(
         &'scope self,

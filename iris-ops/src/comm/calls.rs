@@ -274,7 +274,7 @@ fn find(op: Op, family: &[(DType, Operator)], dtype: DType) -> Result<&Operator>
     })
 }
 
-/// Call of any length.
+/// Collective call of any length, with its input and its output.
 struct Message {
     op: Op,
     rank: usize,

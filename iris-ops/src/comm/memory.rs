@@ -162,7 +162,8 @@ impl Bytes {
             None if self.writable => unsafe {
                 MatRef::external_mut((self.address + from) as *mut T, len, rows, cols)
             },
-            // SAFETY: as above; it is only read.
+            // SAFETY: the memory is borrowed like the writable one above, and the call only reads
+            // it.
             None => unsafe { MatRef::external((self.address + from) as *const T, len, rows, cols) },
         };
         Ok(matrix.with_ld(ld))

@@ -114,7 +114,7 @@ impl OnStream {
 pub struct CommStream {
     /// Stream on which its calls run.
     pub(super) ours: Stream,
-    /// Stream of the program.
+    /// Stream of the program, if it is a cudarc stream.
     #[cfg(feature = "cudarc-0-19")]
     theirs: Option<Arc<CudaStream>>,
     /// Stream on which its calls run, as a cudarc stream, if it is not the program's.
@@ -153,7 +153,8 @@ impl CommStream {
         let (Some(theirs), Some(apart)) = (&self.theirs, &self.apart) else { return call() };
         apart.join(theirs).map_err(driver)?;
         let outcome = call();
-        // Also after a failed call, because some of its steps may have been enqueued.
+        // The program's stream is joined after a failed call too, because some of the call's steps
+        // may have been enqueued.
         let joined = theirs.join(apart).map_err(driver);
         outcome.and(joined)
     }

@@ -103,7 +103,7 @@ impl Calling<'_> {
         }
     }
 
-    /// Enqueues an operator of this node.
+    /// Enqueues the operator of this node that has the role `role`.
     fn part(&self, role: Role, matrices: Matrices) -> Result<()> {
         #[cfg(test)]
         {

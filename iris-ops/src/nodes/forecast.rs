@@ -54,7 +54,8 @@ impl Plan {
     pub fn forecast(&self, network: &Network, m: usize) -> Option<Forecast> {
         let composed = self.composed()?;
         let nodes = self.ranks.nodes();
-        // The caller's stream, and the stream of the exchanges.
+        // Times at which the caller's stream, and the stream of the exchanges, have done their work
+        // so far.
         let (mut main_us, mut lane_us) = (0.0_f64, 0.0_f64);
         let (mut node_us, mut network_us) = (0.0, 0.0);
         let mut ends = Vec::new();

@@ -95,7 +95,7 @@ impl Operator {
         };
         lent().try_for_each(|matrix| matrix.check(op, heap, stream))?;
         let outcome = self.run(stream, matrices);
-        // Also after a failed call, because some of its steps may have been enqueued.
+        // Lenders are told of a failed call too, because some of its steps may have been enqueued.
         let told = lent().try_for_each(|matrix| matrix.enqueued(op));
         outcome.and(told)
     }
@@ -241,7 +241,7 @@ impl Composite {
     }
 }
 
-/// Name of what moves the data of steps between nodes; all ranks must have the same.
+/// Name of the engine that moves the data of steps between nodes; all ranks must use the same one.
 fn engine_name(world: &World) -> &'static str {
     #[cfg(feature = "mpi")]
     if mpi::is_ready(world) {

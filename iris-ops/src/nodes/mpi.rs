@@ -84,8 +84,8 @@ pub(super) struct Communicator(ManuallyDrop<SimpleCommunicator>);
 // MPI_THREAD_MULTIPLE, with which MPI is called from any thread.
 unsafe impl Send for Communicator {}
 #[allow(unsafe_code, reason = "MPI allows calls from all threads at this level of threading")]
-// SAFETY: as above; a heap's steps run one after the other on one stream, so no two threads are in
-// collectives of this communicator at a time.
+// SAFETY: MPI may be called from any thread, as for `Send`; a heap's steps run one after the other
+// on one stream, so no two threads are in collectives of this communicator at a time.
 unsafe impl Sync for Communicator {}
 
 impl fmt::Debug for Communicator {

@@ -292,7 +292,7 @@ fn simulate(plan: &Plan, m: usize, fault: Fault) -> (Option<f64>, Vec<Task>, Vec
     (us, simulation.tasks, streams)
 }
 
-/// Ports of 400 Gbit/s.
+/// Network of the simulations: ports of 400 Gbit/s.
 const NETWORK: Network = Network { bytes_per_us: 50e3 };
 
 fn plans((nodes, local): (usize, usize)) -> Vec<(Plan, usize)> {

@@ -11,7 +11,8 @@ use iris_heap::DType;
 /// Step of a call, in the order of enqueueing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NodeStep {
-    /// Operator of the node, for a call of this many rows (in parts of elements: elements).
+    /// Operator of the node, for a call of `size` rows or, in a message by elements, parts of
+    /// `size` elements.
     Part { role: Role, size: usize },
     /// Exchange between nodes that starts on its own stream after the steps before it. `bytes` is
     /// the length of its input.

@@ -3,7 +3,8 @@
 
 namespace iris::model {
 
-/// Arrays of received items, and array of the items that this rank sends.
+/// Index of the first array of received items (one array for each source), and of the array of
+/// items that this rank sends.
 constexpr u32 TAKEN = 16, GIVEN = TAKEN + 8;
 
 /// Call in which rank 0 sends one item while the other ranks are in a one_shot.

@@ -6,7 +6,7 @@
 namespace iris::model {
 
 struct Tiles : Partials {
-    // Functions of two_shot and reduce_scatter in addition to those of one_shot.
+    // Tile operations that two_shot and reduce_scatter call in addition to those of one_shot.
     void push_result(u32 peer, u32 tile, u32 parity, bool direct) {
         // The element is sent by the thread that summed it.
         const u32 element = crossed();
@@ -19,7 +19,7 @@ struct Tiles : Partials {
         put(at(me(), OUT, 0, tile, element), sum(tile, element));
     }
 
-    // Functions of deliver.
+    // Tile operations that deliver calls.
     using Partials::push;
     void push(u32 peer, u32 tile, u32 parity, bool direct) {
         put(direct ? at(peer, OUT, me(), tile, mine()) : inbox(peer, me(), tile, parity, mine()),
@@ -32,7 +32,7 @@ struct Tiles : Partials {
         put(at(me(), OUT, source, tile, element), wanted);
     }
 
-    // Functions of gather and of local tiles.
+    // Tile operations that gather and local call.
     void push_part(u32 peer, u32 part, u32 parity) { push(peer, part, parity); }
     void multiply(u32 tile, u32 source, u32 parity) {
         const u32 element = crossed();
@@ -40,7 +40,7 @@ struct Tiles : Partials {
     }
     void store(u32) {}
 
-    // Functions of staged.
+    // Tile operations that staged calls.
     void fetch(u32 unit) {
         const u32 source = unit / in.tiles, tile = unit % in.tiles, element = crossed();
         const i32 wanted = value(source, call, tile, element);
@@ -54,7 +54,7 @@ struct Tiles : Partials {
                value(source, call, tile, element));
     }
 
-    // Functions of copied.
+    // Tile operation that copied calls.
     void copy(u32 peer, u32 part) { push(peer, part, 0, true); }
     /// Multiplies each peer's part once it has arrived.
     void take_copied(const Launch& launch) {
@@ -116,7 +116,7 @@ struct Tiles : Partials {
         }
     }
 
-    // Functions of accumulate: zero, add, convert.
+    // Tile operations that accumulate calls: zero, add, convert.
     void zero(u32 tile, u32 parity) { put(at(me(), WORK, slot(parity), tile, mine()), 0); }
     void add(u32 owner, u32 tile, u32 parity) {
         const u64 place = at(owner, WORK, slot(parity), tile, mine());
@@ -180,7 +180,8 @@ struct RelayTiles : Tiles {
     }
 };
 
-/// Accumulators are words behind all others, one per thread, accessed with relaxed additions.
+/// Accumulators are words after all other words of a rank, one per thread, accessed with relaxed
+/// additions.
 struct AtomicTiles : Tiles {
     u32 index(u32 tile, u32 parity) const {
         return (1u << 20) + (slot(parity) * in.tiles + tile) * port::threads() + mine();
@@ -255,7 +256,8 @@ inline bool pull_once(const Model& model, u32 tiles) {
     return flow::pull(model.launch(), tiles, body);
 }
 
-/// Pull of one tile whose shards are words behind all others, and whether it found a value of another call.
+/// Pull of one tile whose shards are words after all other words of a rank; notes whether it found
+/// a value of another call.
 struct ShardWords : Model {
     u64 wrong_place = 0;
     i32 seen = 0, wanted = 0;
@@ -286,7 +288,7 @@ inline bool pull_of_leavers(const Model& model) {
     return done;
 }
 
-/// One part for each peer, copied into words behind all others.
+/// One part for each peer, copied into words after all other words of the peer.
 struct CopiedWords : Model {
     SymWord word(u32 rank, u32 source) const { return in.heap->word(rank, (1u << 21) + source); }
     void copy(u32 peer, u32) { word(peer, me()).store<Order::Relaxed>(value(me(), call, 0, 0)); }

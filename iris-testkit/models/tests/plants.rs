@@ -123,7 +123,7 @@ fn plants() -> Vec<Plant> {
     let new = text.replace("System", "Device");
     add("iris/body/accumulate.h", text, new, "all_reduce.cu iris_add_atomic", &["hook", "ptx"]);
 
-    // Words, and the table of their accesses.
+    // Faults in the types of words, and in the table of their accesses.
     let text = "using SymWord = ScopedWord<Scope::System, i32>;";
     let new = text.replace("System", "Device");
     const ALL: &[&str] = &["access", "hook", "ir", "isa", "machine code", "ptx"];

@@ -206,8 +206,8 @@ pub(super) fn refreshing() -> Vec<(Implementation, Scenario)> {
         ops::pull(2, 1, 3).calls(3, before),
         ops::gather(2, 1, 3, true).calls(3, before),
         ll::partial(Pattern::All, 2, before - 1, &[2, 2, 1, 1]),
-        // One of two items, then both: the other one is refreshed before its first use. It has other
-        // numbers than those of the start by then.
+        // Calls use one of two items, then both: the other item is refreshed before its first use.
+        // By then its numbers differ from those of the start.
         ll::partial(Pattern::All, 2, before - 1, &[1, 1, 1, 1, 2, 2]),
         ll::exchange(Pattern::Parts, 3, 3).calls(3, before),
         ll::exchange(Pattern::All, 2, 3).calls(3, before).threads(2).groups(&[2, 1]),
@@ -220,7 +220,7 @@ pub(super) fn refreshing() -> Vec<(Implementation, Scenario)> {
     scenarios.into_iter().flat_map(both).collect()
 }
 
-/// See [`super::tuned_shapes`].
+/// Shapes of the tuning tables; [`super::tuned_shapes`] documents them.
 pub(super) fn tuned_shapes() -> Result<Vec<Shape>, String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../iris-ops/tuning");
     let mut shapes = Vec::new();

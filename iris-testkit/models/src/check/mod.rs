@@ -40,7 +40,7 @@ pub fn run(options: Options) -> Summary {
         let models = catalogue(options.full).into_par_iter().map(|model| {
             let (report, replayed) = replayed::explore(&model);
             if options.full {
-                // Progress of long searches.
+                // Each report is printed at once, because the searches can take long.
                 let (protocol, source) = (model.protocol, model.implementation.name());
                 let _ = writeln!(io::stderr(), "{protocol} ({source}): {report}");
             }

@@ -25,7 +25,7 @@ pub struct Replayed {
     pub counts: Counts,
 }
 
-/// Least number of steps that [`missing`] asks for.
+/// Number of replayed steps below which [`missing`] reports that there are too few.
 pub const STEPS: u64 = 1_000_000;
 
 /// Explores a model, and replays every execution of loom and every transition of the search.

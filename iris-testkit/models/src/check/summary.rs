@@ -249,7 +249,7 @@ impl fmt::Display for Summary {
         let all = self.replayed_mutants.len();
         writeln!(f, "replayed mutants: {all}, that stop at a step: {caught}\n")?;
         writeln!(f, "{}\n", replayed::table(&self.proof, &self.pointers, &self.replayed_mutants))?;
-        // The table above has the clauses.
+        // The results for each clause are left out, because the table above has them.
         writeln!(f, "{}", Proof { weakened: Vec::new(), ..self.proof.clone() })?;
         let (all, caught) = (self.proof.weakened.len(), self.proof.caught());
         writeln!(f, "clauses switched off: {all}, without which the proof fails: {caught}")?;

@@ -14,9 +14,11 @@ pub enum Engine {
     Search,
     /// This number of random schedules.
     Random(u64),
-    /// [`whole_range`](super::whole_range), which ends with these calls.
+    /// Search by [`whole_range`](super::whole_range), with these last calls: a number of tiles
+    /// each, or another op.
     WholeRange(&'static [u32]),
-    /// [`slots_whole_range`](super::slots_whole_range).
+    /// Search by [`slots_whole_range`](super::slots_whole_range): the whole range of call numbers
+    /// of LL words.
     SlotsWholeRange,
 }
 

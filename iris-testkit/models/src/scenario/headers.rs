@@ -64,7 +64,7 @@ pub struct Input<'a> {
 /// Entry point of a program in C++; returns nonzero on success. It may unwind.
 pub type Entry = extern "C-unwind" fn(&Input<'_>) -> i32;
 
-/// Program in C++ with its options.
+/// Program in C++ that runs a scenario over the device headers, with its options.
 #[derive(Clone, Copy, Debug)]
 pub struct Headers {
     entry: Entry,
@@ -76,10 +76,11 @@ pub struct Headers {
     after: Option<fn(&Thread<'_>, bool)>,
 }
 
-/// C++ compiler that the build script of this crate looked for.
+/// Path of the C++ compiler for the programs of `cxx/`, chosen when this crate was built.
 pub const COMPILER: &str = env!("IRIS_CXX_COMPILER");
 
-/// Whether that compiler was found. Without it, scenarios have no programs over the device headers.
+/// Whether `COMPILER` was found when this crate was built. Without it, scenarios have no programs
+/// over the device headers.
 pub const AVAILABLE: bool = cfg!(iris_cxx);
 
 impl Headers {
@@ -240,47 +241,55 @@ pub mod programs {
     use super::missing;
 
     programs! {
-        /// [`one_shot`](crate::ops::one_shot).
+        /// Scenario [`one_shot`](crate::ops::one_shot).
         ONE_SHOT = iris_model_one_shot;
-        /// [`two_shot`](crate::ops::two_shot); the option is how many workgroups only send.
+        /// Scenario [`two_shot`](crate::ops::two_shot); the option is the number of workgroups that
+        /// only send.
         TWO_SHOT = iris_model_two_shot;
-        /// [`reduce_scatter`](crate::ops::reduce_scatter); option 1 is of products, 2 has one workgroup that
-        /// only sends.
+        /// Scenario [`reduce_scatter`](crate::ops::reduce_scatter). Option 1: input from a GEMM;
+        /// option 2: one workgroup only sends.
         REDUCE_SCATTER = iris_model_reduce_scatter;
-        /// [`deliver`](crate::ops::deliver); option 1 is a broadcast, 2 has one workgroup that only sends.
+        /// Scenario [`deliver`](crate::ops::deliver). Option 1: broadcast from rank 0; option 2:
+        /// one workgroup only sends.
         DELIVER = iris_model_deliver;
-        /// [`relay`](crate::ops::relay).
+        /// Scenario [`relay`](crate::ops::relay).
         RELAY = iris_model_relay;
-        /// [`pull`](crate::ops::pull); option 1 is [`pull_of_leavers`](crate::ops::pull_of_leavers).
+        /// Scenario [`pull`](crate::ops::pull); with option 1, scenario
+        /// [`pull_of_leavers`](crate::ops::pull_of_leavers).
         PULL = iris_model_pull;
-        /// [`staged`](crate::ops::staged).
+        /// Scenario [`staged`](crate::ops::staged).
         STAGED = iris_model_staged;
-        /// [`gather`](crate::ops::gather); option 1 has no barrier.
+        /// Scenario [`gather`](crate::ops::gather); with option 1, the mutant without the barrier.
         GATHER = iris_model_gather;
-        /// [`copied`](crate::ops::copied); option 1 does not wait for the peers, option
-        /// 2 is [`copied_on`](crate::ops::copied_on), 4 [`copied_beside`](crate::ops::copied_beside), 8
+        /// Scenario [`copied`](crate::ops::copied). Option 1: the copies do not wait for the peers;
+        /// option 2: scenario [`copied_on`](crate::ops::copied_on); option 4: scenario
+        /// [`copied_beside`](crate::ops::copied_beside); option 8: scenario
         /// [`copied_of_leavers`](crate::ops::copied_of_leavers).
         COPIED = iris_model_copied;
-        /// [`stored`](crate::ops::stored); option 1 stores although its rank had given up, 2 before its turn.
+        /// Scenario [`stored`](crate::ops::stored). Option 1: the rank stores although it has given
+        /// up; option 2: the rank stores before the launch that opens the call is over.
         STORED = iris_model_stored;
-        /// [`accumulate`](crate::ops::accumulate); option bits: atomic, no first barrier, no
-        /// second barrier.
+        /// Scenario [`accumulate`](crate::ops::accumulate). Option bits: 1, atomic additions; 2, no
+        /// first barrier; 4, no second barrier.
         ACCUMULATE = iris_model_accumulate;
-        /// [`exchange`](crate::ll::exchange) and others of its module; the option is the pattern.
+        /// Scenario [`exchange`](crate::ll::exchange) and other scenarios of its module; the option
+        /// is the number of the pattern.
         EXCHANGE = iris_model_exchange;
-        /// [`versioned`](crate::primitives::versioned).
+        /// Scenario [`versioned`](crate::primitives::versioned).
         VERSIONED = iris_model_versioned;
-        /// [`spinlock`](crate::primitives::spinlock).
+        /// Scenario [`spinlock`](crate::primitives::spinlock).
         SPINLOCK = iris_model_spinlock;
-        /// [`barrier`](crate::primitives::barrier); option 1 is twice.
+        /// Scenario [`barrier`](crate::primitives::barrier); with option 1, a second barrier
+        /// protects the cell.
         BARRIER = iris_model_barrier;
-        /// [`barrier_in_launch`](crate::primitives::barrier_in_launch).
+        /// Scenario [`barrier_in_launch`](crate::primitives::barrier_in_launch).
         BARRIER_IN_LAUNCH = iris_model_barrier_in_launch;
-        /// [`flags`](crate::primitives::flags).
+        /// Scenario [`flags`](crate::primitives::flags).
         FLAGS = iris_model_flags;
-        /// [`entry`](crate::primitives::entry); option 1 clears the words late.
+        /// Scenario [`entry`](crate::primitives::entry); with option 1, ranks clear their own words
+        /// late.
         ENTRY = iris_model_entry;
-        /// [`abort`](crate::primitives::abort).
+        /// Scenario [`abort`](crate::primitives::abort).
         ABORT = iris_model_abort;
     }
 }

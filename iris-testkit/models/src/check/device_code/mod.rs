@@ -57,7 +57,7 @@ pub const ARCHS: [Arch; 9] = [
     Arch { name: "gfx950 by hiprtc", required: false },
 ];
 
-/// Deviation that a check found.
+/// Deviation of the compiled code from the expected code.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
     /// Check that found it: `ptx`, `machine code`, `ir`, `isa`, or `type` if the source does not
@@ -84,12 +84,13 @@ pub enum Outcome {
         kernels: usize,
         /// Number of probes whose instructions were read.
         probes: usize,
-        /// Number of these probes that were also compared on the second level.
+        /// Number of these probes that were also compared in a lower form: as machine code on
+        /// NVIDIA, as instructions instead of LLVM IR on AMD.
         twice: usize,
     },
     /// No compiler was found; the text says where it was looked for.
     Skipped(String),
-    /// Source that did not compile, or not to the expected code.
+    /// The source did not compile, or compiled to code that is not the expected one.
     Failed(Vec<Finding>),
 }
 

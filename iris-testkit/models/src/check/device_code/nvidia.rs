@@ -217,7 +217,7 @@ impl Checker<'_> {
     }
 }
 
-/// Text of one kernel.
+/// Text of the kernel entry `name` in PTX; `None` if there is no such entry.
 fn entry<'a>(ptx: &'a str, name: &str) -> Option<&'a str> {
     ptx.split(".entry ").find(|part| part.starts_with(&format!("{name}(")))
 }
@@ -233,7 +233,7 @@ fn scoped(ptx: &str, name: &str) -> Option<Vec<String>> {
     Some(words.map(|word| word.trim_end_matches(';').into()).collect())
 }
 
-/// Expected instructions of a probe.
+/// PTX instructions that a probe must compile to.
 fn wanted(probe: &Probe) -> Vec<String> {
     let order = match probe.order {
         Order::Relaxed => "relaxed",
@@ -417,7 +417,7 @@ fn reference(probes: &[Probe]) -> String {
     text
 }
 
-/// Probe written in inline assembly.
+/// Operation of a probe as inline assembly.
 fn assembly(probe: &Probe) -> String {
     let instruction = &wanted(probe)[0];
     let (word, c, out) = if probe.wide { ("i64", "l", "out64") } else { ("i32", "r", "out") };

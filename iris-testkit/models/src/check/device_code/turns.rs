@@ -90,8 +90,8 @@ fn touches(word: &str) -> bool {
         && (word.starts_with("cp.") || !word.split('.').any(|part| own.contains(&part)))
 }
 
-/// Whether an instruction writes such memory, reads it through a cache, waits for others, or lets
-/// the next launch begin.
+/// Whether an instruction writes memory outside the workgroup, reads it through a cache, waits for
+/// others, or lets the next launch begin.
 fn writes_or_waits(word: &str) -> bool {
     let reads = word.starts_with("ld.relaxed.gpu");
     let loads =
@@ -149,7 +149,7 @@ mod tests {
             ";
         let right = format!("{reads}griddepcontrol.wait;\nst.global.u32 [%rd1], %r1;\nret;");
         assert_eq!(found_in(&right), [""; 0]);
-        // Any other kernel must not do so.
+        // Kernels with other names must not read before the wait.
         assert_eq!(found(&right).len(), 1);
         let never = format!("{reads}ret;");
         assert!(found_in(&never)[0].contains("nobody does"), "{:?}", found_in(&never));
