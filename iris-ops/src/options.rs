@@ -115,7 +115,8 @@ impl Staged {
 #[non_exhaustive]
 pub struct Request {
     pub(crate) row: &'static Row,
-    /// Name of the operator in errors, the same on all ranks; none for its place in the program.
+    /// Name of the operator in errors, the same on all ranks; `None` to name its place in the
+    /// program.
     pub name: Option<Arc<str>>,
     /// Variant; `None` if the plan chooses.
     pub variant: Option<Variant>,
@@ -160,7 +161,8 @@ pub struct Request {
     pub trace_spans: u32,
     /// Whether GPU kernels count the bytes they move and the signals they use.
     pub counted: bool,
-    /// Number of blocks of a call over several nodes; by default by their size.
+    /// Number of blocks of a call over several nodes; `None` to derive it from the bytes of the
+    /// call.
     #[doc(hidden)]
     pub blocks: Option<usize>,
     /// Number of the first call, for tests of wrap-around; 1 otherwise.
@@ -172,7 +174,7 @@ pub struct Request {
 }
 
 impl Form {
-    /// Whether the variant supports everything that is requested: all do, except that some have no
+    /// Whether the variant supports the request. The only feature that some variants lack is the
     /// RMSNorm.
     pub(crate) fn serves(&self, request: &Request) -> bool {
         self.norm != Norm::None || request.rms_norm.is_none()

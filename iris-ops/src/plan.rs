@@ -371,7 +371,7 @@ impl Plan {
         words.next_multiple_of(line) + (OWN_WORDS as u64).next_multiple_of(line)
     }
 
-    /// Maximum of what the plan's choices need.
+    /// Smallest extent that holds the needs of all choices of the plan.
     pub(crate) fn extent(&self) -> Extent {
         let none = Extent::new(self.size());
         self.choices.iter().fold(none, |extent, choice| extent.with(&choice.needs))

@@ -18,7 +18,7 @@ pub struct Ranks {
     pub device: Device,
     /// Index of this rank among the ranks of its host, by which a heap picks its GPU.
     local_rank: usize,
-    /// Number of nodes that the ranks are on, as many on each, numbered node by node.
+    /// Number of nodes. All nodes have the same number of ranks, which are numbered node by node.
     nodes: usize,
     /// Tuning data of the device; `None` until it has been looked up.
     pub(crate) tuning: Option<&'static Tuning>,
@@ -46,7 +46,7 @@ impl Ranks {
         self.on_device(device)
     }
 
-    /// Splits the ranks over this many nodes, as many on each.
+    /// Splits the ranks evenly over `nodes` nodes.
     #[must_use]
     pub fn on_nodes(self, nodes: usize) -> Self {
         Self { nodes: nodes.max(1), ..self }
@@ -57,7 +57,7 @@ impl Ranks {
         self.nodes
     }
 
-    /// This rank among those of its node.
+    /// Index of this rank within its node, with the number of ranks of a node as `size`.
     pub(crate) fn local(self) -> Self {
         let size = (self.size / self.nodes).max(1);
         Self { rank: self.rank % size, size, nodes: 1, ..self }

@@ -50,7 +50,7 @@ impl Room {
         self.and(Bytes::of::<T>(len))
     }
 
-    /// Bytes that these plans of this rank come to.
+    /// Bytes that this room takes for these plans of one rank.
     pub(crate) fn of(self, plans: &[&Plan]) -> Bytes {
         let matrices = plans.iter().filter(|_| self.matrices).map(|plan| plan.matrix_bytes());
         matrices.sum::<Bytes>() + self.more
@@ -144,7 +144,7 @@ impl Plan {
         let told = world.all_ok("opening a heap for plans", outcome(&options)).in_op(op);
         let options = options?;
         told?;
-        // N and K may be a rank's own, and all segments are of one size.
+        // N and K may differ between ranks, but all ranks must open segments of one size.
         let mine = [options.data_bytes, options.signal_bytes, options.device_words];
         let all = world.allgather(bytemuck::cast_slice(&mine)).in_op(op)?;
         let most = |index: usize| {
@@ -156,8 +156,8 @@ impl Plan {
         SymmetricHeap::open(world, options).in_op(op)
     }
 
-    /// Room that the matrices of the largest call take in a heap, each an allocation of its own, on whichever rank has
-    /// most of each.
+    /// Room that the matrices of the largest call take in a heap. Each is an allocation of its own,
+    /// with the size that it has on the rank where it is largest.
     fn matrix_bytes(&self) -> Bytes {
         let (request, row) = (self.request(), self.row());
         let (dtype, output) = (request.dtype, request.output_dtype());

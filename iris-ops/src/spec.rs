@@ -129,8 +129,8 @@ pub(crate) struct Form {
     pub(crate) fetches: bool,
     /// Position of a whole-matrix GEMM in the variant.
     pub(crate) gemm: GemmStage,
-    /// Whether that GEMM stores its tiles to the peers that own them, on devices that have such a
-    /// GEMM.
+    /// Whether the whole-matrix GEMM stores its tiles to the peers that own them, on devices that
+    /// have such a GEMM.
     pub(crate) stores: bool,
     /// Step in which rows of the result can be normalised.
     pub(crate) norm: Norm,
@@ -139,7 +139,7 @@ pub(crate) struct Form {
 /// Position of a whole-matrix GEMM in a variant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum GemmStage {
-    /// No such GEMM: the operator's kernel multiplies tile by tile.
+    /// No whole-matrix GEMM: the operator's kernel multiplies tile by tile.
     None,
     /// The GEMM is the whole variant.
     All,

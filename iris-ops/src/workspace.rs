@@ -44,7 +44,7 @@ pub struct Workspace {
     op: Op,
     extent: Extent,
     first_call: i32,
-    /// Whether the workspace is that of a barrier of some ranks, whose calls the heap does not
+    /// Whether the workspace belongs to a barrier of only some ranks, whose calls the heap does not
     /// count.
     private: bool,
     signal: RawSlice,
@@ -78,7 +78,7 @@ impl Workspace {
     /// first call.
     #[track_caller]
     pub fn for_plans(heap: &Arc<SymmetricHeap>, plans: &[&Plan]) -> Result<Arc<Workspace>> {
-        // An operator over several nodes is several operators of this one.
+        // An operator over several nodes consists of several operators of this node.
         let plans: Vec<&Plan> = plans.iter().flat_map(|plan| plan.parts()).collect();
         let plans = &plans[..];
         let first = *plans.first().ok_or(Error::NoPlan)?;
@@ -145,8 +145,8 @@ impl Workspace {
         match prepared.and(all_ok) {
             Ok(()) => Ok(workspace),
             Err(error) => {
-                // Collective, and safe to call here: either every rank is on this path, or the
-                // world is broken and of no use anyway.
+                // `give_back` is collective, and safe to call here: either every rank is on this
+                // path, or the world is broken and of no use anyway.
                 if let Err(error) = workspace.give_back(&[]) {
                     tracing::warn!(%op, rank = heap.rank(), %error, "the memory of a workspace could not be freed");
                 }
@@ -214,8 +214,8 @@ impl Workspace {
         &self.extent
     }
 
-    /// Checks that an op of this plan fits the workspace and starts with its number of the first
-    /// call.
+    /// Checks that an op of this plan fits the workspace and begins with the call number that the
+    /// workspace begins with.
     pub(crate) fn check(&self, plan: &Plan) -> Result<()> {
         if !self.extent.holds(plan.extent()) {
             return Err(Error::Invalid {

@@ -51,7 +51,8 @@ fn sums<T: Summand + PartialEq + fmt::Debug>(comm: &Comm, count: usize) -> Resul
     Ok(())
 }
 
-/// Every bit pattern comes through, also those that are no numbers in the types in which words are moved.
+/// Tests that every bit pattern arrives unchanged, also those that are no numbers in the types in
+/// which words are moved.
 fn moves<T: Pod + PartialEq + fmt::Debug>(comm: &Comm, count: usize) -> Result<()> {
     let (rank, size) = (comm.rank(), comm.world_size());
     let elements = |rank: usize, from: usize, count: usize| -> Vec<T> {
@@ -107,7 +108,8 @@ fn calls_of_any_count_and_type_are_right() {
     }
 }
 
-/// Each call is of another length than the last, so that peers write where another call has written.
+/// Each call has another length than the previous one, so that peers write where another call has
+/// written.
 #[test]
 fn calls_follow_each_other_without_waits_of_the_host_in_the_heap() {
     ranks(3, |comm| {
@@ -231,7 +233,8 @@ fn a_communicator_that_has_lost_a_rank_is_followed_by_another() {
     });
 }
 
-/// The order of calls is the program's: here threads hand a turn on, while each enqueues calls of several parts.
+/// Tests that calls run in the order of the program: threads pass on a turn, and each enqueues
+/// calls of several parts.
 #[test]
 fn threads_share_a_communicator() {
     ranks(2, |comm| {
@@ -256,8 +259,8 @@ fn threads_share_a_communicator() {
     });
 }
 
-/// A call is whole: its parts do not mix with those of another thread's call. The calls are alike, so that their order does
-/// not matter.
+/// Tests that the parts of a call do not mix with those of another thread's call. The calls are
+/// alike, so that their order does not matter.
 #[test]
 fn threads_may_race_for_calls_that_are_alike() {
     ranks(2, |comm| {
@@ -281,7 +284,8 @@ fn alike(comm: &Comm) -> Result<()> {
     Ok(())
 }
 
-/// Input and output may be the same slice of the heap where a call works in place, and only there.
+/// Tests that input and output may be the same slice of the heap in calls that work in place, and
+/// only in those.
 #[test]
 fn calls_in_place_by_two_names_of_one_slice() {
     ranks(2, |comm| {
@@ -304,11 +308,13 @@ fn calls_in_place_by_two_names_of_one_slice() {
             assert!(error.contains("output and input overlap"), "{error}");
         };
         overlap(comm.all_to_all(&x, &mut same));
-        // Where the input is a part of the output, or the other way round.
+        // Calls in which the input is a part of the output, or the output a part of the input, are
+        // refused.
         let mut half = x.slice(4 * rank..4 * (rank + 1))?;
         overlap(comm.all_gather(&half.clone(), &mut same));
         overlap(comm.reduce_scatter(&x, &mut half, &ReduceOp::Sum));
-        // Also for types that go by buffers of the communicator's, whose operators do not see the program's memory.
+        // Overlaps are also refused for types that pass through the communicator's buffers, whose
+        // operators do not see the program's memory.
         let bytes = heap.zeros::<u8>(64)?;
         overlap(comm.all_to_all(&bytes, &mut bytes.clone()));
         overlap(comm.all_to_all(&bytes.slice(..40)?, &mut bytes.slice(24..)?));
@@ -429,7 +435,7 @@ fn a_communicator_may_be_dropped_while_a_call_runs() {
         dropped.wait();
         let call = comm.all_reduce(&x, &mut y, &ReduceOp::Sum);
         let error = call.and_then(|()| comm.close()).unwrap_err().to_string();
-        // The loss is seen as such; the deadline of a wait would be told as a wait.
+        // The error must report the lost rank, and not a wait that timed out.
         assert!(error.contains("rank 0") && !error.contains("waited"), "{error}");
         Ok(())
     };

@@ -39,7 +39,8 @@ fn inputs_are_only_read_and_no_output() {
     World::run_threads(1, rank).unwrap();
 }
 
-/// Memory of the host is lent for the calls of a scope, which is over when they are done, whatever the program does.
+/// Tests that a scope, to whose calls memory of the host is lent, ends only after its calls are
+/// done, whatever the program does.
 #[test]
 fn a_scope_waits_for_its_calls_also_when_it_fails() {
     let rank = |world: World| -> anyhow::Result<()> {
@@ -90,7 +91,7 @@ fn a_scope_waits_for_its_calls_also_when_it_fails() {
         let message = panicked.expect_err("it panics").downcast::<&str>().ok();
         assert_eq!(message.as_deref(), Some(&"in a scope"));
         assert_eq!(c, [13.0, 16.0], "the call was waited for");
-        // Inputs are no outputs, and another stream is not waited for.
+        // An input as output is refused, and so is a stream that the scope does not wait for.
         let mut c = [0.0_f32; 2];
         let refused = scope(&heap, &stream, |scope| -> anyhow::Result<()> {
             let [x, y, z] = [scope.read(&a, 1, 2), scope.read(&b, 2, 2), scope.read(&a, 1, 2)];
@@ -104,7 +105,7 @@ fn a_scope_waits_for_its_calls_also_when_it_fails() {
             );
             let error = op.run(&args, &other).unwrap_err().to_string();
             anyhow::ensure!(error.contains("expected the one of the scope"), "{error}");
-            // Beside memory of the heap.
+            // Memory of the host can be used beside memory of the heap in one call.
             let sym = heap.full::<f32>(4, 2.0)?;
             let args = MatmulArgs::new(
                 scope.read(&a, 1, 2),
@@ -132,7 +133,7 @@ fn external(op: Op, variant: Variant) -> anyhow::Result<[String; 7]> {
         let (m, n, k) = (6, 4, 8);
         let mut request = op.request(m, n, k);
         request.variant = Some(variant);
-        // Where rows can be normalised.
+        // An RMSNorm is added if the variant can normalise rows.
         let with_norm = {
             let mut request = request.clone();
             request.rms_norm = Some(1e-5);
@@ -158,7 +159,7 @@ fn external(op: Op, variant: Variant) -> anyhow::Result<[String; 7]> {
             if op == Op::Barrier || given[which].is_none() {
                 continue;
             }
-            // All in the heap, but for one.
+            // All matrices lie in the heap, except one.
             let mut matrices = Vec::new();
             for (index, shape) in given.iter().enumerate() {
                 let (rows, cols) = shape.unwrap_or((0, 0));
@@ -194,14 +195,15 @@ fn external(op: Op, variant: Variant) -> anyhow::Result<[String; 7]> {
     Ok(World::run_threads(2, rank)?.swap_remove(0))
 }
 
-/// A matrix in memory of the caller's.
+/// Matrix in memory of the caller.
 #[allow(unsafe_code, reason = "memory of the caller's is given by its address")]
 fn mine(memory: &mut [f32], (rows, cols): (usize, usize)) -> MatRef {
     // SAFETY: the caller keeps the memory until the calls are waited for.
     unsafe { MatRef::external_mut(memory.as_mut_ptr(), memory.len(), rows, cols) }
 }
 
-/// The table of the documentation, from calls of every operator and variant of the CPU with each matrix in turn.
+/// Tests the table of the documentation: calls of every operator and variant of the CPU, with each
+/// matrix in turn outside the heap.
 #[test]
 fn the_table_of_external_memory_is_what_calls_take() {
     let mut table =
@@ -225,7 +227,8 @@ fn the_table_of_external_memory_is_what_calls_take() {
     assert_eq!(table.trim(), written.trim(), "external.md should be:\n{table}");
 }
 
-/// So that a program need not tell the planner where A is.
+/// Tests that `auto` chooses no variant that needs A in the heap, so that a program need not tell
+/// the planner where A is.
 #[test]
 fn auto_takes_no_variant_that_reads_a_where_it_lies() {
     for device in ["cpu", "a100", "h100", "h200", "b200", "mi300x"] {
@@ -247,11 +250,11 @@ fn auto_takes_no_variant_that_reads_a_where_it_lies() {
     }
 }
 
-/// The page shows a part of a program that is compiled.
+/// Tests that the example in COMING_FROM_NCCL.md is a part of a program that is compiled.
 #[test]
 fn the_example_of_the_page_is_that_of_the_program() {
     let page = include_str!("../COMING_FROM_NCCL.md");
-    // Text, as rustdoc takes no part of a function for Rust.
+    // The block is marked as text, because rustdoc compiles no parts of functions.
     let block = page.split("```text\n").find(|block| block.starts_with("fn ")).unwrap();
     let shown = block.split("```").next().unwrap();
     let program = include_str!("../examples/cudarc.rs");

@@ -11,7 +11,8 @@ use anyhow::Result;
 use crate::program::cargo;
 use crate::steps::{self, Step};
 
-/// Runs the suite under mpirun.
+/// Runs the operators' suite with steps between nodes over MPI; the test program starts itself
+/// under mpirun.
 pub(crate) fn run(root: &Path) -> Result<()> {
     let test = ["test", "--release", "-p", "iris-testkit", "--features", "mpi", "--test", "mpi"];
     let mut mpicc = Command::new("mpicc");

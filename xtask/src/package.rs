@@ -30,7 +30,7 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
     pack(root, &folder)?;
     let crates = unpack(&folder, &packed)?;
     write_program(&folder, &crates)?;
-    // The versions that the workspace is tested with.
+    // Use the versions that the workspace is tested with.
     fs::copy(root.join("Cargo.lock"), folder.join("Cargo.lock")).context("Cargo.lock")?;
     let arguments = ["run", "--release", "--target-dir", "target/program"];
     let command = match options.oldest {
@@ -44,7 +44,7 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
 fn oldest(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new("rustup");
     command.args(["run", OLDEST, "cargo"]).args(arguments).current_dir(folder);
-    // The toolchain that runs xtask names its own programs there.
+    // The toolchain that runs xtask has set these variables to its own programs.
     for variable in ["RUSTUP_TOOLCHAIN", "CARGO", "RUSTC", "RUSTDOC"] {
         command.env_remove(variable);
     }
@@ -122,7 +122,7 @@ fn run_to_end(mut command: Command) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// The manifest of the workspace and this task name the same Rust.
+    /// Tests that the manifest of the workspace and `OLDEST` name the same version of Rust.
     #[test]
     fn the_oldest_rust_is_that_of_the_manifest() {
         let manifest = fs::read_to_string(crate::root().join("Cargo.toml")).expect("Cargo.toml");

@@ -65,7 +65,8 @@ impl Problem {
         self.shape[0].div_ceil(self.world)
     }
 
-    /// Number of parts of a rank's rows (or columns) with this tile.
+    /// Number of parts in which a rank's data travels, if a tile has `rows` rows and `cols`
+    /// columns.
     fn parts(&self, [rows, cols]: [usize; 2]) -> usize {
         let own = |all: usize| all.div_ceil(self.world).max(1);
         let [m, _, k] = self.shape;
@@ -76,7 +77,7 @@ impl Problem {
         }
     }
 
-    /// Whether calls meet a condition, as the executor will decide it.
+    /// Whether the calls of this problem meet the condition `when`, as the executor will decide it.
     fn meets(&self, when: When, parts: usize) -> bool {
         match when {
             // One launch takes as long as two, except for their overlap, so the model needs no case

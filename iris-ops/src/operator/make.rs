@@ -174,7 +174,7 @@ impl Operator {
         prepare: impl FnOnce(&Workspace) -> Result<()>,
     ) -> Result<Self> {
         let label = plan.request().label(Some(Location::caller()));
-        // No closure: its calls would have a place of their own, which is not the caller's.
+        // No closure is used here, because a collective call reports its caller's source location.
         match Self::make_labelled(op, heap, plan, &label, shared, prepare) {
             Ok(operator) => Ok(operator),
             Err(error) => Err(error.labelled(&label)),
@@ -219,8 +219,8 @@ impl Operator {
             ready: Vec::new(),
         };
         if let Err(error) = operator.take_trace() {
-            // Collective, and safe to call here: either every rank is on this path, or the world is
-            // broken and of no use anyway.
+            // `free` is collective, and safe to call here: either every rank is on this path, or
+            // the world is broken and of no use anyway.
             if let Err(error) = operator.free() {
                 tracing::warn!(%op, rank = heap.rank(), %error, "the memory of an op could not be freed");
             }

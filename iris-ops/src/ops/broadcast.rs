@@ -31,9 +31,9 @@ options! { ROW,
 variants! { ROW;
     /// The root pushes everything to every other rank.
     Push,
-    /// The root pushes each tile to one of the other ranks, which passes it on to the rest as soon
-    /// as it has come: a scatter and an all-gather in one launch. For large messages with more than
-    /// two ranks.
+    /// The root pushes each tile to one of the other ranks, which passes it on to the remaining
+    /// ranks as soon as it has arrived: a scatter and an all-gather in one launch. For large
+    /// messages with more than two ranks.
     TwoShot,
     /// LL protocol (data and flag in one word): for at most 2 MiB.
     Ll,

@@ -15,8 +15,8 @@ operator! {
 options! { ROW,
     /// Options of [`Matmul`].
     {
-        /// Options for at most `m` rows, `n` columns and inner dimension `k`, all of which may
-        /// differ between ranks, except `m`.
+        /// Options for at most `m` rows, `n` columns and inner dimension `k`; `n` and `k` may
+        /// differ between ranks.
         product(m, n, k);
         dtype, output, epilogue, tile, workgroups, library,
     }

@@ -43,12 +43,13 @@ variants! { ROW;
     /// Ranks add into the owner's f32 tile by atomic additions. The order of additions varies
     /// between runs, and with it the last bits.
     Atomic,
-    /// Whole-matrix GEMM of the library that the options choose, then the sum as by `TwoShot`.
+    /// Whole-matrix GEMM of the library that the options choose, then an all-reduce of its result
+    /// by the protocol of `TwoShot`.
     Unfused,
-    /// Whole-matrix GEMM, then the sum as by `OneShot`.
+    /// Whole-matrix GEMM, then an all-reduce of its result by the protocol of `OneShot`.
     UnfusedOneShot,
-    /// Whole-matrix GEMM, then the sum by the LL protocol, with the same bits as `UnfusedOneShot`:
-    /// for at most 2 MiB.
+    /// Whole-matrix GEMM, then an all-reduce of its result by the LL protocol, with the same bits
+    /// as `UnfusedOneShot`: for at most 2 MiB.
     UnfusedLl,
     /// Variant `copy_engine` of [`MatmulReduceScatter`](crate::MatmulReduceScatter), after which a
     /// copy engine sends each part of the sums to all ranks while the next is multiplied. The rows

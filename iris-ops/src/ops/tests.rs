@@ -25,7 +25,8 @@ fn a_message_on_a_gpu_takes_as_many_workgroups_as_it_has_work_for() {
         let choice = plan.at(m);
         (plan.grid(choice.form, choice.tile).tiles(), plan.work(choice, (m, n), 0))
     };
-    // A tile has a vector for every other one of 256 threads; above 64 KiB, for each.
+    // A tile has one vector for every second of 256 threads; in messages above 64 KiB, one for
+    // every thread.
     assert_eq!(tiles(OneShot, 1, 4096), (4, 4));
     assert_eq!(tiles(OneShot, 8, 4096), (32, 32));
     assert_eq!(tiles(OneShot, 1, 5000), (5, 5));
@@ -107,7 +108,7 @@ fn some_workgroups_of_a_large_message_only_send() {
     let options = reduce_scatter::Options::rows(16384, 4096).dtype(DType::BF16);
     let senders = |m| of(options.clone().plan(ranks(two)).unwrap(), m);
     assert_eq!((senders(8191), senders(8192), senders(16384)), (0, 49, 49));
-    // Messages that are not summed.
+    // All-gather, whose messages are not summed.
     let options = all_gather::Options::rows(16384, 4096).dtype(DType::BF16);
     let senders = |world, m| of(options.clone().plan(ranks(world)).unwrap(), m);
     assert_eq!((senders(two, 4095), senders(two, 4096), senders(two, 16384)), (0, 65, 65));
@@ -207,7 +208,7 @@ fn gpu_products_use_whole_matrix_gemms() {
         (sum(256, 2, Cuda), sum(511, 2, Cuda)),
         (Variant::UnfusedOneShot, Variant::Epilogue)
     );
-    // By a table row, for calls like those that were measured for it.
+    // A row of the table chooses the variant for calls like the measured ones.
     assert_eq!(sum(512, 2, Cuda), Variant::Epilogue);
     let gelu = matmul_all_reduce::Options::new(512, 8192, 3584).dtype(DType::BF16);
     let gelu = gelu

@@ -84,7 +84,7 @@ pub(crate) struct Composed {
     pub(crate) parts: BTreeMap<Role, Plan>,
     /// Size of each area in bytes.
     pub(crate) areas: BTreeMap<Area, u64>,
-    /// Number of blocks of M.
+    /// Number of blocks into which M is split.
     pub(crate) blocks: usize,
 }
 

@@ -53,8 +53,8 @@ impl Plan {
         tiles.clamp(1, most)
     }
 
-    /// Whether the operator's kernels multiply tiles in such a call, rather than only move and add
-    /// a message.
+    /// Whether the operator's kernels multiply tiles in calls of `choice`, rather than only move
+    /// and add a message.
     fn is_product(&self, choice: &Choice) -> bool {
         self.row().multiplies() && (!choice.form.is_unfused() || self.alone())
     }
@@ -79,8 +79,8 @@ impl Plan {
         }
     }
 
-    /// Maximum number of threads of a workgroup in such a call on a GPU; `None` for the number that
-    /// the kernel is built for.
+    /// Maximum number of threads of a workgroup on a GPU, in a call of `choice` with `m` rows and
+    /// `n` columns; `None` for the number that the kernel is built for.
     pub(crate) fn threads(&self, choice: &Choice, (m, n): (usize, usize)) -> Option<u32> {
         let form = choice.form;
         match form.memory {

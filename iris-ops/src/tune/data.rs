@@ -109,8 +109,8 @@ struct Ran {
     variants: Vec<Variant>,
     #[serde(default)]
     gemms: Vec<GemmKind>,
-    /// Numbers of ranks with which they ran, on the file's architecture; `None` for any number, on
-    /// any architecture.
+    /// Numbers of ranks with which the variants and GEMMs ran, on the file's architecture; `None`
+    /// for any number, on any architecture.
     worlds: Option<Vec<usize>>,
     #[allow(dead_code, reason = "kept with the data, for the reader")]
     provenance: String,

@@ -5,7 +5,7 @@ use crate::kind::Variant;
 use crate::options::{Request, Shard, TileShape};
 use crate::ranks::Ranks;
 
-/// Rows for calls like this one, of any M.
+/// Rows of the table for calls like those of `request`, with any M.
 fn like(ranks: Ranks, request: &Request) -> impl Iterator<Item = &'static Row> {
     let (op, dtype) = (request.op(), request.dtype.name());
     let (common, n_decides) = (request.row.common, request.row.n_decides());
@@ -28,7 +28,7 @@ fn find(ranks: Ranks, request: &Request) -> Option<&'static Row> {
     like(ranks, request).find(|known| (known.m[0]..=known.m[1]).contains(&request.m))
 }
 
-/// Sizes at which rows begin and end.
+/// Sizes of calls at which the rows for calls like these begin and end.
 pub(super) fn ends(ranks: Ranks, request: &Request) -> impl Iterator<Item = usize> {
     like(ranks, request).flat_map(|known| [known.m[0].saturating_sub(1), known.m[1]])
 }

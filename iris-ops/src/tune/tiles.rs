@@ -45,7 +45,7 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
         let [m, n] = Scattering::signalled(rows, n, multiprocessors).map(|it| it as usize);
         return TileShape { m, n };
     }
-    // Tiles of a GEMM that does the message itself.
+    // Tile of a GEMM that does the message itself, in place of a message kernel.
     let exchanges = form.variant == Variant::UnfusedOneShot && has_stores(ranks, request);
     let exchanged = || Exchanging::tile(m, n, ranks.device.multiprocessors);
     if let Some([m, n]) = (exchanges && !product).then(exchanged).flatten()

@@ -313,7 +313,7 @@ pub(crate) fn tiles_that_do_not_come_are_faults() {
         Sample::new(Op::AllReduce, "two_shot", Default::default(), Ranks::from(world))
             .leaving(GROUPS)
     };
-    // No rank runs the call.
+    // No rank runs the call whose tiles the kernel waits for.
     fault("all_reduce", |world, heap| {
         let sample = make(world);
         let (op, room) = (sample.make(heap)?, sample.room(heap)?);

@@ -5,8 +5,9 @@ use cudarc::driver::CudaContext;
 use iris_heap::{BackendKind, World};
 use iris_ops::comm::{Comm, Options, ReduceOp};
 
-/// Sums of many launches each, on one stream of cudarc's, read on another, which nothing but cudarc's own events makes wait:
-/// a guard that is dropped before its call is enqueued shows as memory that was read too early, or freed too early.
+/// Runs sums of many launches each on one cudarc stream, and reads the results on another, which
+/// only cudarc's own events make wait. A guard that is dropped before its call is enqueued shows as
+/// memory that was read or freed too early.
 fn calls(world: &World) -> Result<()> {
     const LEN: usize = 1 << 20;
     let (rank, size) = (world.rank(), world.size());
@@ -21,7 +22,7 @@ fn calls(world: &World) -> Result<()> {
         let expected = (0..size).map(|rank| (rank + call) as f32).sum::<f32>();
         assert!(other.clone_dtoh(&y)?.iter().all(|&sum| sum == expected), "call {call}");
     }
-    // Views, of a type that is moved and not summed.
+    // Calls on views, with a type that can be moved but not summed.
     let own = stream.clone_htod(&[7, 8, rank as u32, 9])?;
     let mut all = stream.alloc_zeros::<u32>(3 * size)?;
     comm.all_gather(&own.slice(..3), &mut all)?;
@@ -34,8 +35,8 @@ fn calls(world: &World) -> Result<()> {
 }
 
 pub(crate) fn comm_takes_memory_and_streams_of_cudarc() {
-    // One rank a device: where threads share one, a copy of cudarc's that waits for its stream can
-    // hold up the launch that it waits for.
+    // Each rank has a device of its own: if threads shared one, a copy by cudarc that waits for its
+    // stream could hold up the launch that the copy waits for.
     let devices = BackendKind::Cuda.device_count().unwrap();
     for size in [1, 2, 4].into_iter().filter(|&size| size <= devices) {
         let rank = |world: World| -> Result<()> {

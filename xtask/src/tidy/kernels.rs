@@ -246,7 +246,8 @@ mod tests {
         assert_eq!(lines("iris/memory.h", RAW), ["2", "3", "4", "5"]);
         assert_eq!(lines("gemm/sm90.h", RAW), ["2", "3", "4", "5"]);
         assert!(lines("iris/port.h", RAW).is_empty());
-        // The core's instruction headers may contain instructions, but not files that use them.
+        // Instruction headers of a GEMM core may contain instructions; files that use these headers
+        // may not.
         assert!(lines("iris/gemm/sm90_ptx.h", RAW).is_empty());
         assert_eq!(lines("iris/gemm/core.h", RAW), ["2", "3", "4", "5"]);
         assert_eq!(lines("gemm_sm90.cu", RAW), ["2", "3", "4", "5"]);

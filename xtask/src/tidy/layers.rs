@@ -15,7 +15,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("iris-kernels", &["iris-sync", "iris-heap"]),
     ("iris-ops", &["iris-sync", "iris-heap", "iris-kernels"]),
     ("iris-testkit", &["iris-sync", "iris-heap", "iris-kernels", "iris-ops"]),
-    // A protocol of one's own is checked without operators.
+    // Without iris-ops, so that a protocol of one's own can be checked without operators.
     ("iris-models", &["iris-sync", "iris-kernels"]),
     ("iris-cli", &["iris-sync", "iris-heap", "iris-kernels", "iris-ops", "iris-testkit"]),
     ("xtask", &[]),

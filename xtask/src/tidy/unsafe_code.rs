@@ -1,10 +1,11 @@
-//! Where unsafe code may be: in files that say why by `allow(unsafe_code, reason = ...)`, which the compiler asks for
-//! where the crate denies it, and in those of a table.
+//! Rule: unsafe code stands only in the files of a table, and in files that give a reason by
+//! `allow(unsafe_code, reason = ...)`, which the compiler demands if the crate denies unsafe code.
 
 use super::Finding;
 use super::tree::Tree;
 
-/// Files, or folders (ending in `/`), that hold unsafe code without saying so themselves, and what for.
+/// Files, or folders (ending in `/`), that contain unsafe code without such an attribute, and its
+/// purpose.
 const ALLOWED: &[(&str, &str)] = &[
     ("iris-heap/src/segment.rs", "mappings of own and peers' memory"),
     ("iris-heap/src/atomic_copy.rs", "atomic access to memory that the caller vouches for"),
