@@ -214,8 +214,7 @@ impl Workspace {
         &self.extent
     }
 
-    /// Checks that an op of this plan fits the workspace and begins with the call number that the
-    /// workspace begins with.
+    /// Checks that an op of this plan fits the workspace and has the same number of the first call.
     pub(crate) fn check(&self, plan: &Plan) -> Result<()> {
         if !self.extent.holds(plan.extent()) {
             return Err(Error::Invalid {

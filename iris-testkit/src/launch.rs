@@ -325,7 +325,7 @@ pub fn launch(
     Ok(Outcome { ranks: ranks.collect() })
 }
 
-/// Environment variables with which ranks on simulated nodes meet.
+/// Environment variables by which ranks on simulated nodes find each other over loopback.
 fn network(folder: &Path) -> Result<Vec<(&'static str, OsString)>> {
     let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr());
     let port = free.context("loopback has no free port")?.port().to_string();

@@ -66,14 +66,14 @@ impl Room {
         Room { data: rooms.fold(self.data, u64::saturating_add), ..self }
     }
 
-    /// Sum of two needs that exist at the same time.
+    /// Sum of two rooms that are needed at the same time.
     #[must_use]
     pub fn and(self, other: Room) -> Room {
         let sum = u64::saturating_add;
         Room { data: sum(self.data, other.data), signal: sum(self.signal, other.signal) }
     }
 
-    /// Maximum of two needs that exist one after the other.
+    /// Maximum of two rooms that are needed one after the other.
     #[must_use]
     pub fn or(self, other: Room) -> Room {
         Room { data: self.data.max(other.data), signal: self.signal.max(other.signal) }

@@ -310,7 +310,7 @@ impl<T: Element> Bench<T> {
             dtype: iris_kernels::args::dtype_code(T::DTYPE).unwrap_or_default(),
             ..Given::zeroed()
         };
-        // Two blocks for C: with [`Place::Apart`] every other rank uses the second.
+        // C has two blocks: with [`Place::Apart`] every second rank uses the second block.
         let (a, b) = (heap.alloc::<T>(room)?, heap.alloc::<T>(room)?);
         let places = [heap.alloc::<T>(room)?, heap.alloc::<T>(room)?];
         let (mut c, mut own, mut op) = (places[0], false, None);

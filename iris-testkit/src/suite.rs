@@ -100,8 +100,8 @@ impl Case {
         }
     }
 
-    /// Cases as by [`Case::new`] for each op, variant and shard, except variants that this
-    /// machine's device has no kernels for.
+    /// Cases of [`Case::new`] for each op, variant and shard, except variants that this machine's
+    /// device has no kernels for.
     pub fn each(options: &Options) -> Vec<Self> {
         let device = Ranks::new(0, 2).on(options.backend).device;
         let mut cases = Vec::new();

@@ -77,7 +77,8 @@ fn plans_of_other_sizes_differ_in_the_size_first() {
         differing.expect("something differs").0
     };
     let ranks = Ranks::new(0, 2);
-    // Sizes at which the plans' choices differ, or their number.
+    // The plans' choices, or their number, differ between calls of `count` and of `count + 1`
+    // elements.
     for count in [16, 32, 1000, 2048, 4096] {
         let of = |count| all_reduce::Options::new(count).plan(ranks).unwrap().fingerprint();
         assert_eq!(first(of(count), of(count + 1)), ("count", count.to_string()));

@@ -21,7 +21,7 @@ impl Plan {
         self.program_of(choice.form)
     }
 
-    /// Program of the calls of a form.
+    /// Program of a call by the form `form`.
     pub(super) fn program_of(&self, form: &Form) -> Program {
         let (alternatives, norm) = match self.alone() {
             true => (self.row().alone, Norm::Last),

@@ -13,9 +13,9 @@ pub trait ReduceTiles {
     }
     /// Compute this rank's partial of `tile`, in the transfer format.
     fn produce(&mut self, tile: u32);
-    /// Write this rank's partial to the inbox of `peer`, at the place of this rank.
+    /// Write this rank's partial of `tile` to the slot for this rank in the inbox of `peer`.
     fn push(&mut self, peer: u32, tile: u32, parity: u32);
-    /// Store this rank's partial in its own inbox, at the place of this rank.
+    /// Store this rank's partial of `tile` in the slot for this rank in its own inbox.
     fn keep(&mut self, tile: u32, parity: u32);
     /// Add up the partials of `tile` in the op's fixed order of ranks, and write the result to C.
     fn reduce(&mut self, tile: u32, parity: u32);

@@ -39,7 +39,7 @@ struct Measured<'a> {
     ok: bool,
 }
 
-/// Measures and prints; returns whether all ratios are within their limits.
+/// Measures the ratios and prints them; returns whether all are within their limits.
 pub(crate) fn main(options: &Options) -> Result<bool> {
     match options.backend {
         BackendKind::Cpu => on_cpu(options),

@@ -17,7 +17,7 @@ pub(crate) trait Job: Serialize + DeserializeOwned + Sync {
     /// Result that rank 0 returns to the starter of the job.
     type Report: Serialize + DeserializeOwned + Send;
 
-    /// Job name with which a rank process is started.
+    /// Name of the job on the command line of `iris rank`.
     const NAME: &str;
 
     /// Runs one rank's part; rank 0 returns the report.

@@ -70,7 +70,7 @@ pub(crate) fn watched<T>(
         scope.spawn(|| {
             let (mut told, mut case) = (0, None);
             loop {
-                // Lines written before the end are still passed on after it.
+                // Lines that were written before the work ended are still passed on afterwards.
                 let last = ended.wait(LOOK);
                 for line in Line::all(&said.text()).skip(told) {
                     told += 1;

@@ -64,7 +64,8 @@ fn a_doctor_shows_the_launchers_world_and_wrong_variables() {
     assert!(out.contains("warn  variable") && out.contains("expected IRIS_DEADLINE?"), "{out}");
 }
 
-/// HIP and CUDA run nowhere without a driver; where there is one, this says nothing.
+/// Tests that HIP and CUDA cannot run without a driver; on a machine with a driver nothing is
+/// tested.
 #[test]
 fn a_backend_that_cannot_run_here_is_a_failure() {
     for kind in [iris_heap::BackendKind::Cuda, iris_heap::BackendKind::Hip] {

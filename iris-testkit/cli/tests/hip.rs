@@ -221,7 +221,7 @@ fn shards_go_by_copy_engines_in_lines_where_they_have_gaps() {
             launches(&calls, ["iris_open", "iris_copies", "iris_gate", "iris_close"]);
         assert!(opened > 0 && [gates, closed] == [opened; 2], "{calls}");
         let waits = calls_of(&calls, "hipStreamWaitEvent").len();
-        // Copies of rows (half of A) and of signal words.
+        // Copies of rows (half of A), each followed by a copy of a signal word.
         let copied = copies(&calls, 20 * k * 4);
         assert_eq!(signals_behind_a_record(&calls, 20 * k * 4), copied[2]);
         (opened, pushed, copied, waits)
@@ -499,9 +499,9 @@ fn a_library_that_is_of_no_use_is_left_out() {
     fake::compile("blaslt.cpp", &linked.each_ref().map(|it: &String| it.as_str()), &own);
     let logs = ("IRIS_LOG", "debug");
     let cases = [
-        // The library of ROCm 5 has other numbers.
+        // The library of ROCm 5 has a lower version number.
         (("FAKE_BLASLT_VERSION", "300"), "hipBLASLt 0.3.0 is older than 0.6.0"),
-        // File that is not this library.
+        // The file is not hipBLASLt.
         (("IRIS_HIPBLASLT", other.to_str().unwrap()), "it has no hipblasLtCreate"),
         // Library without kernels for the device.
         (("FAKE_BLASLT_NO_KERNELS", "1"), "hipBLASLt 1.2.2 has no algorithm for 33 x 64 x 24"),
@@ -582,7 +582,7 @@ fn every_op_is_timed_beside_the_libraries() {
             number("us") > 0.0 && number("baseline_us") > 0.0 && number("ratio") > 0.0,
             "{line}"
         );
-        // Both compute the same, and elements that were not written would be NaN.
+        // Op and baseline compute the same result, and elements that were not written would be NaN.
         assert!(number("rel_error") < 0.01, "{line}");
         let about =
             ["rccl", "hipblaslt", "clock", "device"].map(|name| line[name].as_str().unwrap());

@@ -27,7 +27,7 @@ struct Out {
 
 extern "C" {
 
-/// Ranges of a split, and the part of each item.
+/// Ranges into which `total` items are split for `parts` parts, and the part of each item.
 u32 iris_schedule_split(u32 total, u32 parts, u32* values, u32 room) {
     Out out{values, room, 0};
     for (u32 part = 0; part < parts; ++part) {

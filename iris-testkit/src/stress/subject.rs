@@ -36,7 +36,8 @@ pub enum Subject {
 pub enum Place {
     /// Same offset in the heap on all ranks, so that peers may write it directly.
     Same,
-    /// Different offset in the heap on every other rank; ranks find out in each call.
+    /// Two different offsets in the heap, alternating from rank to rank; ranks find out in each
+    /// call.
     Apart,
     /// External memory, which peers cannot write.
     Own,

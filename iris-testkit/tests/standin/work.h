@@ -21,7 +21,7 @@ inline std::string hex(const void* from, u64 bytes) {
 
 struct Place {
     u64 address, apart;
-    /// Whether the memory is the host's, which is not checked.
+    /// Whether the address is in host memory, whose ranges are not checked.
     bool host;
 };
 

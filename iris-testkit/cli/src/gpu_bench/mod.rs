@@ -192,7 +192,7 @@ pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
 }
 
 /// Measures the shapes one by one and passes the result lines to `tell`; returns how many shapes
-/// failed. After a failure the rest is measured in a new world.
+/// failed. After a failure the remaining shapes are measured in a new world.
 fn each_shape(
     ranks: usize,
     beside: (&Vendors, bool),

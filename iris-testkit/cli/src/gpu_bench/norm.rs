@@ -14,7 +14,8 @@ use iris_testkit::suite::{AnyOp, Operands};
 
 const SOURCE: KernelSource<'_> = KernelSource { name: "norm.cu", text: include_str!("norm.cu") };
 
-/// Two-step baseline: the op and the kernel.
+/// Two-step baseline: the op without its RMSNorm, then a kernel that adds the residual and
+/// normalises.
 pub(super) struct Apart {
     pub(super) op: AnyOp,
     operands: Operands,

@@ -111,8 +111,9 @@ impl Step<'_> {
 #[derive(Clone, Copy)]
 pub(super) struct Steps {
     pub(super) layers: usize,
-    /// Times with an op, with a library if there is one, and without either: each without and with
-    /// a kernel between.
+    /// Indices of the sides whose sums are done by the op, by a library (if there is one), or left
+    /// out. First index: without or with a kernel between the sums; second index: whole or half
+    /// step.
     pub(super) op: [[usize; 2]; 2],
     pub(super) library: Option<[[usize; 2]; 2]>,
     pub(super) none: [usize; 2],

@@ -77,8 +77,8 @@ impl<'a> Thread<'a> {
     pub fn with_current<R>(f: impl FnOnce(&Thread<'_>) -> R) -> R {
         let current = CURRENT.get();
         assert!(!current.is_null(), "no thread of a scenario is running on this thread");
-        // SAFETY: set by `enter` on this thread, to a thread that lives until its program returns;
-        // other threads run only inside `perform`, which sets it again.
+        // SAFETY: `current` is set by `enter` on this thread, to a thread that lives until its
+        // program returns; other threads run only inside `perform`, which sets it again.
         f(unsafe { &*current.cast::<Thread<'_>>() })
     }
 

@@ -411,7 +411,7 @@ fn unwaited_barriers<'a>(functions: &[(&'a str, Vec<&str>)]) -> (usize, Vec<&'a 
 /// Places of barriers before a publication, as port.h names them.
 const PUBLISHING: [&str; 5] = ["Signal", "Flag", "LockGive", "Arrive", "Finish"];
 
-/// Source of kernels that store, pass the barrier of such a place, and store again.
+/// Source of kernels that store, pass the barrier of a place in `PUBLISHING`, and store again.
 fn barriers_source() -> String {
     let mut text = probes::FRAME.to_string();
     for site in PUBLISHING {
@@ -428,7 +428,7 @@ fn barriers_source() -> String {
     text
 }
 
-/// Barriers of these kernels that a wave may reach without having waited for its stores.
+/// Barriers of the kernels in `code` that a wave may reach without having waited for its stores.
 fn wrong_barriers(code: &str) -> Vec<String> {
     let functions = functions(code);
     let mut wrong = Vec::new();
