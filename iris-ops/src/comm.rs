@@ -123,7 +123,7 @@ summands!(f32, half::f16, half::bf16);
 /// A call with more bytes than [`Options::max_bytes`] is split into several launches.
 pub struct Comm {
     heap: Arc<SymmetricHeap>,
-    /// World of the ranks, if the communicator closes it.
+    /// World that the communicator closes; `None` if the program closes the world itself.
     owned: Option<World>,
     /// Whether the communicator closes the heap.
     owns_heap: bool,

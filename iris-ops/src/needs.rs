@@ -73,7 +73,7 @@ pub(crate) struct Extent {
 }
 
 impl Extent {
-    /// Capacity for the words that `size` ranks need in any case, and nothing else.
+    /// Capacity for the words that an op on `size` ranks needs even without tiles, flags or items.
     pub(crate) fn new(size: u32) -> Self {
         Self { size, ..Self::default() }
     }

@@ -128,8 +128,8 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Fault { op, call, tile, rank, seen, wanted, .. } = self;
         match self.kind {
-            // The value seen is left out: it may be of the call before the last and would tell the
-            // user nothing.
+            // The value seen is not printed: it may be the number of the call before the last and
+            // would tell the user nothing.
             FaultKind::NotEntered => write!(
                 f,
                 "rank {rank} has not entered call {wanted} of operator {op}: it is late, has left out a call, \

@@ -284,7 +284,8 @@ fn a_thread_that_does_not_start_is_an_error() {
     for kind in [&["--threads-as-ranks"][..], &[]] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
         command.args(["run", "barrier", "--ranks", "2"]).args(kind);
-        // No host has memory for a stack of this size.
+        // A stack of 64 TiB per thread, which no host has memory for, so that no thread can be
+        // started.
         let output = command.env("RUST_MIN_STACK", (1_u64 << 46).to_string()).output().unwrap();
         let error = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{error}");

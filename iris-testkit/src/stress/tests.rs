@@ -20,8 +20,8 @@ fn every_wait_has_a_subject() {
     let all = Subject::all();
     assert!(WAITS.iter().all(|(_, subject, _)| all.contains(subject)));
     assert!(MORE_WAITS.iter().all(|(_, _, subject, _)| all.contains(subject)));
-    // A GEMM that stores to peers has waits of its own, and gates after it have others; each kind
-    // is left out separately.
+    // Waits in a GEMM that stores to peers differ from waits in the gates after it; each kind is
+    // left out in a test of its own.
     for (_, without, subject, _) in MORE_WAITS {
         assert_eq!(without.is_some(), subject.is_whole(), "{subject}");
     }

@@ -44,7 +44,7 @@ impl Blow {
             Blow::Kill => Signal::KILL,
             Blow::Fork => {
                 if system::fork() == 0 {
-                    // The launcher kills the child with the job.
+                    // The child only sleeps; the launcher kills it with the job.
                     std::thread::sleep(Duration::from_secs(600));
                 }
                 Signal::KILL

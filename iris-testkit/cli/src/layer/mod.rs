@@ -368,7 +368,7 @@ impl LayerJob {
 }
 
 impl Part<'_> {
-    /// Expected values of this rank between the two products.
+    /// Reference for this rank's values after the up product and the GELU, computed in f64.
     fn up_in_f64(&self, inner: &std::ops::Range<usize>) -> Dense {
         let Block { input, up, up_bias, .. } = self.block;
         let low = |x: f64| rounded(self.dtype, x);

@@ -20,7 +20,7 @@ pub use catalogue::{Implementation, Model, catalogue};
 pub use device_code::{Arch, Compiled, Finding, Outcome};
 pub use summary::Summary;
 
-/// Extent of the checks.
+/// Extent of the checks, and handling of missing compilers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Options {
     /// Whether the long searches run too.

@@ -25,7 +25,7 @@ impl Multiplier {
         Ok(Multiplier(Arc::new(vendor::Multiplier::new(vendors.blas()?)?)))
     }
 
-    /// Chooses the algorithm of a product; `adds` adds it to C.
+    /// Chooses the algorithm of a product; with `adds` the product is added to C.
     pub(crate) fn product(&self, shape: [usize; 3], dtype: DType, adds: bool) -> Result<Product> {
         let [_, n, k] = shape;
         let problem = Problem {

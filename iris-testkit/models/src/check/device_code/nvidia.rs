@@ -105,8 +105,8 @@ impl Checker<'_> {
             let mut all = vec![options(self.arch)];
             let kind = source::KERNELS.iter().find(|it| it.name == *name).map(|it| it.kind);
             if self.arch == BY_WARPGROUPS && kind == Some(SourceKind::TileGemm) {
-                // Tiles with instructions of their own; the smaller such tile is checked in one
-                // source only.
+                // Builds with tile sizes that have instructions of their own; the smaller of these
+                // sizes is checked in one source only.
                 let sizes = if *name == "matmul_all_gather.cu" { 2 } else { 1 };
                 let sizes = TileSize::ALL[..sizes].iter();
                 all.extend(sizes.map(|&size| TileConfig::of(self.arch, 1, size).options()));
