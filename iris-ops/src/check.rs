@@ -150,7 +150,7 @@ fn elements(
         cols: matrix.cols(),
         expected,
     };
-    // Parts that are the rows of a matrix may lie apart; others follow each other.
+    // Parts that are rows of a matrix may have gaps between them; other parts must be contiguous.
     let are_rows = |matrix: &MatRef, parts| matrix.rows() == parts && !matrix.is_transposed();
     let len = |name: &'static str, matrix: &MatRef| {
         let gaps =

@@ -45,7 +45,7 @@ const NAMED: [(&str, Device); 8] = {
     use BackendKind::{Cuda, Hip};
     [
         ("a100", Device::gpu(Cuda, "NVIDIA A100", "sm_80", 108)),
-        // The SXM board; H100 PCIe has 114.
+        // The SXM board has 132 multiprocessors; H100 PCIe has 114.
         ("h100", Device::gpu(Cuda, "NVIDIA H100", "sm_90", 132)),
         ("h200", H200),
         ("b200", Device::gpu(Cuda, "NVIDIA B200", "sm_100", 148)),

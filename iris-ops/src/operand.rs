@@ -294,7 +294,7 @@ pub fn scope<'env, T, E: From<Error>>(
 ) -> Result<T, E> {
     // The heap is borrowed so that it is not dropped, which would leave a call running.
     heap.check_stream("a scope", stream).map_err(Error::comm)?;
-    // Whether this thread may wait at all is asked before anything is lent.
+    // Checks that this thread may wait at all, before anything is lent.
     stream.sync().map_err(Error::comm)?;
     let scope = Scope { stream: stream.clone(), _scope: PhantomData, _env: PhantomData };
     let outcome = catch_unwind(AssertUnwindSafe(|| f(&scope)));

@@ -56,7 +56,7 @@ fn a_scope_waits_for_its_calls_also_when_it_fails() {
         let (a, b) = ([1.0_f32, 2.0], [3.0_f32, 4.0, 5.0, 6.0]);
         let call = |c: &mut [f32], failing: bool| -> anyhow::Result<()> {
             scope(&heap, &stream, |scope| {
-                // The call is still to be done when the scope is left.
+                // The call is still waiting when the closure of the scope returns.
                 slow()?;
                 let args = MatmulArgs::new(
                     scope.read(&a, 1, 2),

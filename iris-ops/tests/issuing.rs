@@ -156,7 +156,7 @@ fn call(
     match op.run(operands, stream) {
         Ok(()) => match stream.sync() {
             Ok(()) => Outcome::Done(c()),
-            // The peer's call has failed, and so this rank's does.
+            // This rank's call fails too, because the peer's call has failed.
             Err(error) if !fails => Outcome::Poisoned(error.to_string()),
             Err(error) => panic!("{name}: {error}"),
         },

@@ -448,7 +448,8 @@ impl Job {
     /// written, the other ranks wait until their deadline.
     fn leave_word(&self, rank: usize, order: usize) {
         let word = self.folder.path().join(format!("lost-{rank}"));
-        // Written under another name and renamed, so that readers see complete content.
+        // The file is written under another name and then renamed, so that readers see complete
+        // content.
         let part = word.with_extension("part");
         if check_file_size("the word of a rank's end", 20).is_ok() {
             let _ = fs::write(&part, order.to_string()).and_then(|()| fs::rename(part, word));
@@ -461,7 +462,8 @@ impl Job {
         let open =
             |(child, _): (&Child, _)| pidfd_open(Pid::from_child(child), PidfdFlags::empty());
         let Ok(running) = running.map(open).collect::<Result<Vec<_>, _>>() else {
-            // Polls if pidfds are not available: an old kernel, or too few file descriptors.
+            // Sleeps and polls if pidfds are not available: an old kernel, or too few file
+            // descriptors.
             thread::sleep(most.min(Duration::from_millis(20)));
             return Ok(());
         };

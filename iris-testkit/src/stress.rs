@@ -133,7 +133,8 @@ impl Setting {
     ) -> Self {
         let setting = Self::new(dtype, calls, injected);
         let Some((shape, step)) = subject.whole_shape(ranks, sharing) else { return setting };
-        // If no wait is left out, the kernels without it do not matter.
+        // `whole` must be set for calls to use fused whole-matrix GEMMs. If no wait is left out, it
+        // does not matter which kernels it selects.
         let whole = injected.whole.or(Some(OmittedWait::Others));
         let (tile, injected) = (subject.exchanged_tile(), FaultInjection { whole, ..injected });
         Self { shape, step, tile, injected, ..setting }

@@ -142,7 +142,7 @@ fn wrong_matrices_of_norms_are_refused_and_the_next_call_is_right() {
             heap.write(y, &[f32::NAN; 60])?;
             op.run(&right, &stream)?;
             stream.sync()?;
-            // 1 + 1 + 1, and equal elements in a row.
+            // C is 1 + 1 + 1, so all elements of its rows are equal and the normalised ones are 1.
             assert_eq!(heap.read(c)?[..m * n], [3.0; 48], "after: {message}");
             let normed = heap.read(y)?;
             let is_one = |value: &f32| (value - 1.0).abs() < 1e-6;

@@ -218,7 +218,7 @@ fn late(world: World) -> anyhow::Result<()> {
 /// operator; then the peer comes and the call succeeds.
 #[test]
 fn a_stream_that_waits_says_for_whom() {
-    // A datagram socket keeps the writes apart.
+    // A datagram socket keeps single writes apart, so that the test sees what one write contains.
     let (ours, theirs) = UnixDatagram::pair().expect("sockets");
     ours.set_read_timeout(Some(Duration::from_secs(100))).expect("a time limit");
     let mut program = start("late", OwnedFd::from(theirs).into());

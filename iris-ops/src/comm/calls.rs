@@ -192,7 +192,7 @@ impl Comm {
             _ => &all.broadcast,
         };
         let root = (op == Op::Broadcast).then_some(root);
-        // The choice depends on the type only, so that all ranks make the same.
+        // The choice depends on the type only, so that all ranks make the same choice.
         let stream = &self.stream.ours;
         self.stream.enqueue(|| match align_of::<T>() {
             _ if size == 1 => message.copy(self),

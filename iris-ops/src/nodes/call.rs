@@ -457,7 +457,7 @@ impl Calling<'_> {
 
     fn barrier(&mut self) -> Result<()> {
         self.part(Role::Main, Matrices::default())?;
-        // One rank of each node takes part for the whole node.
+        // Rank 0 of each node exchanges with the other nodes for its whole node.
         if self.op.heap.rank() == 0 {
             let nothing = self.area(Area::Send, 0..0)?;
             let end = self.step(Exchange::AllGather, nothing, nothing)?;

@@ -138,7 +138,7 @@ impl Engine for Communicator {
         Ok(match exchange {
             Exchange::AllReduce => {
                 let len = from.len();
-                // Equal parts of whole f32 for all nodes.
+                // Pads the data to equal parts of whole f32 for all nodes.
                 from.resize(len.next_multiple_of(4 * nodes), 0);
                 let part = self.reduce_scatter(&from, nodes);
                 let mut all = self.all_gather(&part, nodes);

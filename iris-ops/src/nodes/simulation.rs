@@ -191,7 +191,7 @@ impl Simulation<'_> {
         let mut last: Vec<usize> =
             (0..ranks.size).map(|rank| self.task(node_of(rank), 0.0, vec![])).collect();
         let mut lane = last.clone();
-        // End of each exchange, by rank.
+        // Task at whose end each exchange is complete, for each rank.
         let mut ends: Vec<Vec<usize>> = Vec::new();
         for (index, step) in steps(self.plan, m).unwrap().into_iter().enumerate() {
             if let Fault::Late { rank, step: at, us } = fault
@@ -250,7 +250,7 @@ impl Simulation<'_> {
             missing[index] = task.after.len();
             task.after.iter().for_each(|&before| next[before].push(index));
         }
-        // Times are positive, so their bits have their order.
+        // Positive floats have the same order as their bits, so the bits serve as keys.
         let mut ready: BinaryHeap<Reverse<(u64, usize)>> = (0..self.tasks.len())
             .filter(|&it| missing[it] == 0)
             .map(|it| Reverse((0, it)))
@@ -325,7 +325,7 @@ fn agrees(plan: &Plan, m: usize, fault: Fault) -> bool {
 
 #[test]
 fn the_closed_form_is_that_of_the_simulated_messages() {
-    // Operators whose planted fault was seen.
+    // Planted faults, by number, and the operators for which they were seen.
     let mut seen = BTreeSet::new();
     for world in [(2, 1), (2, 8), (3, 2), (4, 2), (16, 2), (64, 1)] {
         for (plan, m) in plans(world) {

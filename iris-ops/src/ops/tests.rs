@@ -99,7 +99,8 @@ fn some_workgroups_of_a_large_message_only_send() {
     };
     let two = (BackendKind::Cuda, 2);
     assert_eq!(senders(two, TwoShot, 2048, false), 65);
-    // No senders: smaller and larger messages, and cases that were not measured.
+    // Smaller and larger messages, and cases that were not measured, have no workgroups that only
+    // send.
     assert_eq!(senders(two, TwoShot, 2047, false), 0);
     assert_eq!(senders(two, TwoShot, 16384, false), 0);
     assert_eq!(senders(two, OneShot, 2048, false), 0);

@@ -220,7 +220,7 @@ mod tests {
         asked.check_device(named("h100")).expect("kernels");
         let refused = asked.check_device(named("a100")).unwrap_err();
         assert_eq!(refused.labelled(&asked.request().label(None)).to_string(), error);
-        // A plan that chose the variant itself falls back on another device.
+        // A plan that chose the variant itself falls back to another variant on another device.
         plan(named("h200")).check_device(named("a100")).expect("a fallback");
     }
 

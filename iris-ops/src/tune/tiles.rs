@@ -37,7 +37,7 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
         return tile;
     }
     if form.stores && !product {
-        // Rows that this rank multiplies.
+        // Number of rows that this rank multiplies.
         let rows = if form.gemm == GemmStage::Rows { m.div_ceil(ranks.size) } else { m };
         // A host runs all tiles as one wave.
         let host = ranks.device.backend.traits().host_threads;

@@ -361,7 +361,8 @@ impl Job for OperatorJob {
         }
         let drawn = if self.chart { Some(trace::since(&before, made.trace()?)) } else { None };
         drop(progress);
-        // Another input, so that data left from the timed calls would be wrong.
+        // The checked call gets another input, so that data left from the timed calls would be
+        // wrong.
         let other = Problem { seed: problem.seed.wrapping_add(0x9e37_79b9), ..problem.clone() };
         other.fill(&rig, &matrices)?;
         call(true)?;

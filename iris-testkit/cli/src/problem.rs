@@ -241,7 +241,8 @@ impl Problem {
             let task = Task { op, size: parts.len(), m: rows.len(), options };
             task.expected(0, parts, None, None, None)
         };
-        // Rows that `rank` has sent or, for each row, those of the rank that sent it.
+        // Message of `rank` for these rows; a row that only one rank contributes is taken from that
+        // rank.
         let sent = |rank: usize| {
             let element = |r: usize, c| {
                 let (source, row) = sources[r];

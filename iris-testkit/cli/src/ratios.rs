@@ -106,7 +106,7 @@ impl Bed {
         let elements = [m * most, most * n, m * n];
         let both = Room::of(ranks.size, |ranks| fused(ratio, ranks))?;
         let both = both.and(Room::of(ranks.size, |ranks| reduction(ratio, ranks))?);
-        // GEMM and barrier of the unfused side have signals of their own.
+        // 64 KiB hold the signals of the unfused side's GEMM and barrier.
         let room = both.matrices(F32, elements).and(Room { data: 0, signal: 64 << 10 });
         let rig = Rig::open(world, HeapOptions::new().threads(ratio.threads), room)?;
         let matrices = rig.matrices(F32, elements, [(m, k), (k, n), (m, n)])?;

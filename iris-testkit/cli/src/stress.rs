@@ -88,7 +88,8 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     let progress = Progress::new("runs", 0, count);
     let tell = |line: std::fmt::Arguments<'_>| progress.suspended(|| say!("{line}"));
     for &subject in &subjects {
-        // Call numbers cross the limits of i32, and the calls that refresh all words.
+        // Call numbers begin so that they cross the limits of i32 and include the calls that
+        // refresh all words.
         let [first, second] = subject.types();
         let calls = subject.calls(options.calls);
         let half = calls as i32 / 2;

@@ -274,8 +274,7 @@ fn worlds(level: Level, backend: BackendKind) -> Vec<Ranks> {
 pub(crate) fn main(options: &Options) -> Result<bool> {
     let minutes = options.minutes()?;
     if let Some(minutes) = minutes {
-        // The deadline is set in the environment, because ranks that are processes must read it,
-        // too.
+        // Ranks that are processes read the deadline from the environment.
         with_environment(&[(DEADLINE, &(2.0 * minutes).to_string())]);
     }
     let (level, backend) = (options.level(), options.backend);
@@ -342,7 +341,7 @@ impl SuiteWorld<'_> {
     /// the number of failures.
     fn to_the_end(&self) -> Result<usize> {
         let (mut first, mut failures) = (0, 0);
-        // A smoke test prints each case.
+        // A smoke test prints a line for each case, so it needs no progress bar.
         let shown = if self.selection.level > Level::Smoke { self.cases.len() } else { 0 };
         let progress = (shown > 0).then(|| Progress::new("cases", 0, shown));
         let tell = |line: Line| {

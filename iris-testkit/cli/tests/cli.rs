@@ -518,7 +518,8 @@ fn a_plan_over_nodes_predicts_with_the_network() {
         fused <= node + network + 0.2 && fused >= node.max(network),
         "{node} {network} {fused}"
     );
-    // A slower network takes longer, and the node as long as before.
+    // With a slower network the steps between nodes take longer, and the node's own work as long as
+    // before.
     let slow = row(&["--gbit", "100"]);
     assert!(slow.1 > network && slow.0 == node, "{slow:?}");
     for (arguments, words) in [

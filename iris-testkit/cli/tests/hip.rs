@@ -243,7 +243,7 @@ fn products_leave_by_copy_engines_as_they_are_finished() {
     let cases = [
         ("matmul-all-gather", 1, 1),
         ("matmul-reduce-scatter", 1, 1),
-        // One launch adds the sum, one copies the other rank's part to C.
+        // One launch adds the partial sums, the other copies the other rank's part to C.
         ("matmul-all-reduce", 2, 2),
     ];
     for (op, sums, rounds) in cases {
@@ -458,7 +458,7 @@ fn whole_products_are_the_librarys_where_it_is_there() {
         "matmul-all-reduce --m 33 --n 64 --k 48 --dtype bf16 --variant copy_engine",
     ];
     for line in lines {
-        // Products are in parts or whole, depending on the variant.
+        // The variant decides whether a GEMM computes its product in parts or as a whole.
         let parts = line.ends_with("copy_engine") && !line.starts_with("matmul-all-gather");
         let products = if parts { 8 } else { 4 };
         let line = format!("{line} --ranks 2 --threads-as-ranks --library vendor");
@@ -471,7 +471,7 @@ fn whole_products_are_the_librarys_where_it_is_there() {
         };
         assert_eq!([of(0), of(1)], [products; 2], "{line}: {calls}");
     }
-    // Ranks as processes, and without naming a library.
+    // Ranks are processes here, and the command names no library.
     let line = "matmul-all-reduce --m 33 --n 64 --k 48 --dtype bf16 --variant unfused --ranks 2";
     let (calls, _) = right(Fake::with_libraries(), line, &[]);
     assert_eq!((failed(&calls), calls_of(&calls, PRODUCT).len()), (vec![], 8));
@@ -607,7 +607,8 @@ fn what_comes_in_parts_is_added_by_the_library() {
         let all = calls_of(&calls, PRODUCT);
         let [opened, sums] = launches(&calls, ["iris_open", "iris_sums"]);
         let adding = all.iter().filter(|call| call.contains("and C")).count();
-        // Two parts of eight rows; the other rank's rows are added to those that a rank owns.
+        // Each call has two parts of eight rows; the GEMM adds the other rank's rows to those that
+        // a rank owns.
         assert_eq!(adding, if op == "matmul_all_gather" { 0 } else { 2 * opened }, "{op}");
         assert!(opened > 0 && all.len() >= 2 * opened, "{op}: {calls}");
         // The library has added everything, so `iris_sums` only copies.

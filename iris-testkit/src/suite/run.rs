@@ -364,7 +364,8 @@ fn verify(
         if let (Some(normed), Some(weight), Some(epsilon)) =
             (normed, &call.weight, case.options.rms_norm)
         {
-            // The RMSNorm is expected of this rank's rows of C, which have just been compared.
+            // The expected RMSNorm is computed from this rank's rows of C, which have just been
+            // compared.
             let expected = rms_norm(seen, weight, epsilon, case.options.output_dtype());
             let (wanted, allowed) = expected.allowed(false);
             let what = format!("RMSNorm of {what}");

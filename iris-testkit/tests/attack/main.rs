@@ -72,7 +72,7 @@ fn main() -> ExitCode {
 }
 
 fn attacked_ranks_end_and_blame_the_right_one() {
-    // The long form takes several minutes.
+    // The long form of the test (level full) takes several minutes.
     let full = Level::from_env() == Level::Full;
     let (kills, frames) = if full { (55, 2200) } else { (2, 40) };
     let attack = Attack { kills, frames, ranks: 4, seed: 7, grace: 15, plant: None };

@@ -15,7 +15,8 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("iris-kernels", &["iris-sync", "iris-heap"]),
     ("iris-ops", &["iris-sync", "iris-heap", "iris-kernels"]),
     ("iris-testkit", &["iris-sync", "iris-heap", "iris-kernels", "iris-ops"]),
-    // Without iris-ops, so that a protocol of one's own can be checked without operators.
+    // iris-models does not depend on iris-ops, so that a protocol of one's own is checked without
+    // operators.
     ("iris-models", &["iris-sync", "iris-kernels"]),
     ("iris-cli", &["iris-sync", "iris-heap", "iris-kernels", "iris-ops", "iris-testkit"]),
     ("xtask", &[]),

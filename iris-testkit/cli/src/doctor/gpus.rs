@@ -115,7 +115,7 @@ fn compilers(kind: BackendKind, missing: State) -> Vec<Finding> {
         }
         _ => {
             let hiprtc = Compiler::hiprtc();
-            // One of the two compilers is sufficient.
+            // Either hiprtc or clang is sufficient.
             let clang = if hiprtc.is_ok() { State::None } else { missing };
             let remedy = "install ROCm's hiprtc, and set IRIS_HIPRTC, or clang";
             let found_clang = found("clang", Compiler::clang(), clang, remedy);

@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn the_clocks_of_a_run_are_divided_out() {
         let old = [line("all_reduce", 1, 10.0, 10.0), line("all_reduce", 8, 20.0, 10.0)];
-        // A run at half the clock, then the same case again, which counts.
+        // Two runs of one case, the first at half the clock: the second one counts.
         let new = [
             line("all_reduce", 1, 99.0, 20.0),
             line("all_reduce", 1, 20.0, 20.0),

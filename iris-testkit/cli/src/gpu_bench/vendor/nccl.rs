@@ -79,7 +79,7 @@ pub(super) fn name(kind: BackendKind) -> &'static str {
 
 /// Loads the library, first from `folders`.
 pub(super) fn load(kind: BackendKind, folders: &[PathBuf]) -> Result<Nccl> {
-    // RCCL needs this on gfx942 and gfx950, unless their firmware and HIP are recent.
+    // RCCL needs this variable on gfx942 and gfx950, unless firmware and HIP are recent.
     let needs = (kind == BackendKind::Hip).then_some(("HSA_NO_SCRATCH_RECLAIM", "1"));
     let load = |file: &Path| {
         let table = Table::of(open(file)?, "")?;
