@@ -263,7 +263,7 @@ impl Comm {
         Ok(Self { heap, owned: None, owns_heap: false, stream, operators })
     }
 
-    /// This rank, from 0.
+    /// Index of this rank, from 0.
     pub fn rank(&self) -> usize {
         self.heap.rank()
     }

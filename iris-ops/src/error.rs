@@ -159,7 +159,7 @@ pub enum Error {
     /// A communicator could not be opened or closed.
     #[error("communicator: {cause}")]
     Comm {
-        /// Error of its heap or its world.
+        /// Error of the communicator's heap or world.
         cause: Box<iris_heap::Error>,
     },
     /// Error of the heap or its world.

@@ -22,7 +22,7 @@ impl OpLabel {
         self.op
     }
 
-    /// Gives the operator this text, in place of its kind alone.
+    /// Sets the text that names the operator in errors, unless it already has one.
     pub(crate) fn set(&mut self, text: &Arc<str>) {
         self.text.get_or_insert_with(|| text.clone());
     }

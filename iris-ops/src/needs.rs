@@ -12,7 +12,7 @@ pub(crate) const COUNTER_WORDS: usize = iris_kernels::args::counter::COUNT * 2;
 /// number and of the sequence number for a kernel beside the call.
 pub(crate) const OWN_WORDS: usize = COUNTER_WORDS + 2;
 
-/// Sizes of the workspace of one choice.
+/// Sizes of the workspace that one choice of a plan needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Needs {
     /// Number of tiles that have a signal, per source.
@@ -92,7 +92,7 @@ impl Extent {
         }
     }
 
-    /// Maximum of two capacities.
+    /// Maximum of two capacities, field by field.
     pub(crate) fn max(self, other: Self) -> Self {
         Self {
             size: self.size.max(other.size),
@@ -106,7 +106,7 @@ impl Extent {
         }
     }
 
-    /// Whether everything that fits `other` fits here.
+    /// Whether everything that fits into the capacity `other` fits into this one.
     pub(crate) fn holds(self, other: Self) -> bool {
         self.max(other) == self
     }

@@ -31,7 +31,7 @@ use crate::workspace::Workspace;
 pub(crate) struct Operator {
     heap: Arc<SymmetricHeap>,
     plan: Plan,
-    /// Name in errors.
+    /// Name of the operator in errors.
     label: Arc<str>,
     workspace: Arc<Workspace>,
     /// Whether `free` also frees the workspace, because no other op uses it.

@@ -22,9 +22,9 @@ pub(crate) const WIDEST: usize = 65536;
 /// Shape of a tile, in elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TileShape {
-    /// Number of rows.
+    /// Number of rows of a tile.
     pub m: usize,
-    /// Number of columns.
+    /// Number of columns of a tile.
     pub n: usize,
 }
 

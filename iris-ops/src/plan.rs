@@ -45,7 +45,7 @@ pub struct Plan {
     choices: Vec<Choice>,
     /// Guard for logging once by which tuning data the plan chose.
     logged: Arc<Once>,
-    /// Plans of its parts, where the ranks are on several nodes.
+    /// Plans of the operator's parts, if the ranks are on several nodes.
     composed: Option<Arc<composed::Composed>>,
 }
 
@@ -416,7 +416,7 @@ impl Plan {
         self.request.row
     }
 
-    /// Members of a barrier.
+    /// Ranks that take part in a barrier.
     pub(crate) fn members(&self) -> Members {
         match &self.request.members {
             None => Members::all(self.size()),

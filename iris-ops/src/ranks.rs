@@ -63,7 +63,7 @@ impl Ranks {
         Self { rank: self.rank % size, size, nodes: 1, ..self }
     }
 
-    /// Node of this rank.
+    /// Index of the node of this rank.
     pub(crate) fn node(&self) -> usize {
         self.rank / self.local().size
     }
@@ -80,7 +80,7 @@ impl Ranks {
         self.with(Tuning::of(self.device))
     }
 
-    /// Sets the tuning data.
+    /// Makes plans use this tuning data.
     pub(crate) fn with(self, tuning: &'static Tuning) -> Self {
         Self { tuning: Some(tuning), ..self }
     }

@@ -154,7 +154,7 @@ pub(crate) enum GemmStage {
 /// Contents of a variant's workspace: inboxes, sums, staging buffers, signals.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Memory {
-    /// Empty.
+    /// No workspace.
     None,
     /// Inbox for all tiles from all sources.
     AllTiles,

@@ -157,7 +157,7 @@ fn predicted(ranks: Ranks, request: &Request, form: &'static Form) -> Option<f64
 }
 
 impl Problem {
-    /// Cost problem of the largest call of a request.
+    /// Input of the cost model for the largest call of a request.
     pub(crate) fn of(ranks: Ranks, request: &Request) -> Problem {
         let Request { row, m, n, k, .. } = *request;
         Problem {

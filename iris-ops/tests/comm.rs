@@ -12,7 +12,7 @@ use iris_ops::{Device, OpResult, Ranks};
 
 const CPU: BackendKind = BackendKind::Cpu;
 
-/// Calls of more than 4096 bytes are done in parts.
+/// Options with which calls of more than 4096 bytes are done in parts.
 fn small() -> Options {
     Options::new().max_bytes(4096).room(1 << 16)
 }
@@ -344,7 +344,7 @@ fn a_communicator_takes_its_footprint_of_a_heap() {
     }
 }
 
-/// The table of the documentation, line by line.
+/// Table of workspace sizes, as the documentation must show it.
 fn table() -> String {
     let mib = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 20));
     let mut text = String::from(

@@ -180,7 +180,7 @@ fn call(
     }
 }
 
-/// Operands of ones for a call, and the slice of C.
+/// Operands of a call, filled with ones, and the slice of C.
 fn operands(
     heap: &Arc<SymmetricHeap>,
     plan: &Plan,

@@ -26,9 +26,9 @@ pub struct SymPair {
 /// the data belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct LlWord {
-    /// The data.
+    /// Four bytes of data.
     pub data: u32,
-    /// The number of the call that pushed it.
+    /// Number of the call that pushed the data.
     pub call: i32,
 }
 

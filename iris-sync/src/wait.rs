@@ -14,7 +14,7 @@ pub struct Awaited {
     pub rank: u32,
     /// Number of the tile waited for; -1 if the wait is for no tile.
     pub tile: i32,
-    /// Deadline that applies.
+    /// Deadline that applies to the wait.
     pub limit: Limit,
 }
 

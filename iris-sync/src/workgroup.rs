@@ -28,7 +28,7 @@ pub enum End {
 /// Unless a function says otherwise, all threads of the workgroup call it together, and an error is
 /// returned to all of them.
 pub struct Workgroup<'a, M: Memory + ?Sized> {
-    /// Memory that holds the words.
+    /// Memory that holds the synchronisation words.
     pub m: &'a M,
     /// Layout of the words of the op.
     pub channel: &'a Channel,

@@ -57,7 +57,7 @@ enum Place {
 /// Memory that is borrowed until a call is enqueued; host memory, until the call is complete.
 pub struct Lent<'a> {
     place: Place,
-    /// Number of elements.
+    /// Number of elements of the lent memory.
     len: usize,
     writable: bool,
     /// Guard that makes later work of cudarc wait for the call.
@@ -78,7 +78,7 @@ impl Lent<'_> {
         }
     }
 
-    /// Number of elements.
+    /// Number of elements of the lent memory.
     pub(super) fn len(&self) -> usize {
         self.len
     }
@@ -134,7 +134,7 @@ pub(super) struct Bytes {
 }
 
 impl Bytes {
-    /// Range of a slice of the heap.
+    /// Address range of a slice of the heap, on this rank.
     pub(super) fn of(heap: &SymmetricHeap, slice: RawSlice, op: Op) -> Result<Self> {
         let address = heap.resolve(slice, heap.rank()).in_op(op)? as u64;
         Ok(Self { address, bytes: slice.bytes(), sym: Some(slice), writable: true })

@@ -25,7 +25,7 @@ pub enum OnStream {
     New(BackendKind),
     /// Stream of the heap in which the communicator is made.
     Heap(Stream),
-    /// Stream of cudarc.
+    /// The program's own cudarc stream.
     #[cfg(feature = "cudarc-0-19")]
     Cudarc(Arc<CudaStream>),
 }
@@ -112,19 +112,20 @@ impl OnStream {
 
 /// Stream of an open communicator.
 pub struct CommStream {
-    /// Stream on which its calls run.
+    /// Stream on which the communicator's calls run.
     pub(super) ours: Stream,
     /// Stream of the program, if it is a cudarc stream.
     #[cfg(feature = "cudarc-0-19")]
     theirs: Option<Arc<CudaStream>>,
-    /// Stream on which its calls run, as a cudarc stream, if it is not the program's.
+    /// The communicator's own stream as a cudarc stream; `None` if calls run on the program's
+    /// stream.
     #[cfg(feature = "cudarc-0-19")]
     apart: Option<Arc<CudaStream>>,
 }
 
 #[cfg(not(feature = "cudarc-0-19"))]
 impl CommStream {
-    /// Enqueues a call.
+    /// Enqueues a call on the communicator's stream.
     pub(super) fn enqueue(&self, call: impl FnOnce() -> Result<()>) -> Result<()> {
         call()
     }

@@ -15,7 +15,7 @@
 pub(crate) enum Collective {
     /// `bytes` on each rank are summed.
     AllReduce { bytes: f64 },
-    /// All ranks get `bytes` in all: equal parts of all ranks.
+    /// All ranks get the same `bytes`, of which each rank contributes an equal part.
     AllGather { bytes: f64 },
     /// `bytes` on each rank are summed, and each rank gets an equal part.
     ReduceScatter { bytes: f64 },

@@ -19,7 +19,7 @@ use crate::spec::Row;
 /// Properties of a call on which its time depends.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Problem {
-    /// Row of the operator.
+    /// Row of the operator table that describes the operator.
     pub(crate) row: &'static Row,
     pub(crate) world: usize,
     /// Number of multiprocessors of the device; 0 for a host.

@@ -29,7 +29,7 @@ impl Machine {
         self.gemm_us + (operations / self.rate(dtype)).max(memory)
     }
 
-    /// Floating-point operations per microsecond.
+    /// Rate of GEMMs of this element type, in floating-point operations per microsecond.
     pub(super) fn rate(&self, dtype: DType) -> f64 {
         if dtype == DType::F32 { self.flops_f32_per_us } else { self.flops_per_us }
     }

@@ -9,7 +9,7 @@ use super::*;
 use crate::ops::{all_reduce, matmul_all_reduce};
 use crate::ranks::Ranks;
 
-/// Troubleshooting by error text is a part of it.
+/// User guide, which has a section on troubleshooting by error text.
 const GUIDE: &str = include_str!("../../GUIDE.md");
 
 variants! { Error:
@@ -124,7 +124,7 @@ fn a_label_is_said_once() {
     }
 }
 
-/// A cause that begins with a name, as a fault does.
+/// Example of a cause whose text begins with a name, as the text of a fault does.
 fn panicked(name: &str) -> iris_heap::Error {
     iris_heap::Error::Panicked { name: name.into(), group: None, message: "by design".into() }
 }

@@ -25,7 +25,7 @@ const LINKS: usize = 2048;
 struct Task {
     /// Time for which the task holds its resource.
     us: f64,
-    /// Time after that until the task has ended.
+    /// Time from the release of the resource to the end of the task.
     latency_us: f64,
     resource: Option<usize>,
     after: Vec<usize>,
@@ -44,7 +44,7 @@ enum Fault {
         step: usize,
         us: f64,
     },
-    /// A node does nothing from this time on.
+    /// A node does nothing from the time `us` on.
     Lost {
         node: usize,
         us: f64,
@@ -174,7 +174,7 @@ impl Simulation<'_> {
         seen.into_iter().enumerate().map(|(node, after)| self.task(node, 0.0, after)).collect()
     }
 
-    /// Algorithm with the least predicted time.
+    /// NCCL's algorithm with the least predicted time for this exchange.
     fn algorithm(&self, kind: Kind, bytes: f64, nodes: usize) -> &'static Algorithm {
         let collective = kind.collective(bytes, nodes);
         let time = |it: &Algorithm| self.network.time(it, collective, (nodes, 1), f64::INFINITY);

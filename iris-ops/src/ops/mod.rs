@@ -42,7 +42,7 @@ macro_rules! rows {
     ($($module:ident: $op:ident,)*) => {
         $(pub use $module::$op;)*
 
-        /// Row that describes an operator.
+        /// Row of the operator table that describes `op`.
         pub(crate) fn row(op: Op) -> &'static Row {
             match op { $(Op::$op => &$module::ROW,)* }
         }

@@ -50,7 +50,7 @@ impl Plan {
         self.ranks.tuning().file.as_deref()
     }
 
-    /// Cost problem of a call of this size.
+    /// Input of the cost model for a call of this size.
     fn problem(&self, size: usize) -> Problem {
         let mut request = self.request.clone();
         *if request.elements { &mut request.n } else { &mut request.m } = size;

@@ -72,7 +72,7 @@ pub struct Arrivals<'a, M: Memory + ?Sized> {
 }
 
 impl<'a, M: Memory + ?Sized> Arrivals<'a, M> {
-    /// Reads the number of the call.
+    /// Begins waiting for parts: reads the number of the call.
     pub fn begin(launch: &Launch<'a, M>) -> Self {
         let Launch { m, channel, .. } = *launch;
         let call = Call::new(m.dev_load(DevWord { index: channel.call }, Access::CallLoad));

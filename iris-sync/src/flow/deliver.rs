@@ -73,7 +73,7 @@ pub fn deliver<M: Memory + ?Sized>(
 /// its tiles to the remaining ranks.
 #[derive(Clone, Copy, Debug)]
 pub struct Relays {
-    /// Number of tiles.
+    /// Number of tiles that the root sends.
     pub tiles: u32,
     /// The rank that owns the tiles.
     pub root: u32,

@@ -36,9 +36,9 @@ use std::ops::Range;
 use crate::barrier::Members;
 use crate::{Channel, End, Memory, Record, Stop, Workgroup};
 
-/// Arguments of a launch of one workgroup.
+/// Arguments of a launch, as one of its workgroups gets them.
 pub struct Launch<'a, M: Memory + ?Sized> {
-    /// Memory that holds the words.
+    /// Memory that holds the synchronisation words.
     pub m: &'a M,
     /// Layout of the words of the op.
     pub channel: &'a Channel,

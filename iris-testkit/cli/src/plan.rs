@@ -181,7 +181,7 @@ fn check_read(options: &Options, op: Op) -> Result<()> {
     Ok(())
 }
 
-/// Device with this name.
+/// Device with this name; `this` stands for this machine's GPU or host.
 fn device(name: &str) -> Result<Device> {
     if name != "this" {
         return Ok(Device::named(name)?);

@@ -33,7 +33,7 @@ pub(crate) struct Options {
     calls: usize,
 }
 
-/// Step: the arguments of its command line.
+/// Step of the report: the arguments of an `iris` command.
 type Step = Vec<String>;
 
 /// Steps for a backend, the fastest and most informative first.

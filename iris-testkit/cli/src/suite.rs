@@ -229,7 +229,7 @@ fn ops(options: &OpOptions, at: usize) -> Vec<Case> {
     cases.into_iter().map(in_turns).collect()
 }
 
-/// World of the suite.
+/// World in which the suite runs cases.
 struct Ranks {
     count: usize,
     /// Number of threads per rank, on the CPU.
@@ -326,7 +326,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     Ok(failed == 0)
 }
 
-/// Cases of one world.
+/// Cases that the suite runs in one world.
 struct SuiteWorld<'a> {
     place: Place,
     device: Device,

@@ -243,7 +243,7 @@ fn iris_to(arguments: &[&str], out: impl Into<Stdio>, err: impl Into<Stdio>) -> 
     command.args(arguments).stdout(out).stderr(err).output().unwrap()
 }
 
-/// Tasks that print different output in different ways.
+/// Command lines of tasks that print their output in different ways.
 const PRINTING: [&[&str]; 5] = [
     &["run", "barrier", "--ranks", "2", "--iters", "1"],
     &["run", "barrier", "--ranks", "2", "--iters", "1", "--threads-as-ranks", "--json"],

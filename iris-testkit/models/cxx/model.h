@@ -42,7 +42,7 @@ inline i32 value(u32 rank, i32 call, u32 tile, u32 element) {
     return static_cast<i32>(static_cast<u32>(call) * 100003u + rank * 1009 + tile * 17 + element + 1);
 }
 
-/// One thread in one call.
+/// State of one thread in one call of a scenario.
 struct Model {
     const Input& in;
     /// Call number plus M, from which values are made. A different M means a different layout, so

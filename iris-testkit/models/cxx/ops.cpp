@@ -6,7 +6,7 @@
 namespace iris::model {
 
 struct Tiles : Partials {
-    // Tile operations that two_shot and reduce_scatter call in addition to those of one_shot.
+    // Tile operations that `two_shot` and `reduce_scatter` call in addition to those of `one_shot`.
     void push_result(u32 peer, u32 tile, u32 parity, bool direct) {
         // The element is sent by the thread that summed it.
         const u32 element = crossed();
@@ -19,7 +19,7 @@ struct Tiles : Partials {
         put(at(me(), OUT, 0, tile, element), sum(tile, element));
     }
 
-    // Tile operations that deliver calls.
+    // Tile operations that `deliver` calls.
     using Partials::push;
     void push(u32 peer, u32 tile, u32 parity, bool direct) {
         put(direct ? at(peer, OUT, me(), tile, mine()) : inbox(peer, me(), tile, parity, mine()),
@@ -32,7 +32,7 @@ struct Tiles : Partials {
         put(at(me(), OUT, source, tile, element), wanted);
     }
 
-    // Tile operations that gather and local call.
+    // Tile operations that `gather` and `local` call.
     void push_part(u32 peer, u32 part, u32 parity) { push(peer, part, parity); }
     void multiply(u32 tile, u32 source, u32 parity) {
         const u32 element = crossed();
@@ -40,7 +40,7 @@ struct Tiles : Partials {
     }
     void store(u32) {}
 
-    // Tile operations that staged calls.
+    // Tile operations that `staged` calls.
     void fetch(u32 unit) {
         const u32 source = unit / in.tiles, tile = unit % in.tiles, element = crossed();
         const i32 wanted = value(source, call, tile, element);
@@ -54,7 +54,7 @@ struct Tiles : Partials {
                value(source, call, tile, element));
     }
 
-    // Tile operation that copied calls.
+    // Tile operation that `copied` calls.
     void copy(u32 peer, u32 part) { push(peer, part, 0, true); }
     /// Multiplies each peer's part once it has arrived.
     void take_copied(const Launch& launch) {
@@ -116,7 +116,7 @@ struct Tiles : Partials {
         }
     }
 
-    // Tile operations that accumulate calls: zero, add, convert.
+    // Tile operations that `accumulate` calls: zero, add, convert.
     void zero(u32 tile, u32 parity) { put(at(me(), WORK, slot(parity), tile, mine()), 0); }
     void add(u32 owner, u32 tile, u32 parity) {
         const u64 place = at(owner, WORK, slot(parity), tile, mine());
@@ -359,7 +359,7 @@ int iris_model_one_shot(const Input& in) {
     });
 }
 
-/// The option is the number of workgroups that only send.
+/// All-reduce two_shot. The option is the number of workgroups that only send.
 int iris_model_two_shot(const Input& in) {
     return calls(in, [&](const Model& model) {
         Tiles body{model};
@@ -429,7 +429,7 @@ int iris_model_staged(const Input& in) {
     return calls(in, [](const Model& model) { return staged_once(model); });
 }
 
-/// Option 1: the mutant without the barrier.
+/// All-gather, barrier and product. Option 1: the mutant without the barrier.
 int iris_model_gather(const Input& in) {
     return calls(in, [&](const Model& model) {
         return gather_once(model, in.tiles, in.option == 0);

@@ -84,7 +84,7 @@ struct Section {
 #[derive(Debug)]
 struct Verdict {
     backend: &'static str,
-    /// Reason in a few words if it cannot.
+    /// Reason, in a few words, why the backend cannot run; `None` if it can.
     obstacle: Option<String>,
 }
 

@@ -61,7 +61,7 @@ struct Row {
     /// Whether A is split by columns.
     #[serde(default)]
     columns: bool,
-    /// Tile instead of the plan's choice.
+    /// Tile to use instead of the plan's choice.
     tile: Option<[usize; 2]>,
     workgroups: Option<usize>,
     /// Epsilon of an RMSNorm with residual that is fused into the op.

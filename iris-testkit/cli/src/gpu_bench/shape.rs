@@ -23,14 +23,14 @@ use super::{Beside, Choice, Rank, Shape};
 use crate::job::{gather, median, slowest};
 
 impl Shape {
-    /// Plan of one of the choices.
+    /// Plan for the variant and the tile of `choice`.
     pub(super) fn plan(&self, choice: &Choice, ranks: Ranks) -> Result<Plan> {
         let options = OpOptions { tile: choice.tile, ..self.options.clone() };
         suite::plan(self.op, &choice.variant, ranks, &options)
     }
 }
 
-/// Plans of a rank.
+/// Plans that a rank makes for one shape.
 struct Plans {
     variants: Vec<Plan>,
     /// Whether the op of the first variant is made a second time, for decoder steps.

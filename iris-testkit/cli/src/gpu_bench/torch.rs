@@ -23,7 +23,7 @@ struct Entry {
     /// Implementation: `gemm only` and names that begin with `nccl` are not PyTorch's own
     /// operators.
     who: String,
-    /// Microseconds; `None` if it failed.
+    /// Time in microseconds; `None` if the measurement failed.
     us: Option<f64>,
 }
 

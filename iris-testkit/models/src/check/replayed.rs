@@ -90,7 +90,7 @@ pub fn missing(replayed: &[Replayed]) -> Vec<String> {
     missing
 }
 
-/// Replay of a mutant.
+/// Result of replaying executions of a mutant.
 #[derive(Clone, Debug)]
 pub struct ReplayedMutant {
     /// Implementation that was run.

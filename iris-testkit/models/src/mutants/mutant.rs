@@ -12,7 +12,7 @@ pub enum Engine {
     Loom(Option<usize>),
     /// Exhaustive search of all interleavings.
     Search,
-    /// This number of random schedules.
+    /// Search of this number of random schedules.
     Random(u64),
     /// Search by [`whole_range`](super::whole_range), with these last calls: a number of tiles
     /// each, or another op.

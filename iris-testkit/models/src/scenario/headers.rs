@@ -49,7 +49,7 @@ pub struct Input<'a> {
     pub first: i32,
     /// Number of calls.
     pub calls: u32,
-    /// Tiles of the largest plan.
+    /// Number of tiles of the largest plan.
     pub tiles: u32,
     /// Option bits; each program defines its own.
     pub option: u32,

@@ -130,7 +130,7 @@ impl<'a> Thread<'a> {
         self.scenario.calls
     }
 
-    /// Number of the call at this position.
+    /// Call at `position` in the scenario, with its number.
     pub fn call(&self, position: u32) -> Call {
         Call::new(self.scenario.first.number().wrapping_add(position as i32))
     }
