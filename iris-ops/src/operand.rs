@@ -117,7 +117,7 @@ impl<'a> Operand<'a> {
         Self { matrix: self.matrix.with_ld(ld), ..self }
     }
 
-    /// The matrix whose rows are this one's columns: the same memory, read the other way.
+    /// Transpose: a matrix in the same memory whose rows are the columns of this one.
     #[must_use]
     pub fn transposed(self) -> Self {
         Self { matrix: self.matrix.transposed(), ..self }

@@ -213,7 +213,8 @@ mod tests {
     use crate::ranks::Ranks;
     use crate::{AllReduce, MatmulAllReduce};
 
-    /// Allocates all matrices of both plans and both operators; the heap has no byte left for another block.
+    /// Tests that all matrices of both plans and both operators fit the heap, which then has no
+    /// byte left for another block.
     #[test]
     fn room_for_matrices_is_what_they_take() {
         World::run_threads(2, |world| -> anyhow::Result<()> {

@@ -322,7 +322,7 @@ fn calls_in_place_by_two_names_of_one_slice() {
     });
 }
 
-/// A communicator takes what `footprint` says, and all of it comes back.
+/// Tests that a communicator takes the memory that `footprint` returns, and gives all of it back.
 #[test]
 fn a_communicator_takes_its_footprint_of_a_heap() {
     let rank = |world: World| -> Result<()> {

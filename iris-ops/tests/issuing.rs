@@ -19,7 +19,7 @@ const SHAPE: [usize; 3] = [8, 16, 8];
 /// Minimum number of elements of each matrix: those of the largest one.
 const ELEMENTS: usize = 16 * 16;
 
-/// Outcome of rank 0's call if its launch fails after a number of successful ones.
+/// Outcome of rank 0's call if one of its launches fails.
 #[derive(Clone, PartialEq, Debug)]
 enum Outcome {
     /// All launches were enqueued; holds the elements of C.

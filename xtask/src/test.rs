@@ -91,7 +91,8 @@ fn doc_step(root: &Path) -> Step {
     Step::command("doc", command)
 }
 
-/// The packages, and a program over them; then the program with the oldest Rust that is promised.
+/// Steps that pack the library crates and run a program over them, then the same program with the
+/// oldest Rust that is promised.
 fn package_steps(root: &Path) -> [Step; 2] {
     let step = |name, oldest: bool| {
         let command = if oldest { "cargo xtask package --oldest" } else { "cargo xtask package" };

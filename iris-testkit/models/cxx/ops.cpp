@@ -384,7 +384,8 @@ int iris_model_reduce_scatter(const Input& in) {
     });
 }
 
-/// Option 1: broadcast from rank 0; 2: one workgroup that only sends.
+/// Tiles delivered without adding. Option 1: broadcast from rank 0; option 2: one workgroup only
+/// sends.
 int iris_model_deliver(const Input& in) {
     const bool broadcast = in.option == 1;
     const u32 senders = in.option == 2 ? 1 : 0;

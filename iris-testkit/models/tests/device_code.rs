@@ -34,7 +34,7 @@ fn accesses_have_their_order_and_scope_on_amd() {
     every_access("gfx");
 }
 
-/// Removed fences in GEMMs that wait for peers and store to them are found.
+/// Tests that fences removed from GEMMs that wait for peers and store to them are found.
 fn products_that_wait_have_the_fences_of_their_proxies() {
     let fence = r#"asm volatile("fence.proxy.async;" ::: "memory");"#;
     let with = format!("follow_with_copies() {{ {fence} }}");
@@ -51,7 +51,7 @@ fn products_that_wait_have_the_fences_of_their_proxies() {
     }
 }
 
-/// Device-scope stores to a peer in GEMMs with few rows are found.
+/// Tests that device-scope stores to a peer in GEMMs with few rows are found.
 fn products_that_push_do_it_at_the_scope_of_the_system() {
     for file in ["gemm_sm90_exchange.cu", "gemm_sm90_one_shot.cu"] {
         let mut source = Source { kernels: Vec::new(), ..Source::embedded() };
@@ -66,7 +66,8 @@ fn products_that_push_do_it_at_the_scope_of_the_system() {
     }
 }
 
-/// A launch may begin before its predecessor is over; a kernel that does not wait for it is found.
+/// Tests that a kernel is found that may begin before its predecessor is over and does not wait for
+/// it.
 fn products_wait_for_their_turn() {
     const TURN: &str = "port::take_turn();";
     let whole = "prepare();\n        if constexpr (!Op::BEHIND_OPEN) ";

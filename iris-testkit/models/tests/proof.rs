@@ -107,7 +107,7 @@ fn every_action_happens_and_every_guard_can_refuse() {
     assert!(found("device barrier: look: \"planted\" always holds"), "{:?}", proof.failures);
 }
 
-/// Each clause of the rules, switched off, must leave a condition unproved.
+/// Tests that each clause of the rules, if it is switched off, leaves a condition unproved.
 #[test]
 fn every_clause_is_needed() {
     if !solver() {

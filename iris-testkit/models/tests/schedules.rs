@@ -166,7 +166,7 @@ proptest! {
         }
     }
 
-    /// All links are busy while every peer has data left.
+    /// Tests that all links are busy while every peer has data left.
     #[test]
     fn neighbouring_fetches_are_from_all_peers(units in units(), rank in 0u32..8) {
         prop_assume!(rank < units.size);
@@ -192,7 +192,8 @@ proptest! {
         prop_assert_eq!(firsts.collect::<HashSet<_>>(), all);
     }
 
-    /// A block of rows waits for exactly the data that its GEMM needs: its rows, all of K, once.
+    /// Tests that a block of rows waits for exactly the data that its GEMM needs: its rows, all of
+    /// K, once.
     #[test]
     fn blocks_need_their_rows_and_all_of_k_once(units in units()) {
         for (rank, block) in

@@ -156,7 +156,7 @@ fn captures_are_kept(machine: &Machine) {
     });
 }
 
-/// Tests that the requested call fails, once.
+/// Tests that the call that is to fail does so, and only once.
 fn a_call_fails_on_request(machine: &Machine) {
     const CASE: &str = "matmul_all_reduce two_shot 8192x3584 bf16 plain";
     on_two(machine, CASE, |calls, standin| {

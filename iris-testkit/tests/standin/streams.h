@@ -28,7 +28,7 @@ struct Stream {
 struct Event {
     int device;
     bool recorded;
-    /// State at the event's last record.
+    /// Capture and dependencies of the stream at the event's last record.
     std::shared_ptr<Capture> capture;
     Clock clock;
 };

@@ -21,7 +21,7 @@ impl File {
         name.rsplit_once('.').map_or("", |(_, extension)| extension)
     }
 
-    /// Whether the rules of device source apply.
+    /// Whether the rules of device source apply to this file.
     pub(super) fn is_device(&self) -> bool {
         matches!(self.extension(), "h" | "cu" | "cpp" | "cc" | "hpp" | "cuh")
     }

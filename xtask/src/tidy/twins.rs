@@ -18,7 +18,7 @@ const FOLDERS: [(&str, &str); 3] = [
 /// devices need.
 const OF_HEADERS: [&str; 2] = ["flow/", "body/"];
 
-/// Header without a file of its own in Rust: `flow/mod.rs` has what it declares.
+/// Header without a file of its own in Rust: `flow/mod.rs` contains its declarations.
 const SHARED: &str = "flow/launch.h";
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {

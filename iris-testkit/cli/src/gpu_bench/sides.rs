@@ -32,7 +32,7 @@ const HOST_CALLS: usize = 20;
 /// and number of repetitions.
 const QUEUED_CALLS: usize = 20;
 const QUEUES: usize = 10;
-/// Maximum device time of the calls in such a queue, in microseconds.
+/// Maximum device time of the calls whose enqueue time is measured together, in microseconds.
 const QUEUE_US: f64 = 20_000.0;
 /// Maximum time of a graph with more than one call, and of all samples of a side, in microseconds.
 const GRAPH_US: f64 = 3000.0;
