@@ -36,8 +36,8 @@ impl Call {
         Self(self.0.wrapping_add(1))
     }
 
-    /// The call before this one. Before the first call of an op, its words hold the number of the
-    /// call before the first.
+    /// The call before this one. Before the first call of an op, the op's words hold the number of
+    /// the call before the first.
     #[must_use]
     pub const fn previous(self) -> Self {
         Self(self.0.wrapping_sub(1))

@@ -8,8 +8,8 @@ use iris_ops::{
     Variant,
 };
 
-/// Shapes, types and choices. Options of the first group are errors for ops that do not have them;
-/// options of the second group are ignored by such ops.
+/// Shapes, types and choices. Options up to `members` are errors for ops that do not have them;
+/// later options are ignored by such ops.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Maximum number of rows of a call.

@@ -59,7 +59,7 @@ fn job(nodes: usize, per_node: usize) -> bool {
     command.status().expect("mpirun, of openmpi-bin, starts").success()
 }
 
-/// Rank of a job.
+/// Runs one rank of a job under mpirun, with all cases.
 fn rank() -> anyhow::Result<()> {
     let mpi = Mpi::init()?;
     let world = World::from_env()?;

@@ -194,8 +194,8 @@ fn plants() -> Vec<Plant> {
         all.push(Plant { edits, kernel: "barrier.cu", found });
     };
 
-    // Forms of the port. The host form belongs to the checker and must report truthfully to the
-    // hooks.
+    // Faults in the forms of port.h for each vendor and for the host. The host form belongs to the
+    // checker and must report truthfully to the hooks.
     let (scope, told) = ("static_cast<int>(S), access);", "1, access);");
     add("iris/port_host.h", scope, told, &["access"]);
     add("iris/port_host.h", scope, "0, access);", &["access", "hook"]);

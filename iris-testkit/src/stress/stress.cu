@@ -161,7 +161,7 @@ IRIS_DEVICE bool gave_up(const Stress& s) {
 }
 
 /// Compares the output of the call. A call that was given up is skipped: the host reports its
-/// fault, and wrong elements must be found without one.
+/// fault, and a missing wait must show by wrong elements in a call without a fault.
 IRIS_KERNEL iris_stress_compare(IRIS_ARGS Stress s) {
     if (gave_up(s)) return;
     const u32 size = element_bytes(s.dtype);

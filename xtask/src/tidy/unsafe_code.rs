@@ -4,8 +4,8 @@
 use super::Finding;
 use super::tree::Tree;
 
-/// Files, or folders (ending in `/`), that contain unsafe code without such an attribute, and its
-/// purpose.
+/// Files, or folders (ending in `/`), that may contain unsafe code without the attribute `SAYS`,
+/// each with the purpose of that code.
 const ALLOWED: &[(&str, &str)] = &[
     ("iris-heap/src/segment.rs", "mappings of own and peers' memory"),
     ("iris-heap/src/atomic_copy.rs", "atomic access to memory that the caller vouches for"),

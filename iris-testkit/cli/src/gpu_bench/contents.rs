@@ -11,7 +11,7 @@ pub(super) struct Noise {
 }
 
 impl Noise {
-    /// Number of elements of the pool.
+    /// Number of random elements in the pool.
     const POOL: usize = 1 << 20;
 
     pub(super) fn new(dtype: DType, seed: u64, rank: usize) -> Result<Noise> {

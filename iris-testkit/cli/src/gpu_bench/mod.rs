@@ -431,7 +431,7 @@ fn all_shapes(
         if world.rank() == 0 {
             report(lines)?;
         }
-        // The barrier keeps the ranks together if the report fails.
+        // The barrier keeps the ranks together, also if rank 0 cannot report.
         world.barrier()?;
     }
     let Rank { home, nccl, windowed, blas, .. } = rank;

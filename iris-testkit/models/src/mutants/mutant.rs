@@ -37,7 +37,7 @@ pub struct Mutant {
     pub in_scenario: bool,
     /// Check that must find the mutant.
     pub expected: Check,
-    /// Engine that finds it.
+    /// Engine that finds the mutant.
     pub engine: Engine,
 }
 

@@ -35,12 +35,12 @@ impl<'a> Ways<'a> {
         ways
     }
 
-    /// Last barriers on the paths to this instruction.
+    /// Last barriers on the paths to the instruction `at`.
     pub(super) fn barriers_before(&self, at: usize) -> BTreeSet<usize> {
         self.barriers(at, &self.before)
     }
 
-    /// First barriers on the paths from this instruction.
+    /// First barriers on the paths from the instruction `at`.
     pub(super) fn barriers_after(&self, at: usize) -> BTreeSet<usize> {
         self.barriers(at, &self.behind)
     }
