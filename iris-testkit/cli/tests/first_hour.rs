@@ -1,7 +1,7 @@
 //! Tests of a new user's first steps: the doctor, options that would be ignored, variables that do
 //! not exist.
 
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
 use std::process::{Command, Output, Stdio};
 
 /// Lines and columns that fit a screen.
@@ -121,10 +121,11 @@ fn a_long_run_shows_its_progress_on_a_terminal() {
         .args(["-qefc", &command, "/dev/null"])
         .env("TERM", "xterm-256color")
         .env_remove("NO_COLOR")
-        .stdin(Stdio::null())
+        .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
+    let mut keyboard = script.stdin.take().unwrap();
     let mut output = script.stdout.take().unwrap();
     let (mut shown, mut part) = (String::new(), [0; 4096]);
     let total = format!("/{CALLS}, ");
@@ -133,7 +134,8 @@ fn a_long_run_shows_its_progress_on_a_terminal() {
         assert!(len > 0, "the program ended: {shown:?}");
         shown += &text(&part[..len]);
     }
-    script.kill().unwrap();
+    // Ctrl-C ends the program; it would go on if only `script` were killed.
+    keyboard.write_all(b"\x03").unwrap();
     script.wait().unwrap();
     // Nothing comes before the bar.
     let first = shown.trim_start_matches("\x1b[2K").trim_start();
