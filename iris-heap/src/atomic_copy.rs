@@ -77,9 +77,11 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
         let part = if backwards { parts - 1 - part } else { part };
         let (start, end) = (part * PART, len.min((part + 1) * PART));
         let buffer = &mut buffer[..end - start];
-        // SAFETY: the part lies in the run that the caller guarantees to be valid.
+        // SAFETY: the caller guarantees that `len` bytes at `from` are valid, and the part lies in
+        // them.
         unsafe { load(from.add(start), buffer) };
-        // SAFETY: for the reason given above.
+        // SAFETY: the caller guarantees that `len` bytes at `to` are valid, and the part lies in
+        // them.
         unsafe { store(buffer, to.add(start)) };
     }
 }
@@ -93,10 +95,10 @@ mod tests {
         let source: Vec<u8> = (1..=40).collect();
         for (start, len) in (0..8).flat_map(|start| (0..24).map(move |len| (start, len))) {
             let (mut got, mut target) = (vec![0; len], [0; 40]);
-            // SAFETY: the run lies in the source, which no thread writes.
+            // SAFETY: the `len` bytes lie in `source`, which no thread writes.
             unsafe { load(source[start..].as_ptr(), &mut got) };
             assert_eq!(got, source[start..start + len]);
-            // SAFETY: the run lies in the target, which no other thread accesses.
+            // SAFETY: the `len` bytes lie in `target`, which no other thread accesses.
             unsafe { store(&got, target[start..].as_mut_ptr()) };
             let mut want = [0; 40];
             want[start..start + len].copy_from_slice(&got);

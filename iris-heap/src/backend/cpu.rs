@@ -60,7 +60,7 @@ pub(crate) struct CpuBackend {
 struct Worker {
     number: u64,
     stream: Weak<Queue>,
-    /// Event that is set when the thread has finished all work.
+    /// Event that is set when the worker thread has finished all work of its stream.
     ended: CpuEvent,
     thread: JoinHandle<()>,
 }
@@ -69,7 +69,8 @@ struct Worker {
 struct Shared {
     rank: usize,
     threads: u32,
-    /// Id of the process that has the threads; a forked child has none.
+    /// Id of the process in which the worker and pool threads run; a forked child has no such
+    /// threads.
     process: u32,
     control: Arc<Control>,
     /// Keeps all memory mapped while work is enqueued.
@@ -83,7 +84,8 @@ struct Shared {
     pool: Pool,
     /// Whether the heap has been dropped; enqueued work is then skipped.
     dropped: AtomicBool,
-    /// Errors that no wait has returned, oldest first, each with the number of its stream.
+    /// Errors that no wait has returned to the program yet, oldest first, each with the number of
+    /// its stream.
     failures: Mutex<Vec<(u64, Error)>>,
 }
 
@@ -217,7 +219,7 @@ impl Backend for CpuBackend {
         mapping: Arc<dyn Mapping>,
         all: Vec<Export>,
     ) -> Result<Vec<Arc<dyn Mapping>>> {
-        // The peers have their descriptors, so this rank's can be closed.
+        // The peers have received their descriptors, so this rank's own descriptor can be closed.
         own(&*mapping)?.close_descriptor();
         let Parts { sizes, joint } = Parts::read(all.iter().map(|export| &export.message))?;
         let mut passed = all.into_iter().map(|mut export| export.descriptors.pop());
@@ -245,7 +247,7 @@ impl Backend for CpuBackend {
         mapping: &dyn Mapping,
         all: Vec<Arc<dyn Mapping>>,
     ) -> Result<Vec<Arc<dyn Mapping>>> {
-        // One mapping serves all threads; it lives until the last of them drops it.
+        // All threads use one mapping; the memory is unmapped when the last thread drops it.
         own(mapping)?.close_descriptor();
         Ok(all)
     }
@@ -255,7 +257,8 @@ impl Backend for CpuBackend {
     }
 
     unsafe fn register(&self, address: u64, bytes: u64) -> Result<Arc<dyn Mapping>> {
-        // SAFETY: the caller guarantees that the memory is valid; the trait requires the same.
+        // SAFETY: the caller guarantees that `bytes` bytes at `address` are valid; `foreign`
+        // requires exactly this.
         Ok(Arc::new(unsafe { SharedMemory::foreign(address, bytes)? }))
     }
 
@@ -264,7 +267,8 @@ impl Backend for CpuBackend {
     }
 
     fn opened(&self, memory: Memory) {
-        // A second call would be a bug of the heap, and harmless: the first memory stays.
+        // `set` fails only on a second call, which would be a bug of the heap; the first memory
+        // then stays, so the result is ignored.
         let _ = self.shared.memory.set(memory);
     }
 
@@ -306,7 +310,8 @@ impl Backend for CpuBackend {
         let end = |worker: &Worker| match worker.stream.upgrade() {
             // A queue is closed only after `shutdown` has waited for it.
             Some(queue) => queue.record().ok(),
-            // Nothing more can be enqueued, so waiting for the end of the worker suffices.
+            // The stream's queue no longer exists, so nothing can be enqueued: wait for the
+            // worker's end.
             None => Some(worker.ended.clone()),
         };
         let ends: Vec<CpuEvent> = lock(&self.workers).iter().filter_map(end).collect();
@@ -341,8 +346,8 @@ impl Backend for CpuBackend {
 }
 
 impl Drop for CpuBackend {
-    /// Does not wait: enqueued work is skipped, running kernels are told to leave, and the threads
-    /// hold the memory until they end.
+    /// Returns without waiting: enqueued work is skipped, running kernels are told to stop, and the
+    /// threads keep the memory mapped until they end.
     fn drop(&mut self) {
         if !self.closed.load(Ordering::Relaxed) {
             self.shared.dropped.store(true, Ordering::Relaxed);
@@ -352,8 +357,8 @@ impl Drop for CpuBackend {
             for queue in queues {
                 queue.jobs.close();
             }
-            // The pool's threads end after the launch that runs now; no other follows, because the
-            // workers skip the work that they find.
+            // The pool's threads end after the launch that runs now; no other launch follows,
+            // because the workers skip all enqueued work.
             self.end_pool();
         }
     }
@@ -362,7 +367,7 @@ impl Drop for CpuBackend {
 /// Joins a worker or pool thread; must not be called from one.
 fn join(thread: JoinHandle<()>) {
     if thread.join().is_err() {
-        // Workers catch panics of the work that they run.
+        // Workers catch panics of the work that they run, so a panic of the thread itself is a bug.
         tracing::error!("a worker thread panicked");
     }
 }
@@ -381,7 +386,7 @@ struct Queue {
 }
 
 /// Enqueued work of a stream that has not begun. The queue keeps its capacity, so a program that
-/// enqueues no deeper than before allocates nothing.
+/// never has more jobs enqueued than before allocates nothing.
 #[derive(Default)]
 struct Jobs {
     waiting: Mutex<Waiting>,
@@ -524,7 +529,7 @@ impl StreamBackend for CpuStream {
 
     unsafe fn copy_raw(&self, to: u64, from: u64, bytes: u64) -> Result<()> {
         let f = move || {
-            // SAFETY: the caller vouches for both ranges until this has run.
+            // SAFETY: the caller guarantees that both ranges stay valid until this job has run.
             unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes as usize) };
             Ok(())
         };
@@ -551,7 +556,7 @@ impl StreamBackend for CpuStream {
     }
 }
 
-/// Bytes that a job of a stream reads.
+/// Copy to the host: bytes that a job of the stream reads, available once `event` is set.
 struct CpuCopy {
     event: CpuEvent,
     data: Arc<Mutex<Option<Vec<u8>>>>,
@@ -623,10 +628,10 @@ struct Pool {
 
 #[derive(Default)]
 struct PoolState {
-    /// Number of launches so far, by which a thread takes part in each launch once.
+    /// Number of launches so far; by it, a pool thread takes part in each launch at most once.
     launch: u64,
     job: Option<(CpuKernel, &'static str, u32)>,
-    /// Numbers of workgroups of the pool that have not begun, and that have not ended.
+    /// Number of workgroups of the pool that have not begun; the next field: that have not ended.
     starting: u32,
     running: u32,
     error: Option<Error>,
@@ -711,7 +716,8 @@ impl Shared {
             drop(state);
             self.pool.start.notify_all();
         }
-        // The last workgroup drops the kernel; its destructor is guarded like the kernel itself.
+        // The last workgroup drops the kernel, so the destructor runs inside `guard`, as the kernel
+        // does.
         let mine = self.guard(name, Some(0), move || kernel(Group { index: 0, count: groups }));
         if groups == 1 {
             return mine;
@@ -725,15 +731,15 @@ impl Shared {
         state.error.take().map_or(Ok(()), Err)
     }
 
-    /// Main loop of a pool thread.
+    /// Main loop of pool thread `index`: runs workgroup `index` of each launch that has one.
     fn help(&self, index: u32) {
         let mut seen = 0;
         let mut state = lock(&self.pool.state);
         loop {
             if state.launch != seen {
                 seen = state.launch;
-                // The job is already gone if the launch had too few workgroups for this thread and
-                // has ended.
+                // `state.job` is already `None` if the launch had too few workgroups for this
+                // thread and has ended.
                 if let Some((_, name, groups)) = state.job
                     && index < groups
                 {
@@ -774,8 +780,8 @@ impl Shared {
         })
     }
 
-    /// Runs code of the program. If it panics, sets the abort words of this rank and of its peers,
-    /// so that no rank waits for it.
+    /// Runs `f`, which is code of the program. If it panics, sets the abort words of this rank and
+    /// of its peers, so that no rank waits for this one.
     fn guard(&self, name: &str, group: Option<u32>, f: impl FnOnce() -> Result<()>) -> Result<()> {
         match catch_unwind(AssertUnwindSafe(f)) {
             Ok(outcome) => outcome,
@@ -785,8 +791,8 @@ impl Shared {
                 for signal in peers {
                     let word = own(&**signal).and_then(|s| s.word(4 * ABORT_WORD as u64));
                     if let Ok(word) = word {
-                        // The store is a release, as for every signal. A reason that is already
-                        // there stays.
+                        // The store is a release, as for every signal. An abort reason that is
+                        // already stored stays.
                         let to = self.rank as i32 + 1;
                         let _ = word.compare_exchange(0, to, Ordering::Release, Ordering::Relaxed);
                     }

@@ -14,7 +14,7 @@ use libloading::Library;
 use crate::backend::gpu::{RawEvent, RawFunction, RawModule, RawStream, load, table};
 use crate::error::{Error, Result};
 
-/// Passes the list of functions to a macro.
+/// Calls macro `$take` with the list of driver functions, so that one list defines several items.
 macro_rules! functions {
     ($take:ident) => {
         $take! {
@@ -130,7 +130,8 @@ macro_rules! functions {
 
 functions!(table);
 
-/// Sizes of each function's parameters, here and in cudarc, for comparison.
+/// Sizes of each function's parameters in bytes, according to this table and to cudarc, for a test
+/// that compares them.
 #[cfg(all(test, feature = "cudarc-0-19"))]
 macro_rules! signatures {
     ({ $($name:ident($($arg:ty),* $(,)?);)* } sometimes { $($newer:tt)* }) => {
@@ -144,7 +145,7 @@ macro_rules! signatures {
     };
 }
 
-/// Placeholder type for a parameter, which the compiler infers.
+/// Expands to `_` for any parameter type, so that the compiler infers cudarc's type.
 #[cfg(all(test, feature = "cudarc-0-19"))]
 macro_rules! theirs {
     ($ours:ty) => {
@@ -159,18 +160,18 @@ functions!(signatures);
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct RawContext(u64);
-/// Handle of a device: a small number, not an address.
+/// Handle of a device: its index for the driver, not an address.
 pub(super) type Device = c_int;
 /// Address in device memory.
 pub(super) type Address = u64;
-/// Handle of physical memory.
+/// Handle of an allocation of physical memory (`CUmemGenericAllocationHandle`).
 pub(super) type Physical = u64;
 
 /// `CUmemLocation`: a device by its index.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Location {
-    /// Always [`LOCATION_DEVICE`].
+    /// Always [`LOCATION_DEVICE`]: the location is a device.
     pub(super) kind: c_uint,
     pub(super) id: c_int,
 }
@@ -179,7 +180,7 @@ pub(super) struct Location {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Properties {
-    /// Always [`ALLOCATION_PINNED`].
+    /// Always [`ALLOCATION_PINNED`]: the memory is not migrated.
     pub(super) kind: c_uint,
     /// 0 for memory that is not exported, or [`HANDLE_DESCRIPTOR`].
     pub(super) handles: c_uint,
@@ -201,7 +202,7 @@ pub(super) struct Configuration {
     pub(super) shared_bytes: c_uint,
     pub(super) reserved: u32,
     pub(super) stream: u64,
-    /// Address of the attributes, and their number in the next field.
+    /// Address of the array of attributes; the next field is its length.
     pub(super) attributes: u64,
     pub(super) attribute_count: u64,
 }
@@ -212,20 +213,20 @@ pub(super) struct Configuration {
 pub(super) struct Attribute {
     pub(super) id: c_uint,
     pub(super) reserved: u32,
-    /// 64 bytes; the only attribute used here sets the first of them.
+    /// Value in 64 bytes; the only attribute used here sets the first byte.
     pub(super) value: [u64; 8],
 }
 
-/// One end of a 2D copy, as `CUDA_MEMCPY2D` has it.
+/// Source or target of a 2D copy, in the layout of `CUDA_MEMCPY2D`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub(super) struct Side {
-    /// Offset of the first byte in a line, and the number of the first line.
+    /// Offset of the first byte in a line, and the index of the first line.
     pub(super) begin: [usize; 2],
-    /// Always [`BY_ADDRESS`].
+    /// Always [`BY_ADDRESS`]: the driver determines the memory type from the address.
     pub(super) kind: c_uint,
     pub(super) reserved: u32,
-    /// Host address; unused.
+    /// Host address; unused, because `address` is set.
     pub(super) host: u64,
     pub(super) address: Address,
     pub(super) array: u64,
@@ -248,7 +249,7 @@ pub(super) struct Lines {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Access {
     pub(super) location: Location,
-    /// Always [`ACCESS_READ_WRITE`].
+    /// Always [`ACCESS_READ_WRITE`]: the device may read and write.
     pub(super) flags: c_uint,
 }
 
@@ -257,7 +258,7 @@ pub(super) struct Access {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LegacyHandle(pub(super) [u8; 64]);
 
-/// Sizes of a function's parameters in bytes.
+/// Sizes of the parameters of a function type, in bytes.
 #[cfg(all(test, feature = "cudarc-0-19"))]
 trait Parameters {
     fn sizes(&self) -> Vec<usize>;
@@ -280,7 +281,8 @@ macro_rules! parameters {
 #[cfg(all(test, feature = "cudarc-0-19"))]
 parameters!(A B C D E F G H I J K);
 
-/// Defines constants of the driver, named without the prefix `CU_`.
+/// Defines driver constants, named without the prefix `CU_`, each with cudarc's name for
+/// comparison.
 macro_rules! numbers {
     ($($(#[$doc:meta])* $name:ident = $value:literal, $enumeration:ident :: $theirs:ident;)*) => {
         $($(#[$doc])* pub(super) const $name: u32 = $value;)*
@@ -299,7 +301,7 @@ macro_rules! numbers {
 #[cfg(all(test, feature = "cudarc-0-19"))]
 fn number<T: Copy>(theirs: T) -> u32 {
     const { assert!(size_of::<T>() == 4) };
-    // SAFETY: a C enumeration of 4 bytes, all of which are part of its value.
+    // SAFETY: `T` is a C enumeration of 4 bytes, and all 4 bytes belong to its value.
     unsafe { std::mem::transmute_copy(&theirs) }
 }
 
@@ -310,11 +312,11 @@ numbers! {
     NOT_READY = 600, CUresult::CUDA_ERROR_NOT_READY;
     /// Result code: peer access is enabled already, by another rank of this process.
     ALREADY_ENABLED = 704, CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
-    /// Result code: this process is not permitted to do it.
+    /// Result code: the operating system does not permit the operation to this process.
     NOT_PERMITTED = 800, CUresult::CUDA_ERROR_NOT_PERMITTED;
-    /// Result code: the device does not support it.
+    /// Result code: the device does not support the operation.
     NOT_SUPPORTED = 801, CUresult::CUDA_ERROR_NOT_SUPPORTED;
-    /// Result code: the event belongs to a capture.
+    /// Result code: the event was recorded in a stream capture.
     CAPTURED = 907, CUresult::CUDA_ERROR_CAPTURED_EVENT;
     /// Launch attribute: the kernel may begin before the previous kernel on the stream has ended.
     EARLY = 6, CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
@@ -385,7 +387,7 @@ pub(crate) fn driver() -> Result<&'static Api> {
     let driver = DRIVER.get_or_init(|| {
         let folders = FOLDERS.map(String::from);
         let driver = load("the CUDA driver", &["libcuda.so.1", "libcuda.so"], &folders, Api::of)?;
-        // SAFETY: `cuInit` takes flags only, which must be zero.
+        // SAFETY: `cuInit` has one parameter, flags, which must be zero.
         let code = unsafe { (driver.cuInit)(0) };
         if code != SUCCESS {
             return Err(error("cuInit", code, name_of(code)));
@@ -404,7 +406,8 @@ pub(crate) fn check(api: &'static str, code: u32) -> Result<()> {
     }
 }
 
-/// Does [`check`]; the error also names the object that the call concerned.
+/// Converts a status code like [`check`]; the error also names the object `what` that the call
+/// concerned.
 pub(super) fn check_for(api: &str, what: impl FnOnce() -> String, code: u32) -> Result<()> {
     match code {
         SUCCESS => Ok(()),
@@ -424,19 +427,19 @@ fn name_of(code: u32) -> String {
     let name = NAME.get_or_init(|| {
         // SAFETY: the library is loaded already; this only adds a reference.
         let library = unsafe { Library::new("libcuda.so.1") }.ok()?;
-        // SAFETY: this is the C signature of the function: a number, and the place of a string
-        // pointer.
+        // SAFETY: the type is the C signature of the function: a status code, and a pointer to
+        // which a string pointer is written.
         let name = *unsafe { library.get::<Name>(b"cuGetErrorName\0") }.ok()?;
-        // The library must stay loaded, because the function is used until the process ends.
+        // The library must stay loaded, because `name` is called until the process ends.
         std::mem::forget(library);
         Some(name)
     });
     let mut text: *const c_char = std::ptr::null();
     if let Some(name) = name {
-        // SAFETY: `text` is a valid place for the answer.
+        // SAFETY: `text` is a valid target for the string pointer.
         let code = unsafe { name(code, &mut text) };
         if code == SUCCESS && !text.is_null() {
-            // SAFETY: the driver's strings are constants that end with zero.
+            // SAFETY: the driver's strings are constants that end with a zero byte.
             return unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned();
         }
     }
@@ -449,7 +452,7 @@ mod tests {
 
     #[test]
     fn a_missing_driver_is_an_error_that_says_where_it_was_looked_for() {
-        // On a machine with a driver this test checks nothing; the device tests run there.
+        // On a machine with a CUDA driver this test checks nothing.
         if let Err(error @ Error::Library { .. }) = driver().map(drop) {
             let text = error.to_string();
             assert!(text.contains("libcuda.so.1"), "{text}");

@@ -27,7 +27,8 @@ impl Gpu {
         }
         let raw = RawStream(stream.cu_stream() as u64);
         self.check_default(raw)?;
-        // SAFETY: cudarc destroys the stream when its last `Arc` is dropped, and `held` keeps one.
+        // SAFETY: cudarc destroys the stream when its last `Arc` is dropped, and `held` keeps a
+        // clone.
         let queue = unsafe { Queue::held(&self.shared, raw, stream.clone()) }?;
         self.keep(queue).map(Stream::from_backend)
     }
@@ -42,8 +43,8 @@ mod tests {
     };
     use crate::backend::gpu::RawStream;
 
-    /// Compares the size of each parameter, so that swapped parameters of different sizes are
-    /// found.
+    /// Compares the size of each parameter with cudarc's, so that two swapped parameters of
+    /// different sizes are noticed.
     #[test]
     fn our_functions_take_what_those_of_cudarc_take() {
         let signatures = api::signatures();
@@ -53,7 +54,7 @@ mod tests {
         }
     }
 
-    /// Passes with every CUDA version for which cudarc's types can be built.
+    /// Must pass for every CUDA version for which cudarc's types can be built.
     #[test]
     fn our_numbers_and_structures_are_those_of_cudarc() {
         for (name, ours, theirs) in api::numbers() {

@@ -19,38 +19,39 @@ use crate::backend::{BackendKind, LaunchShape};
 use crate::error::{Error, Result};
 use crate::util::lock;
 
-/// A device with its primary context. The context is retained at the device's first use and until
-/// the process ends, so heaps can be opened and closed without destroying what other libraries have
-/// in it.
+/// A device with its primary context. The context is retained from the device's first use until the
+/// process ends, so closing a heap does not destroy what other libraries have in the context.
 pub(super) struct Device {
     pub(super) driver: &'static Api,
     pub(super) ordinal: c_int,
     pub(super) handle: api::Device,
-    /// Empty until [`Device::context`] is called, so that merely describing a device uses none of
-    /// its memory.
+    /// Empty until [`Device::context`] is called, because a primary context takes device memory and
+    /// a program may only want the device's description.
     context: OnceLock<RawContext>,
     pub(super) uuid: [u8; 16],
     pub(super) name: String,
-    /// Compute capability times ten, such as 90 for 9.0.
+    /// Compute capability times ten: 90 for compute capability 9.0.
     pub(super) arch: u32,
     pub(super) multiprocessors: u32,
-    /// Whether a launch may begin before the previous one on the stream has ended, also inside a
-    /// capture.
+    /// Whether launches with attribute [`api::EARLY`] work: a launch begins before the previous one
+    /// on the stream has ended, also inside a capture.
     early: bool,
-    /// Support for virtual memory management; the next field for exporting it as POSIX descriptors.
+    /// Whether the device supports virtual memory management; the next field: whether it can export
+    /// virtual memory as POSIX descriptors.
     pub(super) virtual_memory: bool,
     pub(super) descriptors: bool,
     /// Four bytes of device memory, the target of the first-use copies of streams; never freed.
     scratch: Mutex<Option<u64>>,
 }
 
-/// Bytes of dynamic shared memory that a workgroup may use without raising the kernel's limit.
+/// Bytes of dynamic shared memory per workgroup that a kernel may use without raising its limit by
+/// an attribute.
 const SHARED_LIMIT: u32 = 48 << 10;
 
-/// Source of the first-use copies of streams.
+/// Source of the copies that [`Device::use_first_of`] enqueues.
 static ZEROS: [u8; 4] = [0; 4];
 
-/// Newest CUDA version that the driver supports: 12080 is 12.8.
+/// Newest CUDA version that the driver supports, in the driver's encoding: 12080 is CUDA 12.8.
 pub(super) fn driver_version() -> Result<u32> {
     let driver = driver()?;
     let mut version = 0;
@@ -59,7 +60,7 @@ pub(super) fn driver_version() -> Result<u32> {
     Ok(version as u32)
 }
 
-/// First driver version whose graphs keep the launch attribute [`api::EARLY`].
+/// First driver version that keeps launch attribute [`api::EARLY`] in graphs.
 const EARLY_SINCE: u32 = 12030;
 
 /// Number of devices that this process sees.
@@ -84,7 +85,7 @@ impl Device {
         // SAFETY: `handle` receives the answer.
         check("cuDeviceGet", unsafe { (driver.cuDeviceGet)(&mut handle, ordinal) })?;
         let mut name = [0; 256];
-        // SAFETY: the array has the length that is given.
+        // SAFETY: `name` has the 256 bytes whose number is passed.
         let code = unsafe { (driver.cuDeviceGetName)(name.as_mut_ptr(), 256, handle) };
         check("cuDeviceGetName", code)?;
         let name = name.map(|c| c as u8);
@@ -130,8 +131,8 @@ impl Device {
         // SAFETY: `context` receives the answer.
         let code = unsafe { (self.driver.cuDevicePrimaryCtxRetain)(&mut context, self.handle) };
         check("cuDevicePrimaryCtxRetain", code)?;
-        // Two concurrent first calls retain the context twice, which is harmless because it is
-        // never released.
+        // Two concurrent first calls retain the context twice, which is harmless because this
+        // process never releases it.
         Ok(*self.context.get_or_init(|| context))
     }
 
@@ -150,8 +151,8 @@ impl Device {
         Ok(Bound { driver, pushed, mode: None, thread: PhantomData })
     }
 
-    /// [`Device::bind`] with the thread's capture mode relaxed, for calls that concern nothing a
-    /// capture could hold: while the guard lives, they do not break a capture of another thread in
+    /// [`Device::bind`] with the thread's capture mode relaxed, for driver calls that affect no
+    /// captured work: while the guard lives, such calls do not break a capture of another thread in
     /// global mode.
     pub(super) fn bind_relaxed(&self) -> Result<Bound> {
         let mut bound = self.bind()?;
@@ -171,12 +172,13 @@ impl Device {
         let code = unsafe { (self.driver.cuStreamCreate)(&mut stream, NON_BLOCKING) };
         check("cuStreamCreate", code)?;
         let used = self.use_first_of(stream).and_then(|()| {
-            // SAFETY: the stream was made just now.
+            // SAFETY: `stream` was created just now.
             let code = unsafe { (self.driver.cuStreamSynchronize)(stream) };
             check("cuStreamSynchronize", code)
         });
         if used.is_err() {
-            // SAFETY: no other handle exists. Only a warning, because the first error is returned.
+            // SAFETY: `stream` was created just now, and no other handle of it exists. A failure is
+            // only a warning, because the first error is returned.
             warn(check("cuStreamDestroy", unsafe { (self.driver.cuStreamDestroy_v2)(stream) }));
         }
         used.map(|()| stream)
@@ -202,7 +204,7 @@ impl Device {
             }
         };
         let from = (&raw const ZEROS).cast();
-        // SAFETY: both ends of the copy are never freed; the caller guarantees the stream.
+        // SAFETY: source and target of the copy are never freed; the caller guarantees the stream.
         check("cuMemcpyHtoDAsync", unsafe {
             (self.driver.cuMemcpyHtoDAsync_v2)(to, from, 4, stream)
         })
@@ -212,8 +214,8 @@ impl Device {
     fn capture(&self, stream: RawStream) -> Result<Option<u64>> {
         let _bound = self.bind()?;
         let (mut status, mut id) = (api::CAPTURE_NONE, 0);
-        // SAFETY: the caller guarantees the stream; status and id receive the answers; the other
-        // pointers may be null.
+        // SAFETY: the caller guarantees the stream; `status` and `id` receive the answers; the
+        // other pointers may be null.
         let code = unsafe {
             (self.driver.cuStreamGetCaptureInfo_v2)(
                 stream,
@@ -269,11 +271,11 @@ impl Device {
     }
 }
 
-/// Guard: a context is current on this thread.
+/// Guard: the device's context is current on this thread until the guard is dropped.
 pub(super) struct Bound {
     driver: &'static Api,
     pushed: bool,
-    /// Capture mode of the thread before, if it was changed.
+    /// Capture mode that the thread had before; `None` if it was not changed.
     mode: Option<u32>,
     /// Makes the guard `!Send`, because contexts are pushed per thread.
     thread: PhantomData<*const ()>,
@@ -320,7 +322,7 @@ impl Driver for Device {
     fn memory_info(&self) -> Result<(u64, u64)> {
         let _bound = self.bind_relaxed()?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: the two receive the answers.
+        // SAFETY: `free` and `total` receive the answers.
         let code = unsafe { (self.driver.cuMemGetInfo_v2)(&mut free, &mut total) };
         check("cuMemGetInfo", code)?;
         Ok((free as u64, total as u64))
@@ -413,13 +415,13 @@ impl Driver for Device {
 
     unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
         let _bound = self.bind()?;
-        // SAFETY: both are alive, by the contract of this function.
+        // SAFETY: event and stream are alive, by the contract of this function.
         check("cuEventRecord", unsafe { (self.driver.cuEventRecord)(event, stream) })
     }
 
     unsafe fn wait_for(&self, event: RawEvent, stream: RawStream) -> Result<()> {
         let _bound = self.bind()?;
-        // SAFETY: both are alive, by the contract of this function.
+        // SAFETY: event and stream are alive, by the contract of this function.
         check("cuStreamWaitEvent", unsafe { (self.driver.cuStreamWaitEvent)(stream, event, 0) })
     }
 
@@ -427,7 +429,8 @@ impl Driver for Device {
         let Ok(_bound) = self.bind_relaxed() else { return false };
         // SAFETY: the event is alive, by the contract of this function.
         let code = unsafe { (self.driver.cuEventQuery)(event) };
-        // A device error ends all work on the device. Captured work has not begun.
+        // A device error ends all work on the device, so the event is done. A captured event is not
+        // done, because its work has not begun.
         ![api::NOT_READY, api::CAPTURED].contains(&code)
     }
 
@@ -439,7 +442,7 @@ impl Driver for Device {
 
     unsafe fn copy(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
         let _bound = self.bind()?;
-        // SAFETY: the caller guarantees both ranges and the stream.
+        // SAFETY: the caller guarantees `bytes` bytes at `to` and at `from`, and the stream.
         let code = unsafe { (self.driver.cuMemcpyAsync)(to, from, bytes as usize, stream) };
         check("cuMemcpyAsync", code)
     }
@@ -458,7 +461,7 @@ impl Driver for Device {
             bytes: copy.bytes as usize,
             lines: copy.lines as usize,
         };
-        // SAFETY: the caller guarantees both ranges and the stream.
+        // SAFETY: the caller guarantees all lines of source and target, and the stream.
         check("cuMemcpy2DAsync", unsafe { (self.driver.cuMemcpy2DAsync_v2)(&lines, stream) })
     }
 
@@ -470,21 +473,21 @@ impl Driver for Device {
         stream: RawStream,
     ) -> Result<()> {
         let _bound = self.bind_relaxed()?;
-        // SAFETY: the caller guarantees both ranges and the stream.
+        // SAFETY: the caller guarantees `bytes` bytes at `to` and at `from`, and the stream.
         let code = unsafe { (self.driver.cuMemcpyHtoDAsync_v2)(to, from.cast(), bytes, stream) };
         check("cuMemcpyHtoDAsync", code)
     }
 
     unsafe fn read(&self, to: *mut u8, from: u64, bytes: usize, stream: RawStream) -> Result<()> {
         let _bound = self.bind_relaxed()?;
-        // SAFETY: the caller guarantees both ranges and the stream.
+        // SAFETY: the caller guarantees `bytes` bytes at `to` and at `from`, and the stream.
         let code = unsafe { (self.driver.cuMemcpyDtoHAsync_v2)(to.cast(), from, bytes, stream) };
         check("cuMemcpyDtoHAsync", code)
     }
 
     unsafe fn fill(&self, to: u64, bytes: u64, value: u8, stream: RawStream) -> Result<()> {
         let _bound = self.bind_relaxed()?;
-        // SAFETY: the caller guarantees the range and the stream.
+        // SAFETY: the caller guarantees `bytes` bytes at `to`, and the stream.
         let code = unsafe { (self.driver.cuMemsetD8Async)(to, value, bytes as usize, stream) };
         check("cuMemsetD8Async", code)
     }
@@ -521,7 +524,8 @@ impl Driver for Device {
         let _bound = self.bind_relaxed()?;
         let mut module = RawModule::default();
         let image = image.as_ptr().cast::<c_void>();
-        // SAFETY: `module` receives the answer; the driver finds the end of both kinds of image.
+        // SAFETY: `module` receives the answer; the driver finds the end of the image itself, for
+        // both kinds of image.
         check("cuModuleLoadData", unsafe { (self.driver.cuModuleLoadData)(&mut module, image) })?;
         Ok(module)
     }
@@ -540,11 +544,11 @@ impl Driver for Device {
             unsafe { (self.driver.cuModuleGetFunction)(&mut function, module, name.as_ptr()) };
         check_for("cuModuleGetFunction", || format!("of {shown}"), code)?;
         if let Some(load) = self.driver.cuFuncLoad {
-            // SAFETY: the function was found just now.
+            // SAFETY: `function` was returned by the driver just now.
             check("cuFuncLoad", unsafe { load(function) })?;
         }
         let set = |attribute, value: u32, what: &str| {
-            // SAFETY: the function was found just now.
+            // SAFETY: `function` was returned by the driver just now.
             let code =
                 unsafe { (self.driver.cuFuncSetAttribute)(function, attribute, value as i32) };
             check_for("cuFuncSetAttribute", || format!("{value} {what} for {shown}"), code)

@@ -28,27 +28,28 @@ struct CudaRegion {
 
 /// Origin of the memory, which determines how it is shared and freed.
 enum Kind {
-    /// Virtual memory: its handle, and the descriptor that it was imported from, if a peer or the
+    /// Virtual memory: its handle, and the descriptor from which it was imported, if a peer or the
     /// caller passed one.
     Virtual { handle: Physical, descriptor: Option<OwnedFd> },
     /// Plain memory that this process allocated.
     Plain,
     /// Plain memory of another process, opened by its IPC handle.
     Legacy,
-    /// Memory of the caller, not freed here.
+    /// Memory of the caller, which dropping the region does not free.
     Foreign,
 }
 
 impl MemoryDriver for Device {
-    /// Allocates virtual memory if the device has it and can share it with these ranks, else plain
-    /// memory.
+    /// Allocates virtual memory if the device supports it and can share it with the ranks that need
+    /// it, else plain memory.
     fn allocate(self: Arc<Self>, bytes: u64, wanted: Wanted) -> Result<Arc<dyn Region>> {
         const REFUSED: [u32; 2] = [api::NOT_PERMITTED, api::NOT_SUPPORTED];
         let Wanted { purpose, exported, legacy } = wanted;
         let can = self.virtual_memory && (self.descriptors || !exported);
         if purpose != Purpose::DeviceWords && can && !legacy {
-            // Exportable whenever the device supports it, even for ranks that are threads: a
-            // collectives library that registers the memory as a window exports it itself.
+            // The memory is exportable whenever the device supports that, even for ranks that are
+            // threads: a collectives library that registers the memory as a window exports it
+            // itself.
             match CudaRegion::create(&self, bytes, self.descriptors) {
                 Err(Error::Device { code, ref name, .. }) if REFUSED.contains(&code) => {
                     tracing::warn!(%name, "no virtual memory: plain memory is used instead");
@@ -133,8 +134,8 @@ impl Region for CudaRegion {
 }
 
 impl CudaRegion {
-    /// Allocates virtual memory of this device, not zeroed; `exported`: other processes can map it,
-    /// too.
+    /// Allocates virtual memory of this device, not zeroed. If `exported`, other processes can map
+    /// it.
     fn create(device: &Arc<Device>, bytes: u64, exported: bool) -> Result<CudaRegion> {
         let _bound = device.bind_relaxed()?;
         let driver = device.driver;
@@ -172,7 +173,8 @@ impl CudaRegion {
     ) -> Result<CudaRegion> {
         let driver = device.driver;
         let mut address = 0;
-        // SAFETY: `address` receives the answer; alignment, requested address and flags are zero.
+        // SAFETY: `address` receives the answer; alignment, requested address and flags are zero,
+        // so the driver chooses.
         let code = unsafe { (driver.cuMemAddressReserve)(&mut address, size as usize, 0, 0, 0) };
         let reserved = check_for("cuMemAddressReserve", || format!("of {size} bytes"), code);
         let mapped = reserved.and_then(|()| {
@@ -190,7 +192,7 @@ impl CudaRegion {
             return Err(error);
         }
         let kind = Kind::Virtual { handle, descriptor };
-        // From here on, dropping `region` releases everything.
+        // From here on, dropping `region` unmaps the memory and releases the handle.
         let region = CudaRegion { device: device.clone(), address, bytes: size, kind };
         region.map_for(&[device.ordinal])?;
         Ok(region)
@@ -213,7 +215,8 @@ impl CudaRegion {
         let _bound = device.bind_relaxed()?;
         let handle = LegacyHandle(handle);
         let mut address = 0;
-        // SAFETY: `address` receives the answer; a peer's driver made the handle.
+        // SAFETY: `address` receives the answer; the driver of the peer that owns the memory made
+        // `handle`.
         let code = unsafe {
             (device.driver.cuIpcOpenMemHandle_v2)(&mut address, handle, LAZY_PEER_ACCESS)
         };
@@ -221,21 +224,21 @@ impl CudaRegion {
         Ok(CudaRegion { device: device.clone(), address, bytes, kind: Kind::Legacy })
     }
 
-    /// Uses memory of the caller, which must belong to this device.
+    /// Makes a region of the caller's memory; fails if the memory does not belong to this device.
     fn foreign(device: &Arc<Device>, address: u64, bytes: u64) -> Result<CudaRegion> {
         let _bound = device.bind_relaxed()?;
         let driver = device.driver;
         let attribute = |attribute| {
             let mut value = 0_i32;
             let to = (&raw mut value).cast::<c_void>();
-            // SAFETY: the answers to the attributes queried below are 4-byte integers.
+            // SAFETY: the values of all attributes that are queried below are 4-byte integers.
             let code = unsafe { (driver.cuPointerGetAttribute)(to, attribute, address) };
             (code == api::SUCCESS).then_some(value)
         };
         let of_a_device = attribute(api::MEMORY_TYPE) == Some(api::OF_A_DEVICE as i32);
         let range = || {
             let (mut base, mut size) = (0, 0);
-            // SAFETY: the two receive the answers.
+            // SAFETY: `base` and `size` receive the answers.
             let code = unsafe { (driver.cuMemGetAddressRange_v2)(&mut base, &mut size, address) };
             check("cuMemGetAddressRange", code)?;
             Ok((base, size as u64))
@@ -245,12 +248,12 @@ impl CudaRegion {
         Ok(CudaRegion { device: device.clone(), address, bytes, kind: Kind::Foreign })
     }
 
-    /// Maps virtual memory for these devices of this process.
+    /// Maps virtual memory, readable and writable, for the devices `ordinals` of this process.
     fn map_for(&self, ordinals: &[i32]) -> Result<()> {
         let _bound = self.device.bind_relaxed()?;
         let access = |&id: &i32| Access { location: location(id), flags: api::ACCESS_READ_WRITE };
         let access: Vec<_> = ordinals.iter().map(access).collect();
-        // SAFETY: the whole range is mapped, and the list has the given length.
+        // SAFETY: all bytes of the region are mapped, and the list has the length that is passed.
         let code = unsafe {
             (self.device.driver.cuMemSetAccess)(
                 self.address,
@@ -262,25 +265,27 @@ impl CudaRegion {
         check_for("cuMemSetAccess", || format!("for devices {ordinals:?}"), code)
     }
 
-    /// Opens a descriptor of virtual memory, for a peer.
+    /// Exports the physical memory as a new descriptor, which a peer can import.
     fn export(&self, handle: Physical) -> Result<OwnedFd> {
         let _bound = self.device.bind_relaxed()?;
         let mut number: RawFd = -1;
         let to = (&raw mut number).cast::<c_void>();
-        // SAFETY: for this handle type the answer is a descriptor's number.
+        // SAFETY: for this handle type the driver writes a descriptor's number, which fits
+        // `number`.
         let code = unsafe {
             (self.device.driver.cuMemExportToShareableHandle)(to, handle, api::HANDLE_DESCRIPTOR, 0)
         };
         check("cuMemExportToShareableHandle", code)?;
-        // SAFETY: the driver opened the descriptor for the caller.
+        // SAFETY: the driver opened the descriptor for the caller, so nothing else closes it.
         Ok(unsafe { OwnedFd::from_raw_fd(number) })
     }
 
-    /// IPC handle of plain memory.
+    /// IPC handle by which another process opens this plain memory.
     fn legacy_handle(&self) -> Result<[u8; 64]> {
         let _bound = self.device.bind_relaxed()?;
         let mut handle = LegacyHandle([0; 64]);
-        // SAFETY: `handle` receives the answer; the memory is plain and of this process.
+        // SAFETY: `handle` receives the answer; the memory is plain memory that this process
+        // allocated.
         let code = unsafe { (self.device.driver.cuIpcGetMemHandle)(&mut handle, self.address) };
         check("cuIpcGetMemHandle", code)?;
         Ok(handle.0)
@@ -303,7 +308,7 @@ impl Drop for CudaRegion {
                 // SAFETY: the range was reserved by `map` with this size.
                 let code = unsafe { (driver.cuMemAddressFree)(self.address, size) };
                 warn(check("cuMemAddressFree", code));
-                // SAFETY: the region owns the handle.
+                // SAFETY: the region owns `handle`, and its memory is unmapped.
                 warn(check("cuMemRelease", unsafe { (driver.cuMemRelease)(*handle) }));
             }
             Kind::Plain => {

@@ -1,4 +1,4 @@
-//! Device of one rank as its heap uses it, common to all vendors.
+//! Device of one rank, with the streams and memory of its heap; the same code for all vendors.
 
 use std::any::Any;
 use std::os::fd::OwnedFd;
@@ -41,15 +41,16 @@ use crate::util::{lock, unsupported};
 pub struct Gpu {
     pub(in crate::backend) shared: Arc<Shared>,
     device: Arc<dyn MemoryDriver>,
-    /// Stream for synchronous copies by the host, separate from the streams of ops.
+    /// Stream for synchronous copies between host and device, separate from the streams of ops.
     copies: HostCopies,
     /// Whether the ranks are threads of this process.
     same_process: bool,
     legacy: bool,
-    /// Number of ranks that use this device, this rank included; known after the first exchange.
+    /// Number of ranks that use this device, this rank included; set when the ranks have exchanged
+    /// their memory.
     sharing: OnceLock<u32>,
     queues: Mutex<Vec<Weak<Queue>>>,
-    /// Streams for copies that run beside the streams of ops.
+    /// Streams for copies that run concurrently with ops on other streams.
     copy_streams: CopyStreams,
     /// All mappings handed out, to be released when the heap closes.
     mappings: Mutex<Vec<Weak<GpuMapping>>>,
@@ -57,8 +58,8 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// Makes the device of a rank whose peers are threads of this process (`same_process`) or other
-    /// processes, with virtual memory, or plain memory if `legacy`.
+    /// Makes the device of a rank. Peers are threads of this process if `same_process`, else other
+    /// processes; memory is virtual memory, or plain memory if `legacy`.
     pub(crate) fn new(
         device: Arc<dyn MemoryDriver>,
         same_process: bool,
@@ -167,7 +168,7 @@ impl Gpu {
     ) -> Result<()> {
         let queue = self.beside(stream)?;
         let side = self.copy_streams.of(&self.shared, queue, |side| self.keep(side).map(drop))?;
-        // SAFETY: the caller keeps this function's contract, which is that of `fork`.
+        // SAFETY: the caller keeps this function's contract, which equals that of `fork`.
         queue.in_order(|| unsafe { side.fork(queue, copies) })
     }
 
@@ -298,7 +299,8 @@ impl Backend for Gpu {
     }
 
     fn opened(&self, memory: Memory) {
-        // A second call would be a bug of the heap, and harmless: the first memory stays.
+        // `set` fails only on a second call, which would be a bug of the heap; the first memory
+        // then stays, so the result is ignored.
         let _ = self.shared.memory.set(memory);
         if self.ranks_on_device() > 1 && self.same_process {
             self.device.shared_by(self.ranks_on_device());
@@ -340,7 +342,7 @@ impl Backend for Gpu {
 
     unsafe fn wrap_stream(&self, raw: u64) -> Result<Arc<dyn StreamBackend>> {
         self.check_default(RawStream(raw))?;
-        // SAFETY: the caller guarantees that the stream is alive; the trait requires the same.
+        // SAFETY: the caller guarantees that the stream is alive, as `Queue::caller` requires.
         self.keep(unsafe { Queue::caller(&self.shared, RawStream(raw))? })
     }
 
@@ -368,7 +370,7 @@ impl Backend for Gpu {
     }
 
     fn take_unreported(&self) -> Option<Error> {
-        // Errors of kernels are in the control block.
+        // Kernels report errors in the control block, so there is no error to take here.
         None
     }
 
@@ -401,7 +403,7 @@ impl Backend for Gpu {
 }
 
 impl Drop for Gpu {
-    /// Tells running kernels to leave, and does not wait for them; the memory that they may access
+    /// Tells running kernels to stop, but does not wait for them; memory that they may still access
     /// is never freed.
     fn drop(&mut self) {
         if self.closed.load(Ordering::Relaxed) {

@@ -1,5 +1,5 @@
-//! Copies that run beside a stream: on a second stream of the heap, starting at a point of the
-//! first.
+//! Copies that run concurrently with a stream: on a second stream of the heap, starting after the
+//! work enqueued on the first stream so far.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -19,7 +19,7 @@ pub(super) struct CopyStreams(Mutex<Vec<Arc<CopyStream>>>);
 
 pub(super) struct CopyStream {
     queue: Arc<Queue>,
-    /// Whether the copy stream is used in captures of graphs, and not outside of them.
+    /// Whether this copy stream is used in captures of graphs only, or outside of captures only.
     captured: bool,
     /// Whether copies were enqueued since the last join.
     forked: AtomicBool,
@@ -28,8 +28,8 @@ pub(super) struct CopyStream {
 }
 
 impl CopyStreams {
-    /// The copy stream for use beside `stream`. A new one is passed to `keep`, which must keep it
-    /// alive.
+    /// Returns the copy stream to use beside `stream`. A new copy stream is passed to `keep`, which
+    /// must keep it alive.
     pub(super) fn of(
         &self,
         shared: &Arc<Shared>,
@@ -39,8 +39,8 @@ impl CopyStreams {
         let capture = stream.capture()?;
         let mut all = lock(&self.0);
         for side in all.iter().filter(|side| side.captured == capture.is_some()) {
-            // A stream whose capture has ended is free again; the stream for calls that run has no
-            // capture.
+            // A copy stream whose capture has ended is free again. The stream for calls outside of
+            // captures always is.
             let own = if side.captured { side.queue.capture()? } else { None };
             if own.is_none() || own == capture {
                 return Ok(side.clone());
@@ -62,7 +62,7 @@ impl CopyStreams {
         let capture = stream.capture()?;
         let all = lock(&self.0);
         for side in all.iter().filter(|side| side.captured == capture.is_some()) {
-            // Copy streams of another capture are not joined.
+            // Copy streams of other captures are not joined.
             if capture.is_none() || side.queue.capture()? == capture {
                 side.join(stream)?;
             }
@@ -103,14 +103,14 @@ impl CopyStream {
                 unsafe { device.copy_lines(&copy, self.queue.raw()) }
             }
         });
-        // The event is recorded also after a failure, so that a join waits for the copies that were
-        // enqueued before it.
+        // Record the event even if a copy failed, so that a join waits for the copies that were
+        // enqueued before the failure.
         self.end.record(self.queue.raw()).and(enqueued)
     }
 
-    /// Makes work that is enqueued on `stream` after this call wait for the copies, if there are
-    /// any since the last join. Without copies the event may never have been recorded in this
-    /// capture, and waiting for it would be an error.
+    /// Makes work that is enqueued on `stream` after this call wait for the copies enqueued since
+    /// the last join. Without copies the event may never have been recorded in this capture, and
+    /// waiting for it would be an error.
     fn join(&self, stream: &Queue) -> Result<()> {
         if !self.forked.swap(false, Ordering::Relaxed) {
             return Ok(());

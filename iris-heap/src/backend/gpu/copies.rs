@@ -1,4 +1,4 @@
-//! Synchronous copies by the host, on a stream of their own, which break no capture.
+//! Synchronous copies between host and device, on a stream of their own, which break no capture.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use super::mapping::GpuMapping;
 use crate::backend::Mapping;
 use crate::error::Result;
 
-/// Stream for copies by the host; each copy has ended when its function returns.
+/// Stream for copies between host and device; each copy has ended when its function returns.
 pub(crate) struct HostCopies {
     device: Arc<dyn Driver>,
     stream: RawStream,
@@ -19,10 +19,10 @@ impl HostCopies {
         Ok(HostCopies { device, stream })
     }
 
-    /// Waits until the enqueued work has ended, even after a failure, because a part of the work
-    /// may have been enqueued.
+    /// Waits until the work on the stream has ended, even if `enqueued` is an error, because a part
+    /// of the work may have been enqueued.
     fn done(&self, enqueued: Result<()>) -> Result<()> {
-        // SAFETY: the stream is alive.
+        // SAFETY: the stream is alive, because this object owns it.
         let waited = unsafe { self.device.sync_stream(self.stream) };
         enqueued.and(waited)
     }
@@ -45,7 +45,7 @@ impl HostCopies {
         self.done(unsafe { self.device.read(data.as_mut_ptr(), from, data.len(), self.stream) })
     }
 
-    /// Zeroes the whole of a new mapping.
+    /// Sets all bytes of a new mapping to zero.
     pub(crate) fn clear(&self, memory: &GpuMapping) -> Result<()> {
         let bytes = memory.bytes();
         let to = memory.at(0, bytes)?;
@@ -56,7 +56,7 @@ impl HostCopies {
 
 impl Drop for HostCopies {
     fn drop(&mut self) {
-        // SAFETY: the stream belongs to this object, and nothing is enqueued on it.
+        // SAFETY: this object owns the stream, and all work on it has ended.
         warn(unsafe { self.device.destroy_stream(self.stream) });
     }
 }

@@ -34,10 +34,10 @@ handles! {
 /// State of a thread before a device was made current on it; input of [`Driver::restore`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Before {
-    /// Device that was current, if it was another one. CUDA does not need it, because its driver
-    /// keeps a stack of contexts.
+    /// Device that was current, if it was not this one. CUDA does not need the field, because its
+    /// driver keeps a stack of contexts.
     pub(crate) device: Option<i32>,
-    /// Capture mode of the thread, if it was changed.
+    /// Capture mode that the thread had; `None` if it was not changed.
     pub(crate) mode: Option<u32>,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct Before {
 pub(crate) struct Current<'a> {
     device: &'a dyn Driver,
     before: Before,
-    /// Not `Send`: a device is current on one thread.
+    /// Makes the guard `!Send`, because a device is current per thread.
     thread: PhantomData<*const ()>,
 }
 
@@ -74,7 +74,7 @@ pub struct DeviceCopy {
     pub bytes: u64,
     /// Number of lines.
     pub lines: u64,
-    /// Stride from line to line in bytes: of the target, of the source.
+    /// Stride from line to line in bytes: of the target, then of the source.
     pub strides: [u64; 2],
     /// Whether the copy is a signal: a peer that sees it must also see the earlier copies on its
     /// stream.
@@ -82,7 +82,7 @@ pub struct DeviceCopy {
 }
 
 impl DeviceCopy {
-    /// Makes a copy of one 4-byte word that is a signal.
+    /// Makes a copy of one 4-byte word with [`DeviceCopy::signal`] set.
     pub fn signal(to: u64, from: u64) -> Self {
         Self { to, from, bytes: 4, lines: 1, strides: [4; 2], signal: true }
     }
@@ -112,7 +112,7 @@ pub(crate) trait Driver: Send + Sync {
     /// Architecture in the notation of the vendor's tools: `sm_90`, `gfx942`.
     fn arch(&self) -> String;
 
-    /// Identity that distinguishes this device from all others of the host, the same in all
+    /// Identifier that distinguishes this device from all others of the host, and is equal in all
     /// processes.
     fn uuid(&self) -> String;
 
@@ -169,11 +169,11 @@ pub(crate) trait Driver: Send + Sync {
     /// Makes work that is enqueued on `stream` after this call wait for an event.
     unsafe fn wait_for(&self, event: RawEvent, stream: RawStream) -> Result<()>;
 
-    /// Whether a recorded event is over, possibly by an error of the device, which ends all work.
-    /// False if the event belongs to a capture or the state is unknown. Capture-neutral.
+    /// Whether the work before a recorded event has ended, normally or by a device error. False if
+    /// the event belongs to a capture or the state is unknown. Capture-neutral.
     unsafe fn event_is_done(&self, event: RawEvent) -> bool;
 
-    /// Waits until a recorded event is over. Capture-neutral.
+    /// Waits until the work before a recorded event has ended. Capture-neutral.
     unsafe fn sync_event(&self, event: RawEvent) -> Result<()>;
 
     /// Enqueues a copy between addresses that the device has mapped.
@@ -182,15 +182,16 @@ pub(crate) trait Driver: Send + Sync {
     /// Enqueues a strided (2D) copy between addresses that the device has mapped.
     unsafe fn copy_lines(&self, copy: &DeviceCopy, stream: RawStream) -> Result<()>;
 
-    /// Enqueues a copy from host memory, in pieces if the driver needs small ones. Capture-neutral.
+    /// Enqueues a copy from host memory, in several pieces if the driver copies only small ones
+    /// reliably. Capture-neutral.
     unsafe fn write(&self, to: u64, from: *const u8, bytes: usize, stream: RawStream)
     -> Result<()>;
 
     /// Enqueues a copy to host memory. Capture-neutral.
     unsafe fn read(&self, to: *mut u8, from: u64, bytes: usize, stream: RawStream) -> Result<()>;
 
-    /// Enqueues setting bytes of new memory, before any kernel of the heap runs; may be implemented
-    /// by a kernel. Capture-neutral.
+    /// Enqueues a fill of `bytes` bytes at `to` with `value`, before any kernel of the heap runs;
+    /// may be implemented by a kernel. Capture-neutral.
     unsafe fn fill(&self, to: u64, bytes: u64, value: u8, stream: RawStream) -> Result<()>;
 
     /// Allocates pinned host memory, page-aligned, which all devices can map and which is never
@@ -204,8 +205,8 @@ pub(crate) trait Driver: Send + Sync {
     /// [`Error::Invalid`](crate::Error::Invalid) for any other image. Capture-neutral.
     fn load(&self, image: &[u8]) -> Result<RawModule>;
 
-    /// The kernel of this name, ready for its first launch with `shared_bytes` bytes of dynamic
-    /// shared memory. Capture-neutral.
+    /// Returns the kernel called `name`, ready for its first launch with `shared_bytes` bytes of
+    /// dynamic shared memory. Capture-neutral.
     unsafe fn function(
         &self,
         module: RawModule,
@@ -213,11 +214,11 @@ pub(crate) trait Driver: Send + Sync {
         shared_bytes: u32,
     ) -> Result<RawFunction>;
 
-    /// Registers per thread, and bytes of local memory per thread. Capture-neutral.
+    /// Number of registers per thread, and of bytes of local memory per thread. Capture-neutral.
     unsafe fn resources(&self, function: RawFunction) -> Result<(u32, u32)>;
 
-    /// Number of workgroups of a kernel that are co-resident on one multiprocessor.
-    /// Capture-neutral.
+    /// Number of workgroups of a kernel that are co-resident on one multiprocessor, if each has
+    /// `threads` threads and `shared` bytes of shared memory. Capture-neutral.
     unsafe fn resident(&self, function: RawFunction, threads: u32, shared: u32) -> Result<u32>;
 
     /// Number of clusters of a kernel that are co-resident on the whole device, for a launch of
@@ -234,7 +235,7 @@ pub(crate) trait Driver: Send + Sync {
         Ok(each * self.multiprocessors() / cluster)
     }
 
-    /// Enqueues a launch. The parameters are copied before it returns.
+    /// Enqueues a launch. The driver copies the parameters before the function returns.
     unsafe fn launch(
         &self,
         function: RawFunction,
@@ -245,7 +246,7 @@ pub(crate) trait Driver: Send + Sync {
     ) -> Result<()>;
 }
 
-/// Logs an error in a destructor, which cannot return it.
+/// Logs an error as a warning; for destructors, which cannot return it.
 pub(crate) fn warn(outcome: Result<()>) {
     if let Err(error) = outcome {
         tracing::warn!(%error, "a call of the device's driver failed");
