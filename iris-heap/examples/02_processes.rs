@@ -11,7 +11,7 @@ use iris_heap::{Bytes, HeapOptions, SymmetricHeap, World};
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 fn rank() -> Result<()> {
-    let world = World::from_env()?; // of RANK, WORLD_SIZE and the like
+    let world = World::from_env()?; // from RANK, WORLD_SIZE and similar variables
     let heap = SymmetricHeap::open(&world, HeapOptions::new().data(Bytes::mib(1)))?;
     let mine = heap.full::<u32>(1, std::process::id())?;
     for rank in 0..world.size() {

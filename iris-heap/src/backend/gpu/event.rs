@@ -12,7 +12,8 @@ use crate::error::Result;
 pub(super) struct GpuEvent {
     device: Arc<dyn Driver>,
     raw: RawEvent,
-    /// Whether the last attempt to record the event succeeded; if not, its state is unknown.
+    /// Whether the last attempt to record the event succeeded; if not, the event's state is
+    /// unknown.
     recorded: AtomicBool,
 }
 
@@ -25,7 +26,7 @@ impl GpuEvent {
     /// Records the event after the work enqueued on `stream` so far.
     pub(super) fn record(&self, stream: RawStream) -> Result<()> {
         self.recorded.store(false, Ordering::Relaxed);
-        // SAFETY: event and stream are alive and of one context.
+        // SAFETY: event and stream are alive and belong to one context.
         unsafe { self.device.record(self.raw, stream) }?;
         self.recorded.store(true, Ordering::Relaxed);
         Ok(())
@@ -33,14 +34,14 @@ impl GpuEvent {
 
     /// Makes work that is enqueued on a stream of `device` after this call wait for the event.
     pub(super) fn before(&self, device: &dyn Driver, stream: RawStream) -> Result<()> {
-        // SAFETY: event and stream are alive; they may be of different devices.
+        // SAFETY: event and stream are alive; they may belong to different devices.
         unsafe { device.wait_for(self.raw, stream) }
     }
 }
 
 impl EventBackend for GpuEvent {
     fn is_done(&self) -> bool {
-        // If nothing was recorded, the state is unknown, so the event is not done.
+        // If no recording succeeded, the state is unknown, so the event counts as not done.
         let recorded = self.recorded.load(Ordering::Relaxed);
         // SAFETY: the event is alive.
         recorded && unsafe { self.device.event_is_done(self.raw) }

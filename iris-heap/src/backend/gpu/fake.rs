@@ -1,5 +1,5 @@
-//! Fake driver that runs nothing and logs calls, and tests of the vendor-independent GPU code on
-//! it.
+//! Driver for tests that runs no work and logs calls, and tests of the vendor-independent GPU code
+//! with it.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, c_void};
@@ -27,17 +27,17 @@ mod ranks;
 #[derive(Default)]
 struct Fake {
     ordinal: i32,
-    /// Index of a device whose memory this one cannot access.
+    /// Index of a device whose memory this device cannot access.
     far: Option<i32>,
     handles: AtomicU64,
-    /// Number of the capture in progress, by stream.
+    /// Number of the capture in progress on each stream, by the stream's handle.
     captured: Mutex<HashMap<u64, u64>>,
     busy: Mutex<HashSet<u64>>,
-    /// Log of the calls that enqueue or order work, in order.
+    /// Calls that enqueue or order work, in the order in which they were made.
     log: Mutex<Vec<String>>,
-    /// Name of the driver call that fails.
+    /// Name of the driver call that shall fail; `None` if all calls succeed.
     fails: Mutex<Option<&'static str>>,
-    /// Whether no event is done.
+    /// Whether all events shall count as not done.
     events_are_busy: AtomicBool,
 }
 
@@ -154,7 +154,8 @@ impl Driver for Fake {
         self.call("fill", format!("on {}", stream.0))
     }
     fn pin(&self, bytes: usize) -> Result<NonNull<u8>> {
-        // Leaked, because pinned memory is never freed, and aligned to a line.
+        // The memory is leaked, because pinned memory is never freed, and starts at a multiple of
+        // 128 bytes.
         let lines = vec![0_u128; bytes / 16 + 8].leak();
         let skipped = lines.as_ptr().align_offset(128);
         Ok(NonNull::from(&mut lines[skipped..]).cast())
@@ -192,7 +193,8 @@ struct FakeRegion {
     device: Arc<Fake>,
     address: u64,
     bytes: u64,
-    /// Handle by which the region is shared; empty for memory of the caller or of a peer.
+    /// Handle by which other processes open the region; empty for memory of the caller or of a
+    /// peer.
     handle: Vec<u8>,
 }
 
@@ -259,7 +261,7 @@ impl MemoryDriver for Fake {
     }
 }
 
-/// A fake driver, and the shared state of a heap's streams on it.
+/// Makes a fake driver and the state that the streams of a heap on it share.
 fn shared() -> (Arc<Fake>, Arc<Shared>) {
     let fake = Arc::new(Fake::default());
     let shared = Shared::new(fake.clone(), Arc::<Control>::default()).unwrap();
@@ -270,12 +272,12 @@ fn stream(shared: &Arc<Shared>) -> Arc<GpuStream> {
     Arc::new(GpuStream(Queue::create(shared).unwrap()))
 }
 
-/// Enqueues an op on a stream.
+/// Enqueues an op on `stream`.
 fn op(stream: &GpuStream) -> Result<()> {
     stream.0.copy_in_order(0, 0, 0)
 }
 
-/// Fails if `f` has not ended after a time limit, because it then waits forever.
+/// Fails the test if `f` has not ended after a time limit, because `f` then waits forever.
 fn bounded(f: impl FnOnce() + Send + 'static) {
     let (done, outcome) = mpsc::channel();
     let thread = std::thread::spawn(move || {
@@ -291,8 +293,8 @@ fn bounded(f: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Waiting for all streams takes the streams that were released while captured out of their list;
-/// still captured ones are put back, under the same lock.
+/// Tests that waiting for all streams puts a stream that is still captured back into the list of
+/// streams released while captured, without a deadlock on the list's lock.
 #[test]
 fn a_stream_that_is_captured_still_is_kept_again() {
     bounded(|| {
@@ -310,7 +312,7 @@ fn a_stream_that_is_captured_still_is_kept_again() {
         shared.finish_rest().unwrap();
         assert!(shared.kept().is_empty());
         assert_eq!(fake.taken(), [format!("sync_stream {raw}")]);
-        // The released stream is reused.
+        // A new stream reuses the released one.
         assert_eq!(stream(&shared).raw_handle(), raw);
         shared.forget_order();
     });
@@ -354,12 +356,12 @@ fn ops_are_in_order_over_streams() {
         format!("record {number} on {x}"),
     ];
     assert_eq!(fake.taken(), back);
-    // Work beside an op must be on another stream than the op.
+    // `beside` requires another stream than that of the last op.
     let error = a.0.beside(|| Ok(())).unwrap_err();
     assert!(error.to_string().contains("that of an op"), "{error}");
     b.0.beside(|| Ok(())).unwrap();
     assert_eq!(fake.taken(), [format!("wait_for {number} on {y}")]);
-    // Ops in a capture are ordered among themselves only.
+    // Ops in a capture are ordered only among themselves, so `b` does not wait for the last op.
     fake.capture(y, Some(1));
     op(&b).unwrap();
     assert!(!fake.taken().iter().any(|call| call.starts_with("wait_for")));
@@ -367,8 +369,8 @@ fn ops_are_in_order_over_streams() {
     shared.forget_order();
 }
 
-/// An op that was enqueued never returns an error; the next op on another stream does, before it is
-/// enqueued.
+/// Tests that an op that was enqueued returns no error if its event cannot be recorded; the next op
+/// on another stream fails before it is enqueued.
 #[test]
 fn an_op_is_refused_behind_one_whose_event_could_not_be_recorded() {
     let (fake, shared) = shared();
@@ -385,7 +387,7 @@ fn an_op_is_refused_behind_one_whose_event_could_not_be_recorded() {
     assert!(fake.taken().is_empty());
     op(&theirs).unwrap();
     op(&ours).unwrap();
-    // If the stream of the last op is kept alive, the next op tries again to record its event.
+    // The stream of the last op is kept alive, so the next op tries again to record its event.
     fails(Some("record"));
     op(&ours).unwrap();
     fails(None);
@@ -397,7 +399,8 @@ fn an_op_is_refused_behind_one_whose_event_could_not_be_recorded() {
     shared.forget_order();
 }
 
-/// The previous op is on a stream that is captured now, so no event can be recorded after it.
+/// Tests that an op is refused if the previous op's stream is captured now, so that no event can be
+/// recorded after that op.
 #[test]
 fn an_op_behind_a_stream_that_is_captured_is_refused() {
     let (fake, shared) = shared();
@@ -421,7 +424,7 @@ fn nothing_is_enqueued_when_the_heap_closes() {
     assert!(fake.taken().is_empty());
 }
 
-/// A stream released while it has work is reused only when the work has ended.
+/// Tests that a stream that was released while busy is reused only after its work has ended.
 #[test]
 fn streams_are_used_again_once_they_are_done() {
     let (fake, shared) = shared();
@@ -441,8 +444,8 @@ fn streams_are_used_again_once_they_are_done() {
     assert_eq!(fake.taken().len(), 2, "both are given back to the driver with the heap");
 }
 
-/// The caller may destroy its stream after the last `Stream` is dropped, so the handle is used
-/// before that point and never after.
+/// Tests that the handle of the caller's stream is not used after the last `Stream` is dropped,
+/// because the caller may destroy the stream then.
 #[test]
 fn a_stream_of_the_callers_is_left_alone_when_it_was_let_go() {
     let (fake, shared) = shared();
@@ -460,8 +463,8 @@ fn a_stream_of_the_callers_is_left_alone_when_it_was_let_go() {
     assert!(calls.iter().all(|call| call.starts_with("sync_event")), "{calls:?}");
 }
 
-/// A copy to the host that is let go before it is done keeps the memory that the device still writes; another that is done
-/// gives it back.
+/// Tests that a copy to the host that is dropped before it is done keeps its pinned memory, which
+/// the device may still write; a copy that is done returns the memory to the pool.
 #[test]
 fn a_copy_to_the_host_keeps_its_memory_until_it_is_done() {
     let (fake, shared) = shared();
@@ -474,7 +477,7 @@ fn a_copy_to_the_host_keeps_its_memory_until_it_is_done() {
     let copy = read();
     assert_eq!(copy.bytes().map(|bytes| bytes.len()), Some(64));
     drop(copy);
-    // Given back, and taken again.
+    // A buffer that is returned to the pool is the next one taken.
     let first = free();
     assert_eq!(first, free());
     fake.events_are_busy.store(true, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Device memory as a backend hands it out.
+//! Device memory that a GPU backend has mapped, with its lifetime.
 
 use std::any::Any;
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use crate::util::lock;
 use crate::util::unsupported;
 
 /// Address of device memory, with the region that backs it until the heap closes. Unmapping may
-/// wait for the whole device, so it is done in collective steps that end a mapping's use, even if
+/// wait for the whole device, so it is done in the collective steps that release mappings, even if
 /// an `Arc` of the mapping is still held.
 pub(crate) struct GpuMapping {
     address: u64,
@@ -26,18 +26,18 @@ impl GpuMapping {
         GpuMapping { address, bytes, region: Mutex::new(Some(region)) }
     }
 
-    /// Region that backs the mapping; fails if it has been released.
+    /// Region that backs the mapping; an error if the mapping has been released.
     pub(crate) fn region(&self) -> Result<Arc<dyn Region>> {
         lock(&self.region).clone().ok_or(Error::Closed { what: "the heap" })
     }
 
-    /// Releases the region; the last mapping of it unmaps the memory.
+    /// Releases the region; the memory is unmapped when its last mapping releases it.
     pub(crate) fn release(&self) {
         let region = lock(&self.region).take();
         drop(region);
     }
 
-    /// Keeps the memory mapped forever, because work may still access it.
+    /// Keeps the memory mapped until the process ends, because enqueued work may still access it.
     pub(crate) fn leak(&self) {
         std::mem::forget(lock(&self.region).take());
     }
@@ -77,7 +77,7 @@ impl Mapping for GpuMapping {
     }
 }
 
-/// A mapping as device memory; fails if it belongs to another backend.
+/// Downcasts a mapping to device memory; fails if it belongs to another backend.
 pub(crate) fn as_gpu(mapping: &dyn Mapping) -> Result<&GpuMapping> {
     let memory = mapping.as_any().downcast_ref::<GpuMapping>();
     memory.ok_or_else(|| unsupported("access by a GPU", "the memory belongs to another device"))

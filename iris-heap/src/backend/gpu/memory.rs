@@ -19,21 +19,22 @@ pub(crate) trait Region: Send + Sync {
     /// Index of the device that owns the memory, among those visible to the process.
     fn ordinal(&self) -> i32;
 
-    /// Handle by which other processes open the memory; empty if it is shared by a descriptor.
+    /// Handle by which other processes open the memory; empty if a descriptor is used instead.
     ///
     /// # Errors
-    /// [`crate::Error::Unsupported`] for memory that cannot be shared with other processes; those
+    /// [`crate::Error::Unsupported`] for memory that cannot be shared with other processes; errors
     /// of the device.
     fn handle(&self) -> Result<Vec<u8>>;
 
-    /// Descriptor by which other processes map the memory; `None` if it is shared by a handle. Each
-    /// call opens a new one.
+    /// Opens a new descriptor by which other processes map the memory; `None` if the memory is
+    /// shared by a handle.
     fn descriptor(&self) -> Result<Option<OwnedFd>>;
 
-    /// Maps the memory for these devices of this process, if mapping is done by the owner.
+    /// Maps the memory for the devices `ordinals` of this process; does nothing if each device
+    /// enables access itself.
     fn grant(&self, ordinals: &[i32]) -> Result<()>;
 
-    /// Whether a device that accesses this memory must itself call [`MemoryDriver::enable_access`].
+    /// Whether a device that accesses this memory must call [`MemoryDriver::enable_access`] first.
     fn asks_for_access(&self) -> bool;
 }
 
@@ -62,7 +63,7 @@ pub(crate) trait MemoryDriver: Driver {
     /// Maps memory of another process, by the bytes that [`Region::handle`] returned there.
     fn open(self: Arc<Self>, handle: &[u8], bytes: u64) -> Result<Arc<dyn Region>>;
 
-    /// Uses memory of the caller at its present address.
+    /// Makes a region of the caller's memory at `address`, without copying or mapping it.
     ///
     /// # Errors
     /// [`crate::Error::Invalid`] for memory of another device, or shorter than `bytes`.

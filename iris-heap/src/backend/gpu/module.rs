@@ -30,7 +30,8 @@ struct GpuFunction {
 }
 
 impl GpuModule {
-    /// Loads an image, once per process and device; later calls reuse it.
+    /// Loads an image once per process and device; later calls with an equal image return the
+    /// loaded one.
     pub(super) fn load(device: &Arc<dyn Driver>, image: &[u8]) -> Result<GpuModule> {
         type Key = (BackendKind, i32, u128);
         static LOADED: OnceLock<Mutex<HashMap<Key, Arc<Loaded>>>> = OnceLock::new();
@@ -83,8 +84,8 @@ impl FunctionBackend for GpuFunction {
         args: &[&[u8]],
     ) -> Result<()> {
         let queue = GpuStream::of(stream)?;
-        // Number of kernel parameters up to which a launch needs no heap allocation; most kernels
-        // have fewer.
+        // Number of kernel parameters up to which a launch allocates nothing on the Rust heap; most
+        // kernels have fewer.
         const USUAL: usize = 12;
         let (mut few, mut many) = ([null_mut(); USUAL], Vec::new());
         let params = match few.get_mut(..args.len()) {
@@ -99,8 +100,8 @@ impl FunctionBackend for GpuFunction {
         }
         let device = &self.module.device;
         let launch = || {
-            // SAFETY: the caller guarantees the parameters; stream and function are alive and of
-            // one context.
+            // SAFETY: the caller guarantees the parameters; stream and function are alive and
+            // belong to one context.
             unsafe { device.launch(self.raw, &self.name, shape, params, queue.raw()) }
         };
         match order {

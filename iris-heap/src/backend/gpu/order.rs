@@ -8,7 +8,8 @@ use super::event::GpuEvent;
 use crate::error::{Error, Result};
 use crate::util::unsupported;
 
-/// Last op issued: the next op on another stream waits for it.
+/// State from which the next op on another stream knows what it must wait for: the last op of the
+/// heap.
 pub(super) struct Order {
     /// Last op outside captures.
     live: Option<Last>,
@@ -16,7 +17,8 @@ pub(super) struct Order {
     /// stream. Captured ops run when their graph is launched, so they are ordered among themselves
     /// only.
     captured: Option<(u64, u64)>,
-    /// Whether ops have been issued on more than one stream. From then on each op records an event.
+    /// Whether ops have been issued on more than one stream. From then on, an event is recorded
+    /// after each op.
     several: bool,
     live_event: GpuEvent,
     captured_event: GpuEvent,
@@ -27,12 +29,13 @@ pub(super) struct Order {
 pub(super) type Keeper = Arc<dyn Any + Send + Sync>;
 
 enum Last {
-    /// Last op on this stream, which is kept alive; no event has been recorded after the op yet.
+    /// The last op is on this stream, which is kept alive; no event has been recorded after the op
+    /// yet.
     Unrecorded { raw: RawStream, number: u64, _keeper: Keeper },
-    /// Last op on the stream with this number; the event has been recorded after it.
+    /// The last op is on the stream with this number; the event has been recorded after the op.
     Recorded(u64),
-    /// Last op on the stream with this number, which may have been destroyed; recording the event
-    /// after the op failed with this error.
+    /// The last op is on the stream with this number, which may have been destroyed; recording the
+    /// event after the op failed with this error.
     Lost(u64, Error),
 }
 
@@ -46,13 +49,13 @@ impl Last {
     }
 }
 
-/// Stream on which something is about to be enqueued; it stays alive meanwhile.
+/// Stream on which work is about to be enqueued; it stays alive until the work is enqueued.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     pub(super) raw: RawStream,
     /// Number of the stream, unique among all streams of the heap.
     pub(super) number: u64,
-    /// Number of the capture in progress on the stream.
+    /// Number of the capture in progress on the stream; `None` if there is none.
     pub(super) capture: Option<u64>,
 }
 
@@ -75,8 +78,9 @@ impl Order {
         self.live.take()
     }
 
-    /// Enqueues an op by `f` after the last op of the heap, on whatever stream that op was.
-    /// `keeper` keeps the op's stream alive, if anything can.
+    /// Enqueues an op by calling `f`, ordered after the last op of the heap, whichever stream that
+    /// op is on. `keeper` keeps the op's stream alive; `None` if the caller's stream cannot be kept
+    /// alive.
     ///
     /// Ops in a capture are ordered among themselves. The caller who launches the graph must order
     /// the graph with other work of the heap.
@@ -110,8 +114,8 @@ impl Order {
         Ok(())
     }
 
-    /// Enqueues work by `f` after the last op of the heap, on a stream other than that op's. The
-    /// next op does not wait for it.
+    /// Enqueues work by calling `f`, ordered after the last op of the heap, on another stream than
+    /// that op's. The next op does not wait for this work.
     pub(super) fn beside(&mut self, place: Place, f: impl FnOnce() -> Result<()>) -> Result<()> {
         let last = match (self.captured, place.capture) {
             (Some((id, number)), Some(capture)) if capture == id => Some(number),
@@ -145,7 +149,7 @@ impl Order {
             return Err(error.clone());
         }
         if let Last::Unrecorded { raw, .. } = last {
-            // SAFETY: the stream is kept alive.
+            // SAFETY: `_keeper` keeps the stream alive.
             if unsafe { self.device.capture_of(*raw) }?.is_some() {
                 return Err(unsupported(
                     "an op on a second stream of the heap",

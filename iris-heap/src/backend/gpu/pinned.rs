@@ -12,13 +12,13 @@ use crate::control::{Line, PinnedLine};
 use crate::error::{Error, Result};
 use crate::util::lock;
 
-/// Number of blocks allocated from the driver at a time.
+/// Number of control blocks that are allocated from the driver at once.
 const BLOCKS: usize = 512;
 
-/// Unused blocks, with the kind of the devices that can address them.
+/// Unused control blocks, each with the kind of devices that can address it.
 static FREE: Mutex<Vec<(BackendKind, &'static Line)>> = Mutex::new(Vec::new());
 
-/// Takes a zeroed block that the kernels of `device` can address.
+/// Takes a control block from the pool, zeroed, at an address that kernels of `device` can access.
 pub(crate) fn take(device: &dyn Driver) -> Result<PinnedLine> {
     let kind = device.kind();
     let line = {
@@ -40,18 +40,19 @@ pub(crate) fn take(device: &dyn Driver) -> Result<PinnedLine> {
     Ok(block)
 }
 
-/// Unused pinned host memory for later copies: kind of device, address, bytes. It is never returned
-/// to the driver, because that may wait for the device.
+/// Unused pinned buffers for later copies: kind of device, address, size in bytes. They are never
+/// returned to the driver, because freeing may wait for the device.
 static BUFFERS: Mutex<Vec<(BackendKind, usize, usize)>> = Mutex::new(Vec::new());
 
-/// Pinned memory that a device can copy to.
+/// Pinned host memory to which a device can copy.
 pub(crate) struct Buffer {
     kind: BackendKind,
     address: usize,
     bytes: usize,
 }
 
-/// At least `bytes` bytes, from a pool whose sizes are powers of two.
+/// Takes a buffer of at least `bytes` bytes from the pool, whose sizes are powers of two, or
+/// allocates one.
 pub(crate) fn buffer(device: &dyn Driver, bytes: usize) -> Result<Buffer> {
     const LEAST: usize = 4096;
     let (kind, bytes) = (device.kind(), bytes.max(LEAST).next_power_of_two());
@@ -72,11 +73,12 @@ impl Buffer {
         self.address as *mut u8
     }
 
-    /// The first bytes, which no copy writes any more.
+    /// Returns the first `bytes` bytes of the buffer; no copy may be writing them.
     pub(crate) fn read(&self, bytes: usize) -> Vec<u8> {
         assert!(bytes <= self.bytes, "{bytes} of {}", self.bytes);
         let mut data = vec![0; bytes];
-        // SAFETY: the memory is as long as that, this buffer's alone, and no copy is under way.
+        // SAFETY: the buffer has at least `bytes` bytes and no other user, and no copy to it is in
+        // progress.
         unsafe { self.pointer().copy_to_nonoverlapping(data.as_mut_ptr(), bytes) };
         data
     }
@@ -88,7 +90,7 @@ impl Drop for Buffer {
     }
 }
 
-/// Returns a block to the pool on drop.
+/// Owner of a control block, which returns the block to the pool on drop.
 struct Lease(BackendKind, &'static Line);
 
 impl Drop for Lease {
@@ -103,11 +105,11 @@ fn allocate(device: &dyn Driver) -> Result<impl Iterator<Item = &'static Line>> 
     if !base.is_aligned() {
         return Err(Error::invalid("address of pinned memory", format!("{base:p}"), "a page's"));
     }
-    // SAFETY: the memory has this length, stays allocated until the process ends, and has no other
-    // user.
+    // SAFETY: the memory has `bytes` bytes, stays allocated until the process ends, and has no
+    // other user yet.
     unsafe { base.as_ptr().cast::<u8>().write_bytes(0, bytes) };
     Ok((0..BLOCKS).map(move |index| {
-        // SAFETY: the index is inside the memory.
+        // SAFETY: the memory has `BLOCKS` lines, and `index` is smaller.
         let line = unsafe { base.add(index) };
         // SAFETY: the line is aligned, initialised above, never freed, and consists of atomic words
         // only, which may change at any time.

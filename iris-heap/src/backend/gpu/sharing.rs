@@ -14,16 +14,16 @@ use crate::error::{Error, Result};
 use crate::util::unsupported;
 use crate::wire::{Reader, Writer};
 
-/// Memory of all ranks as one device has mapped it.
+/// Memory of all ranks, as it is mapped on one device.
 pub(super) struct Joined {
     /// Regions, indexed by rank.
     pub(super) regions: Vec<Arc<dyn Region>>,
-    /// Number of ranks that use this device, this rank included.
+    /// Number of ranks that use this rank's device, this rank included.
     pub(super) sharing: u32,
 }
 
-/// Description of this rank's memory for peers in other processes: its length, the device's id, and
-/// an IPC handle, if it is shared by one.
+/// Describes this rank's memory for peers in other processes: its length in bytes, the id of the
+/// device, and the IPC handle, which is empty if the memory is shared by a descriptor.
 pub(super) fn describe(device: &dyn MemoryDriver, own: &dyn Mapping) -> Result<Vec<u8>> {
     let region = as_gpu(own)?.region()?;
     let mut message = Writer::default();
@@ -31,7 +31,7 @@ pub(super) fn describe(device: &dyn MemoryDriver, own: &dyn Mapping) -> Result<V
     Ok(message.finish())
 }
 
-/// Maps the memory that the other ranks, which are processes, have exported.
+/// Maps the memory that the other ranks, which are processes, have exported, on `device`.
 pub(super) fn import(
     device: &Arc<dyn MemoryDriver>,
     rank: usize,

@@ -31,17 +31,17 @@ pub(crate) struct Shared {
     pub(crate) memory: OnceLock<Memory>,
     order: Mutex<Order>,
     numbers: AtomicU64,
-    /// Released streams. They are reused once their work has ended, because the driver assigns new
-    /// streams to its hardware queues round-robin, so that one of many could share a queue with a
-    /// waiting kernel of another rank.
+    /// Released streams, to be reused once their work has ended. Reuse matters because the driver
+    /// assigns new streams to its hardware queues round-robin, so a new stream could share a queue
+    /// with a waiting kernel of another rank.
     spare: Mutex<Vec<RawStream>>,
-    /// Events recorded after the remaining work of released streams of the caller.
+    /// Events recorded after the remaining work of the caller's streams that were released.
     left: Mutex<Vec<GpuEvent>>,
-    /// Streams that were released while they were captured: querying or destroying them would end
-    /// the capture. The next wait for all streams destroys them.
+    /// Streams that were released while they were captured. Querying or destroying them then would
+    /// end the capture; the next wait for all streams destroys them.
     kept: Mutex<Vec<Arc<Queue>>>,
-    /// Whether a stream was released whose end cannot be determined; the heap's memory is then
-    /// never freed.
+    /// Whether a stream was released whose remaining work has an unknown end; the heap's memory is
+    /// then never freed.
     unknown_end: AtomicBool,
 }
 
@@ -63,7 +63,7 @@ impl Shared {
         })
     }
 
-    /// Checks that the heap is open; it stays open while the guard lives.
+    /// Checks that the heap is open, and keeps it open while the returned guard lives.
     fn open(&self) -> Result<RwLockReadGuard<'_, ()>> {
         let guard = self.enqueueing.read().unwrap_or_else(PoisonError::into_inner);
         match self.closed.load(Ordering::Relaxed) {
@@ -91,15 +91,15 @@ impl Shared {
         drop((last, kept));
     }
 
-    /// Streams that were released while they were captured.
+    /// Streams that were released while they were captured, and have not been destroyed yet.
     pub(crate) fn kept(&self) -> Vec<Arc<Queue>> {
         lock(&self.kept).clone()
     }
 
-    /// Waits for the remaining work of released streams.
+    /// Waits until the remaining work of all released streams has ended.
     pub(crate) fn finish_rest(&self) -> Result<()> {
-        // Streams that are still captured are put back, which takes the lock, so the list is
-        // dropped unlocked.
+        // Dropping a stream that is still captured puts it back into the list, which takes the
+        // lock; so drop outside of the lock.
         let kept = std::mem::take(&mut *lock(&self.kept));
         drop(kept);
         let spare = lock(&self.spare).clone();
@@ -119,7 +119,7 @@ impl Shared {
             && lock(&self.left).iter().all(EventBackend::is_done)
     }
 
-    /// Whether a stream was released whose end cannot be determined.
+    /// Whether a stream was released whose remaining work has an unknown end.
     pub(crate) fn has_unknown_end(&self) -> bool {
         self.unknown_end.load(Ordering::Relaxed)
     }
@@ -155,30 +155,31 @@ impl Shared {
     }
 }
 
-/// Owner of a stream, who keeps it alive and destroys it.
+/// Owner of a stream, which determines who keeps it alive and destroys it.
 enum Owner {
     Ours,
-    /// Another library, which keeps the stream alive as long as this reference is held.
+    /// Another library, which keeps the stream alive while this reference is held.
     Held {
         _by: Arc<dyn Any + Send + Sync>,
     },
-    /// The caller, who keeps the stream alive while a [`crate::Stream`] of it exists; with the
-    /// number of the capture that was in progress when the stream was passed to the heap.
+    /// The caller, who keeps the stream alive while a [`crate::Stream`] of it exists. `capture` is
+    /// the number of the capture that was in progress when the stream was passed to the heap.
     Caller {
         capture: Option<u64>,
     },
 }
 
-/// Stream of the device, with the state that enqueueing in the order of the heap needs.
+/// Stream of the device, with the state that orders its work with the other streams of the heap.
 pub(crate) struct Queue {
     raw: RawStream,
     number: u64,
     owner: Owner,
     shared: Arc<Shared>,
-    /// Host memory that enqueued copies may still read, each with the event after its copy.
+    /// Host memory that enqueued copies may still read, each with the event recorded after its
+    /// copy.
     pending: Mutex<Vec<(GpuEvent, Vec<u8>)>>,
-    /// Whether the caller's last `Stream` has been dropped, after which the driver's stream may no
-    /// longer exist. Code without a `Stream` holds this lock while it uses the handle.
+    /// Whether the caller's last `Stream` has been dropped; the driver's stream may no longer exist
+    /// then. Code without a `Stream` holds this lock while it uses the handle.
     gone: Mutex<bool>,
 }
 
@@ -254,23 +255,24 @@ impl Queue {
 
     /// Number of the capture in progress on this stream.
     pub(crate) fn capture(&self) -> Result<Option<u64>> {
-        // SAFETY: the stream is alive.
+        // SAFETY: the stream is alive while the queue is in use.
         unsafe { self.shared.device.capture_of(self.raw) }
     }
 
-    /// Enqueues an op by `f` after the last op of the heap, on whatever stream that op was.
+    /// Enqueues an op by calling `f`, ordered after the last op of the heap, whichever stream that
+    /// op is on.
     pub(crate) fn in_order(self: &Arc<Self>, f: impl FnOnce() -> Result<()>) -> Result<()> {
         let _open = self.shared.open()?;
         let mut order = lock(&self.shared.order);
-        // The caller may have destroyed its stream when the next op is issued, so the order cannot
-        // keep it.
+        // The caller may destroy its stream before the next op is issued, so no keeper can keep the
+        // stream alive.
         let alive = !matches!(self.owner, Owner::Caller { .. });
         let keeper = alive.then(|| self.clone() as Keeper);
         order.op(self.place()?, keeper, f)
     }
 
-    /// Enqueues work by `f` after the last op of the heap, on a stream other than that op's. The
-    /// next op does not wait for it.
+    /// Enqueues work by calling `f`, ordered after the last op of the heap, on another stream than
+    /// that op's. The next op does not wait for this work.
     pub(crate) fn beside(&self, f: impl FnOnce() -> Result<()>) -> Result<()> {
         let _open = self.shared.open()?;
         let mut order = lock(&self.shared.order);
@@ -288,24 +290,26 @@ impl Queue {
         self.in_order(|| unsafe { self.shared.device.copy(to, from, bytes, self.raw) })
     }
 
-    /// Waits until all enqueued work has ended. Fails if the stream is captured, even if it has
-    /// earlier work.
+    /// Waits until all work enqueued on the stream has ended. Fails while the stream is captured,
+    /// even if only earlier work would have to be waited for.
     fn finish(&self) -> Result<()> {
         self.check_no_capture()?;
-        // SAFETY: the stream is alive.
+        // SAFETY: the stream is alive while the queue is in use.
         let done = unsafe { self.shared.device.sync_stream(self.raw) };
         lock(&self.pending).retain(|(event, _)| !event.is_done());
         done
     }
 
-    /// Whether the stream is captured; for the heap, which holds no `Stream` that keeps it alive.
+    /// Whether the stream is captured. Called by the heap, which holds no `Stream` that keeps the
+    /// driver's stream alive, so false if it was released.
     pub(crate) fn is_captured(&self) -> Result<bool> {
         let gone = lock(&self.gone);
         Ok(!*gone && self.capture()?.is_some())
     }
 
-    /// Waits until all work has ended; for the heap, which holds no `Stream` that keeps it alive.
-    /// Remaining work of a released stream is left to [`Shared::finish_rest`].
+    /// Waits until all work has ended. Called by the heap, which holds no `Stream` that keeps the
+    /// driver's stream alive; the remaining work of a released stream is left to
+    /// [`Shared::finish_rest`].
     pub(crate) fn finish_apart(&self) -> Result<()> {
         if !matches!(self.owner, Owner::Caller { .. }) {
             return self.finish();
@@ -320,19 +324,21 @@ impl Queue {
         end.sync()
     }
 
-    /// Whether all work has ended; for the heap, which holds no `Stream` that keeps it alive.
+    /// Whether all work has ended. Called by the heap, which holds no `Stream` that keeps the
+    /// driver's stream alive; true if it was released.
     pub(crate) fn is_idle(&self) -> bool {
         let gone = lock(&self.gone);
         *gone || self.idle()
     }
 
-    /// Called when the caller's last `Stream` is dropped: the driver's handle is not used after
-    /// this.
+    /// Releases the caller's stream when its last `Stream` is dropped; the driver's handle is not
+    /// used afterwards.
     fn let_go(&self) {
         let Owner::Caller { capture: first } = self.owner else { return };
         let mut gone = lock(&self.gone);
         match self.capture() {
-            // All work that was enqueued is part of the graph, so nothing remains.
+            // The capture was in progress when the stream was passed to the heap, so all work
+            // belongs to its graph and none remains.
             Ok(Some(id)) if first == Some(id) => {}
             Ok(None) if self.idle() => {}
             _ => self.shared.leave(self.end()),
@@ -340,7 +346,7 @@ impl Queue {
         *gone = true;
     }
 
-    /// Records an event after the work enqueued so far; an error while the stream is captured.
+    /// Records a new event after the work enqueued so far; an error while the stream is captured.
     fn end(&self) -> Result<GpuEvent> {
         self.check_no_capture()?;
         let event = GpuEvent::new(&self.shared.device)?;
@@ -360,14 +366,14 @@ impl Queue {
         if !matches!(self.capture(), Ok(None)) {
             return false;
         }
-        // SAFETY: the stream is alive.
+        // SAFETY: the stream is alive while the queue is in use.
         unsafe { self.shared.device.stream_is_done(self.raw) }
     }
 }
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // Keep host memory that copies may still read; a destructor must not wait for them.
+        // Leak host memory that copies may still read, because a destructor must not wait for them.
         let pending = std::mem::take(self.pending.get_mut().unwrap_or_else(|e| e.into_inner()));
         for (event, bytes) in pending {
             if !event.is_done() {
@@ -377,9 +383,10 @@ impl Drop for Queue {
         let shared = &self.shared;
         let owner = std::mem::replace(&mut self.owner, Owner::Caller { capture: None });
         if matches!(owner, Owner::Caller { .. }) {
-            // The caller's stream was released, and may no longer exist.
+            // The caller's stream may no longer exist, so its handle is not used.
         } else if !matches!(self.capture(), Ok(None)) {
-            // Once the heap is closed, a captured stream is leaked.
+            // A captured stream cannot be destroyed: keep it for later, or leak it if the heap is
+            // closed.
             if !shared.closed.load(Ordering::Relaxed) {
                 let kept = Queue::of(shared, self.raw, owner);
                 lock(&shared.kept).push(kept);
@@ -403,7 +410,7 @@ impl Drop for Shared {
     }
 }
 
-/// A copy into pinned memory, which goes back to its pool when the copy is done.
+/// Copy to the host through pinned memory, which returns to its pool when the copy is done.
 struct PinnedCopy {
     event: GpuEvent,
     buffer: ManuallyDrop<pinned::Buffer>,
@@ -423,17 +430,17 @@ impl HostCopy for PinnedCopy {
 impl Drop for PinnedCopy {
     fn drop(&mut self) {
         if self.event.is_done() {
-            // SAFETY: it is not used after this.
+            // SAFETY: `buffer` is not used after this, because `self` is being dropped.
             unsafe { ManuallyDrop::drop(&mut self.buffer) };
         }
     }
 }
 
-/// Stream in the form that the rest of the crate uses; the last clone of `crate::Stream` drops it.
+/// Stream in the form that [`crate::Stream`] holds; its last clone drops this value.
 pub(crate) struct GpuStream(pub(crate) Arc<Queue>);
 
 impl GpuStream {
-    /// The queue of a stream; fails if it is not a GPU's.
+    /// Returns the queue of a GPU's stream; fails for a stream of another backend.
     pub(crate) fn of(stream: &dyn StreamBackend) -> Result<&Arc<Queue>> {
         let stream = stream.as_any().downcast_ref::<GpuStream>().map(|stream| &stream.0);
         stream.ok_or_else(|| unsupported("work of a GPU", "this is the stream of another device"))
@@ -453,7 +460,8 @@ impl StreamBackend for GpuStream {
         // sync below.
         drop(queue.shared.open()?);
         let done = queue.finish();
-        // The fault record explains more than the driver's error that it may have caused.
+        // The fault record explains more than the driver's error that the fault may have caused, so
+        // it is returned first.
         queue.shared.control.check()?;
         done
     }
@@ -491,7 +499,8 @@ impl StreamBackend for GpuStream {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: both ranges are mapped, and the heap keeps them until its streams have finished.
+        // SAFETY: both ranges are mapped, and the heap keeps them mapped until its streams have
+        // finished.
         unsafe { queue.shared.device.copy(to, from, bytes, queue.raw) }
     }
 
@@ -513,10 +522,10 @@ impl StreamBackend for GpuStream {
         let done = GpuEvent::new(device)?;
         let mut pending = lock(&queue.pending);
         pending.retain(|(event, _)| !event.is_done());
-        // SAFETY: the target is mapped, and the heap keeps it; the source is kept below until the
-        // event after the copy is done.
+        // SAFETY: the target is mapped, and the heap keeps it mapped; `pending` keeps the source
+        // until the event after the copy is done.
         let copied = unsafe { device.write(to, data.as_ptr(), data.len(), queue.raw) };
-        // An event that was not recorded is never done, so the memory is then kept forever.
+        // An event whose recording failed is never done, so the source is then kept forever.
         let recorded = done.record(queue.raw);
         pending.push((done, data));
         copied.and(recorded)
@@ -541,12 +550,12 @@ impl StreamBackend for GpuStream {
         let (event, buffer) = (GpuEvent::new(device)?, pinned::buffer(&**device, bytes as usize)?);
         let copied = match bytes {
             0 => Ok(()),
-            // SAFETY: the source is mapped, and the heap keeps it; the target is kept until the
-            // event after the copy is done.
+            // SAFETY: the source is mapped, and the heap keeps it mapped; the target is kept until
+            // the event after the copy is done.
             _ => unsafe { device.read(buffer.pointer(), from, bytes as usize, queue.raw) },
         };
         let recorded = event.record(queue.raw);
-        // Where it could not be recorded, the event is never done, and the memory is kept for good.
+        // An event whose recording failed is never done, so the buffer is then kept forever.
         let read = PinnedCopy { event, buffer: ManuallyDrop::new(buffer), bytes: bytes as usize };
         copied.and(recorded).map(|()| Box::new(read) as Box<dyn HostCopy>)
     }
@@ -557,7 +566,7 @@ impl StreamBackend for GpuStream {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: the caller vouches for both ranges.
+        // SAFETY: the caller guarantees that both ranges are valid until the copy has ended.
         unsafe { queue.shared.device.copy(to, from, bytes, queue.raw) }
     }
 
@@ -584,7 +593,7 @@ impl StreamBackend for GpuStream {
         if captured {
             // Querying a captured stream makes its capture end in an error, which is the purpose
             // here.
-            // SAFETY: the stream is alive.
+            // SAFETY: the stream is alive while the queue is in use.
             unsafe { queue.shared.device.stream_is_done(queue.raw) };
         }
         Ok(captured)

@@ -1,4 +1,5 @@
-//! Tables of a driver's functions, and loading the library that has them; common to all vendors.
+//! Macro that defines the table of a driver's functions, and loading of the library that has them;
+//! common to all vendors.
 
 use std::path::Path;
 
@@ -24,7 +25,7 @@ macro_rules! table {
                     unsafe extern "C" fn($($with),*) -> $crate::backend::gpu::outcome!($($gives)?),
                 >,
             )*
-            /// Never called; keeps the library loaded.
+            /// Keeps the library loaded while its functions may be called.
             _library: ::libloading::Library,
         }
 
@@ -34,8 +35,9 @@ macro_rules! table {
                 $(
                     let $name = {
                         let name = concat!(stringify!($name), "\0");
-                        // SAFETY: the type is that of the driver's header for this version of the
-                        // function, with handles, addresses and enumerations as integers.
+                        // SAFETY: the function has this type in the driver's header for this
+                        // version of the function, with integers for handles, addresses and
+                        // enumerations.
                         let symbol = unsafe { library.get(name.as_bytes()) };
                         *symbol.map_err(|e| format!("the library has no {}: {e}", stringify!($name)))?
                     };
@@ -43,8 +45,8 @@ macro_rules! table {
                 $(
                     let $may = {
                         let name = concat!(stringify!($may), "\0");
-                        // SAFETY: the type is that of the header of the releases that have the
-                        // function.
+                        // SAFETY: the function has this type in the headers of the releases that
+                        // have the function.
                         unsafe { library.get(name.as_bytes()) }.ok().map(|symbol| *symbol)
                     };
                 )*
@@ -55,7 +57,7 @@ macro_rules! table {
 }
 pub(in crate::backend) use table;
 
-/// Return type of a table's function: the given one, else a 32-bit status code.
+/// Return type of a function in the table: the type in its entry, or else `u32`, a status code.
 macro_rules! outcome {
     () => {
         u32
@@ -66,8 +68,8 @@ macro_rules! outcome {
 }
 pub(in crate::backend) use outcome;
 
-/// Loads a driver's library and makes `of` of it: tries these names on the loader's path, then in
-/// these folders. `what` describes the library in errors.
+/// Loads a driver's library and calls `of` with it: tries each of `names` on the loader's path,
+/// then in each of `folders`. `what` describes the library in errors.
 ///
 /// # Errors
 /// [`Error::Library`], with the places that were searched and the last problem.
@@ -86,7 +88,8 @@ pub(crate) fn load<T>(
     });
     let mut problem = "no such file".to_string();
     for candidate in bare.chain(places) {
-        // SAFETY: a driver's library is made to be loaded by any program.
+        // SAFETY: a driver's library may be loaded by any program; its initialisers have no
+        // preconditions.
         match unsafe { Library::new(&candidate) } {
             Ok(library) => match of(library) {
                 Ok(loaded) => return Ok(loaded),

@@ -25,7 +25,8 @@ impl Vendor {
         (0..(self.count)()?).map(device).collect()
     }
 
-    /// Describes the device that [`Vendor::choose`] gives a rank that asks for none.
+    /// Describes the device that [`Vendor::choose`] returns for a rank that asks for no particular
+    /// one.
     pub(crate) fn device_of(&self, local_rank: usize) -> Result<DeviceInfo> {
         Ok(unshared(&*self.choose(local_rank, None)?))
     }
@@ -42,8 +43,8 @@ impl Vendor {
         (self.get)(index)?.memory_info()
     }
 
-    /// The device of a rank: the one asked for, or one by the rank's number on its host,
-    /// round-robin.
+    /// Returns the device of a rank: the one with index `asked`; if that is `None`, one by
+    /// `local_rank`, round-robin.
     pub(crate) fn choose(
         &self,
         local_rank: usize,
@@ -58,12 +59,12 @@ impl Vendor {
     }
 }
 
-/// Describes a device, with all multiprocessors available to one rank.
+/// Describes a device that one rank uses alone: all multiprocessors are available to it.
 fn unshared(device: &dyn MemoryDriver) -> DeviceInfo {
     info(device, device.multiprocessors())
 }
 
-/// Describes a device with `workgroups` workgroups for a rank.
+/// Describes a device of which a rank may use `workgroups` workgroups at a time.
 pub(super) fn info(device: &dyn MemoryDriver, workgroups: u32) -> DeviceInfo {
     DeviceInfo {
         kind: device.kind(),
@@ -76,8 +77,8 @@ pub(super) fn info(device: &dyn MemoryDriver, workgroups: u32) -> DeviceInfo {
     }
 }
 
-/// Opened devices of a vendor, by index. They stay open until the process ends, with their contexts
-/// and with everything that other libraries of the process have in these.
+/// Opened devices of a vendor, by index. They stay open until the process ends, so nothing that
+/// other libraries have in their contexts is destroyed.
 pub(crate) struct Opened<D>(Mutex<Vec<Option<Arc<D>>>>);
 
 impl<D: Driver> Opened<D> {
@@ -85,7 +86,7 @@ impl<D: Driver> Opened<D> {
         Opened(Mutex::new(Vec::new()))
     }
 
-    /// The device `ordinal` of `count`; `open` is called the first time only.
+    /// Returns the device with index `ordinal` among `count`; calls `open` at its first use only.
     ///
     /// # Errors
     /// [`Error::Invalid`] if there is no such device; errors of `open`.

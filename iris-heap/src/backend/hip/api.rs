@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use crate::backend::gpu::{RawEvent, RawFunction, RawModule, RawStream, load, table};
 use crate::error::{Error, Result};
 
-/// Passes the list of functions to a macro.
+/// Calls macro `$take` with the list of runtime functions, so that one list defines several items.
 macro_rules! functions {
     ($take:ident) => {
         $take! {
@@ -127,8 +127,8 @@ pub(super) struct Release {
     pub(super) of_a_device: u32,
     /// `hipIpcMemLazyEnablePeerAccess`: the only flag that `hipIpcOpenMemHandle` accepts.
     pub(super) lazy_peer_access: u32,
-    /// Byte offset of `gcnArchName` in the device properties; the next field is their size in
-    /// bytes.
+    /// Byte offset of `gcnArchName` in the device properties; the next field is the size of the
+    /// properties in bytes.
     pub(super) arch_name_at: usize,
     pub(super) properties: usize,
 }
@@ -157,13 +157,14 @@ impl Runtime {
         release(self.version)
     }
 
-    /// Whether `hipExtMallocWithFlags` supports uncached memory: since release 5.5.
+    /// Whether `hipExtMallocWithFlags` supports [`UNCACHED`] memory, which exists since release
+    /// 5.5.
     pub(super) fn has_uncached(&self) -> bool {
         self.version >= 50_500_000
     }
 }
 
-/// Constants and layouts of the release with this version.
+/// Constants and layouts of the release with version `version`.
 fn release(version: u32) -> &'static Release {
     if version < 60_000_000 { &BEFORE_6 } else { &SINCE_6 }
 }
@@ -180,7 +181,7 @@ macro_rules! numbers {
         $($(#[$doc])* pub(super) const $name: u32 = $value;)*
         $($(#[$about])* pub(super) const $constant: u32 = $number;)*
 
-        /// Value of each constant, with its name in AMD's headers.
+        /// Name of each constant in AMD's headers, and its value here.
         #[cfg(all(test, feature = "hip"))]
         const NUMBERS: &[(&str, u32)] = &[
             $((stringify!($theirs), $name),)*
@@ -208,9 +209,9 @@ numbers! {
         NOT_READY = 600, hipError_t::hipErrorNotReady;
         /// Result code: peer access is enabled already, by another rank of this process.
         ALREADY_ENABLED = 704, hipError_t::hipErrorPeerAccessAlreadyEnabled;
-        /// Result code: the device or the release does not support it.
+        /// Result code: the device or the release does not support the operation.
         NOT_SUPPORTED = 801, hipError_t::hipErrorNotSupported;
-        /// Result code: the event belongs to a capture.
+        /// Result code: the event was recorded in a stream capture.
         CAPTURED = 907, hipError_t::hipErrorCapturedEvent;
         /// Device attribute: number of compute units.
         MULTIPROCESSORS = 63, hipDeviceAttribute_t::hipDeviceAttributeMultiprocessorCount;
@@ -261,8 +262,8 @@ pub(super) const UNCACHED: u32 = 3;
 const NAMES: [&str; 4] =
     ["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so"];
 
-/// Folders in which the library is searched after the loader's path: under the ROCm folder that the
-/// environment names, and under the usual ones.
+/// Folders in which the library is searched after the loader's path: below the ROCm folders that
+/// `ROCM_PATH` and `HIP_PATH` name, then below the usual ones.
 fn folders() -> Vec<String> {
     let told = ["ROCM_PATH", "HIP_PATH"].into_iter().filter_map(|name| std::env::var(name).ok());
     let installed = ["/opt/rocm", "/usr"].map(String::from);
@@ -301,7 +302,8 @@ pub(crate) fn check(api: &str, code: u32) -> Result<()> {
     }
 }
 
-/// Does [`check`]; the error also names the object that the call concerned.
+/// Converts a status code like [`check`]; the error also names the object `what` that the call
+/// concerned.
 pub(super) fn check_for(api: &str, what: impl FnOnce() -> String, code: u32) -> Result<()> {
     match code {
         SUCCESS => Ok(()),
@@ -309,7 +311,7 @@ pub(super) fn check_for(api: &str, what: impl FnOnce() -> String, code: u32) -> 
     }
 }
 
-/// The runtime's name of a status code.
+/// Name that the runtime gives a status code; "unknown code" if it has none.
 fn name_of(code: u32) -> String {
     let Some(Ok(runtime)) = RUNTIME.get() else { return "unknown code".into() };
     // SAFETY: `hipGetErrorName` accepts any number.
@@ -317,7 +319,7 @@ fn name_of(code: u32) -> String {
     if text.is_null() {
         return "unknown code".into();
     }
-    // SAFETY: the runtime's strings are constants that end with zero.
+    // SAFETY: the runtime's strings are constants that end with a zero byte.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
@@ -329,11 +331,11 @@ mod reference {
     /// Value of an enumerator of hip-runtime-sys.
     pub(super) const fn number<T: Copy>(theirs: T) -> u32 {
         assert!(size_of::<T>() == 4);
-        // SAFETY: a C enumeration of 4 bytes, all of which are part of its value.
+        // SAFETY: `T` is a C enumeration of 4 bytes, and all 4 bytes belong to its value.
         unsafe { std::mem::transmute_copy(&theirs) }
     }
 
-    /// Sizes of a function's parameters and result, in bytes.
+    /// Sizes of the parameters and of the result of a function type, in bytes.
     trait Signature {
         const SIZES: &'static [usize];
     }
@@ -361,7 +363,7 @@ mod reference {
         at == ours.len() && at == theirs.len()
     }
 
-    /// Placeholder type for a parameter or result, which the compiler infers.
+    /// Expands to `_` for any type of a parameter or result, so that the compiler infers it.
     macro_rules! theirs {
         ($($ours:ty)?) => {
             _
@@ -392,7 +394,7 @@ mod reference {
         assert!(size_of::<[u8; 16]>() == size_of::<hipUUID>());
         // The error type of this crate treats code 100 as "runtime without a device".
         assert!(number(hip_runtime_sys::hipError_t::hipErrorNoDevice) == 100);
-        // The bindings of hip-runtime-sys are those of release 5.4.
+        // hip-runtime-sys has the constants and layouts of release 5.4.
         assert!(number(hipMemoryType::hipMemoryTypeDevice) == BEFORE_6.of_a_device);
         assert!(hip_runtime_sys::hipIpcMemLazyEnablePeerAccess == BEFORE_6.lazy_peer_access);
         assert!(size_of::<hipDeviceProp_t>() == BEFORE_6.properties);
@@ -411,7 +413,7 @@ mod tests {
         assert_eq!(release(70_253_211), &SINCE_6);
     }
 
-    /// Checks nothing on a machine that has the runtime and a device.
+    /// Tests the errors for a missing runtime or device; on a machine with both it checks nothing.
     #[test]
     fn what_is_missing_is_said_by_name() {
         match runtime() {
@@ -435,7 +437,7 @@ mod tests {
     fn the_headers_of_this_machine_have_our_numbers() {
         use std::process::Command;
 
-        // Headers before 5.4 lack the attribute for the clock's rate.
+        // Headers before release 5.4 lack the attribute for the clock's rate.
         let number = |(name, number): &(&str, u32)| match *name {
             "hipDeviceAttributeWallClockRate" => {
                 format!("#if HIP_VERSION >= 50400000\nIS({name}, {number}u);\n#endif\n")
@@ -463,7 +465,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("numbers.c");
         std::fs::write(&file, text).unwrap();
-        // Folders in which the build script of hip-runtime-sys searches, too.
+        // The build script of hip-runtime-sys searches these folders, too.
         let told = ["HIP_PATH", "ROCM_PATH"].into_iter().filter_map(std::env::var_os);
         let root = told
             .map(std::path::PathBuf::from)

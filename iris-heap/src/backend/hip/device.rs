@@ -17,7 +17,7 @@ use crate::backend::{BackendKind, LaunchShape};
 use crate::error::{Error, Result};
 use crate::util::{lock, unsupported};
 
-/// Device of the HIP runtime. Unlike CUDA it has no context: streams and memory belong to the
+/// Device of the HIP runtime. Unlike CUDA, HIP has no contexts: streams and memory belong to the
 /// process.
 pub(super) struct Device {
     pub(super) runtime: &'static Runtime,
@@ -31,9 +31,10 @@ pub(super) struct Device {
     wave: u32,
     /// Bytes of LDS that a workgroup can have.
     shared_bytes: u32,
-    /// Whether a stream was made that shares a hardware queue with others.
+    /// Whether a stream was created that shares a hardware queue with other streams.
     shares_queues: AtomicBool,
-    /// Stream that [`Device::for_others`] returns.
+    /// Stream on which other devices' ranks copy this device's memory; created by
+    /// [`Device::for_others`].
     for_others: Mutex<Option<RawStream>>,
 }
 
@@ -41,13 +42,14 @@ pub(super) struct Device {
 /// hang between processes on a functional simulator of MI300X; splitting them costs little.
 pub(super) const PIECE: usize = 64 << 10;
 
-/// Source of the copies that zero new memory.
+/// Source of the host-to-device copies that zero new memory.
 static ZEROS: [u8; PIECE] = [0; PIECE];
 
 /// Number of threads in a wave on the devices that the kernels support.
 const WAVE: u32 = 64;
 
-/// Rate of the clock that `iris::port::now` assumes, in ticks per millisecond.
+/// Rate of the clock that kernels read by `iris::port::now`, in ticks per millisecond, as that
+/// function assumes it.
 const CLOCK_RATE: u32 = 100_000;
 
 /// Number of devices that this process sees.
@@ -60,7 +62,7 @@ pub(super) fn count() -> Result<usize> {
 }
 
 impl Device {
-    /// The device with index `ordinal` among those that this process sees.
+    /// Returns the device with index `ordinal` among those that this process sees.
     pub(super) fn get(ordinal: usize) -> Result<Arc<Device>> {
         static OPENED: Opened<Device> = Opened::new();
         OPENED.get(BackendKind::Hip, (ordinal, count()?), Device::open)
@@ -70,11 +72,11 @@ impl Device {
         let runtime = runtime()?;
         let api = &runtime.api;
         let name = text("hipDeviceGetName", |to, length| {
-            // SAFETY: the buffer has the length that is passed.
+            // SAFETY: `to` is a buffer of at least `length` bytes.
             unsafe { (api.hipDeviceGetName)(to, length, ordinal) }
         })?;
         let bus = text("hipDeviceGetPCIBusId", |to, length| {
-            // SAFETY: the buffer has the length that is passed.
+            // SAFETY: `to` is a buffer of at least `length` bytes.
             unsafe { (api.hipDeviceGetPCIBusId)(to, length, ordinal) }
         })?;
         let mut uuid = [0; 16];
@@ -105,7 +107,7 @@ impl Device {
                 device = %device.title(), rate, expected = CLOCK_RATE,
                 "the clock of kernels has another rate: deadlines and traces are off by as much"
             ),
-            // Releases before 5.4 do not report the rate.
+            // Releases before 5.4 do not report the clock's rate.
             Err(error) => tracing::debug!(%error, "the rate of the clock of kernels is not known"),
         }
         Ok(device)
@@ -128,14 +130,14 @@ impl Device {
         check("hipGetDevice", unsafe { (api.hipGetDevice)(&mut current) })?;
         let previous = (current != self.ordinal).then_some(current);
         if previous.is_some() {
-            // SAFETY: the ordinal is that of a device of the process.
+            // SAFETY: `ordinal` is the index of a device that the process sees.
             check("hipSetDevice", unsafe { (api.hipSetDevice)(self.ordinal) })?;
         }
         Ok(Bound { api, previous, mode: None, thread: PhantomData })
     }
 
-    /// [`Device::bind`] with the thread's capture mode relaxed, for calls that concern nothing a
-    /// capture could hold: while the guard lives, they do not break a capture of another thread in
+    /// [`Device::bind`] with the thread's capture mode relaxed, for runtime calls that affect no
+    /// captured work: while the guard lives, such calls do not break a capture of another thread in
     /// global mode.
     pub(super) fn bind_relaxed(&self) -> Result<Bound> {
         let mut bound = self.bind()?;
@@ -147,8 +149,8 @@ impl Device {
         Ok(bound)
     }
 
-    /// Clears the runtime's last error of this thread. An error that was expected here must not be
-    /// reported to other code of the program, which may query it.
+    /// Clears the runtime's last error of this thread, after an error that this code expected.
+    /// Other code of the program may query the last error and must not see it.
     pub(super) fn forget_error(&self) {
         // SAFETY: the function has no parameters.
         unsafe { (self.runtime.api.hipGetLastError)() };
@@ -172,7 +174,7 @@ impl Device {
     fn owner_of(&self, address: u64) -> c_int {
         let mut owner = self.ordinal;
         let to = (&raw mut owner).cast::<c_void>();
-        // SAFETY: the answer to this attribute is a 4-byte integer.
+        // SAFETY: the value of this attribute is a 4-byte integer.
         let code =
             unsafe { (self.runtime.api.hipPointerGetAttribute)(to, api::MEMORY_DEVICE, address) };
         if code == api::SUCCESS {
@@ -204,7 +206,7 @@ impl Device {
                 .try_for_each(|at| check(name, copy(api, at, PIECE.min(bytes - at), stream)))
         };
         let sync = |stream| {
-            // SAFETY: the two streams that this closure is called with are alive.
+            // SAFETY: both streams with which this closure is called are alive.
             check("hipStreamSynchronize", unsafe { (api.hipStreamSynchronize)(stream) })
         };
         let owner = self.owner_of(address);
@@ -221,8 +223,8 @@ impl Device {
         enqueued.and(waited)
     }
 
-    /// Stream on which ranks of other devices copy this device's memory to or from the host. It is
-    /// made at its first use, with the device current, and never destroyed.
+    /// Returns the stream on which ranks of other devices copy this device's memory to or from the
+    /// host. It is created at its first use, with the device current, and never destroyed.
     fn for_others(&self) -> Result<RawStream> {
         let mut made = lock(&self.for_others);
         if let Some(stream) = *made {
@@ -242,7 +244,7 @@ impl Device {
             return Ok(());
         }
         let _bound = self.bind_relaxed()?;
-        // SAFETY: both are devices of the process; the flags must be zero.
+        // SAFETY: `self` and `other` are devices of the process; the flags must be zero.
         match unsafe { (self.runtime.api.hipDeviceEnablePeerAccess)(other, 0) } {
             api::ALREADY_ENABLED => {
                 self.forget_error();
@@ -253,28 +255,28 @@ impl Device {
     }
 }
 
-/// Text that a function of the runtime writes into a buffer.
+/// Text that a runtime function `get` writes into a buffer of the given length.
 fn text(api: &str, get: impl FnOnce(*mut c_char, c_int) -> u32) -> Result<String> {
     let mut bytes = [0_u8; 256];
     check(api, get(bytes.as_mut_ptr().cast(), 255))?;
-    // The last byte of the buffer is still zero.
+    // The runtime writes at most 255 bytes, so the last byte is still zero.
     let text = CStr::from_bytes_until_nul(&bytes).unwrap_or_default();
     Ok(text.to_string_lossy().into_owned())
 }
 
 /// Architecture of a device, read from its properties.
 fn arch(runtime: &Runtime, ordinal: c_int) -> Result<String> {
-    // Twice the size of the structure in any release, and aligned for it.
+    // Buffer for the properties structure: more than large enough for any release, and aligned.
     let mut properties = [0_u64; 512];
     let to = properties.as_mut_ptr().cast::<c_void>();
     let (name, code, release) = match runtime.api.hipGetDevicePropertiesR0600 {
         Some(get) => {
-            // SAFETY: the structure of the releases that have this function fits the buffer.
+            // SAFETY: the properties of the releases that have this function fit the buffer.
             let code = unsafe { get(to, ordinal) };
             ("hipGetDevicePropertiesR0600", code, &api::SINCE_6)
         }
         None => {
-            // SAFETY: the structure of older releases fits the buffer.
+            // SAFETY: the properties of older releases fit the buffer.
             let code = unsafe { (runtime.api.hipGetDeviceProperties)(to, ordinal) };
             ("hipGetDeviceProperties", code, &api::BEFORE_6)
         }
@@ -284,8 +286,8 @@ fn arch(runtime: &Runtime, ordinal: c_int) -> Result<String> {
     arch_of(&bytes[release.arch_name_at..][..api::ARCH_NAME])
 }
 
-/// Strips feature suffixes: `gfx942` from `gfx942:sramecc+:xnack-`. Code compiled for the plain
-/// architecture runs with the features on or off.
+/// Strips the feature suffixes of an architecture's name: `gfx942:sramecc+:xnack-` becomes
+/// `gfx942`. Code compiled for the plain name runs with the features on or off.
 fn arch_of(name: &[u8]) -> Result<String> {
     let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
     let name = String::from_utf8_lossy(name).into_owned();
@@ -295,14 +297,14 @@ fn arch_of(name: &[u8]) -> Result<String> {
     }
 }
 
-/// Identity of a device: its UUID and its PCI address, because some devices' drivers report no
-/// UUID.
+/// Identifier of a device: its UUID with its PCI address, because some drivers report no UUID.
 fn identity(uuid: [u8; 16], bus: &str) -> String {
     let hex: String = uuid.iter().map(|b| format!("{b:02x}")).collect();
     format!("GPU-{hex}-{bus}")
 }
 
-/// Mask of all compute units. A stream made with a mask gets a hardware queue of its own.
+/// Bit mask of all `count` compute units, in 32-bit words. A stream created with a mask gets a
+/// hardware queue of its own.
 fn all_units(count: u32) -> Vec<u32> {
     let word = |at: u32| match count - at {
         left @ 0..32 => (1 << left) - 1,
@@ -328,18 +330,18 @@ fn too_few_queues(variable: Option<&str>) -> Option<String> {
     }
 }
 
-/// Whether small copies are done by kernels, given the value of `GPU_FORCE_BLIT_COPY_SIZE` (in KiB;
-/// its default depends on the release): false only for 0.
+/// Whether the runtime uses kernels for small copies, given the value of `GPU_FORCE_BLIT_COPY_SIZE`
+/// (in KiB; its default depends on the release): false only if the value is 0.
 fn small_copies_are_kernels(variable: Option<&str>) -> bool {
     variable.is_none_or(|text| text.trim() != "0")
 }
 
-/// Guard: the device is current on this thread.
+/// Guard: the device is current on this thread until the guard is dropped.
 pub(super) struct Bound {
     api: &'static Api,
-    /// Device that was current before, if it was another one.
+    /// Device that was current before; `None` if it was this one.
     previous: Option<c_int>,
-    /// Capture mode of the thread before, if it was changed.
+    /// Capture mode that the thread had before; `None` if it was not changed.
     mode: Option<u32>,
     /// Makes the guard `!Send`, because the current device is per thread.
     thread: PhantomData<*const ()>,
@@ -353,7 +355,7 @@ impl Drop for Bound {
             warn(check("hipThreadExchangeStreamCaptureMode", code));
         }
         if let Some(previous) = self.previous {
-            // SAFETY: the device was current on this thread before.
+            // SAFETY: the device was current on this thread before, so it exists.
             warn(check("hipSetDevice", unsafe { (self.api.hipSetDevice)(previous) }));
         }
     }
@@ -386,7 +388,7 @@ impl Driver for Device {
     fn memory_info(&self) -> Result<(u64, u64)> {
         let bound = self.bind_relaxed()?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: the two receive the answers.
+        // SAFETY: `free` and `total` receive the answers.
         let code = unsafe { (bound.api.hipMemGetInfo)(&mut free, &mut total) };
         check("hipMemGetInfo", code)?;
         Ok((free as u64, total as u64))
@@ -429,7 +431,7 @@ impl Driver for Device {
         let bound = self.bind_relaxed()?;
         let mut stream = RawStream::default();
         let mask = all_units(self.multiprocessors);
-        // SAFETY: `stream` receives the answer; the mask has the given number of words.
+        // SAFETY: `stream` receives the answer; the mask has the number of words that is passed.
         let code = unsafe {
             (bound.api.hipExtStreamCreateWithCUMask)(&mut stream, mask.len() as u32, mask.as_ptr())
         };
@@ -457,7 +459,8 @@ impl Driver for Device {
     }
 
     unsafe fn use_first(&self, _: RawStream) -> Result<()> {
-        // Only CUDA's driver was seen to make streams wait for each other at their first use.
+        // CUDA's driver needs a first use, because it may make streams wait for each other then;
+        // the HIP runtime was not seen to do so.
         Ok(())
     }
 
@@ -528,13 +531,13 @@ impl Driver for Device {
 
     unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
         let bound = self.bind()?;
-        // SAFETY: both are alive, by the contract of this function.
+        // SAFETY: event and stream are alive, by the contract of this function.
         check("hipEventRecord", unsafe { (bound.api.hipEventRecord)(event, stream) })
     }
 
     unsafe fn wait_for(&self, event: RawEvent, stream: RawStream) -> Result<()> {
         let bound = self.bind()?;
-        // SAFETY: both are alive, by the contract of this function.
+        // SAFETY: event and stream are alive, by the contract of this function.
         check("hipStreamWaitEvent", unsafe { (bound.api.hipStreamWaitEvent)(stream, event, 0) })
     }
 
@@ -542,7 +545,8 @@ impl Driver for Device {
         let Ok(bound) = self.bind_relaxed() else { return false };
         // SAFETY: the event is alive, by the contract of this function.
         let code = unsafe { (bound.api.hipEventQuery)(event) };
-        // A device error ends all work on the device. Captured work has not begun.
+        // A device error ends all work on the device, so the event is done. A captured event is not
+        // done, because its work has not begun.
         let unfinished = [api::NOT_READY, api::CAPTURED].contains(&code);
         if unfinished {
             self.forget_error();
@@ -558,7 +562,7 @@ impl Driver for Device {
 
     unsafe fn copy(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
         let bound = self.bind()?;
-        // SAFETY: the caller guarantees both ranges and the stream.
+        // SAFETY: the caller guarantees `bytes` bytes at `to` and at `from`, and the stream.
         let code = unsafe {
             (bound.api.hipMemcpyAsync)(to, from, bytes as usize, api::COPY_BY_ADDRESS, stream)
         };
@@ -570,7 +574,7 @@ impl Driver for Device {
         let &DeviceCopy { to, from, bytes, lines, strides, .. } = copy;
         let [to_pitch, from_pitch] = strides.map(|it| it as usize);
         let (bytes, lines) = (bytes as usize, lines as usize);
-        // SAFETY: the caller guarantees both ranges and the stream.
+        // SAFETY: the caller guarantees all lines of source and target, and the stream.
         let code = unsafe {
             let copy = bound.api.hipMemcpy2DAsync;
             copy(to, to_pitch, from, from_pitch, bytes, lines, api::COPY_BY_ADDRESS, stream)
@@ -586,7 +590,7 @@ impl Driver for Device {
         stream: RawStream,
     ) -> Result<()> {
         self.in_pieces("hipMemcpyHtoDAsync", to, bytes, stream, |api, at, count, stream| {
-            // SAFETY: the caller guarantees both ranges, which contain this piece, and the stream.
+            // SAFETY: the caller guarantees the stream and both ranges, in which this piece lies.
             unsafe { (api.hipMemcpyHtoDAsync)(to + at as u64, from.add(at).cast(), count, stream) }
         })
     }

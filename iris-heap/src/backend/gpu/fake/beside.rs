@@ -1,4 +1,4 @@
-//! Tests of copies that run beside a stream.
+//! Tests of copies that run concurrently with a stream.
 
 use super::*;
 use crate::backend::Backend;
@@ -6,13 +6,14 @@ use crate::backend::Backend;
 const COPY: DeviceCopy =
     DeviceCopy { to: 0x1000, from: 0x2000, bytes: 4, lines: 1, strides: [4, 4], signal: false };
 
-/// Number of the stream that the last logged copy was enqueued on.
+/// Number of the stream on which the last logged copy was enqueued.
 fn copied_on(calls: &[String]) -> u64 {
     let copy = calls.iter().rfind(|call| call.starts_with("copy")).expect("a copy");
     copy.rsplit(' ').next().and_then(|raw| raw.parse().ok()).expect("a number")
 }
 
-/// Enqueues two copies beside a stream; returns the stream that they are on, and the logged calls.
+/// Enqueues two copies beside `stream`; returns the number of the copy stream, and the logged
+/// calls.
 #[allow(unsafe_code, reason = "copies between addresses that nobody looks at")]
 fn copies(fake: &Fake, gpu: &Gpu, stream: &Stream) -> (u64, Vec<String>) {
     fake.taken();
@@ -40,7 +41,7 @@ fn they_begin_behind_what_is_enqueued_and_are_waited_for_where_they_are_joined()
     assert_eq!(calls[4..], [format!("record {end} on {side}")]);
     gpu.join_copies(&stream).unwrap();
     assert_eq!(fake.taken(), [format!("wait_for {end} on {own}")]);
-    // Later copies use the same copy stream, whatever stream they are beside.
+    // Later copies use the same copy stream, whichever stream they run beside.
     assert_eq!(copies(&fake, &gpu, &stream).0, side);
     let other = Stream::from_backend(gpu.stream().unwrap());
     assert_eq!(copies(&fake, &gpu, &other).0, side);
@@ -54,7 +55,8 @@ fn those_of_a_capture_have_a_stream_that_no_other_call_uses() {
     let ran = copies(&fake, &gpu, &live).0;
     fake.capture(first.raw_handle(), Some(1));
     let captured = copies(&fake, &gpu, &first).0;
-    // A stream that waits for an event of a capture becomes part of the capture.
+    // Copies in a capture need a copy stream of their own: a stream that waits for an event of a
+    // capture becomes part of the capture.
     fake.capture(captured, Some(1));
     assert_eq!(copies(&fake, &gpu, &first).0, captured, "another call of the same graph");
     fake.capture(second.raw_handle(), Some(2));
@@ -65,7 +67,7 @@ fn those_of_a_capture_have_a_stream_that_no_other_call_uses() {
     all.sort_unstable();
     all.dedup();
     assert_eq!(all.len(), 3);
-    // When a capture has ended, its copy stream is free for another.
+    // When a capture has ended, its copy stream is free for another capture.
     for raw in [first.raw_handle(), captured] {
         fake.capture(raw, None);
     }
@@ -73,8 +75,8 @@ fn those_of_a_capture_have_a_stream_that_no_other_call_uses() {
     assert_eq!(copies(&fake, &gpu, &first).0, captured);
 }
 
-/// A graph has no node for an event's record, which these devices need between a signal and its
-/// data.
+/// Tests that an event is recorded between data and signal on devices that need that, and that such
+/// devices allow no signals in captures, because a graph has no node for the record.
 #[test]
 #[allow(unsafe_code, reason = "copies between addresses that nobody looks at")]
 fn a_signal_stands_behind_a_record_and_in_no_capture() {
@@ -95,7 +97,8 @@ fn a_signal_stands_behind_a_record_and_in_no_capture() {
     assert!(!gpu.copies_signal(&stream).unwrap());
 }
 
-/// A join after a failed copy still waits for the copies that were enqueued before it.
+/// Tests that a join after a failed copy still waits for the copies that were enqueued before the
+/// failure.
 #[test]
 #[allow(unsafe_code, reason = "copies between addresses that nobody looks at")]
 fn copies_that_fail_are_joined() {
@@ -111,7 +114,8 @@ fn copies_that_fail_are_joined() {
     assert_eq!(fake.taken(), [format!("wait_for {} on {}", end.unwrap(), stream.raw_handle())]);
 }
 
-/// A join does not wait for an event that was never recorded, or was recorded in another capture.
+/// Tests that a join does not wait for an event that was never recorded, or was recorded in another
+/// capture.
 #[test]
 #[allow(unsafe_code, reason = "copies between addresses that nobody looks at")]
 fn where_nothing_was_copied_nothing_is_waited_for() {

@@ -10,7 +10,7 @@ fn gpu(ordinal: i32, same_process: bool) -> (Arc<Fake>, Gpu) {
     (fake, gpu)
 }
 
-/// Logged calls that concern memory, in order.
+/// Takes the log; returns the calls that concern memory, in order.
 fn about_memory(fake: &Fake) -> Vec<String> {
     const NAMES: [&str; 7] =
         ["allocate", "import", "open", "grant", "enable_access", "free", "shared_by"];
@@ -18,7 +18,7 @@ fn about_memory(fake: &Fake) -> Vec<String> {
     calls.filter(|call| NAMES.iter().any(|name| call.starts_with(name))).collect()
 }
 
-/// Memory of a heap, with `data` also as the signal segments.
+/// Makes the memory description of a heap, with `data` also used as the signal segments.
 fn memory(gpu: &Gpu, data: Vec<Arc<dyn Mapping>>, device_words: Arc<dyn Mapping>) -> Memory {
     let (control, registered) = (gpu.control(), Arc::default());
     Memory { signal: data.clone(), data, device_words, control, registered }
@@ -26,7 +26,7 @@ fn memory(gpu: &Gpu, data: Vec<Arc<dyn Mapping>>, device_words: Arc<dyn Mapping>
 
 #[test]
 fn ranks_that_are_threads_ask_for_access_to_each_other() {
-    // Two ranks on device 0, one on device 1.
+    // Ranks 0 and 1 use device 0, rank 2 uses device 1.
     let ranks = [gpu(0, true), gpu(0, true), gpu(1, true)];
     let made: Vec<_> =
         ranks.iter().map(|(_, gpu)| gpu.allocate(Purpose::Signal, 64).unwrap()).collect();
@@ -49,11 +49,11 @@ fn ranks_that_are_threads_ask_for_access_to_each_other() {
         let expected: Vec<_> = made.iter().map(|mapping| mapping.address()).collect();
         assert_eq!(addresses, expected, "as rank {rank} sees them");
     }
-    // A rank that shares a device announces it when all memory is mapped.
+    // When all memory is mapped, a rank that shares its device tells the driver so.
     let words = ranks[0].1.allocate(Purpose::DeviceWords, 8).unwrap();
     ranks[0].1.opened(memory(&ranks[0].1, joined[0].clone(), words));
     assert!(about_memory(&ranks[0].0).contains(&"shared_by 2".to_string()));
-    // Memory is released when all ranks have closed, even if mappings of it are still held.
+    // Memory is freed when all ranks have closed, even if mappings of it are still held.
     for (_, gpu) in &ranks {
         gpu.shutdown();
     }
@@ -94,7 +94,8 @@ fn ranks_that_are_processes_open_each_others_handles() {
     assert_eq!(mappings[0].address(), made[0].address());
     assert!(mappings[1..].iter().all(|mapping| mapping.bytes() == 96));
     assert_eq!(ranks[0].1.ranks_on_device(), 2, "by what the devices are, whatever their numbers");
-    // The description has no handle, and no descriptor comes with it.
+    // Memory of device words has no handle; an import without a handle and without a descriptor
+    // fails.
     let words = ranks[1].1.allocate(Purpose::DeviceWords, 8).unwrap();
     let message = ranks[1].1.describe(&*words).unwrap();
     let all = passed().take(1).chain([Export { message, ..Export::default() }]).collect();
@@ -139,7 +140,7 @@ fn an_image_is_loaded_once_a_device_and_launched_in_the_order_of_ops() {
     gpu.shutdown();
 }
 
-/// The caller passes its stream and memory as plain numbers, whichever library made them.
+/// Tests that the heap accepts the caller's stream and memory as plain numbers.
 #[test]
 fn the_callers_stream_and_memory_come_as_numbers() {
     let (fake, gpu) = gpu(0, true);
@@ -160,7 +161,8 @@ fn the_callers_stream_and_memory_come_as_numbers() {
     assert!(!calls.contains(&format!("destroy_stream {stream}")), "it is the caller's: {calls:?}");
 }
 
-/// Default streams: one that all threads share, and one per thread.
+/// Tests which default streams of the caller are accepted: the legacy one, which all threads share,
+/// and the one per thread.
 #[test]
 fn default_streams_are_taken_or_refused_by_name() {
     let join = |ordinals: [i32; 2], same_process: bool| {
@@ -174,7 +176,7 @@ fn default_streams_are_taken_or_refused_by_name() {
         }
         ranks
     };
-    // SAFETY: the fake's handles are numbers.
+    // SAFETY: streams of the fake driver are plain numbers.
     let taken = |gpu: &Gpu, raw: u64| unsafe { gpu.wrap_stream(raw) }.map(drop);
     for (ordinals, same_process) in [([0, 1], true), ([0, 0], false)] {
         let [(_, gpu), _] = join(ordinals, same_process);
@@ -187,7 +189,8 @@ fn default_streams_are_taken_or_refused_by_name() {
             "{error}"
         );
     }
-    // In a single stream, one rank's call would be queued behind the other's, which waits for it.
+    // Ranks that are threads on one device would share the legacy default stream: one rank's call
+    // would be queued after the other rank's call, which waits for it.
     let [(_, gpu), _] = join([0, 0], true);
     for legacy in [0, 1] {
         let error = taken(&gpu, legacy).unwrap_err().to_string();
