@@ -7,19 +7,20 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Calls of each rank: their number, and the operator of the last one if it is known.
+/// Last call of each rank, by rank: its number (0 if there is none), and its operator's id if
+/// known.
 type Standing = Vec<(u64, Option<u32>)>;
 
 use crate::error::Result;
 use crate::segment::SharedMemory;
 
-/// Number of calls that a board holds. Two ranks can be compared while one is ahead of the other by
-/// fewer calls than this.
+/// Number of calls that a board holds. Two ranks can be compared only while one is ahead of the
+/// other by fewer calls.
 const CALLS: u64 = 1024;
 
-/// Number of 64-bit words before the calls: word 0 counts calls, word 1 tells whether a call was
-/// captured, word 2 counts the calls whose end the host has seen, word 3 has the node that the rank waits for in a step
-/// between nodes. The words fill a cache line of their own.
+/// Number of 64-bit words before the calls. Word 0 counts calls, word 1 tells whether a call was
+/// captured, word 2 counts the calls whose end the host has seen, and word 3 is the node that the
+/// rank waits for in a step between nodes. The words fill a cache line of their own.
 const HEADER: u64 = 16;
 
 /// Size of a board in bytes.
@@ -33,10 +34,10 @@ pub(crate) struct Boards {
     all: Arc<Vec<SharedMemory>>,
 }
 
-/// Node that a rank waits for in a step between nodes.
+/// Node that a rank waits for in a step between nodes, as far as the rank knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AwaitedNode {
-    /// Any of the other nodes: it has not been found out which one is missing.
+    /// Some other node; it is not known yet which one is missing.
     Unknown,
     /// Node with this index.
     Node(usize),
@@ -54,7 +55,8 @@ pub(crate) struct Difference {
 /// Call that this rank waits for, according to the boards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Behind {
-    /// The first call that this rank has issued and another has not, else this rank's last; from 1.
+    /// Number from 1: the first call that this rank has issued and another rank has not, or else
+    /// this rank's last call.
     pub(crate) call: u64,
     /// Id of the call's operator, if this rank's board still holds the call.
     pub(crate) operator: Option<u32>,
@@ -63,13 +65,12 @@ pub(crate) struct Behind {
 }
 
 impl Boards {
-    /// Boards of rank 0, 1, .. as mapped by `rank`, each of [`BYTES`] bytes.
+    /// Makes the boards as mapped by `rank`; `all` holds one board of [`BYTES`] bytes per rank.
     pub(crate) fn new(rank: usize, all: Arc<Vec<SharedMemory>>) -> Boards {
         Boards { rank, all }
     }
 
-    /// Records that this rank issues a call of `operator`. Must not be called by two threads at
-    /// once.
+    /// Records that this rank issues a call of `operator`. Two threads must not call it at once.
     pub(crate) fn issue(&self, operator: u32) -> Result<()> {
         let calls = self.calls(self.rank)?;
         let number = calls.load(Ordering::Relaxed);
@@ -80,7 +81,7 @@ impl Boards {
         Ok(())
     }
 
-    /// Removes the last recorded call, because nothing of it was enqueued.
+    /// Removes the last recorded call, because no part of it was enqueued.
     pub(crate) fn retract(&self) -> Result<()> {
         let calls = self.calls(self.rank)?;
         calls.store(calls.load(Ordering::Relaxed).saturating_sub(1), Ordering::Release);
@@ -88,7 +89,7 @@ impl Boards {
     }
 
     /// Records that this rank captures calls into graphs. Boards do not count the replays of a
-    /// graph, so no ranks of this heap are compared any more.
+    /// graph, so the ranks of this heap are not compared from now on.
     pub(crate) fn set_captured(&self) -> Result<()> {
         self.word(self.rank, 1)?.store(1, Ordering::Relaxed);
         Ok(())
@@ -104,14 +105,14 @@ impl Boards {
         Ok(self.calls(self.rank)?.load(Ordering::Relaxed))
     }
 
-    /// Writes down that this rank's host has seen the end of its first `calls` calls.
+    /// Records that this rank's host has seen the end of its first `calls` calls.
     pub(crate) fn complete(&self, calls: u64) -> Result<()> {
         self.word(self.rank, 2)?.fetch_max(calls, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Records that this rank waits in a step between nodes, for the given node if it is known; `None`
-    /// at the end of the step.
+    /// Records that this rank waits in a step between nodes, and for which node; `None` at the end
+    /// of the step.
     pub(crate) fn set_step(&self, step: Option<AwaitedNode>) -> Result<()> {
         let number = match step {
             None => 0,
@@ -122,7 +123,7 @@ impl Boards {
         Ok(())
     }
 
-    /// Step between nodes that a rank waits in; `None` if it waits in no such step.
+    /// Node that `rank` waits for in a step between nodes; `None` if it is in no such step.
     pub(crate) fn step(&self, rank: usize) -> Result<Option<AwaitedNode>> {
         Ok(match self.word(rank, 3)?.load(Ordering::Relaxed) {
             0 => None,
@@ -131,14 +132,14 @@ impl Boards {
         })
     }
 
-    /// Number of calls whose end the host of each rank has seen.
+    /// Number of calls whose end its host has seen, for each rank.
     pub(crate) fn completed(&self) -> Result<Vec<u64>> {
         let completed = |rank| Ok(self.word(rank, 2)?.load(Ordering::Relaxed));
         (0..self.all.len()).map(completed).collect()
     }
 
-    /// The last call that each rank has issued: its number, from 1, 0 for none, and its operator; none where a rank
-    /// captures calls.
+    /// Last call that each rank has issued: its number from 1 (0 if there is none) and its
+    /// operator. `None` if any rank captures calls.
     pub(crate) fn standing(&self) -> Result<Option<Standing>> {
         if self.is_captured()? {
             return Ok(None);
@@ -156,8 +157,8 @@ impl Boards {
         (0..self.all.len()).try_fold(false, |any, rank| Ok(any | captured(rank)?))
     }
 
-    /// First call for which two boards hold different operators; `None` if there is none or calls
-    /// were captured.
+    /// First call for which the boards of two ranks hold different operators; `None` if there is no
+    /// such call or calls were captured.
     pub(crate) fn difference(&self) -> Result<Option<Difference>> {
         if self.is_captured()? {
             return Ok(None);
@@ -202,7 +203,7 @@ impl Boards {
             return Ok(None);
         }
         let word = self.word(rank, HEADER + number % CALLS)?.load(Ordering::Relaxed);
-        // A later call may have overwritten the entry.
+        // A later call may have overwritten the entry of call `number`.
         Ok((word >> 32 == number & u64::from(u32::MAX)).then_some(word as u32))
     }
 

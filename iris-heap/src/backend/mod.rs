@@ -76,8 +76,8 @@ pub struct Memory {
     pub device_words: Arc<dyn Mapping>,
     /// Control block of this rank: abort word and fault record.
     pub control: Arc<Control>,
-    /// Imported memory of the caller, indexed by segment number. Shared, so that holders keep later
-    /// imports alive, too.
+    /// Imported memory of the caller, indexed by segment number. The table is shared, so that
+    /// streams and work that hold it keep later imports alive, too.
     pub(crate) registered: Arc<Mutex<Vec<Option<Imported>>>>,
 }
 
@@ -110,10 +110,10 @@ pub struct Group {
 /// Kernel of the CPU backend: called once per workgroup, each time on a thread of its own.
 pub type CpuKernel = Arc<dyn Fn(Group) -> Result<(), Error> + Send + Sync>;
 
-/// Host function enqueued on a CPU stream.
+/// Host function that a CPU stream's worker thread calls in the order of the stream.
 pub(crate) type CpuCall = Box<dyn FnOnce() -> Result<()> + Send>;
 
-/// Stream of a backend. A GPU's may wrap a stream of the caller.
+/// Stream of a backend. On a GPU it may wrap a stream of the caller.
 pub(crate) trait StreamBackend: Send + Sync {
     /// See [`crate::Stream::sync`].
     ///
@@ -133,7 +133,8 @@ pub(crate) trait StreamBackend: Send + Sync {
     /// [`Error::Closed`]; [`Error::Unsupported`] for an event of another kind of device.
     fn wait(&self, event: &dyn EventBackend) -> Result<()>;
 
-    /// Enqueues a copy between mappings of its heap; each end is a mapping and a byte offset in it.
+    /// Enqueues a copy of `bytes` bytes between two mappings of the stream's heap; `to` and `from`
+    /// are each a mapping and a byte offset in it.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`], [`Error::Closed`].
@@ -144,19 +145,21 @@ pub(crate) trait StreamBackend: Send + Sync {
         bytes: u64,
     ) -> Result<()>;
 
-    /// Enqueues a copy from host memory into a mapping of its heap.
+    /// Enqueues a copy of `data` from host memory into a mapping of the stream's heap, at a byte
+    /// offset.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`], [`Error::Closed`].
     fn write(&self, to: (Arc<dyn Mapping>, u64), data: Vec<u8>) -> Result<()>;
 
-    /// Enqueues a copy from a mapping of its heap to the host.
+    /// Enqueues a copy of `bytes` bytes to the host, from a mapping of the stream's heap at a byte
+    /// offset.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`], [`Error::Closed`], [`Error::Unsupported`] in a capture; those of the device.
     fn read(&self, from: (Arc<dyn Mapping>, u64), bytes: u64) -> Result<Box<dyn HostCopy>>;
 
-    /// Enqueues a copy between two addresses of its device.
+    /// Enqueues a copy of `bytes` bytes between two addresses of the stream's device.
     ///
     /// # Errors
     /// [`Error::Closed`]; those of the device.
@@ -184,14 +187,14 @@ pub(crate) trait StreamBackend: Send + Sync {
         Err(unsupported(&format!("{name} as a call"), "this is the stream of another device"))
     }
 
-    /// Enqueues copies of device-local words of its heap, ordered with the heap's ops; each pair is
-    /// (target, source), as word indices.
+    /// Enqueues copies of device-local words of the stream's heap, ordered with the heap's ops;
+    /// each pair is (target, source), as word indices.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`], [`Error::Closed`]; errors of the device.
     fn copy_words(&self, copies: &[(u32, u32)]) -> Result<()>;
 
-    /// The device's handle of the stream; on the CPU a number.
+    /// The driver's handle of the stream; on the CPU, the stream's number.
     fn raw_handle(&self) -> u64;
 
     /// Whether the stream is being captured into a graph.
@@ -218,19 +221,19 @@ pub(crate) trait StreamBackend: Send + Sync {
     fn as_any(&self) -> &dyn Any;
 }
 
-/// Target in host memory of an enqueued copy. Dropped before the copy is complete, it keeps the
-/// memory allocated for the copy.
+/// Target in host memory of an enqueued copy. If it is dropped before the copy is complete, the
+/// memory stays allocated for the copy.
 pub(crate) trait HostCopy: Send {
-    /// Event that is done when the bytes are there.
+    /// Event that is done when the copy is complete.
     fn event(&self) -> &dyn EventBackend;
 
-    /// The bytes, once the event is done; none if the copy failed.
+    /// The copied bytes, once the event is done; `None` before that, and if the copy failed.
     fn bytes(&self) -> Option<Vec<u8>>;
 }
 
 /// Event of a backend.
 pub(crate) trait EventBackend: Send + Sync {
-    /// Whether the work before the event is done.
+    /// Whether the work that was enqueued before the event is done.
     fn is_done(&self) -> bool;
 
     /// Waits on the host until the event is done.
@@ -262,7 +265,7 @@ pub struct LaunchShape {
 /// Order of a launch relative to the ops of its heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LaunchOrder {
-    /// Launch in the order of ops: after the heap's last op, on whatever stream that op was; the
+    /// Launch in the order of ops: after the heap's last op, whichever stream that op is on; the
     /// next op waits for this launch.
     Op,
     /// Launch beside ops: after the heap's last op, on another stream; the next op does not wait
@@ -299,7 +302,7 @@ pub(crate) trait FunctionBackend: Send + Sync {
     /// Errors of the device.
     fn resident_clusters(&self, shape: LaunchShape, cluster: u32) -> Result<u32>;
 
-    /// Enqueues a launch on a stream of the heap that the code was loaded for.
+    /// Enqueues a launch on a stream of the heap for which the code was loaded.
     ///
     /// # Errors
     /// [`Error::Closed`]; errors of the device.
@@ -328,9 +331,9 @@ pub(crate) trait Backend: Send + Sync {
         1
     }
 
-    /// Makes the device current on this thread until the guard is dropped, so that the driver calls
-    /// that follow need not. `None` on the CPU or if the driver refuses; each later call then makes
-    /// the device current itself and reports the error.
+    /// Makes the device current on this thread until the guard is dropped, which saves the driver
+    /// calls that follow from doing so. `None` on the CPU or if the driver refuses; each later call
+    /// then makes the device current itself and reports the error.
     fn current(&self) -> Option<Current<'_>> {
         None
     }
@@ -341,14 +344,14 @@ pub(crate) trait Backend: Send + Sync {
     /// [`Error::System`] if there is not enough.
     fn allocate(&self, purpose: Purpose, bytes: u64) -> Result<Arc<dyn Mapping>>;
 
-    /// Description of a mapping for other processes that are to map it.
+    /// Describes a mapping of this rank for other processes that shall map it.
     ///
     /// # Errors
     /// [`Error::Unsupported`]; errors of the device.
     fn describe(&self, own: &dyn Mapping) -> Result<Vec<u8>>;
 
-    /// File descriptors that this rank, `rank`, passes to other processes, given every rank's
-    /// description of its mapping.
+    /// Opens the file descriptors that this rank, with number `rank`, passes to other processes,
+    /// given every rank's description of its mapping.
     ///
     /// # Errors
     /// [`Error::Unsupported`]; errors of the system or the device.
@@ -359,8 +362,8 @@ pub(crate) trait Backend: Send + Sync {
         described: &[Vec<u8>],
     ) -> Result<Vec<OwnedFd>>;
 
-    /// Maps the exported memory of all ranks, which are other processes. The mapping of `rank`,
-    /// which is this rank, stays as it is.
+    /// Maps the exported memory of all ranks; the other ranks are other processes. Own memory, at
+    /// index `rank`, stays mapped as `own`.
     ///
     /// # Errors
     /// [`Error::Wire`]; errors of the system or the device.
@@ -384,7 +387,7 @@ pub(crate) trait Backend: Send + Sync {
     /// [`Error::Unsupported`] or [`Error::Invalid`] if it cannot be mapped.
     fn adopt(&self, descriptor: OwnedFd, bytes: u64) -> Result<Arc<dyn Mapping>>;
 
-    /// Uses memory of the caller at its present address, for ranks of the same process.
+    /// Makes a mapping of the caller's memory at `address`, for ranks of the same process.
     ///
     /// # Errors
     /// [`Error::Unsupported`]; [`Error::Invalid`] for an impossible address.
@@ -397,7 +400,7 @@ pub(crate) trait Backend: Send + Sync {
         Err(crate::util::unsupported("import of memory", "this backend does not offer it"))
     }
 
-    /// The control block of this rank.
+    /// Control block of this rank: abort word and fault record.
     fn control(&self) -> Arc<Control>;
 
     /// See [`crate::SymmetricHeap::load`].
@@ -462,25 +465,26 @@ pub(crate) trait Backend: Send + Sync {
     }
 
     /// Whether freeing memory may wait for work of the whole device. If so, all ranks must have
-    /// freed before any continues.
+    /// freed their memory before any rank continues.
     fn waits_for_device(&self) -> bool {
         false
     }
 
     /// Starts closing the heap: later enqueueing fails with [`Error::Closed`], and calls that are
-    /// just enqueueing on other threads have finished when this returns. Called before
+    /// enqueueing on other threads have finished when this function returns. Called before
     /// [`Backend::finish`] if memory will be released although streams may hold it.
     fn refuse_work(&self) {}
 
-    /// Waits until all streams have finished their enqueued work, except streams that are captured:
-    /// see [`Backend::check_no_capture`]. Errors stay with their streams.
+    /// Waits until all streams have finished their enqueued work, except streams that are being
+    /// captured (see [`Backend::check_no_capture`]). Errors stay with their streams.
     fn finish(&self);
 
-    /// First error of enqueued work that no wait for its stream has returned. It is returned once.
+    /// First error of enqueued work that no wait for its stream has returned; each error is
+    /// returned once.
     fn take_unreported(&self) -> Option<Error>;
 
-    /// Ends streams and threads, which have finished. Later enqueueing fails with
-    /// [`Error::Closed`].
+    /// Ends the heap's streams and threads, all of whose work has finished. Later enqueueing fails
+    /// with [`Error::Closed`].
     fn shutdown(&self);
 
     /// This object as `Any`, to downcast it to the backend's own type.

@@ -10,7 +10,7 @@ use crate::util::unsupported;
 use crate::world::World;
 
 impl BackendKind {
-    /// Driver of this kind's vendor.
+    /// Driver of the vendor of this kind of GPU; an error for the CPU.
     fn vendor(self) -> Result<&'static Vendor> {
         match self {
             BackendKind::Cpu => Err(unsupported("a GPU of backend cpu", "it has none")),
@@ -69,8 +69,9 @@ impl BackendKind {
         self.vendor()?.memory_info(index)
     }
 
-    /// Opens the device of a rank: on the host with `threads` workgroup threads; on a GPU the
-    /// device `asked`, or one by the rank's number, with plain memory if `legacy`.
+    /// Opens the device of a rank: for the CPU with `threads` workgroup threads; for a GPU the
+    /// device with index `asked`, or else one by the rank's number on its host. If `legacy`, GPU
+    /// memory is plain memory.
     pub(crate) fn open(
         self,
         world: &World,

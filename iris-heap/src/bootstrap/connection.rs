@@ -21,53 +21,52 @@ use super::tcp::seal::Keys;
 use crate::error::{Error, Result};
 use crate::util::lock;
 
-/// Time that the control thread has to find the reason why nothing can be sent.
+/// Time after a failed send for the control thread to read the reason from the hub's messages.
 pub(super) const REASON: Duration = Duration::from_secs(2);
 
 /// Messages that the hub has sent to this process for one group (a world or split world).
 #[derive(Default)]
 pub(super) struct Letters {
-    /// Number of exchanges begun by this rank.
+    /// Number of exchanges that this rank has begun.
     pub(super) number: u64,
     pub(super) arrived: Option<(u64, Vec<Part>)>,
     /// Reason why no further exchange is possible.
     pub(super) broken: Option<Error>,
-    /// Whether the hub reported the reason in `broken`, to this rank and to all others of the
-    /// group.
+    /// Whether `broken` is the reason that the hub reported to all ranks of the group.
     pub(super) hub_reported: bool,
-    /// First loss of a peer, which may follow another reason.
+    /// First loss of a peer; differs from `broken` if the group broke earlier for another reason.
     pub(super) lost: Option<Error>,
     pub(super) watchers: Vec<Watcher>,
     pub(super) has_left: bool,
-    /// Answer of the hub during an exchange: its number, the missing ranks, and the rank that tells
-    /// the user.
+    /// Hub's answer about an exchange in progress: number of the exchange, missing ranks, and the
+    /// rank that shall tell the user.
     pub(super) missing: Option<(u64, Vec<usize>, usize)>,
 }
 
 #[derive(Default)]
 pub(super) struct Mail {
     pub(super) groups: HashMap<u64, Letters>,
-    /// Answer to this process's hello.
+    /// Hub's answer to this process's hello; `None` until it arrives.
     pub(super) welcome: Option<Result<()>>,
-    /// Whether the hub has said goodbye or this end is closing; the end of the stream is then no
-    /// loss.
+    /// Whether the hub has said goodbye or this process is closing; the end of the stream is then
+    /// no loss.
     pub(super) over: bool,
 }
 
 /// Connection of one process to the hub.
 pub(super) struct Connection {
     pub(super) socket: Socket,
-    /// Frames to be written; locked while one is written.
+    /// Frames to be written to the socket; the lock is held while one is written.
     pub(super) outbox: Mutex<Outbox>,
     pub(super) mail: Arc<(Mutex<Mail>, Condvar)>,
     pub(super) control: Mutex<Option<JoinHandle<()>>>,
     pub(super) hub: Mutex<Option<JoinHandle<()>>>,
-    /// Processes of the launched ranks, once all ranks have reported theirs.
+    /// Process of each launched rank, set once all ranks have reported theirs.
     pub(super) processes: OnceLock<Vec<ProcessId>>,
 }
 
-/// End of a wait, with a grace period in case this process was stopped for a part of it: before any
-/// rank is blamed, the control thread reads the messages that arrived meanwhile.
+/// Deadline of a wait, with a grace period in case this process was stopped for a part of the wait:
+/// before any rank is blamed, the control thread reads the messages that arrived meanwhile.
 pub(super) struct LastChance {
     pub(super) until: Instant,
     rounds: u32,
@@ -80,8 +79,8 @@ impl LastChance {
         LastChance { until, rounds: 0 }
     }
 
-    /// Whether the wait is over. After its end it continues for one round, and for up to a second
-    /// while there are unread messages.
+    /// Whether the wait is over at time `now`. After the deadline it continues for one round, and
+    /// for up to a second while messages are unread.
     pub(super) fn is_over(&mut self, now: Instant, unread: impl FnOnce() -> bool) -> bool {
         if now < self.until {
             return false;
@@ -96,7 +95,7 @@ impl LastChance {
 }
 
 impl Connection {
-    /// Starts the control thread of a connection, whose frames are sealed if there are keys.
+    /// Starts the control thread of a connection. Frames are sealed if `keys` are given.
     pub(super) fn start(
         socket: &Socket,
         keys: Option<&Keys>,
@@ -124,7 +123,7 @@ impl Connection {
         }))
     }
 
-    /// Sends a frame. If the system has no room, tries again until `until`.
+    /// Sends a frame. While the system has no room for it, tries again until `until`.
     pub(super) fn send(&self, frame: Frame, until: Instant) -> Result<()> {
         let mut outbox = lock(&self.outbox);
         outbox.push(frame.pack());
@@ -141,8 +140,8 @@ impl Connection {
                 continue;
             }
             if !(crowded && outbox.take_back()) {
-                // A part of the frame may have been sent, so nothing after it would be understood.
-                // Messages for this rank can still be read.
+                // A part of the frame may have been sent, so the hub could not understand later
+                // frames. This rank can still read the hub's messages.
                 outbox.clear();
                 let _ = self.socket.shutdown(Shutdown::Write);
             }
@@ -161,8 +160,8 @@ impl Connection {
         lock(&self.hub).is_some()
     }
 
-    /// Waits until the control thread has read messages such that `holds` returns true, at most
-    /// until `until`.
+    /// Waits until the control thread has read messages for which `holds` returns true, or until
+    /// `until`.
     pub(super) fn wait_until(&self, until: Instant, holds: impl Fn(&Mail) -> bool) {
         let (mail, changed) = &*self.mail;
         let mut mail = lock(mail);
@@ -207,7 +206,7 @@ impl Connection {
 }
 
 impl Drop for Connection {
-    /// Does not wait for peers: the control thread ends as soon as the socket is shut down.
+    /// Does not wait for peers: the control thread ends when the socket is shut down.
     fn drop(&mut self) {
         lock(&self.mail.0).over = true;
         let _ = self.socket.shutdown(Shutdown::Both);
@@ -220,7 +219,7 @@ impl Drop for Connection {
     }
 }
 
-/// Main loop of the control thread.
+/// Main loop of the control thread: reads frames into `mail` until the stream ends.
 fn read(socket: &Socket, mut inbox: Inbox, mail: &(Mutex<Mail>, Condvar), rank: usize) {
     let (mail, changed) = mail;
     let process = process_of(socket);
@@ -302,8 +301,8 @@ fn has_more(socket: &Socket, process: Option<&OwnedFd>) -> bool {
 }
 
 impl Letters {
-    /// Marks the group as broken; the first reason stays. Returns the watchers to be told of a
-    /// loss; an absence (timeout) is not a loss.
+    /// Marks the group as broken; the first reason stays. Returns the watchers to call if `error`
+    /// is a loss; an absence (timeout) is not a loss.
     fn fail(&mut self, error: &Error) -> Vec<Watcher> {
         self.broken.get_or_insert_with(|| error.clone());
         if matches!(error, Error::Absent { .. }) {

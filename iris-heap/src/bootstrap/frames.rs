@@ -1,4 +1,4 @@
-//! Frames that processes exchange over a Unix socket: header and body, with file descriptors passed
+//! Frames that processes exchange over a socket: header and body, with file descriptors passed
 //! alongside.
 
 use std::os::fd::OwnedFd;
@@ -10,11 +10,11 @@ use crate::wire::{Reader, Writer};
 
 /// Size of a header in bytes: length of the body, kind, number of descriptors.
 pub(super) const HEADER: usize = 16;
-/// Largest length of a frame in bytes; a greater length in a header means that the data is not a
-/// frame.
+/// Largest length of a frame in bytes; a greater length in a header means that the sender does not
+/// speak this protocol.
 pub(super) const LONGEST: u64 = 1 << 30;
-/// Largest body of a hello in bytes. With the maximum number of strangers it bounds the memory that
-/// unidentified processes can occupy here.
+/// Largest body of a hello in bytes. It bounds, together with the maximum number of strangers, the
+/// memory that unidentified processes can occupy in rank 0.
 pub(super) const HELLO: usize = 8 << 10;
 
 /// Contribution of one rank to an exchange: bytes, and file descriptors.
@@ -24,17 +24,17 @@ pub(crate) struct Part {
     pub(crate) descriptors: Vec<OwnedFd>,
 }
 
-/// Message between a process and the hub. `group` is 0 for the launched world, otherwise the number
-/// of a split.
+/// Message between a process and the hub. `group` is 0 for the launched world, otherwise the id of
+/// a split world.
 #[derive(Debug)]
 pub(crate) enum Frame {
-    /// Process to hub: identifies the sender's job and rank.
+    /// Process to hub: names the job and rank of the sender, and the size of its world.
     Hello { job: String, rank: u64, size: u64 },
     /// Hub to process: all ranks have arrived.
     Welcome,
-    /// Hub to process: the world cannot be formed.
+    /// Hub to process: the world cannot be formed, for this reason.
     Refuse(Error),
-    /// Process to hub: the sender is a member of this group; `members` are ranks of the launched
+    /// Process to hub: the sender is a member of `group`; `members` are ranks of the launched
     /// world.
     Group { group: u64, members: Vec<u64> },
     /// Process to hub: the sender's contribution to an exchange.
@@ -43,11 +43,11 @@ pub(crate) enum Frame {
     All { group: u64, number: u64, parts: Vec<Part> },
     /// Process to hub: the sender's deadline for an exchange has passed.
     Late { group: u64, number: u64, what: String, waited: Duration },
-    /// Hub to process: the group is broken.
+    /// Hub to process: the group can make no further exchange, for this reason.
     Broken { group: u64, error: Error },
     /// Process to hub: the sender leaves a group.
     Leave { group: u64, clean: bool },
-    /// Hub to process: the world has been closed by all ranks.
+    /// Hub to process: all ranks have closed the world.
     Goodbye,
     /// Process to hub: the sender cannot continue in a group, for this reason.
     GaveUp { group: u64, error: Error },
@@ -108,7 +108,7 @@ fn take_error(r: &mut Reader<'_>) -> Result<Error> {
     })
 }
 
-/// Encodes an error for a reader without a connection.
+/// Encodes an error as bytes, for a note that a process reads without a connection.
 pub(crate) fn error_to_bytes(error: &Error) -> Vec<u8> {
     let mut w = Writer::default();
     put_error(&mut w, error);

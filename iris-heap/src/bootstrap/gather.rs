@@ -12,21 +12,21 @@ use super::rendezvous::{Door, LOOK, Place, check_user};
 use crate::error::{Error, Result, list_ranks};
 use crate::limits::{explain, is_full};
 
-/// Largest number of connections that have not said hello. It also bounds the memory that they can
-/// occupy here: 64 times 8 KiB.
+/// Largest number of connections that have not said hello. It also bounds their memory in rank 0:
+/// 64 times 8 KiB.
 const STRANGERS: usize = 64;
 /// Time after which a silent connection may be dropped to make room for another.
 const SILENCE: Duration = Duration::from_secs(1);
 /// Time for which rank 0 may lack file descriptors for new connections before it gives up.
 const NO_DESCRIPTOR: Duration = Duration::from_secs(2);
 
-/// World whose processes have not all arrived.
+/// World that is being formed: some of its processes have not arrived yet.
 pub(super) struct Gathering {
     place: Place,
     size: usize,
     /// Processes that have said hello, by rank. Rank 0's own connection is known without a hello.
     peers: Vec<Option<Peer>>,
-    /// Connections without a hello so far, oldest first.
+    /// Connections that have not said hello, oldest first.
     strangers: Vec<Peer>,
 }
 
@@ -68,7 +68,8 @@ impl Gathering {
         tracing::debug!(%error, "the world comes to nothing");
         let refusal = Frame::Refuse(error.clone()).pack();
         // Rank 0 is told last, because its process may end when it has read the reason. The other
-        // connections are closed before the note is written, which may need their descriptors.
+        // connections are closed before the note is written, because writing may need their
+        // descriptors.
         let own = self.peers[0].take();
         for mut peer in self.peers.drain(..).rev().flatten() {
             peer.send(refusal.clone());
@@ -76,7 +77,7 @@ impl Gathering {
         self.refuse(&door.listener, error);
         door.make_room();
         self.place.clear(Some(error));
-        // This refuses also connections that were made before the socket was unlinked.
+        // Connections that were made before the socket was unlinked are refused here, too.
         self.refuse(&door.listener, error);
         if let Some(mut own) = own {
             own.send(refusal);
@@ -184,7 +185,7 @@ impl Gathering {
         }
     }
 
-    /// Reads messages of strangers and of waiting ranks. If one of them makes the world impossible,
+    /// Reads messages of strangers and of waiting ranks. If a message makes the world impossible,
     /// the remaining strangers are still read and kept, so that they can be told why.
     fn hear(&mut self) -> Result<()> {
         let mut outcome = Ok(());
@@ -231,9 +232,9 @@ impl Gathering {
         (0..self.size).filter(|&r| self.peers[r].is_none()).collect()
     }
 
-    /// Decides whether a process belongs to this world, and as which rank. A process that sends
-    /// anything but a hello, or is of another job, is ignored; one of this job that contradicts the
-    /// world makes it impossible.
+    /// Decides whether the sender of `frame` belongs to this world, and as which rank. A process of
+    /// another job, or whose first frame is no hello, is ignored; a process of this job that
+    /// contradicts the world makes the world impossible.
     fn greet(&self, frame: Frame) -> Greeting {
         let Frame::Hello { job, rank, size } = frame else {
             return Greeting::Stranger(
@@ -256,8 +257,8 @@ impl Gathering {
     }
 }
 
-/// Fails with the reason of a rank that gave up; a waiting rank can send nothing else before all
-/// have arrived.
+/// Fails if one of `frames` says that a rank gave up, with the rank's reason; a waiting rank can
+/// send nothing else before all ranks have arrived.
 pub(super) fn heed(mut frames: impl Iterator<Item = Frame>) -> Result<()> {
     let gave_up = frames.find_map(|frame| match frame {
         Frame::GaveUp { error, .. } => Some(error),
@@ -297,7 +298,7 @@ mod tests {
         let place = Place::at(temp.path().join("iris"), true, "job".into());
         let mut door = place.listen().unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);
-        // The first rank that is read has the wrong hello.
+        // The first rank that is read (1) says hello with the wrong size.
         let come = |rank: u64| {
             let socket = place.connect(rank as usize, 4, deadline).unwrap();
             let size = if rank == 1 { 3 } else { 4 };

@@ -16,8 +16,8 @@ use super::rendezvous::{Door, Place};
 use crate::error::Error;
 use crate::limits::open_files;
 
-/// Time for sending the last messages after the world was closed; only a process that is stopped
-/// needs it.
+/// Time limit for sending the last messages after the world was closed; it is reached only if a
+/// process is stopped.
 const DRAIN: Duration = Duration::from_secs(10);
 
 pub(crate) struct Hub {
@@ -25,8 +25,8 @@ pub(crate) struct Hub {
     /// Connections, by rank.
     peers: Vec<Peer>,
     groups: BTreeMap<u64, Group>,
-    /// Ranks whose deadline has passed, with their reports. Judged only after all messages that
-    /// were sent have been read.
+    /// Ranks whose deadline has passed, with their reports. They are judged only after all messages
+    /// that were sent have been read.
     late: Vec<Late>,
     /// Time at which rank 0 left after a collective close.
     draining: Option<Instant>,
@@ -62,12 +62,13 @@ impl Group {
         }
     }
 
-    /// Members that have not contributed to the exchange in progress.
+    /// Indices of the members that have not contributed to the exchange in progress.
     fn missing(&self) -> Vec<usize> {
         (0..self.given.len()).filter(|&i| self.given[i].is_none()).collect()
     }
 
-    /// Error for a failure of rank 0's process, with rank 0's number in this group.
+    /// Error that the group receives for a failure of rank 0's process, with rank 0's number in
+    /// this group.
     fn fault_of_hub(&self, what: String, message: String) -> Error {
         match self.members.iter().position(|&m| m == 0) {
             Some(rank) => Error::PeerFailed { rank, what, message },
@@ -96,7 +97,7 @@ impl Hub {
         }
     }
 
-    /// Carries the exchanges of these ranks until all have gone.
+    /// Carries the exchanges of `peers`, the connections by rank, until all ranks have left.
     pub(super) fn carry(peers: Vec<Peer>) {
         let size = peers.len();
         let groups = BTreeMap::from([(0, Group::new((0..size).collect()))]);
@@ -230,7 +231,7 @@ impl Hub {
     }
 
     /// Handles a rank that waited past its deadline: blames the ranks that have not contributed. If
-    /// all have, but the system had no room to send the answer, that is the reason.
+    /// all ranks have, the reason is that the system had no room to send the answer.
     fn judge(&mut self, Late { rank, group: id, number, what, waited }: Late) {
         let Some(group) = self.groups.get_mut(&id).filter(|g| !g.broken) else {
             return;
@@ -239,7 +240,7 @@ impl Hub {
         let error = match crowded {
             _ if number == group.number => Error::Absent { ranks: group.missing(), what, waited },
             Some(message) => group.fault_of_hub(format!("{what}, passing descriptors on"), message),
-            // The exchange has completed meanwhile; the answer has been sent.
+            // The exchange has completed meanwhile, and its answer has been sent.
             None => return,
         };
         group.broken = true;
@@ -249,7 +250,7 @@ impl Hub {
         self.send_to_group(id, Frame::Broken { group: id, error });
     }
 
-    /// Handles a rank that cannot continue and sends its reason before it leaves.
+    /// Handles a rank that cannot continue and has sent its reason: breaks the group with `error`.
     fn give_up(&mut self, rank: usize, id: u64, error: Error) {
         if let Some(group) = self.groups.get_mut(&id)
             && group.members.contains(&rank)
@@ -259,7 +260,7 @@ impl Hub {
         }
     }
 
-    /// Tells a rank that has waited for a while which ranks are missing.
+    /// Tells a rank that has waited for a while in exchange `number` which ranks are missing.
     fn answer(&mut self, rank: usize, id: u64, number: u64) {
         let Some(group) = self.groups.get(&id).filter(|g| !g.broken && g.number == number) else {
             return;
@@ -288,7 +289,8 @@ impl Hub {
         if group.has_left.iter().all(|&left| left) {
             self.groups.remove(&id);
         } else if !clean {
-            // If this process could not read the connection, the fault is here and not at the peer.
+            // If this process could not read the connection, the failure is on this side, so the
+            // rank is not blamed.
             let error = match &self.peers[rank].fault {
                 Some(fault) => group.fault_of_hub(
                     format!("messages of rank {rank}"),

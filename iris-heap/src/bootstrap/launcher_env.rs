@@ -10,10 +10,11 @@ use super::rendezvous::began;
 use crate::env::{read, wrong};
 use crate::error::{Error, Result};
 
-/// Most ranks of a world. A heap, which is one of a node, has at most [`MAX_RANKS`](crate::MAX_RANKS).
+/// Largest number of ranks of a world. A heap spans one node and has at most
+/// [`MAX_RANKS`](crate::MAX_RANKS).
 pub const MAX_WORLD: usize = 4096;
 
-/// Number shared by the processes of one world, and by no others.
+/// Random 128-bit number that the processes of one world share, and no other processes have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct UniqueId(u128);
 
@@ -48,7 +49,8 @@ impl FromStr for UniqueId {
     }
 }
 
-/// Position of a rank: host, number on the host, and number of ranks on the host.
+/// Position of a rank: index of its host, number of the rank on the host, and number of ranks
+/// there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) node: usize,
@@ -62,13 +64,13 @@ pub(crate) struct Launch {
     pub(crate) rank: usize,
     pub(crate) size: usize,
     pub(crate) place: Place,
-    /// Identity of the job, equal on all of its processes and different from other jobs.
+    /// Identity of the job, equal on all processes of the job and different for other jobs.
     pub(crate) job: String,
-    /// The variables that say that ranks are on several hosts.
+    /// Text of the variables that say that the ranks are on several hosts; `None` if none says so.
     pub(crate) several_hosts: Option<String>,
-    /// The variable that says which host rank 0 is on, and its value.
+    /// Name and value of the variable that says on which host rank 0 is.
     pub(super) master: Option<(&'static str, String)>,
-    /// `MASTER_PORT`, and `IRIS_PORT`.
+    /// Values of `MASTER_PORT` and of `IRIS_PORT`.
     pub(super) ports: [Option<u16>; 2],
     /// Whether Slurm started the ranks.
     pub(super) slurm: bool,
@@ -77,7 +79,7 @@ pub(crate) struct Launch {
 /// Function that looks up an environment variable.
 pub(super) type Get<'a> = &'a dyn Fn(&str) -> Result<Option<String>>;
 
-/// Names of one launcher's variables; in a list the first variable that is set counts.
+/// Names of one launcher's variables; in a list, the first variable that is set is used.
 struct Names {
     rank: &'static str,
     size: &'static [&'static str],
@@ -86,7 +88,7 @@ struct Names {
     node: &'static str,
     /// Variables that identify the job. If none is set, the parent process identifies it.
     job: &'static [&'static str],
-    /// Variable that is appended to the job's identity if set.
+    /// Variable with the number of restarts, which is appended to the job's identity if set.
     restart: &'static str,
 }
 
@@ -120,7 +122,7 @@ const PMI: Names = Names {
     restart: "",
 };
 
-/// PMIx has no variable for the size, so variables of other launchers are tried.
+/// Variables of PMIx launchers. PMIx has none for the size, so those of other launchers are tried.
 const PMIX: Names = Names {
     rank: "PMIX_RANK",
     size: &["WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"],
@@ -141,7 +143,7 @@ const SLURM: Names = Names {
     restart: "SLURM_RESTART_COUNT",
 };
 
-/// Variables that a Slurm task has but a batch script lacks; the second is the older name.
+/// Variables that exist in a Slurm task but not in a batch script; the second is the older name.
 const SLURM_STEP: &[&str] = &["SLURM_STEP_ID", "SLURM_STEPID"];
 
 impl Launch {
@@ -266,10 +268,11 @@ impl Launch {
                 parts.push(format!("{name}={value}"));
             }
         }
-        // An address without a port does not distinguish two jobs.
+        // An address without a port does not distinguish two jobs, so the parent process is added.
         let several = several_hosts.is_some() || get("IRIS_NODE")?.is_some();
         if parts.is_empty() || (parts.len() == 1 && parts[0].starts_with("MASTER_ADDR")) {
-            // On several hosts there is no such process, and the port tells jobs apart.
+            // Ranks on several hosts have no common parent process; there the port tells jobs
+            // apart.
             parts.push(if several { "no name".into() } else { parent() });
         }
         if let Some(count) = optional(get, names.restart)? {
@@ -281,7 +284,7 @@ impl Launch {
             let text = get(name)?;
             text.map(|text| number(name, &text, 1, 65535, "").map(|port| port as u16)).transpose()
         };
-        // Only where ranks meet over TCP is it known that this is a port.
+        // `MASTER_PORT` is checked only if ranks meet over TCP; otherwise it need not be a port.
         let ports = if several { [port("MASTER_PORT")?, port("IRIS_PORT")?] } else { [None; 2] };
         let (job, slurm) = (parts.join(" "), false);
         Ok(Launch { rank, size, place, job, several_hosts, master, ports, slurm })
@@ -402,7 +405,7 @@ mod tests {
         assert_eq!((l.rank, l.size, l.job.as_str()), (3, 4, "SLURM_JOB_ID=77 SLURM_STEP_ID=2"));
         let older = slurm.map(|v| if v.0 == "SLURM_STEP_ID" { ("SLURM_STEPID", v.1) } else { v });
         assert_eq!(detect(&older).unwrap().size, 4);
-        // A task without a known step, and a batch script that lacks srun.
+        // A task whose environment lost the step looks like a batch script without srun.
         let batch: Vec<_> = slurm.into_iter().filter(|v| v.0 != "SLURM_STEP_ID").collect();
         fails(&batch, &["SLURM_STEP_ID=(not set)", "SLURM_PROCID=3", "SLURM_STEP_NUM_TASKS=4"]);
         fails(&[("SLURM_PROCID", "2")], &["SLURM_PROCID=2", "srun", "RANK"]);
@@ -420,7 +423,7 @@ mod tests {
     fn launchers_that_disagree_are_named() {
         let mpirun = [("OMPI_COMM_WORLD_RANK", "2"), ("OMPI_COMM_WORLD_SIZE", "4")];
         let with = |more: &[(&'static str, &'static str)]| [&mpirun[..], more].concat();
-        // Variables left in a shell from an earlier run.
+        // Variables that an earlier run left in the shell contradict those of the launcher.
         fails(
             &with(&[("RANK", "0"), ("WORLD_SIZE", "1")]),
             &["RANK=0 WORLD_SIZE=1", "OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4", "unset"],
@@ -432,7 +435,8 @@ mod tests {
         fails(&alone, &["RANK=1 WORLD_SIZE=2", "PMI_RANK=0 PMI_SIZE=1"]);
         // A program may set RANK from its launcher's variable.
         assert_eq!(detect(&with(&[("RANK", "2"), ("WORLD_SIZE", "4")])).unwrap().rank, 2);
-        // A launcher or a shell in the only task of a step; torchrun in the only task of mpirun.
+        // A launcher or a shell may run in the only task of a step, and torchrun in the only task
+        // of mpirun.
         let task = [
             ("SLURM_PROCID", "0"),
             ("SLURM_STEP_NUM_TASKS", "1"),
@@ -444,7 +448,7 @@ mod tests {
         assert_eq!(detect(&by_hand).unwrap().size, 2);
         let torchrun = [&alone[..], &[("TORCHELASTIC_RUN_ID", "none")]].concat();
         assert_eq!(detect(&torchrun).unwrap().size, 2);
-        // Slurm's variables, as a task started by Open MPI sees them.
+        // Open MPI under Slurm: a task sees the variables of both.
         let srun = [("SLURM_PROCID", "2"), ("SLURM_STEP_NUM_TASKS", "4"), ("SLURM_STEP_ID", "0")];
         assert_eq!(detect(&with(&srun)).unwrap().size, 4);
         let stale = [&srun[..], &[("RANK", "0"), ("WORLD_SIZE", "1")]].concat();

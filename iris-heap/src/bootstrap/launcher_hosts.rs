@@ -24,12 +24,12 @@ impl Launch {
             (name, list) => first_host(name, list)?,
         };
         let [master, own] = self.ports;
-        // The port of MASTER_PORT is that of torchrun's own store.
+        // `MASTER_PORT` is the port of torchrun's own store, so the next one is used.
         let port = match (own, master) {
             (Some(port), _) => port,
             (None, Some(u16::MAX)) => u16::MAX - 1,
             (None, Some(port)) => port + 1,
-            // Jobs of one host may overlap: each has a port of its own.
+            // Slurm jobs may overlap on a host, so each uses a port derived from its identity.
             (None, None) if self.slurm => 20_000 + (hash(&[self.job.as_bytes()]) % 10_000) as u16,
             (None, None) => DEFAULT_PORT,
         };
@@ -37,10 +37,10 @@ impl Launch {
     }
 }
 
-/// Port of a job that names none: one above torchrun's.
+/// Port of a job that names none: one above torchrun's default.
 const DEFAULT_PORT: u16 = 29_501;
 
-/// The first host of a list of Slurm's: `gpu[07-09,12],login1` begins with `gpu07`.
+/// First host of a host list in Slurm's notation: `gpu[07-09,12],login1` begins with `gpu07`.
 fn first_host(name: &str, list: &str) -> Result<String> {
     let part = list.trim().split_once('[').map_or_else(
         || list.split(',').next().map(|host| host.trim().to_string()),
@@ -112,7 +112,7 @@ mod tests {
             assert_eq!(first_host("X", list).unwrap(), host, "{list}");
         }
         assert!(first_host("X", "[").is_err() && first_host("X", "").is_err());
-        // Nothing else may say so where all ranks are on one host: a port need not be a number there.
+        // Without variables that say several hosts, `MASTER_PORT` need not be a number.
         let here = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_PORT", "a name")];
         assert_eq!(detect(&here).unwrap().several_hosts, None);
     }

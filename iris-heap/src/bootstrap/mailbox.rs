@@ -1,5 +1,5 @@
-//! Framing over a Unix socket: queues of unsent frames and of partly read ones, with file
-//! descriptors passed beside the bytes.
+//! Framing over a socket: queues of unsent frames and of partly read frames, with file descriptors
+//! passed beside the bytes.
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::limits::open_files;
 use crate::wire::Reader;
 
-/// Largest number of descriptors per message, below the kernel's limit of 253.
+/// Largest number of descriptors per message, below Linux's limit of 253.
 const DESCRIPTORS: usize = 128;
 
 /// Queue of frames to be written to a socket.
@@ -30,12 +30,12 @@ pub(crate) struct Outbox {
     /// descriptors.
     bytes_sent: usize,
     descriptors_sent: usize,
-    /// Seals frames to another host.
+    /// Encrypts the frames; `None` on a Unix socket, whose frames are not sealed.
     sealer: Option<Sealer>,
 }
 
 impl Outbox {
-    /// An outbox whose frames are sealed.
+    /// Makes an outbox whose frames are sealed with `keys`.
     pub(crate) fn sealed(keys: &Keys) -> Outbox {
         Outbox { sealer: Some(keys.sealer()), ..Outbox::default() }
     }
@@ -47,7 +47,7 @@ impl Outbox {
         self.packets.push_back(packet);
     }
 
-    /// Forgets what waits: the stream is broken off.
+    /// Drops all waiting frames, because the stream is broken off.
     pub(crate) fn clear(&mut self) {
         self.packets.clear();
         (self.bytes_sent, self.descriptors_sent) = (0, 0);
@@ -57,14 +57,14 @@ impl Outbox {
         self.packets.is_empty()
     }
 
-    /// Removes the first packet if no part of it has been sent, so that later packets are still
-    /// understood. Returns false otherwise; the stream then ends in the middle of a frame.
+    /// Removes the first packet if no part of it has been sent, so that the peer understands later
+    /// packets. Returns false if a part was sent; the stream then ends in the middle of a frame.
     pub(crate) fn take_back(&mut self) -> bool {
         self.bytes_sent == 0 && self.descriptors_sent == 0 && self.packets.pop_front().is_some()
     }
 
     /// Writes until everything is sent or the socket is full. After an error that is [`crowded`] or
-    /// `WouldBlock`, the rest may be sent later.
+    /// `WouldBlock`, the unsent rest can be sent by a later call.
     pub(crate) fn flush(&mut self, socket: &impl AsFd) -> std::io::Result<()> {
         while let Some(packet) = self.packets.front() {
             let descriptors: Vec<BorrowedFd<'_>> = packet.descriptors[self.descriptors_sent..]
@@ -75,8 +75,8 @@ impl Outbox {
             let last = self.descriptors_sent + descriptors.len() == packet.descriptors.len();
             let mut rest = &packet.bytes[self.bytes_sent..];
             if !last {
-                // Descriptors need at least one byte of data; while more remain, send one byte per
-                // message.
+                // Descriptors can only be sent with at least one byte of data; while more
+                // descriptors remain, send one byte per message.
                 rest = &rest[..1];
             }
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
@@ -107,8 +107,8 @@ impl Outbox {
 /// Interval between attempts to send a message for which the system had no room.
 pub(crate) const AGAIN: Duration = Duration::from_millis(10);
 
-/// Whether an error means that the system currently has no room for a message: the descriptors in
-/// transit are limited per user, by the limit of open files, and so is socket memory.
+/// Whether an error means that the system currently has no room for a message: descriptors in
+/// transit are limited per user (by the limit of open files), and so is socket memory.
 pub(crate) fn crowded(error: &std::io::Error) -> bool {
     let code = Errno::from_io_error(error);
     code.is_some_and(|code| [Errno::TOOMANYREFS, Errno::NOBUFS, Errno::NOMEM].contains(&code))
@@ -123,26 +123,26 @@ pub(crate) fn explain_crowded(error: &std::io::Error) -> String {
     )
 }
 
-/// Bytes and descriptors read from a socket that do not form a whole frame yet.
+/// Bytes and descriptors that were read from a socket and do not form a whole frame yet.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     bytes: Vec<u8>,
     descriptors: VecDeque<OwnedFd>,
-    /// Whether the peer has not said hello yet; then bodies must be short and descriptors are
-    /// refused.
+    /// Whether the peer has not said hello yet; until then its frames must be short and have no
+    /// descriptors.
     stranger: bool,
-    /// Opens frames of another host.
+    /// Decrypts the frames; `None` on a Unix socket, whose frames are not sealed.
     opener: Option<Opener>,
 }
 
 impl Inbox {
-    /// Makes an inbox for a connection that has not said hello: it stores little and accepts no
+    /// Makes an inbox for a connection that has not said hello: frames must be short and have no
     /// descriptors.
     pub(crate) fn of_stranger() -> Inbox {
         Inbox { stranger: true, ..Inbox::default() }
     }
 
-    /// An inbox for sealed frames of one that has not said hello.
+    /// Makes an inbox for sealed frames of a connection that has not said hello.
     pub(crate) fn sealed(keys: &Keys) -> Inbox {
         Inbox { opener: Some(keys.opener()), ..Inbox::of_stranger() }
     }
@@ -152,7 +152,7 @@ impl Inbox {
         self.stranger = false;
     }
 
-    /// Reads once. Returns false if the peer has closed its end.
+    /// Reads from the socket once. Returns false if the peer has closed its end.
     pub(crate) fn fill(&mut self, socket: &impl AsFd) -> Result<bool> {
         let room =
             if self.stranger { HEADER + HELLO - self.bytes.len().min(HELLO) } else { 1 << 16 };
@@ -190,7 +190,7 @@ impl Inbox {
         Ok(got.bytes > 0)
     }
 
-    /// Next whole frame; `None` if there is none yet.
+    /// Takes the next whole frame; `None` if none has arrived completely.
     pub(crate) fn take(&mut self) -> Result<Option<Frame>> {
         let Some((header, rest)) = self.bytes.split_first_chunk::<HEADER>() else {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! Bootstrap: ranks find each other and exchange small messages on the host.
+//! Bootstrap: how the ranks of a world meet and exchange small messages on the host.
 
 use std::any::Any;
 use std::fmt;
@@ -32,14 +32,14 @@ pub(crate) mod unix;
 /// Callback for the loss of a peer; called once, from any thread, when the world cannot continue.
 pub type Watcher = Arc<dyn Fn(&Error) + Send + Sync>;
 
-/// Object that ranks of one process can exchange.
+/// Rust object that ranks which are threads of one process can exchange.
 pub type Object = Arc<dyn Any + Send + Sync>;
 
-/// Function that gets the ranks which have not arrived in an exchange.
+/// Function called with the ranks that have not arrived in an exchange.
 pub type Missing = dyn Fn(&[usize]) + Send + Sync;
 
-/// Callback for a wait in an exchange: gets the ranks that have not arrived, each time that they are
-/// found out. Called from the waiting thread, with locks held, so it must not wait.
+/// Callback during a wait in an exchange, called with the ranks that have not arrived each time
+/// that this is determined. It runs on the waiting thread, with locks held, so it must not wait.
 #[derive(Clone)]
 pub struct OnMissing(pub Arc<Missing>);
 
@@ -49,19 +49,19 @@ impl fmt::Debug for OnMissing {
     }
 }
 
-/// Name and deadline of one exchange.
+/// Name and deadline of one exchange between the ranks.
 #[derive(Clone, Debug)]
 pub struct Step {
     /// Kind and call site of the exchange, for errors.
     pub what: String,
-    /// Time at which the exchange gives up.
+    /// Time at which the exchange fails if ranks are missing.
     pub deadline: Instant,
-    /// Callback for the ranks that are missing.
+    /// Callback during the wait, called with the ranks that are missing.
     pub on_missing: Option<OnMissing>,
 }
 
-/// Transport of a [`World`](crate::World)'s exchanges. Implemented for processes of one host and
-/// for threads of a process; other transports can be added.
+/// Transport of a [`World`](crate::World)'s exchanges. Implemented for threads of a process, for
+/// processes of one host and for several hosts; other transports can be added.
 ///
 /// All methods except [`watch`](Bootstrap::watch), [`lost`](Bootstrap::lost) and
 /// [`leave`](Bootstrap::leave) are collective and must be called in the same order on every rank;
@@ -123,10 +123,10 @@ pub trait Bootstrap: Send + Sync {
         false
     }
 
-    /// Makes a bootstrap of a group: `members` are ranks of this one, in the order of their new
-    /// ranks, and include this rank; an empty list means that this rank joins no group. Collective
-    /// over this bootstrap: every rank calls it with the members of its own group. `group` is equal
-    /// on all ranks and is used for one call only.
+    /// Makes the bootstrap of a subset of the ranks. `members` are ranks of this bootstrap in the
+    /// order of their new ranks, and include this rank; an empty list means that this rank joins no
+    /// group. Collective over this bootstrap: every rank calls it with the members of its own
+    /// group. `group` is equal on all ranks and is used for one call only.
     ///
     /// # Errors
     /// Errors of [`Bootstrap::allgather`].

@@ -1,5 +1,5 @@
-//! Ranks on several hosts: one connection of all ranks over TCP, and one of each node's ranks over Unix sockets,
-//! which alone passes descriptors.
+//! Bootstrap of ranks on several hosts: one connection of all ranks over TCP, and one of the ranks
+//! of each node over Unix sockets, which can pass descriptors.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::wire::{Reader, Writer};
 use crate::world::hosts::Hosts;
 
-/// One rank's ends of both connections.
+/// Ends of one rank: its connection to all ranks (`all`) and to the ranks of its node (`local`).
 pub(crate) struct Nodes {
     all: Processes,
     local: Arc<dyn Bootstrap>,
@@ -21,8 +21,8 @@ pub(crate) struct Nodes {
 }
 
 impl Nodes {
-    /// Finds out which ranks share a node, and has those of this node meet: collective over `all`. `identity` is
-    /// the same on all ranks of a node and on no others.
+    /// Determines which ranks share a node, and connects the ranks of this node. Collective over
+    /// `all`. `identity` is equal on all ranks of a node and on no others.
     pub(crate) fn join(
         all: Processes,
         (identity, name): (&str, &str),
@@ -39,7 +39,7 @@ impl Nodes {
         let hosts = Hosts::of(&ranks);
         hosts.check_order()?;
         let local = Nodes::meet_locally(&hosts, all.rank(), job, timeout);
-        // A rank that could not meet its neighbours tells all.
+        // Every rank learns whether another rank failed to connect to the ranks of its node.
         let mine = local.as_ref().err().map_or(String::new(), Error::to_string);
         let told = all.allgather(mine.as_bytes(), step);
         let local = local?;
@@ -98,7 +98,7 @@ impl Bootstrap for Nodes {
         self.all.process(rank)
     }
 
-    /// A group within one node is one of that node's own connection.
+    /// A group within one node uses that node's own connection.
     fn split(
         &self,
         members: &[usize],

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-/// Logs a line for the user: to `tracing` if the program has set up a subscriber, else to stderr,
+/// Shows the user a line: through `tracing` if the program has set up a subscriber, else on stderr,
 /// because a program that waits silently for minutes looks hung.
 pub(crate) fn notice(text: fmt::Arguments<'_>) {
     if tracing::dispatcher::has_been_set() {

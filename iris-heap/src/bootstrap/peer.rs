@@ -17,17 +17,18 @@ pub(super) struct Peer {
     pub(super) inbox: Inbox,
     pub(super) outbox: Outbox,
     pub(super) since: Instant,
-    /// Reason why the system has no room for the first message in the outbox; `None` if it has.
+    /// Reason why the system has no room for the first message in the outbox; `None` if it has
+    /// room.
     pub(super) crowded: Option<String>,
     pub(super) gone: bool,
-    /// Reason why the connection ended, if the fault is in this process and not at the peer.
+    /// Reason why the connection ended, if the cause is in this process and not at the peer.
     pub(super) fault: Option<Error>,
     process: Option<OwnedFd>,
 }
 
-/// Descriptor that becomes readable when the process at the other end of a connection has ended; a
-/// forked child of that process may keep the socket open longer. `None` for this process itself,
-/// and if the system provides no such descriptor.
+/// Opens a descriptor that becomes readable when the process at the other end of a connection has
+/// ended; a forked child of that process may keep the socket open longer. `None` for this process
+/// itself, and if the system provides no such descriptor.
 pub(super) fn process_of(socket: &Socket) -> Option<OwnedFd> {
     if !socket.is_unix {
         return None;
@@ -37,7 +38,7 @@ pub(super) fn process_of(socket: &Socket) -> Option<OwnedFd> {
     other.then(|| pidfd_open(process, PidfdFlags::empty()).ok()).flatten()
 }
 
-/// Whether a descriptor is readable.
+/// Whether a descriptor is readable now; does not wait.
 pub(super) fn is_readable(fd: impl AsFd) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)];
     matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(n) if n > 0)
@@ -66,7 +67,8 @@ impl Peer {
         }
     }
 
-    /// Writes as much as the socket accepts. Messages for which the system has no room stay queued.
+    /// Writes as much as the socket accepts. Messages for which the system has no room stay in the
+    /// outbox.
     pub(super) fn flush(&mut self) {
         self.crowded = None;
         match self.outbox.flush(&self.socket) {
@@ -77,16 +79,17 @@ impl Peer {
                 if e.kind() != std::io::ErrorKind::BrokenPipe {
                     tracing::warn!(error = %e, "a message could not be sent");
                 }
-                // A part of a frame may have been sent, so nothing after it would be understood. If
-                // the peer closed its end, reading reports that, after its last messages; otherwise
-                // shutting down the write side tells the peer.
+                // A part of a frame may have been sent, so the peer could not understand later
+                // frames. If the peer closed its end, reading reports that, after its last
+                // messages; otherwise shutting down the write side tells the peer.
                 self.outbox.clear();
                 let _ = self.socket.shutdown(Shutdown::Write);
             }
         }
     }
 
-    /// Drops a message for which the system has no room, so that the reason can be sent.
+    /// Drops the first unsent message, for which the system has no room, so that the reason can be
+    /// sent.
     pub(super) fn make_room(&mut self) {
         if self.crowded.take().is_some() && !self.outbox.take_back() {
             self.outbox.clear();
@@ -94,7 +97,7 @@ impl Peer {
         }
     }
 
-    /// Reads available frames. Sets `gone` on an error or at the end of the stream.
+    /// Reads the available frames. Sets `gone` on an error or at the end of the stream.
     pub(super) fn read(&mut self) -> Vec<Frame> {
         let mut frames = Vec::new();
         match self.inbox.fill(&self.socket) {
@@ -121,7 +124,7 @@ impl Peer {
         }
     }
 
-    /// Whether there is data to read.
+    /// Whether the connection is open and has data to read.
     pub(super) fn is_ready(&self) -> bool {
         !self.gone && is_readable(&self.socket)
     }
@@ -138,7 +141,8 @@ impl Peer {
     }
 }
 
-/// Waits until a socket is readable or, if it has unsent frames, writable.
+/// Waits until the socket of one of `peers` is readable (or writable, if it has unsent frames),
+/// `listener` has a connection, or `timeout` is over.
 pub(super) fn wait<'a>(
     peers: impl Iterator<Item = &'a Peer>,
     listener: Option<BorrowedFd<'_>>,
@@ -151,7 +155,7 @@ pub(super) fn wait<'a>(
     for peer in peers {
         if !peer.gone {
             let mut events = PollFlags::IN;
-            // Waiting for a writable socket does not help if the system lacks room.
+            // If the system lacks room, a writable socket does not mean that a message can be sent.
             if !peer.outbox.is_empty() && peer.crowded.is_none() {
                 events |= PollFlags::OUT;
             }
@@ -162,8 +166,8 @@ pub(super) fn wait<'a>(
     }
     let timeout = timeout.map(|t| Timespec {
         tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
-        // The wait takes at least one nanosecond, so that the caller's time has passed when it
-        // ends.
+        // The timeout is at least one nanosecond, so that the time for which the caller waits has
+        // passed when the wait ends.
         tv_nsec: i64::from(t.subsec_nanos().max(1)),
     });
     if let Err(error) = poll(&mut fds, timeout.as_ref())

@@ -1,4 +1,4 @@
-//! Lock files by which processes detect, before they are connected, whether the others are alive.
+//! Lock files by which processes that are not connected yet detect whether the others are alive.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 
-/// File whose lock this process holds; removed on drop.
+/// File whose lock this process holds while it lives; removed on drop.
 #[derive(Debug)]
 pub(super) struct Presence {
     path: PathBuf,

@@ -597,7 +597,7 @@ impl Driver for Device {
 
     unsafe fn read(&self, to: *mut u8, from: u64, bytes: usize, stream: RawStream) -> Result<()> {
         self.in_pieces("hipMemcpyDtoHAsync", from, bytes, stream, |api, at, count, stream| {
-            // SAFETY: the caller guarantees both ranges, which contain this piece, and the stream.
+            // SAFETY: the caller guarantees the stream and both ranges, in which this piece lies.
             unsafe { (api.hipMemcpyDtoHAsync)(to.add(at).cast(), from + at as u64, count, stream) }
         })
     }
@@ -605,16 +605,16 @@ impl Driver for Device {
     unsafe fn fill(&self, to: u64, bytes: u64, value: u8, stream: RawStream) -> Result<()> {
         let bound = self.bind_relaxed()?;
         if value != 0 {
-            // SAFETY: the caller guarantees the range and the stream.
+            // SAFETY: the caller guarantees `bytes` bytes at `to`, and the stream.
             let code =
                 unsafe { (bound.api.hipMemsetAsync)(to, value.into(), bytes as usize, stream) };
             return check("hipMemsetAsync", code);
         }
-        // By copies, because a fill is a kernel.
+        // Zeros are copied from the host, because a fill is a kernel, which needs free compute units.
         for at in (0..bytes).step_by(PIECE) {
             let count = (bytes - at).min(PIECE as u64) as usize;
             let from = ZEROS.as_ptr().cast::<c_void>();
-            // SAFETY: the caller guarantees the range and the stream; the source is static.
+            // SAFETY: the caller guarantees the target and the stream; the source is static.
             let code = unsafe { (bound.api.hipMemcpyHtoDAsync)(to + at, from, count, stream) };
             check("hipMemcpyHtoDAsync", code)?;
         }

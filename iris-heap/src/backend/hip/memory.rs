@@ -36,8 +36,8 @@ impl Caching {
     const NAMES: [(&str, Caching); 3] =
         [("plain", Caching::Plain), ("fine", Caching::Fine), ("uncached", Caching::Uncached)];
 
-    /// Caching for this purpose: as the user's variables say, else uncached for words that peers
-    /// poll and plain for the rest.
+    /// Caching of memory for `purpose`: as the environment variables `IRIS_HIP_*` say, else
+    /// uncached for words that peers poll and plain for all other memory.
     fn of(purpose: Purpose) -> Result<Caching> {
         match purpose {
             Purpose::Data => Caching::from_env("IRIS_HIP_DATA", Caching::Plain),
@@ -68,7 +68,7 @@ enum Kind {
     Own,
     /// Memory of another process, opened by its IPC handle.
     Opened,
-    /// Memory of the caller, not freed here.
+    /// Memory of the caller, which dropping the region does not free.
     Foreign,
 }
 
@@ -95,7 +95,8 @@ impl MemoryDriver for Device {
         let _bound = self.bind_relaxed()?;
         let flags = self.runtime.release().lazy_peer_access;
         let mut address = 0;
-        // SAFETY: `address` receives the answer; a peer's runtime made the handle.
+        // SAFETY: `address` receives the answer; the runtime of the peer that owns the memory made
+        // `handle`.
         let code =
             unsafe { (self.runtime.api.hipIpcOpenMemHandle)(&mut address, Handle(handle), flags) };
         check("hipIpcOpenMemHandle", code)?;
@@ -108,7 +109,7 @@ impl MemoryDriver for Device {
         let attribute = |attribute| {
             let mut value = 0_i32;
             let to = (&raw mut value).cast::<c_void>();
-            // SAFETY: the answers to the attributes queried below are 4-byte integers.
+            // SAFETY: the values of all attributes that are queried below are 4-byte integers.
             let code = unsafe { (api.hipPointerGetAttribute)(to, attribute, address) };
             (code == api::SUCCESS).then_some(value)
         };
@@ -119,7 +120,7 @@ impl MemoryDriver for Device {
         }
         let range = || {
             let (mut base, mut size) = (0, 0);
-            // SAFETY: the two receive the answers.
+            // SAFETY: `base` and `size` receive the answers.
             let code = unsafe { (api.hipMemGetAddressRange)(&mut base, &mut size, address) };
             check("hipMemGetAddressRange", code)?;
             Ok((base, size as u64))
@@ -237,7 +238,7 @@ impl Drop for HipRegion {
     }
 }
 
-/// Size rounded up to whole blocks.
+/// Rounds a size in bytes up to a multiple of [`BLOCK`].
 fn round(bytes: u64) -> Result<usize> {
     let size = bytes.max(1).checked_next_multiple_of(BLOCK);
     size.filter(|&s| s <= isize::MAX as u64).map(|s| s as usize).ok_or_else(|| {
