@@ -22,7 +22,7 @@ use crate::layout::rounded;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Bytes(u64);
 
-/// Units by name, the largest first.
+/// Units with their names, the largest first.
 const UNITS: [(&str, u64); 4] =
     [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
 
@@ -30,37 +30,38 @@ impl Bytes {
     /// No bytes.
     pub const ZERO: Bytes = Bytes(0);
 
-    /// A number of bytes.
+    /// Makes a size of `bytes` bytes.
     pub const fn new(bytes: u64) -> Bytes {
         Bytes(bytes)
     }
 
-    /// A number of KiB, 1024 bytes each.
+    /// Makes a size of `kib` KiB, 1024 bytes each.
     pub const fn kib(kib: u64) -> Bytes {
         Bytes(kib.saturating_mul(1 << 10))
     }
 
-    /// A number of MiB, 1024 KiB each.
+    /// Makes a size of `mib` MiB, 1024 KiB each.
     pub const fn mib(mib: u64) -> Bytes {
         Bytes(mib.saturating_mul(1 << 20))
     }
 
-    /// A number of GiB, 1024 MiB each.
+    /// Makes a size of `gib` GiB, 1024 MiB each.
     pub const fn gib(gib: u64) -> Bytes {
         Bytes(gib.saturating_mul(1 << 30))
     }
 
-    /// Size of `len` elements of this type.
+    /// Size of `len` elements of type `T`.
     pub const fn of<T: Element>(len: usize) -> Bytes {
         Bytes((len as u64).saturating_mul(size_of::<T>() as u64))
     }
 
-    /// The number of bytes.
+    /// Returns the size as a number of bytes.
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// Bytes that an allocation of this size takes from a heap: rounded up to [`ALIGNMENT`](crate::ALIGNMENT).
+    /// Size that an allocation of this size takes from a heap: rounded up to a multiple of
+    /// [`ALIGNMENT`](crate::ALIGNMENT).
     pub fn allocated(self) -> Bytes {
         Bytes(rounded(self.0, crate::ALIGNMENT))
     }
@@ -95,7 +96,7 @@ impl Sum for Bytes {
 }
 
 impl fmt::Display for Bytes {
-    /// `2 GiB`, `1.5 MiB`, `17 bytes`: a fraction is rounded to one digit.
+    /// Writes `2 GiB`, `1.5 MiB` or `17 bytes`; a fraction is rounded to one digit.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match UNITS.into_iter().find(|&(_, unit)| self.0 >= unit) {
             None if self.0 == 1 => f.write_str("1 byte"),

@@ -30,20 +30,21 @@ pub struct Control {
     fault_returned: AtomicBool,
     /// Log of the errors that the program has received, shared with this rank's world.
     errors: OnceLock<Arc<ReturnedErrors>>,
-    /// Issue boards of all ranks, set when the heap is open; unset in a world of one rank.
+    /// Issue boards of all ranks, set when the heap has been opened; unset in a world of one rank.
     boards: OnceLock<Boards>,
     /// Error for the first difference in the order of calls, set when it is found.
     disorder: OnceLock<Error>,
-    /// A failure of another node, or of a step between nodes.
+    /// Error by which another node, or a step between nodes, failed.
     elsewhere: OnceLock<Error>,
     /// Names of the nodes for errors, set if the heap's world has several.
     nodes: OnceLock<Vec<String>>,
-    /// Node that the rank in this rank's fault record waited for when the fault was first read; `None` if
-    /// that rank was in no step between nodes.
+    /// Name of the node that the blamed rank waited for when this rank's fault record was first
+    /// read; `None` if the blamed rank was in no step between nodes.
     awaited_node: OnceLock<Option<String>>,
-    /// Start times of the host's waits for enqueued work that are in progress.
+    /// Start times of the waits for enqueued work that host threads are in now.
     waits: Mutex<Vec<Instant>>,
-    /// Test hook: number of CPU launches until one fails; `u32::MAX` if none is to fail.
+    /// Test hook: number of CPU launches that succeed before one fails; `u32::MAX` if none shall
+    /// fail.
     launches_left: AtomicU32,
 }
 
@@ -52,7 +53,7 @@ pub struct Control {
 #[repr(C, align(128))]
 pub(crate) struct Line([AtomicI32; WORDS]);
 
-/// Storage of the words of a control block.
+/// Storage of a control block's words: memory of the process (CPU), or pinned host memory (GPU).
 #[derive(Debug)]
 enum Words {
     Own(Box<Line>),
@@ -63,7 +64,7 @@ enum Words {
 #[derive(Debug)]
 pub(crate) struct PinnedLine {
     line: &'static Line,
-    /// Address of the line for kernels.
+    /// Address of the line in the device's address space, for kernels.
     pub(crate) address: u64,
     /// Returns the line to its pool on drop.
     _lease: Box<dyn Any + Send + Sync>,
@@ -89,7 +90,7 @@ impl Default for Control {
 }
 
 impl Control {
-    /// Makes a block in pinned host memory.
+    /// Makes a control block in pinned host memory.
     pub(crate) fn pinned(line: PinnedLine) -> Control {
         Control::over(Words::Pinned(line))
     }
@@ -110,7 +111,7 @@ impl Control {
         }
     }
 
-    /// Address of the block for kernels.
+    /// Address of the control block in the address space of kernels.
     pub fn address(&self) -> u64 {
         match &self.words {
             Words::Own(line) => line.0.as_ptr() as u64,
@@ -125,15 +126,15 @@ impl Control {
         }
     }
 
-    /// Tells all kernels of this rank to leave, for a reason listed in [`abort`]. The first reason
+    /// Tells all kernels of this rank to stop, for a reason listed in [`abort`]. The first reason
     /// stays; zero is ignored.
     pub fn set_host_abort(&self, reason: i32) {
-        // Release: a kernel that reads the word also sees the writes before it.
+        // Release: a kernel that reads the word also sees the host's earlier writes.
         let _ = self.words()[0].compare_exchange(0, reason, Ordering::Release, Ordering::Relaxed);
     }
 
-    /// Tells every waiting kernel of this rank to leave because of another node; [`Control::check`] returns `error`.
-    /// The first error stays.
+    /// Tells every waiting kernel of this rank to stop because another node failed;
+    /// [`Control::check`] then returns `error`. The first error stays.
     pub fn fail_elsewhere(&self, error: Error) {
         let _ = self.elsewhere.set(error);
         self.set_host_abort(abort::ELSEWHERE);
@@ -146,12 +147,12 @@ impl Control {
 
     /// First fault record that a kernel has completed; `None` if there is none.
     pub fn fault(&self) -> Option<[i32; FAULT_WORDS]> {
-        // This acquire pairs with the release store of 2 that follows the record.
+        // The acquire pairs with the release store of 2 by which a writer completes the record.
         (self.words()[1].load(Ordering::Acquire) == 2)
             .then(|| std::array::from_fn(|i| self.words()[2 + i].load(Ordering::Relaxed)))
     }
 
-    /// Writes a fault record, as a kernel does. Returns false if there is one already.
+    /// Writes a fault record, as a kernel does. Returns false if there is a record already.
     pub fn record_fault(&self, words: &[i32; FAULT_WORDS]) -> bool {
         let claim = &self.words()[1];
         if claim.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed).is_err() {
@@ -180,7 +181,8 @@ impl Control {
         word(SEEN) == word(PASSED)
     }
 
-    /// Test hook for partly enqueued calls: the CPU launch after `count` more launches fails.
+    /// Test hook for calls that fail in the middle: the CPU launch after `count` more launches
+    /// fails.
     #[doc(hidden)]
     pub fn fail_launch_after(&self, count: u32) {
         self.launches_left.store(count, Ordering::Relaxed);
@@ -200,8 +202,8 @@ impl Control {
         }
     }
 
-    /// Registers an op of this name and returns its id. Ids are equal on all ranks if they make
-    /// their ops in the same order.
+    /// Registers an op called `name` and returns its id. Ids are equal on all ranks if all ranks
+    /// make their ops in the same order.
     pub fn name_op(&self, name: impl Into<Arc<str>>) -> u32 {
         let mut ops = lock(&self.ops);
         ops.push(name.into());
@@ -234,8 +236,8 @@ impl Control {
         self.boards.get()
     }
 
-    /// Error for the first call that the ranks have issued in different orders; `None` if there is
-    /// none.
+    /// Error about the first call for which the ranks issued different operators; `None` if there
+    /// is no such call.
     pub(crate) fn disorder(&self) -> Option<Error> {
         if let Some(found) = self.disorder.get() {
             return Some(found.clone());
@@ -251,7 +253,7 @@ impl Control {
         Some(self.disorder.get_or_init(|| error).clone())
     }
 
-    /// Call that this rank waits for, as text, with the ranks that have not issued it; `None` if
+    /// Ranks that this rank waits for, and the call that they have not issued, as text; `None` if
     /// this rank has issued no call.
     pub(crate) fn awaited(&self) -> Option<(Vec<usize>, String)> {
         let Behind { call, operator, ranks } = self.boards()?.behind().ok()??;
@@ -268,7 +270,7 @@ impl Control {
         }
     }
 
-    /// The last call whose end the host of each rank has seen, in words.
+    /// Text that says, for each rank, the last call whose end its host has seen.
     pub(crate) fn completed(&self) -> String {
         let all = self.boards().and_then(|boards| boards.completed().ok()).unwrap_or_default();
         let text = |calls: &u64| match calls {
@@ -286,13 +288,13 @@ impl Control {
         HostWait { control: self, began }
     }
 
-    /// Start time of the longest host wait that is in progress.
+    /// Start time of the longest wait of a host thread that is in progress; `None` if none is.
     pub(crate) fn waits_since(&self) -> Option<Instant> {
         lock(&self.waits).iter().min().copied()
     }
 
-    /// Returns the fault or the abort of this heap as an error, if there is one. Call it if the
-    /// error is passed on to the program: closing the heap then does not return it again.
+    /// Returns the fault or abort of this heap as an error, if there is one. For errors that are
+    /// returned to the program: closing the heap then does not return the error again.
     ///
     /// # Errors
     /// [`Error::Order`], [`Error::PeerLost`], [`Error::HubLost`], [`Error::Closed`],
@@ -304,7 +306,7 @@ impl Control {
         })
     }
 
-    /// Records that the program receives this error.
+    /// Records that `error` is returned to the program.
     pub(crate) fn note_returned(&self, error: &Error) {
         if matches!(error, Error::Fault { .. } | Error::NodeSilent { .. } | Error::Order { .. }) {
             self.fault_returned.store(true, Ordering::Relaxed);
@@ -314,13 +316,13 @@ impl Control {
         }
     }
 
-    /// Whether the program has received the fault.
+    /// Whether the fault has been returned to the program.
     pub(crate) fn is_fault_returned(&self) -> bool {
         self.fault_returned.load(Ordering::Relaxed)
     }
 
-    /// Fault record as an error; if ranks issued calls in different orders, that error instead,
-    /// since it can cause any fault.
+    /// Fault record as an error. If the ranks issued calls in different orders, returns that error
+    /// instead, since it can cause any fault.
     pub(crate) fn fault_error(&self) -> Option<Error> {
         let words = self.fault()?.first_chunk::<8>().copied()?;
         let fault = iris_sync::Fault::from_words(words)?;
@@ -400,7 +402,7 @@ fn lost_rank(code: i32) -> Option<usize> {
     (rank < MAX_RANKS).then_some(rank)
 }
 
-/// Abort code by which kernels learn of an error of the world.
+/// Abort code that tells kernels of an error of the world.
 pub(crate) fn code_of(error: &Error) -> i32 {
     match error {
         Error::PeerLost { rank } => abort::PEER_LOST + *rank as i32,

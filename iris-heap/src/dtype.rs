@@ -63,7 +63,7 @@ impl DType {
         }
     }
 
-    /// The name that [`FromStr`] reads, such as `bf16`.
+    /// Name of the type, such as `bf16`, as [`FromStr`] parses it.
     pub const fn name(self) -> &'static str {
         match self {
             DType::F32 => "f32",
@@ -79,12 +79,12 @@ impl DType {
         }
     }
 
-    /// Whether the type is a floating-point one.
+    /// Whether the type is a floating-point type.
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F16 | DType::BF16 | DType::F64)
     }
 
-    /// Whether the type has negative values.
+    /// Whether the type has negative values: floats and signed integers.
     pub const fn is_signed(self) -> bool {
         !matches!(self, DType::U8 | DType::U32 | DType::U64)
     }

@@ -18,13 +18,13 @@ pub const MAX_THREADS: usize = 4096;
 pub struct Variable {
     /// Name of the variable.
     pub name: &'static str,
-    /// Meaning and default.
+    /// Meaning of the variable, its values and its default.
     pub doc: &'static str,
     /// Whether the value must be equal on all ranks; checked when a heap is opened.
     pub agreed: bool,
 }
 
-/// All variables. A set variable `IRIS_*` that is not listed causes a warning.
+/// All variables that iris reads. A set variable `IRIS_*` that is not listed causes a warning.
 pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "IRIS_DEADLINE",
@@ -150,10 +150,10 @@ pub const VARIABLES: &[Variable] = &[
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Settings {
-    /// Factor on every deadline (`IRIS_DEADLINE`), above 0 and at most 1e6; making a world fails
+    /// Factor on every deadline (`IRIS_DEADLINE`), above 0 and at most 1e6; opening a world fails
     /// with any other value.
     pub deadline: f64,
-    /// Number of workgroup threads per rank (`IRIS_THREADS`); `None`: derived from the number of
+    /// Number of workgroup threads per rank (`IRIS_THREADS`); `None` derives it from the number of
     /// cores.
     pub threads: Option<usize>,
 }
@@ -213,12 +213,12 @@ impl Settings {
         self
     }
 
-    /// Deadline of a kernel's wait for a peer's entry.
+    /// Deadline of a kernel's wait for a peer to enter the same call.
     pub fn entry_deadline(&self) -> Duration {
         self.scaled(600.0)
     }
 
-    /// Deadline of any other wait in a kernel.
+    /// Deadline of each wait in a kernel except the wait for a peer's entry.
     pub fn progress_deadline(&self) -> Duration {
         self.scaled(30.0)
     }
@@ -230,8 +230,8 @@ impl Settings {
         self.scaled(720.0)
     }
 
-    /// Time scaled by the deadline factor, which is clamped to 0..=[`MOST`], so it stays below 23
-    /// years; NaN gives zero.
+    /// Scales a time by the deadline factor, which is clamped to 0..=[`MOST`], so that the result
+    /// stays below 23 years; NaN gives zero.
     fn scaled(&self, seconds: f64) -> Duration {
         Duration::try_from_secs_f64(seconds * self.deadline.clamp(0.0, MOST)).unwrap_or_default()
     }
@@ -245,7 +245,7 @@ fn is_factor(value: f64) -> bool {
     value > 0.0 && value <= MOST
 }
 
-/// Variables that must be equal on all ranks, with their values, for comparison.
+/// Variables with [`Variable::agreed`], each with its value, for comparison between ranks.
 pub(crate) fn agreed() -> Vec<(&'static str, String)> {
     VARIABLES
         .iter()
@@ -258,7 +258,7 @@ pub(crate) fn agreed() -> Vec<(&'static str, String)> {
         .collect()
 }
 
-/// Value of a variable; `None` if it is not set or empty.
+/// Value of the environment variable `name`; `None` if it is unset or empty.
 pub(crate) fn read(name: &str) -> Result<Option<String>> {
     match std::env::var(name) {
         Ok(text) if text.is_empty() => Ok(None),
@@ -301,8 +301,8 @@ mod tests {
         assert!(std::time::Instant::now().checked_add(longest).is_some());
     }
 
-    /// Checks that the host's deadline is longer than a kernel's wait for entry followed by one for
-    /// progress.
+    /// Tests that the host's deadline is longer than a kernel's wait for entry followed by a wait
+    /// for progress.
     #[test]
     fn the_host_waits_longer_than_kernels() {
         for factor in [0.001, 1.0, MOST] {

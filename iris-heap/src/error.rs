@@ -1,4 +1,4 @@
-//! The one error type of the crate.
+//! Error type of the crate.
 //!
 //! Long because each variant has its text with what to do, and each field its meaning.
 
@@ -57,7 +57,7 @@ pub enum Error {
          places of the program", list_values(.calls)
     )]
     Mismatch {
-        /// Ranks whose call is not the most common one.
+        /// Ranks whose call differs from the most common one.
         ranks: Vec<usize>,
         /// Kind, sequence number and call site, by rank.
         calls: Vec<String>,
@@ -68,7 +68,7 @@ pub enum Error {
          issue the calls of a heap in the same order", list_values(.operators)
     )]
     Order {
-        /// Number, from 1 among all calls of the heap, of the first call that differs.
+        /// Number of the first call that differs, counted from 1 over all calls of the heap.
         call: u64,
         /// Ranks whose operator is known and is not the most common one.
         ranks: Vec<usize>,
@@ -99,15 +99,16 @@ pub enum Error {
         /// Number of the lost rank.
         rank: usize,
     },
-    /// A rank of a world over several nodes died, let its world go without closing it, or cannot be reached.
+    /// A rank of a world over several nodes died, dropped its world without closing it, or cannot
+    /// be reached.
     #[error(
         "rank {rank} on host {host} is lost: its process or thread ended, or dropped its world unclosed, or the \
          network to it is cut; see what rank {rank} printed there"
     )]
     RankLost {
-        /// The rank.
+        /// Number of the lost rank.
         rank: usize,
-        /// Name of its host.
+        /// Name of the lost rank's host.
         host: String,
     },
     /// A rank failed in its part of a collective step. Nothing was changed on any rank.
@@ -115,14 +116,15 @@ pub enum Error {
         "rank {rank} failed in {what}, which all ranks must do: {message}; mend that on rank {rank}"
     )]
     PeerFailed {
-        /// Number of the failed rank.
+        /// Number of the rank that failed.
         rank: usize,
-        /// Collective step.
+        /// Collective step in which the rank failed.
         what: String,
-        /// Text of that rank's error.
+        /// Text of the error on the failed rank.
         message: String,
     },
-    /// The process that carries the messages of this split-off world has ended.
+    /// Rank 0 of the launched world, whose process carries the messages of this split world, has
+    /// ended.
     #[error(
         "rank 0 of the launched world is lost, which carries this world's messages and must outlive it: see what it \
          printed, then start all ranks anew"
@@ -206,7 +208,7 @@ pub enum Error {
         /// End of the allocated block as requested, without rounding, in bytes.
         whole_end: u64,
     },
-    /// The block of a slice has been freed, or never was allocated.
+    /// The block of a slice has been freed, or was never allocated.
     #[error(
         "{segment} bytes {offset}..{end} are not allocated (any more) to this slice: expected one that has not been \
          freed; allocate again and use the new slice"
@@ -219,7 +221,7 @@ pub enum Error {
         /// End of the slice, in bytes.
         end: u64,
     },
-    /// A range reaches past the end.
+    /// A range reaches past the end of the indexed object.
     #[error(
         "{what}: {start}..{end} is outside 0..{len}: expected an end of at most {len}; use a smaller range"
     )]
@@ -233,8 +235,8 @@ pub enum Error {
         /// Length of the object.
         len: u64,
     },
-    /// A CPU launch has more workgroups than the heap has threads; waiting workgroups could
-    /// deadlock.
+    /// A CPU launch has more workgroups than the heap has threads, so a workgroup could wait
+    /// forever for one that has not begun.
     #[error(
         "{name}: {groups} workgroups, but the heap has {threads} threads, and none may wait for one that does not run: \
          expected at most {threads}; launch fewer, or open the heap with more (HeapOptions::threads, IRIS_THREADS)"
@@ -247,8 +249,8 @@ pub enum Error {
         /// Number of threads of the heap.
         threads: u32,
     },
-    /// A function that may wait for enqueued work was called from enqueued work; it could wait for
-    /// itself.
+    /// A function that may wait for enqueued work was called from enqueued work, so it could wait
+    /// for itself.
     #[error(
         "{what} from work that is enqueued on a stream, expected on a thread of the program's: it may wait for that \
          very work; move it there, or order streams by events"
@@ -275,9 +277,10 @@ pub enum Error {
     Fault {
         /// Label of the operator: its name, shape and place in the program.
         op: String,
-        /// Operator, call, tile, awaited rank, the value seen and the value wanted.
+        /// Operator, call, tile, awaited rank, value seen and value expected.
         fault: iris_sync::Fault,
-        /// Operator and call that each rank is in, as far as known; empty if it explains nothing.
+        /// Operator and call that each rank is in, as far as known; empty if that does not explain
+        /// the fault.
         standing: Vec<String>,
     },
     /// A kernel gave up a wait for a rank of its node, which itself waits for another node.
@@ -290,12 +293,13 @@ pub enum Error {
     NodeSilent {
         /// Label of the operator: its name, shape and place in the program.
         op: String,
-        /// Fault of the kernel, whose rank is the one that waits for the other node.
+        /// Fault of the kernel; its rank is the one that waits for the other node.
         fault: iris_sync::Fault,
-        /// Node that is awaited, with the name of its host: `node 1 (host b)`, or `another node` if it is not known which.
+        /// Awaited node with the name of its host, `node 1 (host b)`, or `another node` if the node
+        /// is unknown.
         node: String,
     },
-    /// Another rank gave up; its own error has the reason.
+    /// Another rank gave up; the error on that rank has the reason.
     #[error(
         "rank {rank} gave up, expected to finish its calls: its own error says why; close the heap and its world, and \
          open them anew"
@@ -304,7 +308,7 @@ pub enum Error {
         /// Number of the rank that gave up.
         rank: usize,
     },
-    /// A step of the host failed after a kernel of this rank had failed.
+    /// A step of the host failed after a kernel of this rank had left a fault.
     #[error("{then}; before that a kernel of this rank failed: {fault}")]
     AfterFault {
         /// Fault that the kernel left.

@@ -15,8 +15,8 @@ pub(super) struct Presence {
 
 impl Presence {
     pub(super) fn show(path: PathBuf) -> std::io::Result<Presence> {
-        // The file has another name until it is locked, because a file without a lock means a dead
-        // rank.
+        // The file gets its final name only once it is locked, because a file without a lock means
+        // that its rank has ended.
         let part = path.with_extension(format!("part{}", std::process::id()));
         let file = File::create(&part)?;
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
@@ -29,7 +29,7 @@ impl Presence {
         let number = |file: std::io::Result<fs::Metadata>| file.map(|it| it.ino()).ok();
         File::open(path).is_ok_and(|file| {
             let free = flock(&file, FlockOperation::NonBlockingLockShared).is_ok();
-            // A living process may have replaced or removed the file meanwhile.
+            // A living process may have replaced or removed the file since it was opened.
             free && number(file.metadata()) == number(fs::metadata(path))
         })
     }

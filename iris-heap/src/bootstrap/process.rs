@@ -8,20 +8,20 @@ use crate::error::list_texts;
 /// Process of a rank on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessId {
-    /// Process id, in its pid namespace.
+    /// Process id, valid in the pid namespace `namespace`.
     pid: u32,
     /// Inode of the pid namespace, because a process id is unique only within its namespace.
     namespace: u64,
 }
 
 impl ProcessId {
-    /// Returns this process.
+    /// Returns the id of this process.
     pub(crate) fn own() -> ProcessId {
         let namespace = std::fs::metadata("/proc/self/ns/pid").map_or(0, |file| file.ino());
         ProcessId { pid: std::process::id(), namespace }
     }
 
-    /// Bytes that [`ProcessId::from_bytes`] reads.
+    /// Encodes the id in bytes, which [`ProcessId::from_bytes`] decodes.
     pub(crate) fn to_bytes(self) -> [u8; 12] {
         let mut bytes = [0; 12];
         bytes[..4].copy_from_slice(&self.pid.to_le_bytes());
@@ -29,14 +29,15 @@ impl ProcessId {
         bytes
     }
 
-    /// Process from the bytes that another rank has sent; `None` for another length.
+    /// Decodes the bytes that another rank has sent; `None` if their number is wrong.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<ProcessId> {
         let (pid, namespace) = bytes.split_first_chunk::<4>()?;
         let namespace = u64::from_le_bytes(namespace.try_into().ok()?);
         Some(ProcessId { pid: u32::from_le_bytes(*pid), namespace })
     }
 
-    /// Whether the process is stopped by a signal or a debugger; false if that cannot be found out.
+    /// Whether the process is stopped by a signal or a debugger; false if that cannot be
+    /// determined.
     pub fn is_stopped(&self) -> bool {
         if self.namespace != ProcessId::own().namespace {
             return false;
@@ -61,7 +62,7 @@ impl fmt::Display for ProcessId {
     }
 }
 
-/// Lists ranks with their processes, if known: `1 (process 4242) and 3 (process 4244)`.
+/// Lists ranks as text, with their processes if known: `1 (process 4242) and 3 (process 4244)`.
 pub(crate) fn list_processes(
     ranks: &[usize],
     process: impl Fn(usize) -> Option<ProcessId>,

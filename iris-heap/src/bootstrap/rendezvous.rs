@@ -41,19 +41,20 @@ use crate::wire::hash;
 /// Largest length of a Unix socket's path, without the terminating zero.
 const LONGEST: usize = 107;
 
-/// Time to wait for the folder's lock, which is held only briefly unless its holder is stopped.
+/// Time limit for taking the folder's lock, which is held only briefly unless its holder is
+/// stopped.
 const LOCKED: Duration = Duration::from_secs(10);
-/// Age at which the note of a failed world is removed.
+/// Age at which the note of a failed world is removed from the folder.
 const NOTE: Duration = Duration::from_secs(3600);
 /// Interval between checks for a rank whose process has ended.
 pub(super) const LOOK: Duration = Duration::from_millis(50);
-/// Time that the start of a run's ranks may take, since they are started one after the other.
-/// Events up to this long before the start of this process may still concern its run.
+/// Time that starting all ranks of a run may take, because they are started one after the other. An
+/// event up to this long before the start of this process may still concern its run.
 const STARTS: Duration = Duration::from_secs(2);
-/// Time that this process must have waited before an event from shortly before its own start
-/// ([`STARTS`]) counts as one of its run: until then, rank 0 of its run may still appear.
+/// Time that this process must have waited before it relates an event from shortly before its own
+/// start ([`STARTS`]) to its run: until then, rank 0 of its run may still appear.
 const ANOTHER: Duration = Duration::from_secs(5);
-/// Resolution of file times and process start times.
+/// Resolution of file times and process start times, used as tolerance when they are compared.
 const TICK: Duration = Duration::from_millis(10);
 
 /// Meeting place of a job: folder and socket.
@@ -61,19 +62,19 @@ const TICK: Duration = Duration::from_millis(10);
 pub(crate) struct Place {
     folder: PathBuf,
     socket: PathBuf,
-    /// Identity that the socket's name was derived from, for messages and for comparison between
-    /// ranks.
+    /// Identity of the job, from which the socket's name is derived; used in messages and compared
+    /// between ranks.
     pub(crate) job: String,
     /// Whether the folder was made by this library, which then removes it when it is empty.
     ours: bool,
-    /// Whether the folder may be a launcher's, which reports ended ranks in it.
+    /// Whether a launcher may have made the folder, in which it then reports ended ranks.
     launched: bool,
 }
 
 impl Place {
-    /// Makes the place for the job with identity `job`. The folder is that of `IRIS_RENDEZVOUS`, or
-    /// else one of the user in the temporary folder. `launched`: the ranks were started by the
-    /// launcher.
+    /// Makes the meeting place of the job with identity `job`. The folder is that of
+    /// `IRIS_RENDEZVOUS`, or else one of the user in the temporary folder. `launched` tells whether
+    /// a launcher of this library started the ranks.
     pub(crate) fn new(job: String, launched: bool) -> Result<Place> {
         let (folder, ours) = match env::read("IRIS_RENDEZVOUS")? {
             None => {
@@ -96,7 +97,7 @@ impl Place {
         Error::Rendezvous { place: self.to_string(), problem: problem.into() }
     }
 
-    /// Makes the folder and shows the others, until the returned guard is dropped, that this
+    /// Makes the folder and shows the other ranks, until the returned guard is dropped, that this
     /// process is about to meet them. Dropping the guard records the visit.
     ///
     /// Every rank makes the folder if it is missing, so that every rank reports an error if that is
@@ -110,7 +111,7 @@ impl Place {
         Ok(Visit { place: self, presence: presence.ok() })
     }
 
-    /// File whose lock `rank` holds until it has met the others.
+    /// Path of the file whose lock `rank` holds until it has met the others.
     fn presence(&self, rank: usize) -> PathBuf {
         self.socket.with_extension(format!("rank{rank}"))
     }
@@ -134,8 +135,8 @@ impl Place {
         }
     }
 
-    /// Whether an event at time `at` (since boot) concerns the run of this process, which has been
-    /// waiting since `started`.
+    /// Whether an event at time `at` (since boot) concerns the run of this process, which has
+    /// waited since `started`.
     fn concerns(&self, at: Duration, started: Instant) -> bool {
         let visited = lock(&VISITED).get(&self.socket).copied();
         let Some(began) = began("self") else { return false };
@@ -145,7 +146,7 @@ impl Place {
     }
 
     /// Listens, as rank 0. On failure a note tells the other ranks why, except if another process
-    /// is listening, whose ranks the note would not concern.
+    /// listens at the place, because the note would not concern that process's ranks.
     pub(crate) fn listen(&self) -> Result<Door> {
         match self.bind() {
             Ok(Some(door)) => Ok(door),
@@ -161,14 +162,14 @@ impl Place {
         }
     }
 
-    /// Binds the socket; `None` if another process is listening there.
+    /// Binds the socket and listens; `None` if another process is listening there.
     fn bind(&self) -> Result<Option<Door>> {
         let _lock = self.lock()?;
         match connect(self.short(&self.socket)?.as_path()) {
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
                 self.unlink_stale()?;
             }
-            // A listener whose queue is full is listening, too.
+            // A listener whose queue is full (`WouldBlock`) is listening, too.
             Err(e) if e.kind() != ErrorKind::WouldBlock => {
                 return Err(self.error(format!("looking for a listener: {}", explain(&e))));
             }
@@ -189,8 +190,8 @@ impl Place {
         Ok(Some(Door { listener, reserve }))
     }
 
-    /// Removes whatever is in the socket's place: a socket of a dead process, or a dangling link,
-    /// which looks absent when followed but blocks the name.
+    /// Removes a file at the socket's path: a socket of a dead process, or a dangling link, which
+    /// looks absent when followed but occupies the name.
     fn unlink_stale(&self) -> Result<()> {
         if fs::symlink_metadata(&self.socket).is_err() {
             return Ok(());
@@ -200,7 +201,7 @@ impl Place {
             .map_err(|e| self.error(format!("unlinking a stale socket: {e}")))
     }
 
-    /// Connects to rank 0, as any other rank. Tries until `deadline`.
+    /// Connects to rank 0, as a rank other than 0. Tries until `deadline`.
     pub(crate) fn connect(
         &self,
         rank: usize,
@@ -217,7 +218,8 @@ impl Place {
             let died = match self.try_connect()? {
                 Tried::Connected(socket) => return Ok(socket),
                 Tried::Absent => false,
-                // A socket that refuses once had a listener, so its process has ended.
+                // A socket that refuses a connection once had a listener, so that listener's
+                // process has ended.
                 Tried::Refused => bound.is_some_and(|at| self.concerns(at, started)),
             };
             if let Some(error) = self.came_to_nothing(Some(started)) {
@@ -228,8 +230,8 @@ impl Place {
             }
             let others: Vec<_> = (0..size).filter(|&r| r != rank).collect();
             if let Some(rank) = self.lost(&others, started) {
-                // Rank 0 may have ended because another rank did. Its note then names that rank; in
-                // a launcher's folder a note is always of this run.
+                // Rank 0 may have ended because another rank did. Its note then names that rank; a
+                // note in a launcher's folder always belongs to this run.
                 return Err(self.came_to_nothing(None).unwrap_or(Error::PeerLost { rank }));
             }
             if Instant::now() >= deadline {
@@ -271,8 +273,8 @@ impl Place {
         }
     }
 
-    /// One of these ranks whose process has ended, as reported by the launcher or by the rank's own
-    /// file, for a process that has been waiting since `started`.
+    /// Returns one of `ranks` whose process has ended, as reported by the launcher or by the rank's
+    /// own file, for a process that has waited since `started`.
     pub(crate) fn lost(&self, ranks: &[usize], started: Instant) -> Option<usize> {
         let ended = |&rank: &usize| {
             let file = self.presence(rank);
@@ -282,8 +284,8 @@ impl Place {
         self.named_by_launcher(ranks).or_else(|| ranks.iter().copied().find(ended))
     }
 
-    /// First of `ranks` whose process ended, as reported by the launcher: a rank's file contains
-    /// its position in the order of ends.
+    /// Returns the one of `ranks` whose process ended first, as reported by the launcher: the
+    /// report of a rank contains its position in the order of ends.
     fn named_by_launcher(&self, ranks: &[usize]) -> Option<usize> {
         if !self.launched {
             return None;
@@ -299,14 +301,15 @@ impl Place {
     }
 
     /// Time since boot at which a rank 0, of this run or an earlier one, made the socket; `None` if
-    /// there is none.
+    /// there is no socket.
     fn bound(&self) -> Option<Duration> {
         let is_socket = fs::symlink_metadata(&self.socket).is_ok_and(|m| m.file_type().is_socket());
         since_boot(&self.socket).filter(|_| is_socket)
     }
 
-    /// Reason why the world of this run's rank 0 could not be formed, if there is a note. `started`
-    /// is the time since when this process waits; `None` if it was connected already.
+    /// Reason why the world of this run's rank 0 could not be formed, if there is a note. This
+    /// process has waited since `started`; `None` if it was connected already, so that any note is
+    /// of its run.
     pub(crate) fn came_to_nothing(&self, started: Option<Instant>) -> Option<Error> {
         let note = fs::read(self.note()).ok()?;
         let (at, error) = note.split_first_chunk::<8>()?;
@@ -330,7 +333,7 @@ impl Place {
         let now = u64::try_from(up().as_nanos()).unwrap_or(u64::MAX);
         let text = [&now.to_le_bytes()[..], &error_to_bytes(error)].concat();
         check_file_size("the note", text.len() as u64).map_err(std::io::Error::other)?;
-        // Written under another name first, so that a reader never sees a part.
+        // Write the note under another name first, so that a reader never sees a part of it.
         let part = self.socket.with_extension("part");
         fs::write(&part, text)?;
         fs::rename(part, self.note())
@@ -428,7 +431,7 @@ impl Place {
         use std::os::fd::AsRawFd;
         let folder = match File::open(&self.folder) {
             Ok(folder) => folder,
-            // Path that does not exist, like the folder.
+            // The folder does not exist, so return a path that does not exist, either.
             Err(e) if e.kind() == ErrorKind::NotFound => {
                 return Ok(ShortPath { path: "/proc/self/fd/none".into(), _folder: None });
             }
@@ -457,10 +460,11 @@ impl ShortPath {
     }
 }
 
-/// Time since boot at which this process last met others at a place, successfully or not.
+/// Time since boot at which this process last met others at a place, successfully or not, by socket
+/// path.
 static VISITED: Mutex<BTreeMap<PathBuf, Duration>> = Mutex::new(BTreeMap::new());
 
-/// See [`Place::visit`].
+/// Guard of a meeting in progress; see [`Place::visit`].
 pub(crate) struct Visit<'a> {
     place: &'a Place,
     presence: Option<Presence>,
@@ -479,13 +483,14 @@ impl Drop for Visit<'_> {
 #[derive(Debug)]
 pub(crate) struct Door {
     pub(super) listener: UnixListener,
-    /// Descriptors reserved for the note and the folder's lock, in case the process runs out of
-    /// descriptors.
+    /// Descriptors held in reserve for writing the note and locking the folder, in case the process
+    /// runs out of descriptors.
     reserve: Vec<File>,
 }
 
 impl Door {
-    /// Closes the reserved descriptors, so that a note can be written.
+    /// Closes the reserved descriptors, so that a note can be written although the process has none
+    /// left.
     pub(super) fn make_room(&mut self) {
         self.reserve.clear();
     }
@@ -500,8 +505,8 @@ enum Tried {
     Refused,
 }
 
-/// Connects without blocking. A full queue is `WouldBlock`; otherwise a stopped rank 0 would block
-/// this rank.
+/// Connects without blocking. If the listener's queue is full, returns `WouldBlock`; a blocking
+/// call would wait for a stopped rank 0.
 fn connect(path: &Path) -> std::io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -517,7 +522,7 @@ fn since_boot(path: &Path) -> Option<Duration> {
     Some(up().saturating_sub(SystemTime::now().duration_since(changed).ok()?))
 }
 
-/// Time since boot, on the clock of process start times.
+/// Time since boot, on the clock that process start times use.
 fn up() -> Duration {
     Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default()
 }
@@ -566,7 +571,7 @@ mod tests {
         assert!(place.socket.exists(), "a dead process leaves its socket");
         let lost = place.connect(1, 2, soon()).unwrap_err();
         assert!(matches!(lost, Error::PeerLost { rank: 0 }), "{lost}");
-        // A socket of an earlier run does not concern this one.
+        // A socket of an earlier run does not concern this run.
         use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
         let time = Timespec { tv_sec: 1, tv_nsec: 0 };
         let times = Timestamps { last_access: time, last_modification: time };
@@ -607,7 +612,7 @@ mod tests {
         let place = Place::at(temp.path().into(), false, "job".into());
         let place = Place { launched: true, ..place };
         let soon = || Instant::now() + Duration::from_secs(20);
-        // Rank 0 ended because rank 2 did; first without a note, then with one.
+        // Rank 0 ended because rank 2 ended; first without a note, then with one.
         fs::write(temp.path().join("lost-2"), "0").unwrap();
         fs::write(temp.path().join("lost-0"), "1").unwrap();
         fs::write(temp.path().join("lost-3.part"), "").unwrap();

@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
-/// A connected stream socket.
+/// A connected stream socket, Unix or TCP.
 #[derive(Debug)]
 pub(crate) struct Socket {
     fd: OwnedFd,
-    /// Whether it is a Unix socket, which passes descriptors and knows the process at its other end.
+    /// Whether it is a Unix socket, which can pass descriptors and identify the process at its
+    /// other end.
     pub(super) is_unix: bool,
 }
 
@@ -42,7 +43,7 @@ impl Socket {
         Ok(rustix::io::ioctl_fionbio(&self.fd, nonblocking)?)
     }
 
-    /// Limits how long a write may block; `None` for no limit.
+    /// Limits the time for which a write may block; `None` for no limit.
     pub(super) fn set_write_timeout(&self, timeout: Option<Duration>) -> std::io::Result<()> {
         Ok(set_socket_timeout(&self.fd, Timeout::Send, timeout)?)
     }

@@ -1,4 +1,4 @@
-//! Bootstrap of ranks that are threads of this process: a table under a lock.
+//! Bootstrap of ranks that are threads of this process: they exchange through a table under a lock.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -25,7 +25,7 @@ struct Table {
     complete: Arc<Vec<Given>>,
     /// Reason why no further exchange is possible.
     broken: Option<Error>,
-    /// First loss of a peer, which may follow another reason.
+    /// First loss of a peer; differs from `broken` if the table broke earlier for another reason.
     lost: Option<Error>,
     watchers: Vec<Watcher>,
     has_left: Vec<bool>,
@@ -115,7 +115,7 @@ impl Threads {
                 if let Some(on_missing) = &step.on_missing {
                     on_missing.0(&ranks);
                 }
-                // The lowest waiting rank logs the notice for all.
+                // The lowest of the waiting ranks shows the notice for all.
                 if (0..self.rank).all(|r| ranks.contains(&r)) {
                     notice(format_args!(
                         "rank {} in {} waits for rank {}: {waited:.1?} of {:.1?}",
@@ -129,8 +129,8 @@ impl Threads {
             let until = deadline.min(patience.until);
             let wait = self.hub.changed.wait_timeout(table, until.saturating_duration_since(now));
             table = wait.unwrap_or_else(PoisonError::into_inner).0;
-            // The process was stopped meanwhile, and with it the ranks that are awaited; do not
-            // count that time.
+            // The process, with all of its ranks, was stopped while this rank waited; do not count
+            // that time.
             let overslept = until.elapsed();
             if overslept > Duration::from_secs(1) {
                 deadline += overslept;
@@ -185,7 +185,7 @@ impl Bootstrap for Threads {
         _group: u64,
         step: &Step,
     ) -> Result<Option<Arc<dyn Bootstrap>>> {
-        // The first member of each group provides the group's hub.
+        // The first member of each group provides the hub for its group.
         let hub: Object = Hub::new(members.len());
         let all = self.share_objects(hub, step)?;
         let Some(rank) = members.iter().position(|&m| m == self.rank) else {
@@ -217,7 +217,7 @@ impl Bootstrap for Threads {
             return;
         }
         let error = Error::PeerLost { rank: self.rank };
-        // The first reason stays, because the rank may have left as its consequence.
+        // A reason that is already set stays, because the rank may have left as its consequence.
         table.broken.get_or_insert_with(|| error.clone());
         table.lost.get_or_insert_with(|| error.clone());
         let watchers = std::mem::take(&mut table.watchers);

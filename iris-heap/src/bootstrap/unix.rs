@@ -26,7 +26,7 @@ use crate::util::lock;
 pub(crate) struct Processes {
     pub(super) connection: Arc<Connection>,
     pub(super) group: u64,
-    /// Members, as ranks of the launched world.
+    /// Members of the group, as ranks of the launched world.
     pub(super) members: Vec<usize>,
     pub(super) rank: usize,
 }
@@ -34,14 +34,14 @@ pub(crate) struct Processes {
 /// Largest number of descriptors of one exchange that are in transit to all ranks together. All
 /// processes of a user share one limit, that of open files, which may be as low as 256.
 const ON_THEIR_WAY: usize = 128;
-/// Longest time for which sending a last message, to which no answer is awaited, may block.
+/// Time limit for sending a last message to which no answer is awaited.
 const PARTING: Duration = Duration::from_secs(2);
-/// Time for the hub to answer which ranks are missing; after that the user is told that the hub is
+/// Time for the hub to answer which ranks are missing; after that, the user is told that the hub is
 /// silent.
 const ANSWER: Duration = Duration::from_secs(2);
 
 impl Processes {
-    /// Meets the other processes of a job.
+    /// Connects this rank to the other processes of a job; fails after a timeout.
     pub(crate) fn rendezvous(
         place: Place,
         rank: usize,
@@ -78,7 +78,7 @@ impl Processes {
         } else {
             (place.connect(rank, size, deadline)?.into(), None)
         };
-        // The hub knows its own process's connection without a hello.
+        // The hub knows the connection of its own process, so rank 0 sends no hello.
         let hello = (rank != 0).then(|| {
             let job = place.job.clone();
             Frame::Hello { job, rank: rank as u64, size: size as u64 }
@@ -86,13 +86,14 @@ impl Processes {
         let connection = match Connection::start(&socket, None, rank) {
             Ok(connection) => connection,
             Err(error) => {
-                // Tell the others at once, so that they need not wait for this rank.
+                // Tell the other ranks the reason at once, so that they need not wait for this
+                // rank.
                 let mut outbox = Outbox::default();
                 let gave_up = Frame::GaveUp { group: 0, error: failed(rank, &error) };
                 hello.into_iter().chain([gave_up]).for_each(|frame| outbox.push(frame.pack()));
                 let _ = outbox.flush(&socket);
-                // This process, and with it the hub, may end when this returns, so let the hub
-                // first tell all ranks.
+                // This process, and with it the hub's thread, may end when this function returns,
+                // so let the hub first tell all ranks.
                 hub.map(JoinHandle::join);
                 return Err(error);
             }
@@ -100,7 +101,7 @@ impl Processes {
         *lock(&connection.hub) = hub;
         let greeted = hello.map_or(Ok(()), |hello| connection.send(hello, deadline));
         let what = || format!("rank {rank} of {size} at {place}");
-        // The hub's deadline is earlier, because it knows which ranks are missing.
+        // This deadline is later than the hub's, because the hub knows which ranks are missing.
         let outcome = connection.welcome(deadline + grace(timeout), started, greeted, what);
         let members = (0..size).collect();
         let processes = Processes { connection, group: 0, members, rank };
@@ -117,8 +118,8 @@ impl Processes {
         }
     }
 
-    /// Tells all ranks of the processes of all, so that a rank which is waited for is named by its process:
-    /// collective.
+    /// Exchanges the process ids of all ranks, so that notices and errors name the process of a
+    /// missing rank. Collective.
     pub(crate) fn share_processes(&self, step: &Step) -> Result<()> {
         let all = self.allgather(&ProcessId::own().to_bytes(), step)?;
         let all = all.iter().map(|bytes| ProcessId::from_bytes(bytes));
@@ -153,7 +154,8 @@ impl Processes {
         };
         let frame = Frame::Give { group: self.group, number, part };
         let whole = step.deadline.saturating_duration_since(started);
-        // The time limit leaves a part of the deadline, in which the others can be told the reason.
+        // The time limit for sending leaves a part of the deadline, in which the other ranks can be
+        // told the reason.
         let sent = self.connection.send(frame, started + whole / 10 * 8);
         let what = format!("rank {} in {}", self.rank, step.what);
         let mut patience = Patience::new(started, step.deadline);
@@ -177,11 +179,12 @@ impl Processes {
             let mut limit = step.deadline;
             if let Err(error) = &sent {
                 limit = sent_at + REASON;
-                // An error of this message alone, rather than of the connection, needs no search
-                // for another reason.
+                // An error that concerns only this message, not the connection, needs no search for
+                // another reason.
                 let crowded = matches!(error, Error::Wire { .. });
                 if crowded || now >= limit {
-                    // No other reason exists: the control thread would have found it by now.
+                    // The control thread would have read another reason by now, so the failed send
+                    // is the reason.
                     group.broken = Some(error.clone());
                     return Err(error.clone());
                 }
@@ -189,7 +192,7 @@ impl Processes {
                 match chance.is_over(now, || self.connection.has_unread()) {
                     false => limit = chance.until,
                     true => {
-                        // The hub does not answer, so rank 0 is stopped or starved.
+                        // The hub does not answer, so rank 0 is stopped or gets no processor time.
                         let waited = now - started;
                         let error = match self.members.iter().position(|&m| m == 0) {
                             Some(hub) => Error::Absent { ranks: vec![hub], what, waited },
@@ -252,8 +255,8 @@ impl Processes {
         }
     }
 
-    /// Tells the others why this rank cannot continue, if the reason originates here; reasons that
-    /// the hub sent are known to them.
+    /// Tells the other ranks why this rank cannot continue, if the reason originates here; they
+    /// already know reasons that the hub sent.
     pub(super) fn explain(&self, error: &Error) {
         let error = match error {
             Error::Absent { .. } => error.clone(),
@@ -263,8 +266,8 @@ impl Processes {
         let frame = Frame::GaveUp { group: self.group, error };
         let until = Instant::now() + PARTING;
         if self.connection.send(frame, until).is_ok() && self.connection.has_hub() {
-            // This process, and with it the hub, may end now. Rank 0 waits until the hub has told
-            // it the reason, which happens after all others were told.
+            // This process, and with it the hub's thread, may end now. Rank 0 waits until the hub
+            // has told it the reason, which happens after all other ranks were told.
             self.connection.wait_until(until, |mail| {
                 mail.over || mail.groups.get(&self.group).is_none_or(|group| group.hub_reported)
             });
@@ -272,13 +275,13 @@ impl Processes {
     }
 }
 
-/// Error that the others receive about an error of this rank.
+/// Converts an error of `rank` to the error that the other ranks receive.
 pub(super) fn failed(rank: usize, error: &Error) -> Error {
     let what = "talking to the other ranks".into();
     Error::PeerFailed { rank, what, message: error.to_string() }
 }
 
-/// Time to wait for the hub's verdict after a deadline.
+/// Time for the hub to report which ranks are missing after a rank's deadline has passed.
 pub(super) fn grace(deadline: Duration) -> Duration {
     (deadline / 10).max(Duration::from_secs(2))
 }
@@ -302,8 +305,8 @@ impl Bootstrap for Processes {
         descriptors: Vec<OwnedFd>,
         step: &Step,
     ) -> Result<Vec<Vec<OwnedFd>>> {
-        // Few enough per exchange that the limit of descriptors in transit is not reached; each
-        // rank sends the next ones only after it has received these.
+        // Split the descriptors over exchanges so small that the limit of descriptors in transit is
+        // not reached; each rank sends the next ones only after it has received all of an exchange.
         let count = (descriptors.len() as u64).to_le_bytes();
         let mut counts = Vec::new();
         for bytes in self.allgather(&count, step)? {
@@ -343,8 +346,8 @@ impl Bootstrap for Processes {
         let Some(rank) = members.iter().position(|&m| m == self.rank) else {
             return Ok(None);
         };
-        // Hash the parent group with the number, so that splits of different groups get different
-        // names.
+        // The id is a hash of the parent group and the number, so that splits of different groups
+        // get different ids.
         let name = [self.group.to_le_bytes(), group.to_le_bytes()].concat();
         let group = (crate::wire::hash(&[&name]) as u64).max(1);
         let members: Vec<usize> = members.iter().map(|&m| self.members[m]).collect();
@@ -383,12 +386,13 @@ impl Bootstrap for Processes {
         if let Some(error) = reason {
             self.explain(&error);
         }
-        // Errors are ignored: if sending fails, rank 0 is gone.
+        // An error is ignored, because sending fails only if rank 0 is gone.
         let frame = Frame::Leave { group: self.group, clean };
         let _ = self.connection.send(frame, Instant::now() + PARTING);
         if clean && self.group == 0 && self.rank == 0 {
-            // This process, and with it the hub, may end now, so let the hub send its last messages
-            // first. It waits for no answer, and only briefly for a stopped process.
+            // This process, and with it the hub's thread, may end now, so let the hub send its last
+            // messages first. The hub awaits no answers, and waits only briefly for a stopped
+            // process.
             if let Some(hub) = lock(&self.connection.hub).take()
                 && hub.join().is_err()
             {
@@ -403,7 +407,7 @@ impl Drop for Processes {
         let mut mail = lock(&self.connection.mail.0);
         let done = mail.groups.remove(&self.group);
         drop(mail);
-        // Watchers are dropped outside the lock.
+        // Watchers are dropped after the lock is released.
         drop(done);
     }
 }

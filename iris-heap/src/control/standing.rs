@@ -1,5 +1,5 @@
-//! Places of the ranks of this node, as each publishes them on its board: the call that it is in, and the node
-//! that it waits for in a step between nodes.
+//! Progress that each rank of this node publishes on its board: the call that it is in, and the
+//! node that it waits for in a step between nodes.
 
 use iris_sync::FaultKind;
 
@@ -12,8 +12,8 @@ impl Control {
         let _ = self.nodes.set(names);
     }
 
-    /// Tells the ranks of this node that this rank waits in a step between nodes, and for which node,
-    /// so that kernels that wait for this rank do not blame it. `None` at the end of the step.
+    /// Tells the ranks of this node that this rank waits in a step between nodes, and for which
+    /// node, so that kernels that wait for this rank do not blame it. `None` ends the step.
     pub fn publish_step(&self, step: Option<AwaitedNode>) {
         if let Some(boards) = self.boards()
             && let Err(error) = boards.set_step(step)
@@ -22,7 +22,8 @@ impl Control {
         }
     }
 
-    /// Node that a rank of this heap waits for in a step between nodes, in words; `None` if it is in no such step.
+    /// Name of the node that `rank` waits for in a step between nodes; `None` if `rank` is in no
+    /// such step.
     pub(super) fn node_awaited_by(&self, rank: usize) -> Option<String> {
         let boards = self.boards().filter(|boards| rank < boards.ranks())?;
         Some(match boards.step(rank).ok()?? {
@@ -34,8 +35,8 @@ impl Control {
         })
     }
 
-    /// Ranks that wait in a step between nodes, in words that follow another text; empty if there are
-    /// none.
+    /// Text that lists the ranks that wait in a step between nodes, to be appended to another text;
+    /// empty if there are none.
     pub(crate) fn steps(&self) -> String {
         let ranks = 0..self.boards().map_or(0, Boards::ranks);
         let steps = ranks.filter_map(|rank| Some((rank, self.node_awaited_by(rank)?)));
@@ -43,8 +44,8 @@ impl Control {
         steps.map(text).collect()
     }
 
-    /// The operator and call that each rank is in, as far as their hosts know, where a fault is about another rank's
-    /// calls; none for others.
+    /// Operator and call that each rank is in, as far as the hosts know, if `fault` concerns calls
+    /// of another rank; `None` for other faults.
     pub(super) fn standing(&self, fault: &iris_sync::Fault) -> Option<Vec<String>> {
         use iris_sync::Field;
         let about_calls = match fault.kind {

@@ -47,15 +47,15 @@ fn among(names: impl Iterator<Item = String>) -> Vec<Unknown> {
     unknown
 }
 
-/// Known variable whose name differs in the fewest letters, if these are at most a third of the
-/// name.
+/// Known variable whose name differs from `name` in the fewest letters; `None` if more than a third
+/// of the letters after `IRIS_` differ.
 fn nearest(name: &str) -> Option<&'static str> {
     let all = VARIABLES.iter().map(|it| (distance(it.name, name), it.name));
     let (letters, found) = all.min()?;
     (3 * letters <= name.len() - "IRIS_".len()).then_some(found)
 }
 
-/// Levenshtein distance: number of letters to change, add or remove.
+/// Levenshtein distance: least number of letters to change, add or remove between two names.
 fn distance(one: &str, other: &str) -> usize {
     let mut row: Vec<usize> = (0..=other.len()).collect();
     for (i, a) in one.bytes().enumerate() {

@@ -24,15 +24,16 @@ use crate::bootstrap::peer::Peer;
 use crate::error::{Error, Result, list_ranks};
 use crate::limits::{explain, is_full};
 
-/// Maximum number of strangers at a time.
+/// Maximum number of connections at a time that have not sent a sealed hello.
 const STRANGERS: usize = 256;
 /// Time limit for a stranger to send its hello.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Minimum age at which a stranger is closed in favour of another: a rank needs two round trips.
+/// Age at which a stranger may be closed to make room for another; a rank's hello needs two round
+/// trips.
 const SETTLED: Duration = Duration::from_millis(500);
-/// Maximum number of connections accepted in a row before accepted ones are read.
+/// Maximum number of connections accepted in a row; then data of accepted ones is read.
 const IN_A_ROW: usize = 64;
-/// Polling interval while nothing happens.
+/// Longest time that one poll for connections and data waits.
 const LOOK: Duration = Duration::from_millis(250);
 /// Time after which rank 0 gives up if it has no file descriptor for new connections.
 const NO_DESCRIPTOR: Duration = Duration::from_secs(10);
@@ -44,7 +45,7 @@ pub(super) struct Door {
     peers: Vec<Option<Peer>>,
     /// Strangers, the oldest first.
     strangers: VecDeque<Stranger>,
-    /// Number of rejected connections.
+    /// Number of connections that were refused.
     turned_away: usize,
 }
 
@@ -56,9 +57,9 @@ struct Stranger {
 enum State {
     /// Reading the greeting, with the number of bytes so far.
     Greeting(TcpStream, [u8; GREETING], usize),
-    /// Greeted as this rank, and answered.
+    /// The stranger claims to be this rank, and its greeting was answered.
     Answered(u32, Box<Peer>),
-    /// Connection to be closed.
+    /// The connection is to be closed.
     Over,
 }
 
@@ -136,8 +137,7 @@ impl Door {
         }
     }
 
-    /// Accepts pending connections. An error is one of this process: it has no file descriptors
-    /// left.
+    /// Accepts pending connections. An error means that this process has no file descriptors left.
     fn accept(&mut self) -> std::io::Result<()> {
         for _ in 0..IN_A_ROW {
             if !self.has_room() {
@@ -171,7 +171,7 @@ impl Door {
         old
     }
 
-    /// Reads pending data of strangers and ranks.
+    /// Reads pending data of strangers, and of ranks that wait for the world to be formed.
     fn hear(&mut self) -> Result<()> {
         for mut stranger in std::mem::take(&mut self.strangers) {
             stranger.state = self.advance(stranger.state)?;
@@ -192,7 +192,7 @@ impl Door {
         Ok(())
     }
 
-    /// Advances a stranger's state. An error fails the whole world: a rank with the right key
+    /// Advances a stranger's state. An error fails the whole world: a rank that has the right key
     /// disagrees with the job.
     fn advance(&mut self, state: State) -> Result<State> {
         match state {
@@ -255,7 +255,7 @@ impl Door {
         }
     }
 
-    /// Admits a rank that has the key.
+    /// Admits a rank that has proved that it has the key, if `frame` is a hello.
     fn admit(&mut self, rank: u32, frame: Frame, mut peer: Peer) -> Result<()> {
         let rank = rank as usize;
         let Frame::Hello { .. } = frame else {
@@ -290,7 +290,7 @@ impl Door {
             tv_sec: timeout.as_secs() as i64,
             tv_nsec: i64::from(timeout.subsec_nanos().max(1)),
         };
-        // The result is ignored, because the loop checks all connections anyway.
+        // The result is ignored, because the caller's loop checks all connections anyway.
         let _ = poll(&mut fds, Some(&timeout));
     }
 }

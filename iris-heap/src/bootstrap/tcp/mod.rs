@@ -40,7 +40,7 @@ const REFUSALS: u32 = 3;
 /// Address at which the ranks of a job meet, and the parameters that they must agree on.
 #[derive(Clone)]
 pub(crate) struct Meeting {
-    /// Host and port, as given by the user.
+    /// Host and port in the form `host:port`, as given by the user.
     pub(crate) address: String,
     pub(crate) terms: Terms,
     /// Time after which an unreachable peer counts as lost.
@@ -70,7 +70,7 @@ impl Meeting {
         }
     }
 
-    /// Listens on the interface of the address only; called on rank 0.
+    /// Listens only on the network interface that has the address; called on rank 0.
     fn listen(&self) -> Result<TcpListener> {
         let mut last = String::new();
         for address in self.addresses()? {
@@ -94,8 +94,8 @@ impl Meeting {
         let mut pause = Duration::from_millis(1);
         let (mut refusals, mut last) = (0, String::from("no attempt"));
         loop {
-            // The name is resolved on each attempt, because it may become known after this process
-            // starts.
+            // The host name is resolved for each attempt, because it may become known only after
+            // this process has started.
             match self.addresses() {
                 Err(error) => last = error.to_string(),
                 Ok(addresses) => {
@@ -148,8 +148,8 @@ impl Meeting {
         stream.set_write_timeout(Some(timeout))?;
         let (greeting, state) = self.terms.greet(rank as u32).map_err(Attempt::from_error)?;
         stream.write_all(&greeting)?;
-        // The socket's time limit applies to each read, so a peer that sends single bytes could
-        // exceed it; this loop has one limit for all.
+        // The socket's time limit applies to each single read, so a peer that sends byte by byte
+        // could exceed it; this loop limits the total time.
         let (mut reply, mut got, until) = ([0; REPLY], 0, Instant::now() + timeout);
         while got < REPLY {
             match stream.read(&mut reply[got..])? {
@@ -169,7 +169,7 @@ impl Meeting {
         Ok((stream, keys))
     }
 
-    /// Enables keepalive, so that the system detects an unreachable peer.
+    /// Enables TCP keepalive, so that the system detects an unreachable peer within `silence`.
     fn prepare(&self, stream: &TcpStream) -> std::io::Result<()> {
         stream.set_nodelay(true)?;
         let third = (self.silence / 3).max(Duration::from_secs(1));
@@ -182,7 +182,7 @@ impl Meeting {
         Ok(())
     }
 
-    /// Connects to the other ranks of the job.
+    /// Connects this rank to the other ranks of the job; fails after `timeout`.
     pub(crate) fn rendezvous(&self, rank: usize, timeout: Duration) -> Result<Processes> {
         let size = self.terms.size;
         let started = Instant::now();
@@ -204,7 +204,7 @@ impl Meeting {
         };
         let connection = Connection::start(&socket, keys.as_ref(), rank)?;
         *lock(&connection.hub) = hub;
-        // The hub already knows the connection of its own process.
+        // The hub knows the connection of its own process, so rank 0 sends no hello.
         let greeted = if rank == 0 {
             Ok(())
         } else {

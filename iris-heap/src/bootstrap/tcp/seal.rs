@@ -15,17 +15,17 @@ use snow::{Builder, HandshakeState, StatelessTransportState};
 use crate::bootstrap::frames::broken;
 use crate::error::{Error, Result};
 
-/// Noise messages are at most 65535 bytes, of which 16 authenticate.
+/// Size limit of a Noise message in bytes; the last 16 bytes authenticate the others.
 const LONGEST: usize = 65535;
 const TAG: usize = 16;
-/// Length and number of a chunk.
+/// Size of a chunk's header in bytes: length (16 bits) and number (64 bits).
 const HEAD: usize = 2 + 8;
 const MAGIC: &[u8; 4] = b"IRS1";
-/// Bytes of a handshake message without payload: a public key and a tag.
+/// Size of a handshake message without payload in bytes: a public key and a tag.
 const MESSAGE: usize = 32 + TAG;
-/// Size of a rank's first message in bytes.
+/// Size of a rank's first message in bytes: magic number, rank and handshake message.
 pub(crate) const GREETING: usize = 4 + 4 + MESSAGE;
-/// Size of the answer in bytes.
+/// Size of rank 0's answer to a greeting in bytes.
 pub(crate) const REPLY: usize = MESSAGE;
 /// Answer to a greeting with another key or job. It is not authenticated, so it is only a hint.
 pub(crate) const REFUSAL: [u8; REPLY] = [0; REPLY];
@@ -59,8 +59,8 @@ impl Terms {
         Ok((greeting, state))
     }
 
-    /// Answers a greeting, on rank 0, and returns the rank that it claims; an error if its key or
-    /// job differs.
+    /// Answers a greeting, on rank 0. Returns the answer, the rank that the greeting claims, and
+    /// the connection's keys; an error if the key or job differs from rank 0's.
     pub(crate) fn answer(&self, greeting: &[u8; GREETING]) -> Result<(Vec<u8>, u32, Keys)> {
         let (head, message) = greeting.split_at(8);
         if head[..4] != MAGIC[..] {
@@ -87,12 +87,12 @@ impl std::fmt::Debug for Keys {
 }
 
 impl Keys {
-    /// Keys from a completed handshake.
+    /// Derives the keys from a completed handshake.
     fn of(state: HandshakeState) -> Result<Keys> {
         Ok(Keys(Arc::new(state.into_stateless_transport_mode().map_err(failed)?)))
     }
 
-    /// Keys of a rank that has read rank 0's answer.
+    /// Derives the keys on a rank that has received rank 0's answer `reply`.
     pub(crate) fn of_reply(mut state: HandshakeState, reply: &[u8; REPLY]) -> Result<Keys> {
         state.read_message(reply, &mut []).map_err(failed)?;
         Keys::of(state)
@@ -125,8 +125,8 @@ impl Sealer {
             let start = out.len();
             out.resize(start + len, 0);
             let sealed = self.keys.0.write_message(self.next, part, &mut out[start..]);
-            // Encryption fails only for messages that are too long, which this one is not, and
-            // after 2^64 messages.
+            // Encryption fails only for messages that are too long, which `part` is not, and after
+            // 2^64 messages.
             debug_assert_eq!(sealed.ok(), Some(len));
             self.next += 1;
         }
@@ -138,14 +138,14 @@ impl Sealer {
 #[derive(Debug)]
 pub(crate) struct Opener {
     keys: Keys,
-    /// Minimum number of the next chunk.
+    /// Smallest number that the next chunk may have; smaller ones are replays.
     next: u64,
     /// Received bytes of an incomplete chunk.
     raw: Vec<u8>,
 }
 
 impl Opener {
-    /// Consumes received bytes, and appends the contents of complete chunks to `out`.
+    /// Takes received bytes, and appends the contents of complete chunks to `out`.
     ///
     /// # Errors
     /// [`Error::Wire`] for bytes that the other end did not seal, or that are received a second
@@ -220,7 +220,8 @@ mod tests {
             wrong[at] ^= 1;
             let mut out = Vec::new();
             let opened = hub.opener().open(&wrong, &mut out);
-            // With an increased length, the opener waits for more bytes.
+            // If the changed byte increases the length, the opener waits for more bytes instead of
+            // failing.
             assert!(opened.is_err() || out.is_empty(), "byte {at}");
         }
     }

@@ -29,7 +29,7 @@ fn step() -> Step {
     Step { what: "test".into(), deadline: Instant::now() + PLENTY, on_missing: None }
 }
 
-/// Lets all ranks meet and exchange their numbers; `before` runs on each rank first.
+/// Lets all ranks meet over loopback and exchange their numbers; `before` runs on each rank first.
 fn meet(meeting: &Meeting, before: impl Fn(usize) + Sync) {
     thread::scope(|scope| {
         let rank_main = |rank: usize| {
@@ -52,7 +52,7 @@ fn ranks_meet_over_ipv4_and_ipv6() {
     if TcpListener::bind("[::1]:0").is_ok() {
         meet(&meeting("[::1]", 3), |_| ());
     }
-    // A name of the host, as launchers give it.
+    // Launchers often give a host name instead of an address.
     meet(&meeting("localhost", 2), |_| ());
 }
 
@@ -91,7 +91,7 @@ fn a_rank_that_does_not_come_is_named() {
             assert!(told.contains("waited") && told.contains("for rank 2"), "{told}");
         }
     });
-    // No process listens on the port.
+    // No process listens on the port, so the rank gives up after its timeout.
     let Err(error) = meeting.rendezvous(1, soon) else { panic!("nobody listens") };
     assert!(matches!(&error, Error::Absent { ranks, .. } if ranks == &[0]), "{error}");
     assert!(error.to_string().contains("refused"), "{error}");
@@ -112,24 +112,25 @@ fn two_processes_of_one_rank_are_told_to_all() {
     });
 }
 
-/// Sends data that no rank would send, in one of several ways.
+/// Connects and sends data that no rank would send; `kind` selects one of ten ways. `recorded` is a
+/// rank's greeting to be replayed.
 fn hostile(meeting: &Meeting, kind: usize, recorded: &[u8]) -> Option<TcpStream> {
     let address = meeting.addresses().unwrap()[0];
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5)).ok()?;
     let wrong = Terms { key: [9; 32], ..meeting.terms.clone() };
     let (other_key, _) = wrong.greet(1).unwrap();
-    // Greeting of a rank that does not exist.
+    // Greeting of rank 77, which does not exist in the job.
     let (too_high, _) = meeting.terms.greet(77).unwrap();
     let noise: Vec<u8> =
         (0..4096).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
-    // A failed write means that the connection was refused, which is correct too.
+    // A failed write means that the connection was refused, which is right, too.
     let _ = match kind % 10 {
         0 => Ok(()),
         1 => stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
         2 => stream.write_all(&noise),
         3 => stream.write_all(&recorded[..GREETING / 2]),
         4 => stream.write_all(recorded),
-        // A replay, and garbage where the hello should be.
+        // A replayed greeting, followed by noise in place of the hello.
         5 => stream.write_all(&[recorded, &noise].concat()),
         6 => stream.write_all(&other_key),
         7 => stream.write_all(&too_high),
@@ -148,7 +149,8 @@ fn two_thousand_hostile_connections_harm_nobody() {
         while TcpStream::connect(meeting.addresses().unwrap()[0]).is_err() {
             thread::sleep(Duration::from_millis(5));
         }
-        // Half stay open and silent, as long as the ranks need; half go at once.
+        // Half of the connections stay open and silent while the ranks meet; the others are closed
+        // at once.
         let mut open = Vec::new();
         for kind in 0..1000 {
             open.extend(hostile(&meeting, kind, &recorded).filter(|_| kind % 2 == 0));
@@ -164,8 +166,8 @@ fn two_thousand_hostile_connections_harm_nobody() {
         }
         let mut met: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect();
         met.insert(0, rank_0.join().unwrap().unwrap());
-        // Later connections find no port, and the existing ones have received nothing that is meant
-        // for a rank.
+        // Once the ranks have met, nobody listens on the port, and the open hostile connections
+        // have received nothing that is meant for a rank.
         let others: Vec<_> = met[1..].iter().collect();
         thread::scope(|scope| {
             for rank in &others {
@@ -194,7 +196,7 @@ fn a_rank_that_ends_is_lost_to_the_others() {
             let ranks = meeting.rendezvous(rank, PLENTY).unwrap();
             ranks.barrier(&step()).unwrap();
             if rank == 1 {
-                // A process that ends sends no message.
+                // Leave without a message, like a process that ends.
                 drop(ranks);
                 return;
             }
