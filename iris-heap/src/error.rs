@@ -370,7 +370,7 @@ pub enum Error {
     /// A function of a device's driver failed.
     #[error("{api}: {name} (code {code}), expected success{}", driver_advice(*.code))]
     Device {
-        /// Name of the function, with its object.
+        /// Name that the driver gives the code.
         api: String,
         /// Numeric code that the driver returned.
         code: u32,
@@ -393,7 +393,7 @@ pub enum ErrorKind {
     Disagreement,
     /// A rank did not arrive in time.
     Timeout,
-    /// A rank is gone: close the world and open a new one with the remaining ranks.
+    /// An object was used after it had been closed or freed.
     PeerLost,
     /// Out of memory.
     OutOfMemory,
@@ -401,7 +401,7 @@ pub enum ErrorKind {
     Closed,
     /// A kernel failed.
     Fault,
-    /// Not supported on this backend or platform.
+    /// Error of a layer above this crate.
     Unsupported,
     /// The operating system or a driver returned an error.
     System,

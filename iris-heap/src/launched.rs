@@ -1,10 +1,10 @@
-//! World of this process in words, for programs that show it.
+//! Text about the world of this process, for programs that show it.
 
 use crate::bootstrap::launcher_env::{Launch, Place};
 use crate::error::Result;
 
-/// World that the launcher's variables describe, in words, without meeting any rank: `rank 1 of 4, local rank 1 of 4`;
-/// `None` without variables of a launcher.
+/// Describes the world that the launcher's variables announce, without meeting any rank: `rank 1 of
+/// 4, local rank 1 of 4`; `None` without variables of a launcher.
 ///
 /// # Errors
 /// Errors of variables, as those of [`World::from_env`](crate::World::from_env).

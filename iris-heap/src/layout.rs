@@ -1,8 +1,9 @@
-//! Allocator of a segment's bytes: pure and deterministic, without memory of its own.
+//! Allocator for the bytes of a segment: it computes offsets only, deterministically, and owns no
+//! memory.
 //!
-//! Every rank keeps one and applies the same requests to it, so all ranks compute the same offsets.
-//! It uses first fit by address, because the result then depends only on the sequence of requests,
-//! and large blocks at the end stay whole.
+//! Every rank keeps one [`Layout`] per segment and applies the same requests to it, so all ranks
+//! compute the same offsets. It uses first fit by address, because the result then depends only on
+//! the sequence of requests, and large blocks at the end stay whole.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +27,7 @@ pub struct Block {
     pub bytes: u64,
     /// Length in bytes as requested.
     pub asked: u64,
-    /// Number of the allocation; never reused.
+    /// Serial number of the allocation; never reused.
     pub serial: u64,
 }
 
@@ -111,7 +112,7 @@ impl Layout {
         Some(block)
     }
 
-    /// Allocated block that contains all of `offset..offset + bytes`.
+    /// Allocated block that contains all of `offset..offset + bytes`; `None` if there is none.
     pub fn find(&self, offset: u64, bytes: u64) -> Option<Block> {
         let (_, block) = self.live.range(..=offset).next_back()?;
         let end = offset.checked_add(bytes)?;

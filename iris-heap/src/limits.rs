@@ -10,7 +10,7 @@ pub(crate) fn is_full(error: &std::io::Error) -> bool {
     code.is_some_and(|c| [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM].contains(&c))
 }
 
-/// Text of a system error; adds what to do if that is known.
+/// Text of a system error, with advice on what to do if there is any.
 pub(crate) fn explain(error: &std::io::Error) -> String {
     use std::io::ErrorKind;
     let advice = match (Errno::from_io_error(error), error.kind()) {
@@ -26,7 +26,7 @@ pub(crate) fn explain(error: &std::io::Error) -> String {
     format!("{error}{advice}")
 }
 
-/// Text of this process's limit of open files.
+/// This process's limit of open files, as text.
 pub(crate) fn open_files() -> String {
     getrlimit(Resource::Nofile).current.map_or("none".into(), |limit| limit.to_string())
 }

@@ -42,8 +42,8 @@ impl Module {
         Module { inner, heap: Arc::downgrade(heap) }
     }
 
-    /// The kernel of this name, with `shared_bytes` bytes of dynamic shared memory allowed. It is
-    /// loaded now rather than at its first launch.
+    /// Returns the kernel called `name`, and allows it `shared_bytes` bytes of dynamic shared
+    /// memory. The kernel is loaded now rather than at its first launch.
     ///
     /// # Errors
     /// [`Error::Device`](crate::Error::Device) if there is no such kernel, or if the device does
@@ -60,7 +60,7 @@ impl Function {
         &self.name
     }
 
-    /// Registers per thread, and bytes of local memory per thread; non-zero local memory means
+    /// Number of registers, and of bytes of local memory, per thread; local memory above zero means
     /// spills or arrays.
     ///
     /// # Errors
@@ -69,8 +69,8 @@ impl Function {
         self.inner.resources()
     }
 
-    /// Number of workgroups of this size that are co-resident on the whole device if nothing else
-    /// runs.
+    /// Number of workgroups with `threads` threads and `shared_bytes` bytes of dynamic shared
+    /// memory each that are co-resident on the whole device if nothing else runs.
     ///
     /// # Errors
     /// [`Error::Device`](crate::Error::Device).
@@ -89,9 +89,9 @@ impl Function {
         self.inner.resident_clusters(shape, cluster)
     }
 
-    /// Enqueues a launch on `stream` after the heap's last op, on whatever stream that op was; the
-    /// next op waits for this launch. The stream must belong to the heap that the module was loaded
-    /// for, since another heap would neither order the launch with its ops nor wait for it.
+    /// Enqueues a launch on `stream` after the heap's last op, whichever stream that op is on; the
+    /// next op waits for this launch. The stream must belong to the heap for which the module was
+    /// loaded, because another heap would neither order the launch with its ops nor wait for it.
     ///
     /// # Errors
     /// [`Error::Closed`](crate::Error::Closed); [`Error::Invalid`](crate::Error::Invalid) for a
@@ -104,7 +104,8 @@ impl Function {
     /// each other or for other ranks are co-resident.
     pub unsafe fn launch(&self, stream: &Stream, shape: LaunchShape, args: &[&[u8]]) -> Result<()> {
         stream.check_of(self.heap.as_ptr(), &self.name)?;
-        // SAFETY: by the contract of this function.
+        // SAFETY: the caller keeps this function's contract, which equals that of the backend's
+        // `launch`.
         unsafe { self.inner.launch(stream.backend(), LaunchOrder::Op, shape, args) }
     }
 
@@ -125,7 +126,8 @@ impl Function {
         args: &[&[u8]],
     ) -> Result<()> {
         stream.check_of(self.heap.as_ptr(), &self.name)?;
-        // SAFETY: the caller keeps this function's contract, which is the backend's.
+        // SAFETY: the caller keeps this function's contract, which equals that of the backend's
+        // `launch`.
         unsafe { self.inner.launch(stream.backend(), LaunchOrder::Beside, shape, args) }
     }
 }

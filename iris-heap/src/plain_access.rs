@@ -28,16 +28,16 @@ impl Span {
     }
 }
 
-/// The two parties that exclude each other. Accesses of one party may overlap, because copies are
-/// atomic and the protocols order kernels.
+/// Parties that exclude each other. Accesses of one party may overlap: copies are atomic, and the
+/// protocols order kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Party {
     Kernel,
     Copy,
 }
 
-/// All accesses in progress in the process; global because ranks that are threads share one mapping
-/// of each segment.
+/// All accesses in progress in this process. Global, because ranks that are threads share one
+/// mapping of each segment.
 struct Active {
     next: u64,
     spans: Vec<(u64, Party, Span)>,
@@ -46,7 +46,7 @@ struct Active {
 static ACTIVE: Mutex<Active> = Mutex::new(Active { next: 0, spans: Vec::new() });
 static ENDED: Condvar = Condvar::new();
 
-/// Access in progress; it ends when this is dropped.
+/// Access in progress; dropping this ends it.
 #[derive(Debug)]
 pub struct Access(u64);
 
@@ -57,7 +57,7 @@ impl Access {
         Access::begin(Party::Kernel, operands)
     }
 
-    /// Begins a copy, and waits for launches that access the bytes.
+    /// Begins a copy, and waits for launches that access bytes of `spans` in conflict with it.
     pub(crate) fn of_copy(spans: &[Span]) -> Access {
         Access::begin(Party::Copy, spans)
     }
@@ -92,7 +92,7 @@ mod tests {
         [Span { bytes, written }]
     }
 
-    /// Start address that no mapping of another test uses.
+    /// Start of the test's address range, which no mapping of another test contains.
     const BASE: u64 = 1;
 
     #[test]

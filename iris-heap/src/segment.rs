@@ -1,4 +1,4 @@
-//! Mappings of shared memory, own and peers': the unsafe core of the CPU backend.
+//! Mappings of shared memory, of this rank and of peers: the unsafe core of the CPU backend.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::plain_access::{Access, Span};
 use crate::util::{check_file_size, lock};
 
-/// Mapping of a memfd, unmapped on drop; or memory of the caller, which is left mapped.
+/// Mapping of a memfd, unmapped on drop; or memory of the caller, which stays mapped.
 ///
 /// Other ranks write these bytes at any time, so no reference to them is made except to atomics.
 /// Copies are atomic ([`atomic_copy`]) and exclude kernels that access the bytes plainly
@@ -24,8 +24,8 @@ pub(crate) struct SharedMemory {
     base: NonNull<u8>,
     bytes: usize,
     owned: bool,
-    /// Name of the memory if it was created here and has not been shared. Such memory is still
-    /// unused and may be replaced by a part of one joint file.
+    /// Name of the memory if it was created here and has never been shared. Such memory is still
+    /// unused, so it may be replaced by a part of one joint file.
     fresh: Option<&'static str>,
     /// Descriptor, kept until it has been passed to the peers; the mapping does not need it.
     descriptor: Mutex<Option<OwnedFd>>,
@@ -38,7 +38,8 @@ unsafe impl Send for SharedMemory {}
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// Creates zeroed memory. Pages are taken only when they are touched.
+    /// Creates zeroed memory of `bytes` bytes. The system provides pages only when they are
+    /// touched.
     pub(crate) fn create(name: &'static str, bytes: u64) -> Result<SharedMemory> {
         let size = whole_pages(bytes)?;
         let fd = create_file(name, size)?;
@@ -57,7 +58,7 @@ impl SharedMemory {
         Ok(SharedMemory { base, bytes: size, owned: true, fresh: None, descriptor })
     }
 
-    /// Uses memory of the caller.
+    /// Makes a mapping of `bytes` bytes of the caller's memory at `address`.
     ///
     /// # Safety
     /// The memory stays valid for reads and writes by any thread until this is dropped, and no
@@ -92,12 +93,12 @@ impl SharedMemory {
         self.fresh.is_some()
     }
 
-    /// Name that the memory was created with; `iris` if it has been shared.
+    /// Name with which the memory was created; `iris` if it has been shared.
     pub(crate) fn name(&self) -> &'static str {
         self.fresh.unwrap_or("iris")
     }
 
-    /// Duplicate of the descriptor, for a peer.
+    /// Duplicates the descriptor, for a peer.
     pub(crate) fn export(&self) -> Result<OwnedFd> {
         match &*lock(&self.descriptor) {
             Some(fd) => duplicate(fd.as_fd()),
@@ -105,38 +106,39 @@ impl SharedMemory {
         }
     }
 
-    /// Closes the descriptor, once the peers have theirs.
+    /// Closes the descriptor, after the peers have received theirs.
     pub(crate) fn close_descriptor(&self) {
         lock(&self.descriptor).take();
     }
 
-    /// The 32-bit word at byte `offset`.
+    /// Returns the 32-bit word at byte `offset`, a multiple of 4.
     pub(crate) fn word(&self, offset: u64) -> Result<&AtomicI32> {
         let start = self.range(offset, 4)?;
         if !start.is_multiple_of(4) {
             return Err(Error::invalid("offset of a word", offset, "a multiple of 4"));
         }
-        // SAFETY: `range` checked that the byte lies in the mapping.
+        // SAFETY: `range` checked that the word lies in the mapping.
         let word = unsafe { self.base.as_ptr().add(start) };
         // SAFETY: the word is aligned, as page and `start` are; it lives as long as `self`; and it
         // lies in a signal segment, where copies are atomic and no kernel has operands.
         Ok(unsafe { AtomicI32::from_ptr(word.cast::<i32>()) })
     }
 
-    /// The 64-bit word at byte `offset`; the memory must be accessed by such words only.
+    /// Returns the 64-bit word at byte `offset`, a multiple of 8; the memory must be accessed only
+    /// as such words.
     pub(crate) fn long(&self, offset: u64) -> Result<&AtomicU64> {
         let start = self.range(offset, 8)?;
         if !start.is_multiple_of(8) {
             return Err(Error::invalid("offset of a word of 64 bits", offset, "a multiple of 8"));
         }
-        // SAFETY: `range` checked that the byte lies in the mapping.
+        // SAFETY: `range` checked that the word lies in the mapping.
         let word = unsafe { self.base.as_ptr().add(start) };
         // SAFETY: the word is aligned, as page and `start` are; it lives as long as `self`; and
         // issue boards, the only users, access this memory by atomic operations only.
         Ok(unsafe { AtomicU64::from_ptr(word.cast::<u64>()) })
     }
 
-    /// Copies `data` to `offset`, atomically word by word.
+    /// Copies `data` into this memory at byte `offset`, atomically word by word.
     pub(crate) fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
         let start = self.range(offset, data.len() as u64)?;
         // SAFETY: `range` checked that the bytes lie in the mapping.
@@ -148,7 +150,7 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Copies from `offset` into `data`, atomically word by word.
+    /// Copies from this memory at byte `offset` into `data`, atomically word by word.
     pub(crate) fn read(&self, offset: u64, data: &mut [u8]) -> Result<()> {
         let start = self.range(offset, data.len() as u64)?;
         // SAFETY: `range` checked that the bytes lie in the mapping.
@@ -171,8 +173,8 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Copies `bytes` bytes from `at` in `from` to `offset` here, atomically word by word; both may
-    /// be the same mapping.
+    /// Copies `bytes` bytes at byte `at` of `from` into this memory at byte `offset`, atomically
+    /// word by word; both may be the same mapping.
     pub(crate) fn copy(&self, offset: u64, from: &SharedMemory, at: u64, bytes: u64) -> Result<()> {
         let start = self.range(offset, bytes)?;
         let source = from.range(at, bytes)?;
@@ -180,7 +182,7 @@ impl SharedMemory {
         let spans = vec![self.span(start, len, true), from.span(source, len, false)];
         // SAFETY: `range` checked that the bytes lie in the mapping.
         let to = unsafe { self.base.as_ptr().add(start) };
-        // SAFETY: `from.range` checked that the bytes lie in the other mapping.
+        // SAFETY: `from.range` checked that the bytes lie in the mapping `from`.
         let source = unsafe { from.base.as_ptr().add(source) };
         let _access = Access::of_copy(&spans);
         // SAFETY: both ranges were checked, and `_access` excludes plain accesses to them (see the
@@ -221,8 +223,7 @@ impl Drop for SharedMemory {
     }
 }
 
-/// One file with the memory of all ranks: one part per rank, each in whole pages, one after the
-/// other.
+/// File with the memory of all ranks: one part of whole pages per rank, one after the other.
 #[derive(Debug)]
 pub(crate) struct JointMemory {
     descriptor: OwnedFd,
@@ -231,13 +232,13 @@ pub(crate) struct JointMemory {
 }
 
 impl JointMemory {
-    /// Creates a zeroed file for parts of these sizes.
+    /// Creates a zeroed file with one part per size in `sizes`, in bytes.
     pub(crate) fn create(name: &str, sizes: &[u64]) -> Result<JointMemory> {
         let (sizes, whole) = JointMemory::parts(sizes)?;
         Ok(JointMemory { descriptor: create_file(name, whole)?, sizes })
     }
 
-    /// Takes over a file that another rank created for parts of these sizes.
+    /// Wraps a file that another rank created with parts of these `sizes`.
     pub(crate) fn import(descriptor: OwnedFd, sizes: &[u64]) -> Result<JointMemory> {
         let (sizes, whole) = JointMemory::parts(sizes)?;
         check_file(&descriptor, whole as u64)?;
@@ -247,7 +248,8 @@ impl JointMemory {
     fn parts(sizes: &[u64]) -> Result<(Vec<usize>, usize)> {
         let parts = sizes.iter().map(|&bytes| whole_pages(bytes)).collect::<Result<Vec<_>>>()?;
         let whole = parts.iter().try_fold(0u64, |sum, &part| sum.checked_add(part as u64));
-        // The sizes are multiples of a page already; this rejects a sum that no mapping could have.
+        // The sizes are already multiples of a page; `whole_pages` rejects a sum that no mapping
+        // could have.
         let whole = whole_pages(whole.unwrap_or(u64::MAX))?;
         Ok((parts, whole))
     }
@@ -256,7 +258,7 @@ impl JointMemory {
         self.descriptor
     }
 
-    /// Maps each part. The mappings do not need the descriptor.
+    /// Maps each part. The mappings stay valid without the descriptor.
     pub(crate) fn map(self) -> Result<Vec<SharedMemory>> {
         let mut offset = 0;
         let mut mapped = Vec::with_capacity(self.sizes.len());
@@ -277,15 +279,15 @@ fn create_file(name: &str, size: usize) -> Result<OwnedFd> {
         .map_err(|e| Error::system(format!("memfd_create({name})"), e))?;
     rustix::fs::ftruncate(&fd, size as u64)
         .map_err(|e| Error::system(format!("ftruncate of {name} to {size} bytes"), e))?;
-    // Sealed because a file that shrinks under a mapping would kill a process that touches the
-    // mapping.
+    // The file is sealed, because if it shrank under a mapping, the system would kill a process
+    // that touches the mapping.
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     rustix::fs::fcntl_add_seals(&fd, seals)
         .map_err(|e| Error::system(format!("sealing {name}"), e))?;
     Ok(fd)
 }
 
-/// Checks a received descriptor: at least `bytes` bytes, sealed against shrinking.
+/// Checks that a received descriptor has at least `bytes` bytes and is sealed against shrinking.
 fn check_file(fd: &OwnedFd, bytes: u64) -> Result<()> {
     let there = rustix::fs::fstat(fd)
         .map_err(|e| Error::system("fstat of a passed descriptor", e))?
@@ -309,7 +311,7 @@ fn check_file(fd: &OwnedFd, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Maps `bytes` bytes from `offset` on; both must be multiples of the page size.
+/// Maps `bytes` bytes of `fd` from `offset` on; both numbers must be multiples of the page size.
 fn map(fd: &OwnedFd, offset: u64, bytes: usize) -> Result<NonNull<u8>> {
     let prot = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping at an address that the kernel chooses touches no existing memory.

@@ -7,7 +7,7 @@ use std::ops::{Bound, RangeBounds};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 
-/// Segment of symmetric memory.
+/// Segment of symmetric memory, which determines its use and caching.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Segment {
@@ -15,7 +15,7 @@ pub enum Segment {
     Data,
     /// Words that peers poll. A separate segment, because a GPU caches it differently.
     Signal,
-    /// Memory of the caller, by the number of its import.
+    /// Memory of the caller that was imported, with the number of the import.
     Registered(u16),
 }
 
@@ -38,14 +38,14 @@ pub struct SymSlice<T> {
     segment: Segment,
     /// Number of the allocation in its segment; distinguishes a reallocated block from the old one.
     serial: u64,
-    /// Offset in bytes.
+    /// Offset in the segment, in bytes.
     offset: u64,
-    /// Length in elements.
+    /// Number of elements.
     len: u64,
     element: PhantomData<fn() -> T>,
 }
 
-/// Symmetric slice of bytes.
+/// Symmetric slice without an element type: a range of bytes.
 pub type RawSlice = SymSlice<u8>;
 
 impl<T> Clone for SymSlice<T> {
@@ -81,12 +81,12 @@ impl<T> SymSlice<T> {
         SymSlice { heap, segment, serial, offset, len, element: PhantomData }
     }
 
-    /// Id of the heap that the slice belongs to.
+    /// Id of the heap to which the slice belongs.
     pub fn heap(&self) -> u64 {
         self.heap
     }
 
-    /// Segment that the slice lies in.
+    /// Segment in which the slice lies.
     pub fn segment(&self) -> Segment {
         self.segment
     }
@@ -115,7 +115,7 @@ impl<T> SymSlice<T> {
         self.serial
     }
 
-    /// Sub-slice of the elements `range`.
+    /// Returns the slice of the elements in `range`.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`] if the range reaches past the end or is reversed.
@@ -147,7 +147,7 @@ impl<T> SymSlice<T> {
 }
 
 impl<T: Element> SymSlice<T> {
-    /// View of this slice's bytes as a slice of `U`.
+    /// Returns a slice of elements `U` over the same bytes.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the length in bytes or the offset is not a multiple of the size of
@@ -164,7 +164,7 @@ impl<T: Element> SymSlice<T> {
         Ok(SymSlice::new(self.heap, self.segment, self.serial, self.offset, self.bytes() / size))
     }
 
-    /// View of this slice's bytes as a slice of `u8`.
+    /// Returns a slice of `u8` over the same bytes.
     pub fn raw(&self) -> RawSlice {
         SymSlice::new(self.heap, self.segment, self.serial, self.offset, self.bytes())
     }
@@ -185,7 +185,7 @@ impl DevWords {
         self.offset
     }
 
-    /// Number of words.
+    /// Number of 32-bit words.
     pub fn len(&self) -> usize {
         self.words as usize
     }

@@ -12,14 +12,14 @@ use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::util::check_may_wait;
 
-/// Queue of work that is done in order. Clones are the same stream.
+/// Queue of work that is done in order. Clones refer to the same stream.
 ///
 /// A stream of the CPU backend is a worker thread. After the last clone is dropped it finishes the
 /// enqueued work and ends.
 #[derive(Clone)]
 pub struct Stream {
     inner: Arc<dyn StreamBackend>,
-    /// Number, in the heap, of the last call of an operator that was issued on the stream; 0 for none.
+    /// Number, in the heap, of the last operator call that was issued on the stream; 0 for none.
     issued: Arc<AtomicU64>,
 }
 
@@ -29,7 +29,7 @@ pub struct Event {
     inner: Arc<dyn EventBackend>,
     /// Control block of the stream's heap.
     control: Arc<Control>,
-    /// Number, in the heap, of the last call before the event; 0 for none.
+    /// Number, in the heap, of the last operator call that was issued before the event; 0 for none.
     issued: u64,
 }
 
@@ -51,12 +51,12 @@ impl Stream {
         Stream { inner, issued: Arc::default() }
     }
 
-    /// Notes that the call of this number, in the heap, is issued on the stream.
+    /// Records that call `call` of the heap is issued on the stream.
     pub(crate) fn note_issued(&self, call: u64) {
         self.issued.fetch_max(call, Ordering::Relaxed);
     }
 
-    /// Waits until everything enqueued before is done. If it waits for seconds for a peer, that is
+    /// Waits until all work enqueued so far is done. If it waits for seconds for a peer, a line is
     /// logged to `tracing`, or on stderr if the program has set up no subscriber.
     ///
     /// # Errors
@@ -72,7 +72,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Records an event that is done when everything enqueued before it is done.
+    /// Records an event that is done when all work enqueued so far is done.
     ///
     /// # Errors
     /// [`Error::Closed`] after the heap was closed.
@@ -119,9 +119,9 @@ impl Stream {
         self.inner.call_cpu(name, Box::new(f))
     }
 
-    /// Checks that this stream belongs to the heap with this control block. Every function that
-    /// enqueues an access to the heap's memory must check it: a heap keeps its memory until its own
-    /// streams have finished, and orders ops among these only.
+    /// Checks that this stream belongs to the heap whose control block is `heap`. Every function
+    /// that enqueues an access to a heap's memory must call it: a heap keeps its memory until its
+    /// own streams have finished, and orders ops only among its own streams.
     pub(crate) fn check_of(&self, heap: *const Control, what: &str) -> Result<()> {
         if std::ptr::eq(Arc::as_ptr(self.inner.control()), heap) {
             return Ok(());
@@ -133,12 +133,12 @@ impl Stream {
         ))
     }
 
-    /// Whether `other` is a clone of this one.
+    /// Whether `other` is a clone of this stream.
     pub fn is_same(&self, other: &Stream) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// The backend's stream.
+    /// Returns the backend's implementation of this stream.
     pub(crate) fn backend(&self) -> &dyn StreamBackend {
         &*self.inner
     }
@@ -150,7 +150,7 @@ impl Stream {
 }
 
 impl Event {
-    /// Whether the work before the event is done.
+    /// Whether the work that was enqueued before the event is done.
     pub fn is_done(&self) -> bool {
         self.inner.is_done()
     }
@@ -168,15 +168,15 @@ impl Event {
         Ok(())
     }
 
-    /// The backend's implementation of this event.
+    /// Returns the backend's implementation of this event.
     pub(crate) fn backend(&self) -> &dyn EventBackend {
         &*self.inner
     }
 }
 
 /// Result of [`SymmetricHeap::read_on`](crate::SymmetricHeap::read_on): elements that an enqueued
-/// copy brings to the host. Owns the target memory; dropped before the copy is complete, it
-/// leaves the memory to the copy.
+/// copy brings to the host. Owns the target memory; if it is dropped before the copy is complete,
+/// the memory stays allocated for the copy.
 #[must_use]
 pub struct PendingRead<T> {
     copy: Box<dyn HostCopy>,
@@ -196,15 +196,15 @@ impl<T> PendingRead<T> {
         Self { copy, control, elements: PhantomData }
     }
 
-    /// Whether the elements are there.
+    /// Whether the copy is complete.
     pub fn is_done(&self) -> bool {
         self.copy.event().is_done()
     }
 }
 
 impl<T: Element> PendingRead<T> {
-    /// Waits on the host until the elements are there, and returns them. Other work of the stream, enqueued later, is not
-    /// waited for.
+    /// Waits on the host until the copy is complete, and returns the elements. Does not wait for
+    /// work that was enqueued on the stream later.
     ///
     /// # Errors
     /// Those of the device; [`Error::WaitFromWork`], from work that is enqueued; [`Error::Invalid`] if the copy failed, of

@@ -6,8 +6,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, Result};
 
-/// Locks a mutex even if it is poisoned: the state behind the crate's locks is consistent between
-/// any two statements.
+/// Locks a mutex even if it is poisoned, because the data under each lock of the crate is
+/// consistent between any two statements.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -22,8 +22,8 @@ pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
     }
 }
 
-/// Checks that a file may have `bytes` bytes; beyond its file-size limit the system would kill the
-/// process by SIGXFSZ.
+/// Checks that this process may create a file of `bytes` bytes. If a file exceeded the limit on
+/// file sizes, the system would kill the process by SIGXFSZ.
 ///
 /// # Errors
 /// [`Error::Invalid`] with the limit and how to raise it.
@@ -48,13 +48,13 @@ thread_local! {
     static IS_WORKER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Marks this thread as one that runs enqueued work.
+/// Marks this thread as a worker, which runs enqueued work.
 pub(crate) fn mark_worker() {
     IS_WORKER.set(true);
 }
 
 /// Fails if called from enqueued work. A function that waits for streams, or takes a lock that
-/// others hold while they wait for streams, would otherwise deadlock on itself.
+/// other threads hold while they wait for streams, would otherwise wait for itself.
 pub(crate) fn check_may_wait(what: &str) -> Result<()> {
     match IS_WORKER.get() {
         true => Err(Error::WaitFromWork { what: what.into() }),

@@ -71,9 +71,9 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// FNV-1a hash of 128 bits, over parts with their lengths, so that two different sequences of parts
-/// do not collide by concatenation. Used to name files, heaps and compiled kernels. No protection
-/// against deliberate collisions; the private folders protect against that.
+/// FNV-1a hash of 128 bits over parts and their lengths, so that two different sequences of parts
+/// do not collide by concatenation. Names files, heaps and compiled kernels. It gives no protection
+/// against deliberate collisions; the folders are private instead.
 pub fn hash(parts: &[&[u8]]) -> u128 {
     let mut h: u128 = 0x6c62272e07bb014262b821756295c58d;
     for part in parts {

@@ -46,8 +46,8 @@ fn options() -> HeapOptions {
     HeapOptions::new().backend(BackendKind::Cuda).data_bytes(8 << 20).signal_bytes(1 << 20)
 }
 
-/// Exercises memory and streams of a world of any size, with virtual memory or, if `legacy`, with
-/// plain memory.
+/// Uses memory and streams of a world of any size, with virtual memory or, if `legacy`, with plain
+/// memory, and checks the results.
 fn exchange(world: World, legacy: bool) -> Result<(), Error> {
     let (rank, size) = (world.rank(), world.size());
     let heap = SymmetricHeap::open(&world, options().legacy_memory(legacy))?;
@@ -55,7 +55,7 @@ fn exchange(world: World, legacy: bool) -> Result<(), Error> {
     let y = heap.zeros::<f32>(1000)?;
     heap.write(x, &vec![rank as f32 + 0.5; 1000])?;
     world.barrier()?;
-    // Access to peers' memory by the host, and by a copy on a stream.
+    // The host reads a peer's memory directly, and by a copy on a stream.
     for peer in 0..size {
         assert_eq!(heap.read_from(x.slice(990..)?, peer)?, [peer as f32 + 0.5; 10]);
     }
@@ -73,7 +73,7 @@ fn exchange(world: World, legacy: bool) -> Result<(), Error> {
     let from = (rank + size - 1) % size;
     assert_eq!(heap.read(y)?, vec![from as f32 + 0.5; 1000]);
     assert_eq!(heap.read(x)?, vec![-1.0; 1000]);
-    // New memory is zeroed, including the reserved words.
+    // New memory is zeroed, and so are the words that the heap reserves.
     let words = heap.alloc_signal(64)?;
     assert_eq!(heap.read(words)?, [0; 64]);
     let device_words = heap.alloc_device_words(33)?;
@@ -184,8 +184,8 @@ fn memory_comes_back_after_a_hundred_heaps() {
     }
     let (after, _) = BackendKind::Cuda.memory_info(0).unwrap();
     println!("free before {before}, after {after}");
-    // Other processes may use the device, so allow a difference of 16 MiB; one leaked heap would
-    // show as 20 MiB, 100 heaps as 2 GiB.
+    // Other processes may use the device, so a difference of 16 MiB is allowed; one leaked heap
+    // would show as 20 MiB, 100 heaps as 2 GiB.
     assert!(after + (16 << 20) > before, "free before {before}, after {after}");
 }
 
@@ -198,7 +198,7 @@ fn faults_and_losses_come_from_sync() {
         stream.sync()?;
         world.barrier()?;
         if world.rank() == 0 {
-            // Fault record as a kernel would write it.
+            // Fault record in the form in which a kernel writes it.
             let fault = iris_sync::Fault {
                 kind: iris_sync::FaultKind::NoProgress,
                 op: op as i32,
@@ -219,13 +219,13 @@ fn faults_and_losses_come_from_sync() {
             world.abort();
             return Ok(());
         }
-        // The peer is gone; the abort word that kernels poll shows it without a driver call.
+        // The peer has left; the abort word, which kernels poll, shows this without a driver call.
         let end = Instant::now() + Duration::from_secs(20);
         while heap.control().host_abort() == 0 && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(5));
         }
         assert!(matches!(stream.sync(), Err(Error::PeerLost { rank: 0 })));
-        // Closing after the loss returns an error, and frees everything.
+        // Closing after the loss returns an error, but frees all resources.
         assert_eq!(heap.close().unwrap_err().kind(), ErrorKind::PeerLost);
         Ok::<_, Error>(())
     });
@@ -234,7 +234,7 @@ fn faults_and_losses_come_from_sync() {
     }
 }
 
-/// Dropping a heap does not wait.
+/// Tests that dropping a heap returns without waiting for peers or for enqueued work.
 fn a_heap_may_be_dropped() {
     let started = Instant::now();
     let results = World::run_threads_each(2, &Settings::default(), |world| {
@@ -252,7 +252,7 @@ fn a_heap_may_be_dropped() {
     assert!(started.elapsed() < Duration::from_secs(20));
 }
 
-/// Work of a released stream may still be running when the heap is dropped: its memory must stay
+/// Work of a released stream may still run when the heap is dropped: the heap's memory must stay
 /// mapped, and the device must remain usable.
 fn a_heap_may_be_dropped_after_a_busy_stream() {
     let results = World::run_threads(2, |world| {
@@ -267,8 +267,8 @@ fn a_heap_may_be_dropped_after_a_busy_stream() {
         let done = stream.record()?;
         drop(stream);
         drop(heap);
-        // If the copies had ended by now, the test would show nothing; about 100 ms of copies were
-        // enqueued in far less time.
+        // The test needs copies that have not ended by now; about 100 ms of copies were enqueued in
+        // far less time.
         assert!(!done.is_done(), "the copies were done before the heap was dropped");
         done.sync()
     });
@@ -276,7 +276,7 @@ fn a_heap_may_be_dropped_after_a_busy_stream() {
     World::run_threads(2, |world| exchange(world, false)).unwrap();
 }
 
-/// Copies that another thread enqueues while a heap closes are executed or refused.
+/// Copies that another thread enqueues while a heap closes are either executed or refused.
 fn nothing_is_enqueued_on_a_heap_that_closes() {
     for round in 0..50 {
         let begun = Instant::now();
@@ -306,8 +306,8 @@ fn nothing_is_enqueued_on_a_heap_that_closes() {
     World::run_threads(2, |world| exchange(world, false)).unwrap();
 }
 
-/// The caller destroys its stream as soon as the last `Stream` of it is dropped, while another
-/// thread waits for all streams of the heap.
+/// The caller may destroy its stream as soon as the last `Stream` of it is dropped, even while
+/// another thread waits for all streams of the heap.
 fn a_stream_of_the_callers_may_go_at_any_time() {
     let outcome = World::run_threads(1, |world| {
         let heap = SymmetricHeap::open(&world, options())?;
@@ -324,7 +324,8 @@ fn a_stream_of_the_callers_may_go_at_any_time() {
             });
             let used = (0..2000).try_for_each(|_| {
                 let theirs = context.new_stream().unwrap();
-                // SAFETY: `stream` is dropped before `theirs`.
+                // SAFETY: `stream` is dropped before `theirs`, which keeps the driver's stream
+                // alive.
                 let stream = unsafe { heap.stream_from_raw(theirs.cu_stream() as u64) }?;
                 heap.copy_on(&stream, (y, 0), (x, 0))
             });
@@ -357,7 +358,7 @@ fn a_heap_stays_open_while_a_stream_that_was_let_go_is_captured() {
     outcome.unwrap();
 }
 
-/// Released streams are reused, but only when their work has ended.
+/// Released streams are reused, but only after their work has ended.
 fn a_new_stream_waits_for_no_other() {
     let outcome = World::run_threads(1, |world| {
         let large = HeapOptions::new().backend(BackendKind::Cuda).data_bytes(1 << 30);
@@ -372,7 +373,7 @@ fn a_new_stream_waits_for_no_other() {
         drop(busy);
         let stream = heap.stream()?;
         let second = stream.raw_handle();
-        // If the copies had ended by now, the test would show nothing.
+        // The test needs copies that have not ended by now.
         assert!(!done.is_done(), "the copies were done before there was another stream");
         assert_ne!(first, second);
         heap.finish()?;
@@ -383,14 +384,16 @@ fn a_new_stream_waits_for_no_other() {
     outcome.unwrap();
 }
 
-/// Streams and memory can be passed as plain handles and addresses, here those of another heap.
+/// Streams and memory can be passed as plain handles and addresses; here they come from another
+/// heap.
 fn streams_and_memory_come_as_numbers() {
     let outcome = World::run_threads(1, |world| {
         let (theirs, heap) =
             (SymmetricHeap::open(&world, options())?, SymmetricHeap::open(&world, options())?);
         let (stream, memory) = (theirs.stream()?, theirs.full::<f32>(1000, 1.5)?);
         let (raw, address) = (stream.raw_handle(), theirs.resolve(memory, 0)? as u64);
-        // SAFETY: `stream` is dropped after the last use of the wrapper.
+        // SAFETY: `stream`, which keeps the driver's stream alive, is dropped after the last use of
+        // `same`.
         let same = unsafe { heap.stream_from_raw(raw) }?;
         assert_eq!(same.raw_handle(), raw);
         // SAFETY: `memory` is freed after the imported slice, and only this heap uses it until
@@ -400,7 +403,7 @@ fn streams_and_memory_come_as_numbers() {
         heap.copy_on(&same, (y, 0), (imported, 0))?;
         same.sync()?;
         assert_eq!(heap.read(y)?, [1.5; 1000]);
-        // A stream of the other heap is refused, although it has the same handle.
+        // The other heap's own `Stream` is refused, although it has the same handle.
         assert_eq!(heap.copy_on(&stream, (y, 0), (y, 0)).unwrap_err().kind(), ErrorKind::Usage);
         drop(same);
         heap.free(imported)?;

@@ -17,7 +17,7 @@ fn main() -> ExitCode {
     )])
 }
 
-/// Two network namespaces and a virtual cable between them, which go when this is dropped.
+/// Two network namespaces and a virtual cable between them, which are removed when this is dropped.
 struct Cable {
     names: [String; 2],
 }
@@ -48,7 +48,7 @@ impl Cable {
         Ok(cable)
     }
 
-    /// Moves this thread to one end.
+    /// Moves this thread into the network namespace at one end of the cable, 0 or 1.
     fn enter(&self, end: usize) {
         let space = File::open(format!("/run/netns/{}", self.names[end])).unwrap();
         move_into_link_name_space(space.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
@@ -67,13 +67,14 @@ impl Drop for Cable {
     }
 }
 
-/// Runs `f` on a rank at each end.
+/// Runs `f` on two ranks, one at each end of the cable.
 fn run<T: Send>(cable: &Cable, address: &str, f: impl Fn(World) -> T + Sync) -> Vec<T> {
     let network = Network::new(address, &UniqueId::new().unwrap()).secret(Secret::new().unwrap());
     std::thread::scope(|scope| {
         let rank_main = |rank: usize| {
             cable.enter(rank);
-            // The namespace is that of the host's identity, so there are two nodes.
+            // The network namespace is a part of the host's identity, so the two ranks count as two
+            // nodes.
             let settings = Settings::default().deadline(0.1);
             f(World::over_network_with(&network, rank, 2, settings).unwrap())
         };
@@ -100,7 +101,8 @@ fn a_cut_network_is_told_to_both_ends() {
         if world.rank() == 0 {
             cable.cut();
         }
-        // Data that the other end sent before the cut still arrives.
+        // Data that the other end sent before the cut still arrives, so repeat the barrier until it
+        // fails.
         loop {
             if let Err(error) = world.barrier() {
                 break error;
@@ -108,7 +110,8 @@ fn a_cut_network_is_told_to_both_ends() {
         }
     });
     for (rank, error) in errors.into_iter().enumerate() {
-        // The deadline of the exchange would be an absence.
+        // A loss is expected; if only the deadline of the exchange had passed, the error would be
+        // an absence.
         assert!(matches!(error, Error::RankLost { rank: lost, .. } if lost == 1 - rank), "{error}");
     }
 }

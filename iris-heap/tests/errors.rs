@@ -1,4 +1,4 @@
-//! Tests of error texts, and that every error is returned to some call of the program.
+//! Tests of error texts, and tests that every error is returned by some call of the program.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -24,13 +24,14 @@ fn close(heap: &SymmetricHeap) -> Result<(), Error> {
     heap.world().close()
 }
 
-/// Checks that an abort word of any value is reported: a broken peer could write anything.
+/// Tests that an abort word of any value is reported, because a broken peer could write anything.
 #[test]
 fn an_abort_word_that_names_no_rank_is_an_error_that_shows_it() {
     World::run_threads(2, |w| {
         let heap = SymmetricHeap::open(&w, options())?;
         let word = heap.memory().signal[w.rank()].address() as *mut i32;
-        // SAFETY: the first word of this rank's signal segment, mapped while the heap is open.
+        // SAFETY: `word` is the first word of this rank's signal segment, which is mapped while the
+        // heap is open.
         let word = unsafe { AtomicI32::from_ptr(word) };
         for code in [i32::MIN, -1, 3, 1000, i32::MAX] {
             word.store(code, Ordering::Relaxed);
@@ -48,7 +49,7 @@ fn an_abort_word_that_names_no_rank_is_an_error_that_shows_it() {
     .unwrap();
 }
 
-/// If a call was enqueued only in part, every rank is told.
+/// Tests that every rank is told if one rank has enqueued only a part of a call.
 #[test]
 fn a_poisoned_heap_is_of_no_further_use_on_any_rank() {
     World::run_threads(3, |w| {
@@ -76,7 +77,8 @@ fn a_fault(heap: &SymmetricHeap) -> [i32; FAULT_WORDS] {
     words
 }
 
-/// The fault of an enqueued call is returned by the first wait or check, or else by `close`.
+/// Tests that the fault of an enqueued call is returned by the first wait or check, or else by
+/// `close`.
 #[test]
 fn closing_returns_what_nobody_was_told() {
     World::run_threads(1, |w| {
@@ -90,7 +92,7 @@ fn closing_returns_what_nobody_was_told() {
         for (told, tell) in tells {
             let heap = SymmetricHeap::open(&w, options())?;
             let stream = heap.stream()?;
-            // Record a fault and fail, as a kernel does that gives up.
+            // Record a fault and fail, like a kernel that gives up.
             let (words, memory) = (a_fault(&heap), heap.memory());
             let kernel = move |_: Group| {
                 memory.control.record_fault(&words);
@@ -99,7 +101,7 @@ fn closing_returns_what_nobody_was_told() {
             stream.launch_cpu("gives up", 1, Arc::new(kernel))?;
             heap.finish()?;
             assert_eq!(tell(&heap, &stream).is_err(), told);
-            // The fault is returned also after the stream was dropped.
+            // The fault is returned even after the stream was dropped.
             drop(stream);
             let closed = heap.close();
             match told {
@@ -111,7 +113,8 @@ fn closing_returns_what_nobody_was_told() {
             }
             assert_eq!(heap.close().unwrap_err().kind(), ErrorKind::Closed);
         }
-        // Other errors of enqueued work are returned, too; `close` returns the first of them.
+        // Errors other than faults are returned, too; `close` returns the first one that no wait
+        // returned.
         let heap = SymmetricHeap::open(&w, options())?;
         let (stream, other) = (heap.stream()?, heap.stream()?);
         stream.call_cpu("first", || Err(Error::GaveUp { rank: 7 }))?;
@@ -121,7 +124,7 @@ fn closing_returns_what_nobody_was_told() {
         stream.call_cpu("third", || Err(Error::GaveUp { rank: 9 }))?;
         drop(other);
         heap.finish()?;
-        // Making new streams does not drop the error of an old one.
+        // Making new streams does not drop the error of a dropped one.
         drop(heap.stream()?);
         assert!(matches!(heap.close(), Err(Error::GaveUp { rank: 8 })));
         w.close()
@@ -129,8 +132,8 @@ fn closing_returns_what_nobody_was_told() {
     .unwrap();
 }
 
-/// A host timeout is the consequence; the fault of this rank's kernel is the cause and part of the
-/// error.
+/// Tests that an error of a host step that waited in vain also contains the fault that this rank's
+/// kernel left before, which is the cause.
 #[test]
 fn a_host_that_waits_in_vain_shows_what_its_kernel_left() {
     let gave_up = AtomicBool::new(false);
@@ -143,7 +146,7 @@ fn a_host_that_waits_in_vain_shows_what_its_kernel_left() {
             gave_up.store(true, Ordering::Relaxed);
             return freed;
         }
-        // Rank 1 never calls `free`; it returns when rank 0 has given up.
+        // Rank 1 never calls `free`; it returns when rank 0 has given up waiting.
         while !gave_up.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -157,7 +160,7 @@ fn a_host_that_waits_in_vain_shows_what_its_kernel_left() {
     assert!(e.to_string().contains("rank 1 has not entered"), "{e}");
 }
 
-/// The panic of a rank's thread is not reported as that of a workgroup.
+/// Tests that the panic of a rank's thread is not reported as the panic of a workgroup.
 #[test]
 fn who_panicked_is_named_as_what_it_is() {
     let panics = |w: World| -> Result<(), Error> {
@@ -187,8 +190,8 @@ fn who_panicked_is_named_as_what_it_is() {
     .unwrap();
 }
 
-/// An error whose text includes its cause must not return the cause as `source`, which would print
-/// it twice.
+/// Tests that an error whose text includes its cause does not return the cause as `source`, too,
+/// which would print it twice.
 #[test]
 fn causes_are_printed_once() {
     let file = std::fs::File::open("/dev/null").unwrap().into();

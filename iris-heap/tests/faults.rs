@@ -1,4 +1,4 @@
-//! Tests of misuse: it is an error on every rank that names the problem, and changes nothing.
+//! Tests of misuse: it is an error on every rank, which names the problem, and nothing is changed.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -88,7 +88,7 @@ fn different_sizes_are_a_disagreement() {
             e => panic!("{e}"),
         }
         assert_eq!(heap.free_bytes(Segment::Data), before);
-        // Another element type of the same size is another request, too.
+        // Another element type makes another request, even if its size is equal.
         let e = match w.rank() {
             0 => alloc_named(&heap, "f32 x 6"),
             _ => alloc_named(&heap, "i32 x 6"),
@@ -100,7 +100,7 @@ fn different_sizes_are_a_disagreement() {
     .unwrap();
 }
 
-/// Allocates from one call site on all ranks.
+/// Allocates 24 bytes called `name`, from one call site on all ranks.
 fn alloc_named(heap: &SymmetricHeap, name: &'static str) -> Result<(), Error> {
     heap.alloc_many("alloc", &[Request::new(Segment::Data, 24, name)]).map(drop)
 }
@@ -121,7 +121,7 @@ fn ranks_that_do_not_allocate_are_named() {
     });
     for (rank, result) in results.into_iter().enumerate() {
         let e = result.unwrap_err();
-        // The late ranks are told why the others gave up.
+        // The ranks that arrive late are told why the other ranks gave up.
         assert!(matches!(&e, Error::Absent { ranks, .. } if ranks == &[1, 3]), "rank {rank}: {e}");
         assert!(e.to_string().contains("alloc at") && e.to_string().contains("faults.rs"), "{e}");
         assert_eq!(e.kind(), ErrorKind::Timeout);
@@ -144,7 +144,7 @@ fn other_calls_are_a_mismatch() {
             e => panic!("{e}"),
         }
         assert_eq!(e.kind(), ErrorKind::Disagreement);
-        // The ranks remain synchronised after the error.
+        // The ranks are still in step after the error.
         assert_eq!(heap.alloc::<u8>(1)?.offset(), 0);
         close(&heap)
     })
@@ -197,7 +197,8 @@ fn use_after_free_and_after_close() {
             assert!(rest, "a part is no block: {e}");
             assert_eq!(e.kind(), ErrorKind::Usage);
         }
-        // Nothing has changed, and the whole block can also be freed under another type.
+        // The refused calls changed nothing, and the whole block can also be freed under another
+        // type.
         assert_eq!(heap.read(x)?, [0.0; 5]);
         heap.free(words.cast::<u8>()?)?;
         heap.free(imported)?;
@@ -264,7 +265,7 @@ fn one_rank_without_its_part_stops_all() {
     World::run_threads(2, |w| {
         let heap = SymmetricHeap::open(&w, options())?;
         let x = heap.zeros::<f32>(5)?;
-        // Rank 1 passes a slice with the same offset and serial number, but of another heap.
+        // Rank 1 passes a slice of another heap, with equal offset and serial number.
         let other = SymmetricHeap::open(&w, options())?;
         let y = other.zeros::<f32>(5)?;
         let e = heap.free(if w.rank() == 1 { y } else { x }).unwrap_err();
@@ -289,8 +290,8 @@ fn options_that_differ_or_cannot_be() {
         assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
         let e = SymmetricHeap::open(&w, options().signal_bytes(100)).unwrap_err().to_string();
         assert!(e.contains("signal_bytes is 100"), "{e}");
-        // Kernels number words with 32 bits, so a word beyond that range would alias an earlier
-        // one.
+        // Kernels number words with 32 bits, so a word beyond that range would have the number of
+        // an earlier one.
         let (most, page) = (16 << 30, 4096);
         let e = SymmetricHeap::open(&w, options().signal_bytes(most + page)).unwrap_err();
         assert!(e.to_string().contains("at most 17179869184") && mapped_bytes() < most, "{e}");

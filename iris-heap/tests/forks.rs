@@ -1,5 +1,5 @@
-//! Tests of a rank that forks without exec: the parent stays the rank, and the child can do no
-//! harm.
+//! Tests of a rank that forks without exec: the parent stays the rank, and the child can disturb no
+//! rank.
 //!
 //! This test program starts itself once per rank.
 
@@ -35,7 +35,7 @@ fn open(world: &World) -> Result<Arc<SymmetricHeap>, Error> {
     )
 }
 
-/// Rank `VICTIM` dies while its forked child lives on, until the file `GO` exists.
+/// Case in which rank `VICTIM` dies, but its forked child lives on until the file `GO` exists.
 fn outlived() -> Result<String, Error> {
     let world = World::from_env()?;
     let _heap = open(&world)?;
@@ -50,7 +50,8 @@ fn outlived() -> Result<String, Error> {
     world.barrier().map(|()| "not lost".into())
 }
 
-/// The forked child of each rank uses and drops the objects that it inherited; the ranks continue.
+/// Case in which the forked child of each rank uses and drops the objects that it inherited; the
+/// ranks continue.
 fn used() -> Result<String, Error> {
     let world = World::from_env()?;
     let heap = open(&world)?;
@@ -90,7 +91,8 @@ fn a_rank_that_its_child_outlives_is_lost() {
             let text = result(child);
             assert!(text.contains(&format!("error rank {victim} is lost")), "rank {rank}: {text}");
         }
-        // The child holds its parent's stdout open.
+        // Let the child end before the rank's result is read, because the child holds its parent's
+        // stdout open.
         std::fs::write(&go, "").unwrap();
         contains(&result(dead), &["signal"]);
     }

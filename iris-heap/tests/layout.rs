@@ -7,7 +7,7 @@ use proptest::prelude::*;
 #[derive(Clone, Debug)]
 enum Step {
     Alloc(u64),
-    /// Frees a live block: its number, modulo the number of live blocks.
+    /// Frees the live block with this number, modulo the number of live blocks.
     Free(usize),
 }
 
@@ -44,7 +44,7 @@ proptest! {
         let mut twin = layout.clone();
         let start = reserved.div_ceil(unit);
         let units = (capacity / unit).saturating_sub(start) as usize;
-        // One entry per unit: whether it is allocated.
+        // Model of the allocator: for each unit, whether it is allocated.
         let mut map = vec![false; units];
         let mut live: Vec<Block> = Vec::new();
         let fresh = layout.clone();

@@ -5,7 +5,7 @@ use std::fs;
 
 use iris_heap::{Error, HeapOptions, SymmetricHeap, World};
 
-/// Number of descriptors, of threads, of mappings made by iris, and of all mappings.
+/// Numbers of this process's descriptors, threads, mappings made by iris, and all mappings.
 fn state() -> [usize; 4] {
     let count = |folder: &str| fs::read_dir(folder).unwrap().count();
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
@@ -37,7 +37,7 @@ fn a_thousand_worlds_leave_nothing() {
             heap.free(import)?;
             let part = w.split(Some(w.rank() as u32), 0)?;
             part.map_or(Ok(()), |part| part.close())?;
-            // Some rounds leave a heap or a world unclosed.
+            // Some rounds leave the heap or the world unclosed.
             if number % 10 == 3 {
                 return Ok(());
             }
@@ -50,8 +50,8 @@ fn a_thousand_worlds_leave_nothing() {
         };
         World::run_threads(2, rank).unwrap();
     };
-    // After these rounds the process has the resources that it keeps (thread stacks, allocator
-    // arenas).
+    // Warm-up: after these rounds the process has the resources that it keeps for good (thread
+    // stacks, allocator arenas).
     (0..50).for_each(round);
     let settle = |want: [usize; 4]| {
         // Threads of unclosed heaps are not joined and take a moment to end. The number of C

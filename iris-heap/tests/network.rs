@@ -4,7 +4,7 @@ use std::net::TcpListener;
 
 use iris_heap::{Error, HeapOptions, Network, Result, Secret, SymmetricHeap, UniqueId, World};
 
-/// Runs `f` on ranks that meet over loopback; `nodes` has the name of each one's node.
+/// Runs `f` on ranks that meet over loopback; `nodes` has the name of each rank's node.
 fn over_loopback<T: Send>(nodes: &[&str], f: impl Fn(World) -> Result<T> + Sync) -> Vec<Result<T>> {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let network = Network::new(format!("127.0.0.1:{port}"), &UniqueId::new().unwrap());
@@ -19,7 +19,7 @@ fn over_loopback<T: Send>(nodes: &[&str], f: impl Fn(World) -> Result<T> + Sync)
     })
 }
 
-/// Checks the sizes and names of a world of 2 x 2 ranks, and the memory of each node.
+/// Checks sizes and names of a world of two nodes with two ranks each, and the memory of each node.
 fn two_by_two(world: World) -> Result<()> {
     let rank = world.rank();
     assert_eq!((world.nodes(), world.node()), (2, rank / 2));
@@ -34,7 +34,7 @@ fn two_by_two(world: World) -> Result<()> {
     assert_eq!(across.allgather(&[rank as u8])?.concat(), [rank as u8 & 1, rank as u8 & 1 | 2]);
     across.close()?;
     local.close()?;
-    // One heap for each node.
+    // Opens one heap per node.
     let heap = SymmetricHeap::open(&world, HeapOptions::new().data_bytes(1 << 20))?;
     assert_eq!((heap.rank(), heap.size()), (rank % 2, 2));
     assert_eq!((heap.whole_world().size(), heap.across().map(World::size)), (4, Some(2)));
@@ -87,11 +87,11 @@ fn a_lost_rank_is_named_with_its_host_and_ends_waits_of_other_nodes() {
     let results = over_loopback(&["a", "a", "b", "b"], |world| {
         let heap = SymmetricHeap::open(&world, HeapOptions::new().data_bytes(1 << 20))?;
         if world.rank() == 3 {
-            // The process ends without closing anything.
+            // The rank leaves without closing anything, like a process that dies.
             return Ok(());
         }
         let error = world.barrier().unwrap_err();
-        // Kernels on other nodes are aborted too.
+        // Waiting kernels on other nodes are aborted, too.
         while heap.control().host_abort() == 0 {
             std::thread::yield_now();
         }

@@ -1,4 +1,5 @@
-//! Ranks as processes of several pretended nodes, which meet by the environment of their launcher.
+//! Ranks as processes of several simulated nodes, which meet by the launcher's environment
+//! variables.
 
 mod job;
 
@@ -23,7 +24,8 @@ fn rank_program() {
     });
 }
 
-/// A heap of each node; then the world once more, which meets at the same port.
+/// Case that opens a heap per node; then does so again in a second world, which meets at the same
+/// port.
 fn heap() -> Result<String, Error> {
     let mut said = String::new();
     for _ in 0..2 {
@@ -41,7 +43,7 @@ fn heap() -> Result<String, Error> {
     Ok(said)
 }
 
-/// Some ranks die while the others wait in a kernel of their node.
+/// Case in which some ranks die while the others wait in a kernel on their node.
 fn killed() -> Result<String, Error> {
     let world = World::from_env()?;
     let heap = SymmetricHeap::open(&world, HeapOptions::new().data_bytes(1 << 20).threads(1))?;
@@ -63,13 +65,13 @@ fn killed() -> Result<String, Error> {
     Ok(format!("kernel: {in_kernel}; barrier: {in_barrier}"))
 }
 
-/// A rank is stopped for a while, and goes on.
+/// Case in which a rank is stopped for a while, and then continues.
 fn stopped() -> Result<String, Error> {
     let world = World::from_env()?;
     world.barrier()?;
     if world.rank() == 3 {
         std::fs::write(env("READY"), "").unwrap();
-        // Stopped here, or in the barrier.
+        // The rank is stopped here, or in the barrier below.
         std::thread::sleep(Duration::from_millis(500));
     }
     world.barrier()?;
@@ -175,7 +177,7 @@ fn a_killed_rank_and_a_killed_node_are_named_everywhere() {
                 assert!(!text.starts_with("ok "), "{text}");
                 continue;
             }
-            // Either of two victims may be found first.
+            // If two ranks die, each survivor may notice either of them first.
             let named = victims.split(' ').any(|victim| {
                 let node = victim.parse::<usize>().unwrap() / 2;
                 text.contains(&format!("barrier: rank {victim} on host"))
@@ -208,7 +210,7 @@ fn a_stopped_node_is_late_and_not_lost() {
     wait_for_file(&ready);
     let node = [&ranks[2], &ranks[3]].map(Pid::from_child);
     node.iter().for_each(|&pid| kill_process(pid, Signal::STOP).unwrap());
-    // Longer than a host may be unreachable, which is 3 s here.
+    // The stop is longer than the time after which an unreachable host counts as lost, 3 s here.
     std::thread::sleep(Duration::from_secs(8));
     node.iter().for_each(|&pid| kill_process(pid, Signal::CONT).unwrap());
     std::fs::remove_file(&ready).unwrap();

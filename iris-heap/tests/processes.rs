@@ -65,7 +65,7 @@ fn heap() -> Result<String, Error> {
         heap.free(x)?;
         heap.free(y)?;
     }
-    // Signal: each rank sets a word of the next rank, which waits for it in a kernel.
+    // Signals: each rank sets a word of the next rank, which waits for the word in a kernel.
     let s = heap.alloc_signal(32)?;
     heap.write(s, &[0; 32])?;
     w.barrier()?;
@@ -74,7 +74,7 @@ fn heap() -> Result<String, Error> {
     let stream = heap.stream()?;
     let kernel = move |_: Group| {
         use std::sync::atomic::{AtomicI32, Ordering};
-        // SAFETY: a signal word of an open heap, which the stream keeps mapped.
+        // SAFETY: the address is a signal word of an open heap, which the stream keeps mapped.
         let word = |p: usize| unsafe { AtomicI32::from_ptr(p as *mut i32) };
         word(next).store(1, Ordering::Release);
         while word(mine).load(Ordering::Acquire) == 0 {
@@ -134,7 +134,7 @@ fn skip() -> Result<String, Error> {
     let w = world()?;
     let gave_up = |rank: usize| format!("{}/{rank}", env("NOTES"));
     if w.rank() == 1 {
-        // This rank arrives when the others have given up.
+        // This rank arrives only when the other ranks have given up.
         [0, 2].map(gave_up).iter().for_each(wait_for_file);
     }
     let met = w.barrier();
@@ -159,7 +159,7 @@ fn late() -> Result<String, Error> {
     Ok("late".into())
 }
 
-/// The victim dies while the others wait for it in a kernel.
+/// Case in which a rank dies while the others wait for it in a kernel: rank 0, or another rank.
 fn killed(rank_0: bool) -> Result<String, Error> {
     let w = world()?;
     let heap = SymmetricHeap::open(&w, options())?;
@@ -281,7 +281,7 @@ fn many() -> Result<String, Error> {
         heap.close()?;
         w.close()?;
     }
-    // A joined thread remains among the process's tasks for a moment, now or when `before` was
+    // A joined thread stays in the process's list of tasks for a moment, now or when `before` was
     // counted.
     let more = || state().0 > before.0 || state().1 > before.1;
     (0..1000).take_while(|_| more()).for_each(|_| std::thread::sleep(Duration::from_millis(10)));
@@ -371,7 +371,7 @@ fn a_rank_that_does_not_come_is_named() {
     for text in job.results(ranks.into()) {
         contains(&text, &["error", "rank 2", "waited"]);
     }
-    // If rank 0 is absent, no process listens.
+    // If rank 0 is absent, no process listens, so rank 1 gives up.
     let job = Job::new("barrier");
     let vars = [("RANK", "1"), ("WORLD_SIZE", "2"), ("IRIS_DEADLINE", "0.0005")];
     let text = result(job.rank(&vars));
@@ -388,7 +388,7 @@ fn a_rank_that_skips_a_collective_is_named() {
     for text in [&texts[0], &texts[2]] {
         contains(text, &["error", "barrier at", "processes.rs", "for rank 1"]);
     }
-    // A rank that arrives too late is told why the others gave up.
+    // A rank that arrives too late is told why the others gave up, so its barrier fails, too.
     contains(&texts[1], &["error"]);
 }
 
@@ -440,7 +440,7 @@ fn a_stale_socket_is_harmless() {
     dead.kill().unwrap();
     dead.wait().unwrap();
     assert!(socket.exists(), "a killed process leaves its socket");
-    // Rank 1 starts first and finds a dead socket.
+    // Rank 1 starts first and finds the socket of a dead process.
     let one = with("1");
     std::thread::sleep(Duration::from_millis(200));
     assert_eq!(job.results(vec![with("0"), one]), ["ok met"; 2]);
@@ -461,8 +461,8 @@ fn wrong_ranks_and_sizes_are_named() {
     }
     let text = result(job.rank(&[("RANK", "2"), ("WORLD_SIZE", "2")]));
     contains(&text, &["error RANK=2", "from 0 to 1"]);
-    // Two processes with rank 0: the second finds the first listening, and the first one's world
-    // stays incomplete.
+    // Two processes have rank 0: the second finds the first listening, and the world of the first
+    // never becomes complete.
     let factor = ("IRIS_DEADLINE", "0.005");
     let ranks = ["0", "0"].map(|r| job.rank(&[("WORLD_SIZE", "2"), ("RANK", r), port, factor]));
     let texts = job.results(ranks.into());
@@ -495,7 +495,8 @@ fn a_difference_at_open_is_named() {
 #[test]
 fn a_limit_on_file_sizes_is_named() {
     let job = Job::new("open");
-    // Shared memory is a file, and so is the note of a world that could not be formed.
+    // The limit on file sizes also concerns shared memory, and the note of a world that could not
+    // be formed.
     for text in job.results(job.ranks(2, |_| vec![("FILE_LIMIT", "8".into())])) {
         contains(&text, &["error", "iris-", "4096, the limit on file sizes", "ulimit -f"]);
     }

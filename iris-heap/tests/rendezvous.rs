@@ -37,7 +37,7 @@ fn rank_program() {
     });
 }
 
-/// Each rank reads what every other rank wrote.
+/// Case in which each rank reads the data that every other rank wrote.
 fn heap() -> Result<String, Error> {
     let world = World::from_env()?;
     let options = HeapOptions::new().data_bytes(1 << 16).signal_bytes(1 << 16).threads(1);
@@ -52,7 +52,7 @@ fn heap() -> Result<String, Error> {
     Ok("read".into())
 }
 
-/// Shares descriptors as a GPU backend does: each rank passes descriptors of its own, some ranks
+/// Case that shares descriptors as a GPU backend does: each rank passes descriptors, some ranks
 /// more than others; or only rank `GIVER` passes one.
 fn descriptors() -> Result<String, Error> {
     let world = World::from_env()?;
@@ -80,7 +80,7 @@ fn descriptors() -> Result<String, Error> {
     Ok("shared".into())
 }
 
-/// Keeps 200 descriptors in transit that no process receives, until the file `GO` exists.
+/// Case of a process that keeps 200 unreceived descriptors in transit until the file `GO` exists.
 fn hog() -> Result<String, Error> {
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
     let (from, _to) = UnixStream::pair().unwrap();
@@ -97,7 +97,7 @@ fn hog() -> Result<String, Error> {
     Ok("gone".into())
 }
 
-/// Starts the rendezvous when the file `GO` exists.
+/// Case that opens a world and runs a barrier, once the file `GO` exists.
 fn barrier() -> Result<String, Error> {
     let go = env("GO");
     if !go.is_empty() {
@@ -109,7 +109,7 @@ fn barrier() -> Result<String, Error> {
     Ok("met".into())
 }
 
-/// Runs a barrier, and checks that the process used little CPU time while waiting.
+/// Case that runs a barrier, and checks that the process used little CPU time while waiting.
 fn busy() -> Result<String, Error> {
     let started = Instant::now();
     let met = barrier();
@@ -132,7 +132,7 @@ fn skip() -> Result<String, Error> {
     Ok("met".into())
 }
 
-/// Rank 0 is stopped before a barrier, until the others have given up.
+/// Case in which rank 0 is stopped before a barrier, until the others have given up.
 fn stopped() -> Result<String, Error> {
     let world = World::from_env()?;
     world.barrier()?;
@@ -145,7 +145,8 @@ fn stopped() -> Result<String, Error> {
     first.map(|()| "met".into())
 }
 
-/// Rank 0 is stopped while it waits in a barrier for rank 2, until the others have given up.
+/// Case in which rank 0 is stopped while it waits in a barrier for rank 2, until the others have
+/// given up.
 fn stopped_in_barrier() -> Result<String, Error> {
     let world = World::from_env()?;
     world.barrier()?;
@@ -188,7 +189,8 @@ fn descriptors_that_do_not_get_through_are_tried_again_or_named() {
         let hog = hog.start("hog", &[("HELD", &path(&held)), ("GO", &path(&go))]);
         wait_for_file(&held);
         let ranks = job.ranks(3, |rank| {
-            // The hub on rank 0 cannot forward descriptors that another rank may pass.
+            // With few descriptors, the hub on rank 0 cannot forward the descriptor that another
+            // rank passes.
             let limit = if rank == 0 { 64 } else { 1024 };
             vec![
                 ("IRIS_DEADLINE", factor.to_string()),
@@ -199,7 +201,8 @@ fn descriptors_that_do_not_get_through_are_tried_again_or_named() {
         (job, hog, ranks, go)
     };
     for giver in [0, 1] {
-        // With a long deadline the descriptors in transit are received while the ranks try again.
+        // With a long deadline, the ranks try again until the descriptors in transit have been
+        // received.
         let (job, hog, ranks, go) = start("1", giver);
         std::thread::sleep(Duration::from_millis(500));
         std::fs::write(&go, "").unwrap();
@@ -244,7 +247,7 @@ fn a_rank_0_with_few_descriptors_names_the_limit() {
     }
 }
 
-/// Kills rank 0 when it listens, removes its socket, and returns the socket's path.
+/// Kills rank 0 after it has begun to listen, removes its socket, and returns the socket's path.
 fn remove_socket(job: &Job, mut zero: Child) -> PathBuf {
     let socket = job.socket();
     zero.kill().and_then(|()| zero.wait()).unwrap();
@@ -267,7 +270,7 @@ fn a_rank_0_that_cannot_listen_tells_the_others() {
     let with = |rank| job.rank(&[("RANK", rank), ("WORLD_SIZE", "3"), ("MASTER_PORT", "29514")]);
     let socket = remove_socket(&job, with("0"));
     std::fs::create_dir(&socket).unwrap();
-    // Rank 0 of this run starts last.
+    // Rank 0 of this run starts after the other ranks.
     let mut ranks = vec![with("1"), with("2")];
     for rank in ["rank1", "rank2"] {
         let file = socket.with_extension(rank);
@@ -289,7 +292,7 @@ fn a_rank_that_dies_before_it_has_connected_is_lost() {
             job::files(job.temp.path()).into_iter().find(name)
         })
     };
-    // One rank waits when rank 1 dies; rank 0 starts later.
+    // Rank 2 waits when rank 1 dies; rank 0 starts later.
     let early = with("2");
     file(".rank2");
     let mut dead = with("1");
@@ -393,7 +396,7 @@ fn a_rank_0_that_was_stopped_blames_nobody_else() {
             });
             let zero = ranks.remove(0);
             wait_for_file(note("READY"));
-            // Time to enter the barrier, if that is the next step.
+            // Give rank 0 time to enter the barrier, if that is its next step.
             std::thread::sleep(Duration::from_millis(100));
             stop(&zero);
             std::fs::write(note("STOPPED"), "").unwrap();
@@ -412,7 +415,7 @@ fn a_rank_0_that_was_stopped_blames_nobody_else() {
     }
 }
 
-/// Reads a rank's stderr up to a line with these words.
+/// Reads a rank's stderr up to a line that contains all of `words`.
 fn hear(rank: &mut Child, words: &[&str]) -> BufReader<ChildStderr> {
     let mut said = BufReader::new(rank.stderr.take().unwrap());
     let mut all = String::new();
@@ -435,7 +438,7 @@ fn who_is_missing_is_said_on_stderr() {
     let job = Job::new("barrier");
     let with = |rank| job.rank(&[("RANK", rank), ("WORLD_SIZE", "4"), factor]);
     let [three, mut zero] = ["3", "0"].map(with);
-    // Some of the 72 s pass before the wait begins.
+    // A part of the 72 s passes before the wait begins, so the notice may say 71 s.
     hear(&mut zero, &["iris: rank 0 of 4 waits for rank 1 and 2", "s of 7"]);
     end(three);
     end(zero);
@@ -494,13 +497,13 @@ fn strangers_hurt_nobody() {
     for bytes in wrong {
         let mut stream = connect();
         stream.write_all(&bytes).unwrap();
-        // The connection is closed, with or without a message.
+        // The connection must be closed, with or without a message before.
         let mut rest = Vec::new();
         let closed = stream.read_to_end(&mut rest);
         let reset = |e: &std::io::Error| e.kind() == std::io::ErrorKind::ConnectionReset;
         assert!(closed.as_ref().map_or_else(reset, |_| true), "{bytes:?}: {closed:?}");
     }
-    // The beginning of an overlong frame is not stored.
+    // Rank 0 does not store the beginning of a frame that is too long.
     let mut stream = connect();
     let mut header = frame(1, &[]);
     header[..8].copy_from_slice(&(64u64 << 20).to_le_bytes());
@@ -512,7 +515,7 @@ fn strangers_hurt_nobody() {
         taken += more;
     }
     assert!(taken < 1 << 20, "{taken} bytes were taken of a stranger");
-    // More silent connections than the limit.
+    // Open more silent connections than rank 0 keeps.
     let silent: Vec<_> = (0..100).map(|_| connect()).collect();
     let one = job.rank(&[("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_PORT", "29512")]);
     assert_eq!([result(zero), result(one)], ["ok met"; 2]);

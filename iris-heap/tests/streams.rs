@@ -46,7 +46,8 @@ fn hold(stream: &Stream) -> mpsc::Sender<()> {
     go
 }
 
-/// Result of `f`, called by work on `stream` while this thread waits for all streams.
+/// Calls `f` from work on `stream` while this thread waits for all streams; returns the result of
+/// `f`.
 fn inside<T: Send + 'static>(
     heap: &Arc<SymmetricHeap>,
     stream: &Stream,
@@ -56,7 +57,7 @@ fn inside<T: Send + 'static>(
     let (both, begun) = (heap.clone(), mpsc::channel::<()>());
     let this = stream.clone();
     let call = move || {
-        // The other thread has started its wait by then.
+        // The other thread has begun its wait by the end of this sleep.
         let _ = begun.1.recv();
         std::thread::sleep(Duration::from_millis(20));
         let _ = give.send(f(both, this));
@@ -68,8 +69,8 @@ fn inside<T: Send + 'static>(
     got.recv().unwrap()
 }
 
-/// A wait from enqueued work would wait for the work itself, or for a thread that waits for that
-/// work.
+/// Tests that enqueued work cannot wait for streams: it would wait for itself, or for a thread that
+/// waits for it.
 #[test]
 fn what_is_enqueued_cannot_wait_for_streams() {
     let refused = |what: &str, outcome: Result<(), Error>| {
@@ -110,7 +111,7 @@ fn what_is_enqueued_cannot_wait_for_streams() {
             let outcomes = std::mem::take(&mut *outcomes.lock().unwrap());
             assert_eq!(outcomes.len(), 2);
             outcomes.into_iter().for_each(|outcome| refused(what, outcome));
-            // The heap is unchanged.
+            // The heap is unchanged, so it can be closed.
             heap.close().unwrap();
         });
     }
@@ -135,7 +136,7 @@ fn what_is_enqueued_may_make_streams_and_enqueue() {
                 second.lock().unwrap().push(2);
                 Ok(())
             })?;
-            // Enqueued work drops a heap handle and a stream; below, `stream` is dropped while it has
+            // This work drops a heap handle and a stream; below, `stream` is dropped while it has
             // work.
             drop((heap, other));
             Ok::<_, Error>(this)
@@ -149,7 +150,7 @@ fn what_is_enqueued_may_make_streams_and_enqueue() {
     assert_eq!(order, [1, 2]);
 }
 
-/// `close` waits for enqueued work, which in turn asks the heap for a stream.
+/// Tests that `close` can wait for enqueued work that asks the heap for a stream.
 #[test]
 fn a_heap_closes_while_work_asks_it_for_streams() {
     bounded(|| {
@@ -172,7 +173,7 @@ fn a_heap_closes_while_work_asks_it_for_streams() {
     });
 }
 
-/// Two threads wait for all streams while streams are made and dropped; both waits return.
+/// Tests that two threads can wait for all streams while streams are made and dropped.
 #[test]
 fn several_threads_wait_for_all_streams() {
     bounded(|| {
@@ -201,7 +202,8 @@ fn several_threads_wait_for_all_streams() {
     });
 }
 
-/// Destructors of enqueued closures are code of the program, which may panic, too.
+/// Tests that a panic in a destructor of an enqueued closure, which is code of the program, ends no
+/// stream.
 #[test]
 fn a_destructor_that_panics_ends_no_stream() {
     struct Bomb(Arc<AtomicU32>);
@@ -228,8 +230,8 @@ fn a_destructor_that_panics_ends_no_stream() {
     });
 }
 
-/// A copy of one heap's memory on another heap's stream is refused: the first heap would neither
-/// wait for the copy before it frees the memory, nor keep the memory mapped.
+/// Tests that a copy of one heap's memory on another heap's stream is refused: the first heap would
+/// neither wait for the copy before it frees the memory, nor keep the memory mapped.
 #[test]
 fn a_copy_on_a_stream_of_another_heap_is_refused() {
     bounded(|| {
@@ -259,8 +261,8 @@ fn a_copy_on_a_stream_of_another_heap_is_refused() {
     });
 }
 
-/// Events carry no memory: streams of two heaps may be ordered by them, whichever heap closes
-/// first.
+/// Tests that events order streams of two heaps, whichever heap closes first, because an event
+/// keeps no memory mapped.
 #[test]
 fn an_event_of_another_heap_orders_and_keeps_nobody() {
     type End = fn(Arc<SymmetricHeap>);
@@ -286,7 +288,8 @@ fn an_event_of_another_heap_orders_and_keeps_nobody() {
     }
 }
 
-/// A kernel that runs when its heap is dropped still has all of its memory, imports included.
+/// Tests that a kernel that runs when its heap is dropped keeps all memory mapped, imports
+/// included.
 #[test]
 fn imported_memory_stays_while_work_may_use_it() {
     bounded(|| {
@@ -323,7 +326,7 @@ fn memory_file(bytes: u64) -> OwnedFd {
     file
 }
 
-/// Whether this process has a mapping at this address.
+/// Whether this process has a mapping that contains `address`.
 fn mapped(address: usize) -> bool {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     maps.lines().any(|line| {
@@ -342,7 +345,7 @@ fn ranks<T: Send>(
     World::run_threads_each(size, &Settings::default().deadline(0.01), f).unwrap()
 }
 
-/// Both exchanges of `close` carry the program's call site.
+/// Tests that both exchanges of `close` carry the call site in the program.
 #[test]
 fn the_call_site_of_every_exchange_is_the_callers() {
     let gave_up = Arc::new(AtomicBool::new(false));
@@ -374,8 +377,8 @@ fn the_call_site_of_every_exchange_is_the_callers() {
     }
 }
 
-/// Words copied by the host and by a stream at the same time are old or new. Under ThreadSanitizer
-/// (see CONTRIBUTING.md) this test also shows that the copies are atomic.
+/// Tests that words copied by the host and by a stream at the same time are old or new. Under
+/// ThreadSanitizer (see CONTRIBUTING.md) the test also shows that the copies are atomic.
 #[test]
 fn copies_that_race_yield_whole_words() {
     bounded(|| {

@@ -20,7 +20,7 @@ fn each<T: Send>(
     World::run_threads_each(size, &Settings::default().deadline(0.02), f).unwrap()
 }
 
-/// Waits by polling, as a kernel does, for at most 300 s, so that a failing test ends.
+/// Polls `done` like a kernel, for at most 300 s, so that a failing test ends.
 fn wait_until(done: impl Fn() -> bool) {
     let until = Instant::now() + Duration::from_secs(300);
     while !done() {
@@ -315,7 +315,7 @@ fn a_panicking_workgroup_releases_those_that_wait_for_it() {
 
 fn abort_word(memory: &iris_heap::Memory, rank: usize) -> i32 {
     let word = memory.signal[rank].address() as *mut i32;
-    // SAFETY: the first word of a signal segment, mapped as long as `memory` is held.
+    // SAFETY: `word` is the first word of a signal segment, which is mapped while `memory` is held.
     unsafe { std::sync::atomic::AtomicI32::from_ptr(word) }.load(Ordering::Acquire)
 }
 
@@ -417,7 +417,7 @@ fn a_refused_step_waits_for_nothing() {
         let stream = heap.stream()?;
         let (go, gone) = std::sync::mpsc::channel();
         stream.call_cpu("wait", move || {
-            // Ends only by the timeout if `free` waits for this work.
+            // If `free` waited for this work, only the timeout would end it.
             let _ = gone.recv_timeout(Duration::from_secs(10));
             Ok(())
         })?;
@@ -437,7 +437,8 @@ fn imported_memory_is_a_slice() {
     World::run_threads(2, |w| {
         let heap = SymmetricHeap::open(&w, options())?;
         let mut mine = vec![w.rank() as f32; 16];
-        // SAFETY: `mine` outlives the slice, and is not touched before the free below.
+        // SAFETY: `mine` outlives the slice, and is not accessed directly before the slice is freed
+        // below.
         let x = unsafe { heap.import(mine.as_mut_ptr(), 16) }?;
         assert_eq!(x.segment(), Segment::Registered(0));
         assert_eq!(heap.read_from(x.slice(3..5)?, 1)?, [1.0; 2]);

@@ -1,4 +1,4 @@
-//! Texts of all errors: each shows the value, what was expected, and what to do.
+//! Tests of the texts of all errors: each shows the value, what was expected, and what to do.
 
 use std::io::ErrorKind::PermissionDenied;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use iris_testkit::variants;
 
 use super::*;
 
-/// Troubleshooting by error text is a part of it.
+/// User guide, whose troubleshooting section must have an entry for the text of each error.
 const GUIDE: &str = include_str!("../../../iris-ops/GUIDE.md");
 
 variants! { Error:
@@ -32,7 +32,7 @@ fn faulty(kind: FaultKind, field: i32, standing: &[&str]) -> Error {
     }
 }
 
-/// Errors, each with its value, expectation and action as they stand in its text.
+/// Errors, each with the three parts that its text must contain: value, expectation and action.
 fn examples() -> Vec<(Error, [&'static str; 3])> {
     let texts = |texts: &[&str]| texts.iter().map(ToString::to_string).collect::<Vec<_>>();
     let order = "all ranks must issue all calls of a heap, in the same order";

@@ -12,7 +12,7 @@ use crate::stream::{PendingRead, Stream};
 use crate::util::lock;
 
 impl SymmetricHeap {
-    /// The address of a slice's memory on `rank`, in this rank's address space.
+    /// Returns the address of a slice's memory on `rank`, in this rank's address space.
     ///
     /// The pointer is valid for `slice.len()` elements while the block is allocated and the heap,
     /// one of its streams or [`SymmetricHeap::memory`] is held. Other ranks access the same bytes:
@@ -27,7 +27,7 @@ impl SymmetricHeap {
         Ok((mapping.address() + offset) as *mut T)
     }
 
-    /// A slice of the data segment in the form that kernels receive.
+    /// Converts a slice of the data segment to the form that kernels receive.
     ///
     /// # Errors
     /// Errors of [`SymmetricHeap::resolve`]; [`Error::Invalid`] for a slice of another segment.
@@ -92,8 +92,8 @@ impl SymmetricHeap {
         stream.backend().write(to, bytemuck::cast_slice(data).to_vec())
     }
 
-    /// Enqueues a copy of this rank's part of a slice to the host. The host waits when it asks for the elements, and not
-    /// before; so a server may read the last tokens while the next are computed.
+    /// Enqueues a copy of this rank's part of a slice to the host. The host waits only when it asks
+    /// for the elements; so a server can read the last tokens while the next ones are computed.
     ///
     /// ```
     /// # use iris_heap::{HeapOptions, SymmetricHeap, World};
@@ -141,8 +141,8 @@ impl SymmetricHeap {
     }
 
     /// Enqueues copies of device-local words, ordered with the heap's ops. Each pair is (target,
-    /// source), as word indices from the heap's first device-local word. For a kernel that runs
-    /// beside an op and must know the number of its call.
+    /// source), as word indices from the heap's first device-local word. A kernel that runs beside
+    /// an op gets the number of the op's call by such a copy.
     ///
     /// # Errors
     /// Errors of [`SymmetricHeap::check_stream`]; [`Error::OutOfBounds`]; [`Error::Closed`]; those
@@ -190,7 +190,7 @@ impl SymmetricHeap {
         freed.map(drop).ok_or_else(|| no_words(&words))
     }
 
-    /// The device address of device-local words.
+    /// Returns the device address of device-local words.
     ///
     /// # Errors
     /// [`Error::NotAllocated`]; [`Error::ForeignSlice`].
@@ -226,7 +226,7 @@ impl SymmetricHeap {
         Ok(data)
     }
 
-    /// The mapping that holds a slice on `rank`, and the slice's byte offset in it.
+    /// Returns the mapping that holds a slice on `rank`, and the slice's byte offset in it.
     pub(super) fn locate(&self, slice: &RawSlice, rank: usize) -> Result<(Arc<dyn Mapping>, u64)> {
         self.check_heap(slice.heap())?;
         if rank >= self.size() {
@@ -287,8 +287,8 @@ mod tests {
         let options = HeapOptions::new().data_bytes(4096).device_words(1 << 14);
         let mut heap = SymmetricHeap::open(&world, options).unwrap();
         let open = Arc::get_mut(&mut heap).unwrap();
-        // Replace the memory by one page without the layout knowing, so that clearing the words
-        // fails.
+        // Replace the memory by one page behind the layout's back, so that clearing the allocated
+        // words fails.
         let page = open.backend.allocate(Purpose::DeviceWords, 1).unwrap();
         let whole = std::mem::replace(&mut open.memory.device_words, page);
         let error = open.alloc_device_words(1 << 14).unwrap_err();

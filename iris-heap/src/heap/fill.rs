@@ -5,7 +5,7 @@ use crate::dtype::Element;
 use crate::error::Result;
 use crate::slice::SymSlice;
 
-/// Number of elements written at a time.
+/// Number of elements that [`SymmetricHeap::fill_with`] writes at a time.
 const CHUNK: usize = 1 << 16;
 
 impl SymmetricHeap {
@@ -72,7 +72,7 @@ impl SymmetricHeap {
         self.world.all_ok("fill", written.map(|()| slice))
     }
 
-    /// Writes `value(index)` to each element of this rank's part of a slice. Not collective.
+    /// Writes `value(index)` to each element of this rank's part of `slice`. Not collective.
     ///
     /// # Errors
     /// Errors of [`SymmetricHeap::write`].
@@ -116,7 +116,7 @@ mod tests {
     fn random_numbers_are_uniform_and_differ() {
         let n = 100_000;
         let mean = |rank| (0..n).map(|i| random_unit(7, rank, i)).sum::<f64>() / n as f64;
-        // Five standard errors of the mean, each 1 / sqrt(3 n) = 0.0018.
+        // The bound is five standard errors of the mean, each 1 / sqrt(3 n) = 0.0018.
         assert!(mean(0).abs() < 0.01 && mean(1).abs() < 0.01);
         let equal = (0..n).filter(|&i| random_unit(7, 0, i) == random_unit(7, 1, i)).count();
         assert_eq!(equal, 0);

@@ -26,12 +26,13 @@ impl SymmetricHeap {
     /// `raw` is a live stream, and stays one until the last clone of the returned stream is
     /// dropped.
     pub unsafe fn stream_from_raw(&self, raw: u64) -> Result<Stream> {
-        // SAFETY: the caller guarantees that the stream is alive; the trait requires the same.
+        // SAFETY: the caller guarantees that the stream is alive, as `wrap_stream` requires.
         unsafe { self.backend.wrap_stream(raw) }.map(Stream::from_backend)
     }
 
-    /// Enqueues a copy of `bytes` bytes between two addresses that the heap's device can access: those of
-    /// [`SymmetricHeap::resolve`], or of memory of the caller's. Copies on one stream run in order.
+    /// Enqueues a copy of `bytes` bytes between two addresses that the heap's device can access:
+    /// addresses from [`SymmetricHeap::resolve`], or in memory of the caller. Copies on one stream
+    /// run in order.
     ///
     /// # Errors
     /// Those of [`SymmetricHeap::check_stream`]; [`Error::Closed`]; those of the device.
@@ -47,7 +48,7 @@ impl SymmetricHeap {
         bytes: u64,
     ) -> Result<()> {
         self.check_stream("a copy", stream)?;
-        // SAFETY: the caller vouches for both ranges, in the words of this function.
+        // SAFETY: the caller keeps this function's contract, which equals that of `copy_raw`.
         unsafe { stream.backend().copy_raw(to, from, bytes) }
     }
 

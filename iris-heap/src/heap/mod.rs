@@ -48,7 +48,7 @@ use order::Watch;
 /// Alignment of every allocation, in bytes.
 pub const ALIGNMENT: u64 = 1024;
 
-/// Symmetric heap, as one rank holds it.
+/// Symmetric heap, seen from one rank.
 ///
 /// Methods marked collective must be called by every rank of the world, in the same order, with the
 /// same arguments, from the same place in the program. A difference is an error on every rank and
@@ -57,23 +57,23 @@ pub struct SymmetricHeap {
     world: World,
     options: HeapOptions,
     id: u64,
-    // Declared before `memory`, because fields drop in this order: streams must end, or be told to,
-    // before their memory goes.
+    // Declared before `memory`, because fields drop in this order: streams must end, or be told to
+    // end, before their memory is unmapped.
     backend: Arc<dyn Backend>,
     memory: Memory,
     state: RwLock<State>,
     /// Held during a collective step, so that steps of two threads do not interleave.
     step: Mutex<()>,
     device_words: Mutex<Layout>,
-    /// Device word that counts the calls of all ops.
+    /// Device word that counts the calls of all ops; allocated at first use.
     sequence: OnceLock<DevWords>,
-    /// Description of the device, cached because the driver need be asked only once.
+    /// Description of the device, cached so that the driver is asked only once.
     device: OnceLock<DeviceInfo>,
     /// Lock held while the launches of one call are enqueued.
     issuing: Mutex<()>,
     registration: Mutex<Option<Registration>>,
     watch: Mutex<Option<Watch>>,
-    /// The worlds beyond this node, where there are several nodes.
+    /// Worlds beyond this node; set only if the heap's world has several nodes.
     nodes: OnceLock<nodes::Nodes>,
 }
 
@@ -144,8 +144,8 @@ impl SymmetricHeap {
         let (backend, [data, signal, device_words], boards) = world.all_ok("open", made)?;
         world.agree("open", &[("device", device)])?;
 
-        // Each exchange takes place even if this rank could not map the result of the one before,
-        // because its peers wait in it.
+        // Each exchange takes place even if this rank failed in the one before, because its peers
+        // wait in it.
         let data = share(&*backend, world, data);
         let signal = share(&*backend, world, signal);
         let boards = order::share_boards(world, boards);
@@ -233,7 +233,8 @@ impl SymmetricHeap {
         Ok(SymSlice::new(self.id, segment, block.serial(), block.offset(), len as u64))
     }
 
-    /// Allocates several blocks in one collective step, all or none; ops use it.
+    /// Allocates several blocks in one collective step, either all or none; ops use it. `what`
+    /// names the step in errors.
     ///
     /// # Errors
     /// Errors of [`SymmetricHeap::alloc`]; [`Error::Invalid`] for a registered segment.
@@ -248,7 +249,7 @@ impl SymmetricHeap {
         let mut blocks = Vec::with_capacity(requests.len());
         let mut full: Option<(&Request, Full)> = None;
         let mut items = vec![("what", what.to_string())];
-        // If only this rank has an error, the peers are told, and change nothing either.
+        // If only this rank has an error, its peers are told, and change nothing, either.
         let mut possible = self.backend.check_no_capture("allocation");
         for request in requests {
             let Request { segment, bytes, name } = request;
@@ -356,11 +357,11 @@ impl SymmetricHeap {
         }
         let capture = self.backend.check_no_capture("giving memory back");
         let planned = capture.and_then(|()| self.plan_free(slices));
-        // A rank that refuses does not wait.
+        // A rank that refuses does not wait for its streams.
         if planned.is_ok() {
             self.finish_streams();
         }
-        // If no rank refuses, all streams of all ranks have finished when this returns.
+        // If no rank refuses, the streams of all ranks have finished when `agree_with` returns.
         let outcomes = self.world.agree_with("free", &items, &refusal(&planned));
         let (data, signal) = planned?;
         let outcomes = outcomes.map_err(|e| self.after_fault(e))?;
@@ -378,14 +379,14 @@ impl SymmetricHeap {
             }
         }
         drop((registered, state));
-        // Unmap without holding a lock, because it may take long.
+        // Drop the imports without holding a lock, because unmapping may take long.
         drop(gone);
         self.settle(slices.iter().any(|s| matches!(s.segment(), Segment::Registered(_))))
     }
 
     /// Ends a step in which memory may have been unmapped. If unmapping can wait for the device,
-    /// all ranks must have done it before one continues: the next launch of a rank might otherwise
-    /// wait for a rank that is still unmapping, which waits for the device.
+    /// all ranks must have unmapped before one continues: otherwise its next launch might wait for
+    /// a rank that is still unmapping, which waits for the device.
     #[track_caller]
     fn settle(&self, unmapped: bool) -> Result<()> {
         match unmapped && self.backend.waits_for_device() {
@@ -394,7 +395,8 @@ impl SymmetricHeap {
         }
     }
 
-    /// Layouts of the data and signal segments without these blocks.
+    /// Returns the layouts of the data and signal segments as they are without the blocks of
+    /// `slices`.
     fn plan_free(&self, slices: &[RawSlice]) -> Result<(Layout, Layout)> {
         let state = self.open_state()?;
         let (mut data, mut signal) = (state.data.clone(), state.signal.clone());
@@ -445,7 +447,7 @@ impl SymmetricHeap {
         let _step = self.step("closing a heap")?;
         drop(self.open_state()?);
         let capture = match self.backend.check_no_capture("closing the heap") {
-            // An error of the device does not keep the heap open.
+            // An error of the device, unlike a capture in progress, does not keep the heap open.
             Err(error) if !matches!(error, Error::Unsupported { .. }) => Ok(()),
             checked => checked,
         };
@@ -458,7 +460,7 @@ impl SymmetricHeap {
         self.state_mut().closed = true;
         self.backend.refuse_work();
         self.finish_streams();
-        // All streams of all ranks have finished when this returns. (No closure, because the
+        // After this barrier all streams of all ranks have finished. (No closure, because the
         // barrier's call site would then be a place in this crate.)
         let finished = match outcome {
             Ok(_) => self.world.barrier(),
@@ -476,10 +478,11 @@ impl SymmetricHeap {
         self.take_unreported().map_or(Ok(()), Err)
     }
 
-    /// First error of enqueued work that the program has not received.
+    /// First error of enqueued work that has not been returned to the program.
     fn take_unreported(&self) -> Option<Error> {
         let control = &self.memory.control;
-        // The stream of a failed launch keeps the fault, too, even if another call has returned it.
+        // The stream of a failed launch keeps the fault, too, even if another call has returned the
+        // fault.
         let told = |error: &Error| {
             control.is_fault_returned()
                 && matches!(
@@ -588,8 +591,8 @@ impl SymmetricHeap {
     }
 
     /// Checks that `stream` belongs to this heap. Every function that enqueues an access to the
-    /// heap's memory must check it: the heap keeps memory until its own streams have finished, and
-    /// orders ops among these only.
+    /// heap's memory must call it: the heap keeps memory until its own streams have finished, and
+    /// orders ops only among its own streams.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a stream of another heap.
@@ -597,12 +600,12 @@ impl SymmetricHeap {
         stream.check_of(Arc::as_ptr(&self.memory.control), what)
     }
 
-    /// World that the heap was opened in.
+    /// World in which the heap was opened.
     pub fn world(&self) -> &World {
         &self.world
     }
 
-    /// This rank.
+    /// Number of this rank, from 0.
     pub fn rank(&self) -> usize {
         self.world.rank()
     }
@@ -612,7 +615,7 @@ impl SymmetricHeap {
         self.world.size()
     }
 
-    /// Options that the heap was opened with.
+    /// Options with which the heap was opened.
     pub fn options(&self) -> &HeapOptions {
         &self.options
     }
@@ -632,7 +635,7 @@ impl SymmetricHeap {
         self.device.get_or_init(|| self.backend.device())
     }
 
-    /// This rank's device as a GPU, for work of other libraries.
+    /// This rank's device as a GPU, for enqueueing the work of other libraries.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the device is not a GPU.
@@ -680,7 +683,7 @@ impl SymmetricHeap {
     /// there is one.
     fn after_fault(&self, then: Error) -> Error {
         match self.memory.control.fault_error() {
-            // The world has put its own heaps' faults in front already.
+            // The error already contains the fault: the world has added it.
             _ if matches!(then, Error::AfterFault { .. }) => then,
             Some(fault) => Error::AfterFault { fault: Box::new(fault), then: Box::new(then) },
             None => then,
@@ -730,7 +733,7 @@ impl Drop for SymmetricHeap {
             return;
         }
         if !self.state().closed && self.size() > 1 {
-            // The errors of the peers report the loss.
+            // A debug message suffices, because the peers return the loss as an error.
             tracing::debug!(rank = self.rank(), id = self.id, "a heap was dropped without close");
         }
     }
@@ -779,7 +782,7 @@ fn refusal<T>(mine: &Result<T>) -> Vec<u8> {
     mine.as_ref().err().map_or(Vec::new(), |error| error.to_string().into_bytes())
 }
 
-/// Checks that no rank has sent a refusal.
+/// Checks that no rank has sent a refusal in `told`, the messages by rank.
 fn check_refusals(what: &str, told: &[Vec<u8>]) -> Result<()> {
     match told.iter().enumerate().find(|(_, message)| !message.is_empty()) {
         None => Ok(()),
@@ -798,8 +801,8 @@ fn not_allocated(slice: &RawSlice) -> Error {
     }
 }
 
-/// Id for a heap: a hash of process, time and a counter, so that it differs from all other ids of
-/// this host.
+/// Makes an id for a heap: a hash of process, time and a counter, so that it differs from all other
+/// ids of this host.
 fn fresh_id() -> u64 {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed).to_le_bytes();

@@ -1,4 +1,5 @@
-//! A heap opened for a world of several nodes: one heap for each node, and the worlds beyond it.
+//! A heap opened in a world of several nodes: one heap per node, with the worlds that connect the
+//! nodes.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -9,27 +10,27 @@ use crate::stream::{Event, Stream};
 use crate::util::lock;
 use crate::world::World;
 
-/// The worlds beyond the node of a heap.
+/// Worlds that connect the node of a heap with the other nodes.
 pub(super) struct Nodes {
-    /// The world that the heap was opened with.
+    /// World in which the heap was opened.
     all: World,
-    /// The ranks with this local rank.
+    /// World of the ranks with this rank's local rank, one per node.
     across: World,
     lane: Mutex<Lane>,
 }
 
-/// The order of steps between nodes, the same on all ranks with one local rank.
+/// Order of the steps between nodes, which is equal on all ranks with one local rank.
 pub struct Lane {
-    /// Stream of the steps between nodes, beside those of the program.
+    /// Stream for steps between nodes, separate from the streams of the program.
     pub stream: Stream,
-    /// Number of the last call.
+    /// Number of the last call with steps between nodes.
     pub call: u64,
-    /// The end of the last call, if there was one.
+    /// Event after the last call with steps between nodes; `None` if there was no such call.
     pub last: Option<Event>,
 }
 
 impl SymmetricHeap {
-    /// Opens one heap for each node of a world.
+    /// Opens one heap per node of a world.
     #[track_caller]
     pub(super) fn open_on_nodes(world: &World, options: HeapOptions) -> Result<Arc<SymmetricHeap>> {
         world.check_nodes("a heap")?;
@@ -44,24 +45,25 @@ impl SymmetricHeap {
         Ok(heap)
     }
 
-    /// The world that the heap was opened with, which may have several nodes. [`SymmetricHeap::world`] is that of
-    /// this rank's node.
+    /// World in which the heap was opened, which may have several nodes. [`SymmetricHeap::world`]
+    /// is the world of this rank's node.
     pub fn whole_world(&self) -> &World {
         self.nodes.get().map_or(&self.world, |nodes| &nodes.all)
     }
 
-    /// The ranks with this rank's local rank, one for each node; none on one node. Its exchanges are those of
-    /// operators, in the order of their calls.
+    /// World of the ranks with this rank's local rank, one per node; `None` if there is one node.
+    /// Only operators use its exchanges, in the order of their calls.
     pub fn across(&self) -> Option<&World> {
         self.nodes.get().map(|nodes| &nodes.across)
     }
 
-    /// The order of steps between nodes, held while a call with such steps is enqueued; none on one node.
+    /// Locks the order of steps between nodes while a call with such steps is enqueued; `None` if
+    /// there is one node.
     pub fn lane(&self) -> Option<MutexGuard<'_, Lane>> {
         self.nodes.get().map(|nodes| lock(&nodes.lane))
     }
 
-    /// Closes the worlds that were split off for the heap.
+    /// Closes the worlds that were split for the heap.
     #[track_caller]
     pub(super) fn leave_nodes(&self) -> Result<()> {
         match self.nodes.get() {
@@ -71,7 +73,7 @@ impl SymmetricHeap {
     }
 }
 
-/// Checks that a world is no larger than a heap can be.
+/// Checks that a world has at most as many ranks as a heap can have.
 pub(super) fn check_size(world: &World) -> Result<()> {
     match world.size() {
         1..=MAX_RANKS => Ok(()),

@@ -1,4 +1,4 @@
-//! Functions of the heap that ops need besides memory.
+//! Functions of the heap that ops need in addition to memory.
 
 use std::sync::MutexGuard;
 
@@ -19,8 +19,8 @@ pub struct Issuing<'a> {
 }
 
 impl SymmetricHeap {
-    /// The device word that counts the calls of all ops of this heap. Ops must be called in one
-    /// order, the same on all ranks.
+    /// Returns the device word that counts the calls of all ops of this heap. Ops must be called in
+    /// the same order on all ranks.
     ///
     /// # Errors
     /// Errors of [`SymmetricHeap::alloc_device_words`], at the first call.
@@ -47,8 +47,8 @@ impl SymmetricHeap {
 
 impl Issuing<'_> {
     /// Announces to the hosts of all ranks that this rank issues a call of the op with id `op`;
-    /// called before its first launch. The hosts compare the order in which their ranks issue
-    /// calls.
+    /// called before the call's first launch. The hosts compare the order in which their ranks
+    /// issue calls.
     ///
     /// # Errors
     /// Errors of the device.
@@ -64,7 +64,7 @@ impl Issuing<'_> {
         }
     }
 
-    /// Removes the last announcement, because nothing of its call was enqueued.
+    /// Removes the last announcement, because no part of its call was enqueued.
     ///
     /// # Errors
     /// Errors of [`Issuing::announce`].

@@ -31,7 +31,8 @@ pub struct HeapOptions {
     /// Number of this rank's workgroup threads on the CPU; default: `IRIS_THREADS`, or the number
     /// of cores divided by the number of ranks of this host, at least 1.
     pub threads: Option<usize>,
-    /// Names and values of further settings that must be equal on all ranks.
+    /// Names and values of further settings that must be equal on all ranks; see
+    /// [`HeapOptions::agreed`].
     pub(super) agreed: Vec<(String, String)>,
 }
 
@@ -104,13 +105,13 @@ impl HeapOptions {
     }
 
     /// Adds names and values that must be equal on all ranks. They are compared before the sizes,
-    /// which may be derived from them, so that an error names the setting and not its consequence.
+    /// which may be derived from them, so that an error names the setting and not the size.
     pub fn agreed(mut self, items: impl IntoIterator<Item = (String, String)>) -> HeapOptions {
         self.agreed.extend(items);
         self
     }
 
-    /// Checks the sizes: kernels number words with 32 bits.
+    /// Checks that the sizes fit 32-bit word numbers, which kernels use.
     pub(super) fn check(&self) -> Result<()> {
         const WORDS: u64 = 1 << 32;
         let (least, most) = (SIGNAL_RESERVED, 4 * WORDS);
@@ -125,7 +126,7 @@ impl HeapOptions {
         Ok(())
     }
 
-    /// Number of this rank's workgroup threads, with the defaults resolved.
+    /// Number of this rank's workgroup threads; without an explicit number, the default.
     pub(super) fn resolve_threads(&self, world: &World) -> Result<u32> {
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
         let asked = self.threads.or(world.settings().threads);

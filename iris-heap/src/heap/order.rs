@@ -29,8 +29,8 @@ fn sizes(world: &World) -> Vec<u64> {
     vec![board::BYTES; world.size()]
 }
 
-/// Shares the boards that rank 0 has made with all ranks: collective. `None` in a world of one
-/// rank.
+/// Shares the boards that rank 0 has made with all ranks: collective. Returns `None` in a world of
+/// one rank.
 #[track_caller]
 pub(super) fn share_boards(world: &World, made: Option<JointMemory>) -> Result<Option<Boards>> {
     let broken = |problem: &str| Error::Wire {
@@ -94,10 +94,11 @@ impl Drop for Watch {
     }
 }
 
-/// The ranks of a heap as one of them sees them.
+/// Ranks of a heap as the watcher thread of one rank needs them: their processes, and their time
+/// limit.
 struct Watched {
     rank: usize,
-    /// Process of each rank; none of a thread of this process.
+    /// Process of each rank; `None` for a thread of this process.
     processes: Vec<Option<ProcessId>>,
     /// Time limit of a kernel's wait for a peer to enter a call.
     allowed: Duration,
@@ -108,7 +109,7 @@ impl Watched {
         list_processes(ranks, |rank| self.processes[rank])
     }
 
-    /// The ranks whose processes are stopped.
+    /// Numbers of the ranks whose processes are stopped.
     fn stopped(&self) -> Vec<usize> {
         let stopped = |rank: &usize| self.processes[*rank].is_some_and(|it| it.is_stopped());
         (0..self.processes.len()).filter(stopped).collect()
@@ -124,7 +125,7 @@ fn watch(ranks: &Watched, control: &Control, stop: &AtomicBool) {
             control.set_host_abort(abort::DISORDER);
             return;
         }
-        // Each wait has a patience of its own.
+        // Each wait of the host has its own schedule of notices.
         let since = control.waits_since();
         patience = patience.filter(|(began, _)| Some(*began) == since);
         let Some(since) = since else { continue };

@@ -12,7 +12,7 @@ use crate::util::lock;
 use crate::wire::{Reader, Writer};
 
 impl World {
-    /// Waits until every rank has called it.
+    /// Waits until every rank has called this function.
     ///
     /// # Errors
     /// Errors of every collective call: [`Error::Absent`], [`Error::Mismatch`],
@@ -51,7 +51,8 @@ impl World {
         self.agree_with(what, items, &[]).map(drop)
     }
 
-    /// [`World::agree`], which also gathers `bytes`, which may differ, in the same exchange.
+    /// Does [`World::agree`] and gathers `bytes`, which may differ between ranks, in the same
+    /// exchange.
     #[track_caller]
     pub(crate) fn agree_with(
         &self,
@@ -156,7 +157,8 @@ impl World {
         self.note_returned(self.inner.bootstrap.share_objects(object, &step))
     }
 
-    /// An error of a step of the host, with what a kernel of this rank left before: it is why a peer does not come.
+    /// Adds to an error of a host step the fault that a kernel of this rank left before, because
+    /// that fault may be the reason why a peer is absent.
     fn after_fault(&self, then: Error) -> Error {
         let controls = lock(&self.inner.controls);
         let mut faults = controls.iter().filter_map(|control| control.upgrade()?.fault_error());
@@ -174,7 +176,7 @@ impl World {
         }
     }
 
-    /// One exchange, which checks that all ranks sent the same tag.
+    /// Exchanges bytes once, and checks that all ranks sent the same tag.
     #[track_caller]
     pub(crate) fn collective(&self, kind: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         self.exchange(kind, bytes, None)

@@ -4,7 +4,8 @@ use super::Place;
 use crate::error::{Error, Result, list_ranks};
 use crate::util::unsupported;
 
-/// Node of each rank, and the name of each node's host. Nodes are numbered in the order of their first ranks.
+/// Node of each rank, and host name of each node. Nodes are numbered in the order of their first
+/// ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hosts {
     node_of: Vec<usize>,
@@ -12,12 +13,12 @@ pub(crate) struct Hosts {
 }
 
 impl Hosts {
-    /// Single node with `size` ranks.
+    /// Makes a single node with `size` ranks.
     pub(crate) fn one(size: usize) -> Hosts {
         Hosts { node_of: vec![0; size], names: vec!["this host".into()] }
     }
 
-    /// Groups ranks by identity: (identity of the node, name of its host) for each rank.
+    /// Groups ranks into nodes; `ranks` has (identity of the node, name of its host) for each rank.
     pub(crate) fn of(ranks: &[(String, String)]) -> Hosts {
         let mut identities: Vec<&str> = Vec::new();
         let mut names = Vec::new();
@@ -33,7 +34,7 @@ impl Hosts {
         Hosts { node_of, names }
     }
 
-    /// Nodes of a subset of the ranks, renumbered.
+    /// Nodes of the ranks in `members`, renumbered from 0.
     pub(crate) fn part(&self, members: &[usize]) -> Hosts {
         let node = |&rank: &usize| (self.node_of[rank].to_string(), self.name(rank).to_string());
         Hosts::of(&members.iter().map(node).collect::<Vec<_>>())
@@ -44,27 +45,27 @@ impl Hosts {
         self.names.len()
     }
 
-    /// Name of the host of a rank.
+    /// Name of the host of `rank`.
     pub(crate) fn name(&self, rank: usize) -> &str {
         &self.names[self.node_of[rank]]
     }
 
-    /// Name of the host of a node.
+    /// Name of the host of `node`.
     pub(crate) fn node_name(&self, node: usize) -> &str {
         &self.names[node]
     }
 
-    /// Node of a rank.
+    /// Index of the node of `rank`.
     pub(crate) fn node(&self, rank: usize) -> usize {
         self.node_of[rank]
     }
 
-    /// Ranks of a node, ascending.
+    /// Ranks of `node`, ascending.
     pub(crate) fn ranks(&self, node: usize) -> Vec<usize> {
         (0..self.node_of.len()).filter(|&rank| self.node_of[rank] == node).collect()
     }
 
-    /// Place of a rank in its node.
+    /// Position of `rank`: its node, its number in the node, and the node's number of ranks.
     pub(crate) fn place(&self, rank: usize) -> Place {
         let node = self.node_of[rank];
         let ranks = self.ranks(node);
@@ -72,7 +73,7 @@ impl Hosts {
         Place { node, local_rank, local_size: ranks.len() }
     }
 
-    /// Checks that ranks are numbered node by node.
+    /// Checks that ranks are numbered node by node, first all ranks of node 0.
     ///
     /// # Errors
     /// [`Error::Unsupported`] with two nodes whose ranks are interleaved.

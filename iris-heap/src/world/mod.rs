@@ -28,8 +28,8 @@ pub use crate::bootstrap::launcher_env::MAX_WORLD;
 pub(crate) use crate::bootstrap::launcher_env::Place;
 use crate::util::{lock, unsupported};
 
-/// Ranks of a job, or of a part of it, seen from one of them. Clones are cheap and are the same
-/// rank.
+/// Set of ranks, all of a job or a part, seen from one of them. Clones are cheap and stand for the
+/// same rank.
 ///
 /// All methods that communicate with other ranks are collective: every rank calls them, in the same
 /// order, from the same place in the program. Each exchange carries its number, kind and call site;
@@ -55,12 +55,12 @@ struct Inner {
     /// Number of the next exchange; the lock is held during an exchange.
     sequence: Mutex<u64>,
     closed: Mutex<bool>,
-    /// Control blocks of the open heaps.
+    /// Control blocks of the open heaps, whose kernels are told if a peer is lost.
     controls: Arc<Mutex<Vec<Weak<Control>>>>,
     heaps: AtomicUsize,
     children: AtomicUsize,
-    /// Errors that this rank's program has received, including those from worlds split off this
-    /// one.
+    /// Errors that the library has returned to this rank's program, including those from worlds
+    /// split off this one.
     returned_errors: Arc<ReturnedErrors>,
     parent: Option<World>,
     /// Id of the process that made the world. A forked child has copies of its sockets and locks,
@@ -173,7 +173,7 @@ impl World {
         World::make(bootstrap, settings, (place, hosts), parent)
     }
 
-    /// A world whose ranks share nodes as `hosts` says.
+    /// Makes a world whose ranks share nodes as `hosts` says.
     pub(crate) fn on_nodes(
         bootstrap: Arc<dyn Bootstrap>,
         settings: Settings,
@@ -193,8 +193,8 @@ impl World {
         let controls: Arc<Mutex<Vec<Weak<Control>>>> = Arc::default();
         let watched = controls.clone();
         bootstrap.watch(Arc::new(move |error| {
-            // Logged at debug level only: the thread that waits for these kernels returns the
-            // error.
+            // Logged at debug level only, because the thread that waits for these kernels returns
+            // the error.
             tracing::debug!(%error, "waiting kernels are told to leave");
             for control in lock(&watched).iter().filter_map(Weak::upgrade) {
                 control.set_host_abort(code_of(error));
@@ -237,7 +237,7 @@ impl World {
         &self.inner.hosts
     }
 
-    /// Number of the host that this rank runs on.
+    /// Number of the node (host) on which this rank runs.
     pub fn node(&self) -> usize {
         self.inner.place.node
     }
@@ -252,12 +252,12 @@ impl World {
         self.inner.place.local_size
     }
 
-    /// Deadlines and number of threads.
+    /// Settings of the world: deadlines and number of threads.
     pub fn settings(&self) -> &Settings {
         &self.inner.settings
     }
 
-    /// Process of a rank; none for a thread of this process.
+    /// Process of `rank`; `None` for a thread of this process, or if the process is unknown.
     pub fn process(&self, rank: usize) -> Option<ProcessId> {
         self.inner.bootstrap.process(rank)
     }
@@ -311,13 +311,13 @@ impl World {
         self.inner.leave(clean);
     }
 
-    /// Records the error, if there is one, that the program receives because of another rank.
+    /// Records the error of `outcome`, if it is one, as returned to the program.
     pub(crate) fn note_returned<T>(&self, outcome: Result<T>) -> Result<T> {
         let outcome = outcome.map_err(|error| self.inner.hosts.describe(error));
         outcome.inspect_err(|error| self.inner.returned_errors.note(error))
     }
 
-    /// Counts a heap as open, and lets its waiting kernels be aborted when a peer is lost.
+    /// Counts a heap as open, and makes the loss of a peer abort its waiting kernels.
     pub(crate) fn register(&self, control: &Arc<Control>) -> Registration {
         self.inner.heaps.fetch_add(1, Ordering::Relaxed);
         control.note_errors(&self.inner.returned_errors);
@@ -325,7 +325,7 @@ impl World {
         controls.retain(|c| c.strong_count() > 0);
         controls.push(Arc::downgrade(control));
         drop(controls);
-        // If a peer was lost before this point, the watcher has not seen the new control block.
+        // If a peer was lost before this point, the watcher did not see the new control block.
         if let Some(error) = self.inner.bootstrap.lost() {
             control.set_host_abort(code_of(&error));
         }

@@ -49,7 +49,7 @@ impl Secret {
         written.map_err(|e| Error::system(format!("writing {}", path.display()), e))
     }
 
-    /// Reads the file of [`Secret::save`].
+    /// Reads a file that [`Secret::save`] wrote.
     ///
     /// # Errors
     /// [`Error::System`]; [`Error::Invalid`] for a file that others may read or write, that belongs to another
@@ -122,8 +122,8 @@ pub struct Network {
 }
 
 impl Network {
-    /// Network in which rank 0 listens at `address` (`host:port`, with an address or a name of its
-    /// host), on that interface only. `id` names the job and is not secret.
+    /// Describes a network in which rank 0 listens at `address` (`host:port`, with an IP address or
+    /// host name), only on that interface. `id` names the job and is not secret.
     pub fn new(address: impl Into<String>, id: &UniqueId) -> Network {
         let job = format!("unique id {id}");
         Network { address: address.into(), job, secret: None, trusted: false, node: None }
@@ -136,7 +136,7 @@ impl Network {
         Network { secret: Some(secret), ..self }
     }
 
-    /// Accepts any address without a secret: for a network that nobody else can reach.
+    /// Accepts any address without a secret, for a network that no stranger can reach.
     #[must_use]
     pub fn trusted(self) -> Network {
         Network { trusted: true, ..self }
@@ -149,7 +149,8 @@ impl Network {
         Network { node: Some(name.into()), ..self }
     }
 
-    /// Checks that a job without a secret meets at an address that others cannot reach.
+    /// Checks that a job without a secret meets at a loopback address, unless the network is
+    /// trusted.
     fn check_trust(&self, meeting: &Meeting) -> Result<()> {
         if self.secret.is_some() {
             return Ok(());
@@ -188,7 +189,7 @@ pub(super) fn from_env(launch: &Launch, number: usize) -> Result<Option<Network>
         Some("1") => true,
         Some(other) => return Err(wrong("IRIS_TRUST_NETWORK", other, "0 or 1")),
     };
-    // An IPv6 address is written in brackets before a port.
+    // An IPv6 address needs brackets before a port.
     let host =
         if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host };
     let job = format!("{}, world {number}", launch.job);
@@ -249,14 +250,13 @@ fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// Identity of a host for sharing memory: equal for processes that can share memory, different
-/// otherwise. It combines this boot of the system and the namespaces that containers have of their
-/// own.
+/// Identity of a host: equal for two processes exactly if they can share memory. It combines the
+/// system's boot id and the namespaces that a container may have of its own.
 fn identity() -> String {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
     let boot = boot.unwrap_or_else(|_| format!("host {}", host_name()));
     let namespace = |name: &str| {
-        // Namespaces of this thread, which may differ from those of its process.
+        // The namespaces of this thread may differ from those of its process.
         let link = fs::read_link(format!("/proc/thread-self/ns/{name}"));
         link.map_or_else(|_| format!("{name}:?"), |link| link.display().to_string())
     };

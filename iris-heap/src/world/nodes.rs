@@ -16,7 +16,7 @@ impl World {
         self.hosts().nodes()
     }
 
-    /// Name of the host of a rank; `this host` in a world of one host.
+    /// Name of the host on which `rank` runs; `this host` in a world of one host.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a rank that does not exist.
@@ -27,7 +27,7 @@ impl World {
         }
     }
 
-    /// Names of the nodes' hosts, by index.
+    /// Host name of each node, by index.
     pub(crate) fn node_names(&self) -> Vec<String> {
         (0..self.nodes()).map(|node| self.hosts().node_name(node).to_owned()).collect()
     }
@@ -54,19 +54,20 @@ impl World {
         self.part(self.local_rank())
     }
 
-    /// Splits the world by `color`, and returns the part with this rank.
+    /// Splits the world by `color`, and returns the part to which this rank belongs.
     #[track_caller]
     fn part(&self, color: usize) -> Result<World> {
         let part = self.split(Some(color as u32), self.rank() as i64)?;
         part.ok_or_else(|| Error::invalid("part of the world", color, "one with this rank"))
     }
 
-    /// Checks that operators can be split over the nodes of this world.
+    /// Checks that operators can run over the nodes of this world: even nodes, numbered one after
+    /// the other.
     pub(crate) fn check_nodes(&self, what: &str) -> Result<()> {
         self.hosts().check_even(what)
     }
 
-    /// Notifies the kernels of a node's heap if a rank of this world, possibly on another node, is
+    /// Aborts the kernels of a node's heap if a rank of this world, possibly on another node, is
     /// lost.
     pub(crate) fn watch_for(&self, control: &Arc<Control>) {
         let (control, hosts): (Weak<Control>, _) = (Arc::downgrade(control), self.hosts().clone());

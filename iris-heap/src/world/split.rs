@@ -10,8 +10,8 @@ use crate::wire::{Reader, Writer, hash};
 
 impl World {
     /// Splits the world: returns the world of all ranks that pass the same `color`, ordered by
-    /// `key` and then by their rank here. Ranks that pass `None` get `None`. Close split worlds
-    /// before the world they come from.
+    /// `key` and then by their rank in this world. Ranks that pass `None` get `None`. Close split
+    /// worlds before this world.
     ///
     /// # Errors
     /// Errors of [`World::barrier`].

@@ -31,7 +31,7 @@ impl World {
         World::threads_with(size, &Settings::from_env()?)
     }
 
-    /// [`World::threads`] with settings of the program instead of the environment.
+    /// Does [`World::threads`] with the program's settings instead of the environment's.
     ///
     /// # Errors
     /// [`Error::Invalid`] if `size` is 0 or above [`MAX_RANKS`](crate::MAX_RANKS); errors of
@@ -63,7 +63,8 @@ impl World {
         World::run_to_root(World::threads(size)?, f)
     }
 
-    /// Runs `f` on a thread for each world, as [`World::run_threads`].
+    /// Runs `f` on one thread per world, and returns the results or the root error, like
+    /// [`World::run_threads`].
     pub(super) fn run_to_root<T, E, F>(worlds: Vec<World>, f: F) -> Result<Vec<T>, E>
     where
         T: Send,
@@ -98,7 +99,7 @@ impl World {
         first.map_or(Ok(values), |e| Err(e.1))
     }
 
-    /// [`World::run_threads`], which returns the result of every rank instead of the root error.
+    /// Does [`World::run_threads`], but returns the result of every rank instead of the root error.
     ///
     /// # Errors
     /// [`Error::Invalid`] if `size` is 0 or above [`MAX_WORLD`](crate::MAX_WORLD).
@@ -115,7 +116,8 @@ impl World {
         Ok(World::run_worlds(World::threads_with(size, settings)?, f))
     }
 
-    /// Runs `f` on a thread for each world, as [`World::run_threads_each`].
+    /// Runs `f` on one thread per world, and returns the result of every rank, like
+    /// [`World::run_threads_each`].
     pub(super) fn run_worlds<T, E, F>(worlds: Vec<World>, f: F) -> Vec<Result<T, E>>
     where
         T: Send,
@@ -126,7 +128,7 @@ impl World {
         let rank_main = move |world: World| {
             let result = catch_unwind(AssertUnwindSafe(|| f(world.clone())));
             match &result {
-                // An error of this close was caused by another rank, which reports it itself.
+                // An error of this close was caused by another rank, which reports its own error.
                 Ok(Ok(_)) => drop(world.close()),
                 _ => world.abort(),
             }

@@ -1,7 +1,7 @@
 //! Harness for tests whose ranks are processes: the test program starts itself once per rank.
 //!
-//! A test program that uses it has an ignored test `rank_program`, which runs the case named in
-//! [`CASE`] and ends with [`report`].
+//! A test program that uses this harness has an ignored test `rank_program`, which runs the case
+//! named in [`CASE`] and ends with [`report`].
 
 // Each test program uses only a part of this module.
 #![allow(dead_code, unreachable_pub)]
@@ -29,7 +29,7 @@ pub fn env(name: &str) -> String {
     std::env::var(name).unwrap_or_default()
 }
 
-/// Processes of one case, and the folder in which they meet.
+/// Processes of one case, and the folder in which they meet each other.
 pub struct Job {
     pub temp: tempfile::TempDir,
     pub case: &'static str,
@@ -69,7 +69,7 @@ impl Job {
         self.start(self.case, vars)
     }
 
-    /// Starts a process of the job that runs another case.
+    /// Starts a process of the job that runs `case`, with the environment variables `vars`.
     pub fn start(&self, case: &str, vars: &[(&str, &str)]) -> Child {
         let mut command = Command::new("/bin/sh");
         // `FILE_LIMIT` is in blocks of 512 bytes.
@@ -112,8 +112,8 @@ impl Job {
             .collect()
     }
 
-    /// Results by rank. Checks that the folder is empty except for notes of worlds that could not
-    /// be formed.
+    /// Waits for the ranks, and returns their results by rank. Checks that the folder is empty
+    /// except for notes of worlds that could not be formed.
     #[track_caller]
     pub fn results(&self, ranks: Vec<Child>) -> Vec<String> {
         let results = ranks.into_iter().map(result).collect();
@@ -128,7 +128,7 @@ impl Job {
         assert!(left.is_empty(), "left behind: {left:?}");
     }
 
-    /// Waits until there is a socket in the folder of this user, and returns its path.
+    /// Waits until there is a socket in the job's folder, and returns its path.
     #[track_caller]
     pub fn socket(&self) -> PathBuf {
         wait_for("a socket", || {
@@ -157,7 +157,7 @@ pub fn files(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Output of a process, and its exit status.
+/// Output and exit status of a process that has ended.
 #[derive(Debug)]
 pub struct Said {
     pub status: ExitStatus,
@@ -175,8 +175,8 @@ impl Said {
     }
 }
 
-/// Longest wait of a test for an event that must happen, even on a busy machine; shorter than the
-/// default deadlines.
+/// Time limit for an event that must happen, even on a busy machine; shorter than the default
+/// deadlines.
 const LONG: Duration = Duration::from_secs(500);
 
 /// Waits for a process and returns its output; kills it after [`LONG`].
