@@ -332,7 +332,7 @@ pub enum Error {
     Unsupported {
         /// Name of the request.
         what: String,
-        /// Reason, with an alternative.
+        /// Reason, with an alternative if there is one.
         why: String,
     },
     /// A message from another rank could not be decoded.
@@ -350,8 +350,8 @@ pub enum Error {
     System {
         /// Name of the system call, with its object.
         call: String,
-        /// The system's error. Its text is part of the message, so it is not returned as `source`,
-        /// which would print it twice.
+        /// Error of the operating system. Its text is part of the message, so it is not returned as
+        /// `source`, which would print it twice.
         error: Arc<std::io::Error>,
     },
     /// A library that is loaded at run time is missing or unusable.
@@ -370,14 +370,14 @@ pub enum Error {
     /// A function of a device's driver failed.
     #[error("{api}: {name} (code {code}), expected success{}", driver_advice(*.code))]
     Device {
-        /// Name that the driver gives the code.
+        /// Name of the driver function, with its object.
         api: String,
         /// Numeric code that the driver returned.
         code: u32,
-        /// The driver's name of the code.
+        /// Name that the driver gives the code.
         name: String,
     },
-    /// Error of a layer above: of enqueued work or of a hook.
+    /// Error of a layer above this crate: of enqueued work or of a hook.
     #[error("{0}")]
     Other(Arc<dyn std::error::Error + Send + Sync>),
 }
@@ -393,19 +393,19 @@ pub enum ErrorKind {
     Disagreement,
     /// A rank did not arrive in time.
     Timeout,
-    /// An object was used after it had been closed or freed.
+    /// A rank is gone: close the world and open a new one with the remaining ranks.
     PeerLost,
     /// Out of memory.
     OutOfMemory,
-    /// An object was used after it was closed or freed.
+    /// An object was used after it had been closed or freed.
     Closed,
     /// A kernel failed.
     Fault,
-    /// Error of a layer above this crate.
+    /// Not supported on this backend or platform.
     Unsupported,
     /// The operating system or a driver returned an error.
     System,
-    /// Error of another layer.
+    /// Error of a layer above this crate.
     Other,
 }
 
@@ -418,12 +418,12 @@ fn option(segment: &str) -> &'static str {
     }
 }
 
-/// Advice for an environment variable.
+/// Advice about an environment variable with this value: set it, or correct it.
 fn set(value: &str) -> &'static str {
     if value == "(not set)" { "set it" } else { "correct it, or unset it" }
 }
 
-/// Advice for an error of the device driver.
+/// Advice about an error of the device driver, by its code.
 fn driver_advice(code: u32) -> &'static str {
     match code {
         2 => ": open a smaller heap, or free memory of the device",
@@ -431,7 +431,8 @@ fn driver_advice(code: u32) -> &'static str {
     }
 }
 
-/// `; rank 0 is in X, call 3 of the heap; rank 1 ..`, and the rule that this may break.
+/// Lists what each rank is in, `; rank 0 is in X, call 3 of the heap; rank 1 ..`, and the rule that
+/// this may break; empty for an empty list.
 fn list_standing(standing: &[String]) -> String {
     if standing.is_empty() {
         return String::new();
@@ -441,7 +442,7 @@ fn list_standing(standing: &[String]) -> String {
     format!("{ranks}; all ranks must issue all calls of a heap, in the same order")
 }
 
-/// Advice after a fault.
+/// Advice on how to continue after a fault, by its kind.
 fn advice(fault: &iris_sync::Fault) -> &'static str {
     match fault.kind {
         iris_sync::FaultKind::Mismatch => {
@@ -471,7 +472,7 @@ impl Error {
             }
             Error::Absent { .. } => ErrorKind::Timeout,
             Error::PeerLost { .. } | Error::RankLost { .. } | Error::HubLost => ErrorKind::PeerLost,
-            // The code is the same in the drivers of CUDA and HIP.
+            // Code 2 means out of memory in the drivers of CUDA and of HIP.
             Error::OutOfHeap { .. } | Error::Device { code: 2, .. } => ErrorKind::OutOfMemory,
             Error::Closed { .. } | Error::NotAllocated { .. } => ErrorKind::Closed,
             Error::Panicked { .. }
@@ -480,7 +481,8 @@ impl Error {
             | Error::GaveUp { .. }
             | Error::Aborted { .. } => ErrorKind::Fault,
             Error::AfterFault { then, .. } => then.kind(),
-            // There is no driver; or there is one, of CUDA or HIP alike, and no device.
+            // Unsupported means that there is no driver, or a driver without a device: code 100 of
+            // CUDA and of HIP.
             Error::Unsupported { .. } | Error::Library { .. } | Error::Device { code: 100, .. } => {
                 ErrorKind::Unsupported
             }
@@ -492,7 +494,7 @@ impl Error {
         }
     }
 
-    /// Wraps the error of another layer.
+    /// Wraps an error of a layer above this crate.
     pub fn other(error: impl std::error::Error + Send + Sync + 'static) -> Error {
         Error::Other(Arc::new(error))
     }
@@ -515,8 +517,9 @@ fn of_group(group: &Option<u32>) -> String {
     group.map_or(String::new(), |group| format!(", workgroup {group}"))
 }
 
-/// Explanation for a mismatch whose two numbers are hashes. Only the placement of a matrix can
-/// still differ in a call: everything else in the hash was compared by name when the op was made.
+/// Explanation for a mismatch whose two values are hashes; empty for other faults. Only the
+/// placement of a matrix can still differ in a call, because all other items in the hash were
+/// compared by name when the op was made.
 fn about_hashes(fault: &iris_sync::Fault) -> &'static str {
     match fault.differing() {
         Some(iris_sync::Field::Config) => {
@@ -532,7 +535,7 @@ pub(crate) fn list_ranks(ranks: &[usize]) -> String {
     list_texts(ranks.iter().map(usize::to_string).collect())
 }
 
-/// `this, this and that`
+/// Lists texts as `a, b and c`; `none` for an empty list.
 pub(crate) fn list_texts(mut texts: Vec<String>) -> String {
     match texts.pop() {
         None => "none".into(),
