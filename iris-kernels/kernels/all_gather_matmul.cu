@@ -4,7 +4,7 @@
 
 using namespace iris;
 
-// Variant by push, in the order gather, barrier, gathered.
+// Variant by push: kernels in the order iris_gather, barrier, iris_gathered.
 IRIS_KERNEL iris_gather(IRIS_ARGS OpArgs args) {
     port::take_turn();
     GatherBody body(args);
@@ -30,7 +30,7 @@ IRIS_KERNEL iris_staged(IRIS_ARGS OpArgs args) {
     IRIS_SHARED(Product::Shared, shared);
     GatheredBody<true> body(args, shared);
     const StagingPlan staging{body.shards.units, args.channel.rank, body};
-    // The first workgroups fetch and should be spread over all dies, so workgroups are not
-    // renumbered by die here.
+    // The first workgroups fetch, and should be spread over all dies, so workgroups are not
+    // renumbered by die.
     flow::staged(launch_of(args), args.dedicated_workgroups, staging, body);
 }

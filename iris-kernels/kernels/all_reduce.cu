@@ -18,7 +18,7 @@ IRIS_KERNEL iris_two_shot(IRIS_ARGS OpArgs args) {
     run_two_shot<LoadProducer>(args, none);
 }
 
-// Accumulating variants, in the order zero, barrier, add, barrier, convert.
+// Kernels of the accumulating variants, in the order zero, barrier, add, barrier, convert.
 IRIS_KERNEL iris_zero(IRIS_ARGS OpArgs args) {
     port::take_turn();
     run_zero(args);

@@ -16,8 +16,8 @@ IRIS_KERNEL iris_norm(IRIS_ARGS OpArgs args) {
     run_norm(args);
 }
 
-// Time stamp by one thread, before a GEMM (`after` is 0) or after it (`after` is 1). The second one
-// records a span of kind `span` for workgroup 0, about `rows` rows.
+// Writes a time stamp, by one thread, before a GEMM (`after` is 0) or after it (`after` is 1). The
+// stamp after the GEMM records a span of kind `span` for workgroup 0, about `rows` rows.
 IRIS_KERNEL iris_stamp(IRIS_ARGS OpArgs args, u32 after, u64 rows, u32 span) {
     port::take_turn();
     Trace trace(args.trace, args.trace_spans, args.counters, 0);

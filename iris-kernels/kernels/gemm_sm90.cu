@@ -1,4 +1,4 @@
-// The product of whole matrices, nothing fused into it but a bias: the core of gemm/core.h alone.
+// Whole-matrix GEMM with an optional bias and nothing else fused: the core of gemm/core.h alone.
 #include "iris/gemm/whole.h"
 
 using namespace iris::gemm;

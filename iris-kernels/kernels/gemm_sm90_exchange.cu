@@ -1,7 +1,8 @@
-// The product of few rows whose sum over all ranks every rank gets: each workgroup multiplies one tile, pushes it
-// to all in words that carry their data, and adds up what others push of the same tile.
+// GEMM of few rows then all-reduce by the LL protocol: each workgroup multiplies one tile, pushes
+// it to all peers as LL words (data and flag in one word), and adds the same tile of all peers.
 
-// The loader calls nothing: a call would take more registers than it keeps, and products would go one by one.
+// Functions are inlined into the loader: a call would need more registers than the loader has, and
+// the matrix instructions would then be serialised.
 #define IRIS_COLD IRIS_DEVICE
 #include "iris/body/ll.h"
 #include "iris/gemm/whole.h"
@@ -14,7 +15,8 @@ using namespace iris;
 #endif
 constexpr bool PAIR = IRIS_GEMM_PAIR;
 
-/// One thread's items of the tile of its workgroup: of each so many-th row, those of the same columns.
+/// Body of flow::exchange_tile: the items of one thread in its workgroup's tile, which lie in every
+/// n-th row, always in the same columns.
 class TileBody {
   public:
     static constexpr u32 ITEMS = PAIR ? 8 : 4;
@@ -46,14 +48,15 @@ class TileBody {
         at = batch;
         load(batch);
         own_is_added = false;
-        // It is under way while the others' are awaited.
+        // The residual is loaded while the items of the peers are awaited.
         if (args.residual.address != 0 && args.residual.dtype == IRIS_DTYPE) {
             IRIS_UNROLL
             for (u32 k = 0; k < ITEMS; ++k) {
                 if (k < batch.count) residual.load(batch.item(k), IRIS_DTYPE, rest[k]);
             }
         }
-        // Nothing but a negative zero leaves every number as it is.
+        // Start from -0.0, the neutral element: starting from 0.0 would turn a sum of -0.0 into
+        // 0.0.
         IRIS_UNROLL
         for (u32 k = 0; k < ITEMS; ++k) {
             IRIS_UNROLL
@@ -79,7 +82,7 @@ class TileBody {
     }
 
   private:
-    /// Elements of an item, and items of a line of the tile.
+    /// Binary logarithm of the elements per item, elements per item, and items per row of the tile.
     static constexpr u32 SHIFT = 2, PER_ITEM = 1 << SHIFT, LINE = gemm::ROWS / PER_ITEM;
     static_assert(gemm::CORE_THREADS % LINE == 0, "a thread keeps its columns");
 
@@ -101,7 +104,7 @@ class TileBody {
         own_is_added = true;
     }
 
-    /// Rounded once, with the sum.
+    /// Adds the residual of item `k` to its sum, before the one rounding.
     IRIS_DEVICE void add_residual(u32 k) {
         if (args.residual.dtype == IRIS_DTYPE) return add(k, rest[k]);
         const u64 first = u64(at.item(k)) << SHIFT;
@@ -111,7 +114,7 @@ class TileBody {
     const OpArgs& args;
     gemm::Core<gemm::Staying>& core;
     const ItemsOf result, residual;
-    /// The first column of the tile, and items of a row of C.
+    /// First column of the tile, and number of items in a row of C.
     const u32 col, across;
     Batch at;
     u64 own[ITEMS];

@@ -1,8 +1,9 @@
-// The product of an A that comes from all ranks while it is multiplied: what this rank has of it first, then
-// what the others have, part by part as copy engines bring it. A is split by rows, or by columns: then each
-// tile begins with this rank's columns.
+// All-gather then GEMM, overlapped: A comes from all ranks while it is multiplied. This rank's own
+// part of A is multiplied first, then the parts of its peers as copy engines deliver them. A is
+// split by rows, or by columns; then each tile begins with this rank's columns.
 
-// The loader calls nothing: a call would take more registers than it keeps, and products would go one by one.
+// Functions are inlined into the loader: a call would need more registers than the loader has, and
+// the matrix instructions would then be serialised.
 #define IRIS_COLD IRIS_DEVICE
 #include "iris/args.h"
 #include "iris/gemm/whole.h"
@@ -10,16 +11,17 @@
 using namespace iris;
 using namespace iris::gemm;
 
-/// How A comes; as iris_kernels::gemm::gathering::Units on the host. Rows are counted in those of the tiles of
-/// a cluster, columns in slabs.
+/// Division of A into parts; same layout as iris_kernels::gemm::gathering::Units on the host. Rows
+/// are counted in units of a cluster's tile rows, columns in slabs.
 struct Parts {
-    /// What comes from one rank, of all rows or all columns.
+    /// Number of rows and of slabs that come from one rank.
     u32 rows, slabs;
-    /// A part of that, but the last, which may have less.
+    /// Number of rows and of slabs in a part; the last part may have less.
     u32 part_rows, part_slabs;
-    /// Numbers of signals: of the first part, from a part to the one below, to the one on the right.
+    /// Signal numbers: of the first part, and the increments from a part to the next one below and
+    /// to the next one on the right.
     u32 first, down, right;
-    /// Whether columns are split, not rows.
+    /// 1 if A is split by columns, 0 if by rows.
     u32 columns;
 };
 
@@ -48,7 +50,8 @@ class Gathering : public Whole {
         IRIS_DEVICE explicit Loader(const Gathering& of)
             : of(of), arrivals(launch_of(of.op)), source(~0u), part(0), there(0) {}
 
-        /// To the end of what comes from one rank, or of its part.
+        /// Slabs from `number` on that can be loaded in one run: to the end of one rank's data, or
+        /// of the part that has arrived.
         IRIS_DEVICE Run run(const Place& place, u32 number) {
             const Parts& parts = of.parts;
             const bool columns = parts.columns == 1;
@@ -56,14 +59,15 @@ class Gathering : public Whole {
             const u32 turn = columns ? number / parts.slabs : 0, begin = turn * parts.slabs;
             const u32 from = columns ? (rank + size - turn) % size : place.row / rows;
             const u32 depth = columns ? (from - turn) * parts.slabs * DEPTH : 0, end = begin + parts.slabs;
-            // This rank's part is where the caller has it.
+            // This rank's own part is read from the caller's A.
             if (from == rank) return Run{of.map_own, place.row % rows, 0u - begin * DEPTH, depth, end};
             gate(from, place.row % rows / UNIT / parts.part_rows, number - begin);
             return Run{of.map_a, place.row, depth, depth, there < parts.slabs ? begin + there : end};
         }
 
       private:
-        /// Waits for the part of a slab, unless that is known to be there.
+        /// Waits until the part that contains `slab` has arrived, unless it is already known to
+        /// have.
         IRIS_DEVICE void gate(u32 from, u32 down, u32 slab) {
             if (from != source || down != part) {
                 source = from;
@@ -75,14 +79,15 @@ class Gathering : public Whole {
             const u32 right = slab / parts.part_slabs;
             port::take_turn();
             arrivals.wait_part(source, parts.first + down * parts.down + right * parts.right);
-            // What the engine has written is read by copies of this thread.
+            // This thread's asynchronous copies read what the copy engine has written.
             follow_with_copies();
             there = (right + 1) * parts.part_slabs;
         }
 
         const Gathering& of;
         flow::Arrivals arrivals;
-        /// From whom came last, which rows, and how many slabs of them are there.
+        /// Source rank of the last wait, its row part, and the number of its slabs that have
+        /// arrived.
         u32 source, part, there;
     };
 

@@ -1,14 +1,16 @@
-// The product of few rows whose sum over all ranks every rank gets: each workgroup multiplies one tile, pushes it
-// to all, signals that, and adds up what others have pushed of the same tile.
+// GEMM of few rows then one-shot all-reduce: each workgroup multiplies one tile, pushes it to all
+// peers, raises its signal there, and adds the same tile of all peers.
 
-// The loader calls nothing: a call would take more registers than it keeps, and products would go one by one.
+// Functions are inlined into the loader: a call would need more registers than the loader has, and
+// the matrix instructions would then be serialised.
 #define IRIS_COLD IRIS_DEVICE
 #include "iris/body/reduce.h"
 #include "iris/gemm/whole.h"
 
 using namespace iris;
 
-/// The partial is the tile that stays in shared memory, rounded to the type that travels.
+/// Producer of partials for ReduceBody: the partial is the tile that stays in shared memory,
+/// rounded to the transfer type.
 class TileProducer {
   public:
     struct Shared {
@@ -54,6 +56,7 @@ IRIS_GEMM_KERNEL iris_gemm_one_shot(IRIS_ARGS gemm::TensorMap a, IRIS_ARGS gemm:
     core.begin();
     TileProducer::Shared shared{core, false};
     run_one_shot<TileProducer, true>(op, shared);
-    // Of a call that was given up, too: what is on its way to shared memory must have come.
+    // Also in a call that was given up: asynchronous copies to shared memory must complete before
+    // the workgroup leaves.
     shared.end();
 }

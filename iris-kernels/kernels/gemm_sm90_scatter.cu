@@ -1,8 +1,11 @@
-// The product whose rows ranks own: of the sum over all ranks, of which each adds up what it owns, or of a C whose
-// rows are multiplied by their owners. What others own is stored to them as it is finished, and signalled; what
-// they have stored here is added, and a residual; and what this rank owns goes to all, where they want it.
+// GEMM whose rows of C are owned by ranks, overlapped with the exchange: either a sum over all
+// ranks, which each owner adds up for its rows, or a C whose rows are multiplied by their owners.
+// Tiles that other ranks own are stored at their owners as they are finished, and signalled; tiles
+// that peers have stored here are added, and then a residual; results go to all ranks if the op
+// wants that.
 
-// The loader calls nothing: a call would take more registers than it keeps, and products would go one by one.
+// Functions are inlined into the loader: a call would need more registers than the loader has, and
+// the matrix instructions would then be serialised.
 #define IRIS_COLD IRIS_DEVICE
 #include "iris/args.h"
 #include "iris/gemm/whole.h"
@@ -10,28 +13,31 @@
 using namespace iris;
 using namespace iris::gemm;
 
-/// Most peers that a launch stores to.
+/// Largest number of peers at which a launch stores.
 #ifndef IRIS_GEMM_PEERS
 #define IRIS_GEMM_PEERS 7
 #endif
 constexpr u32 PEERS = IRIS_GEMM_PEERS;
 
-/// Where something is stored at each peer, in the order of Channel::peer.
+/// Target of stores at each peer, in the order of Channel::peer.
 struct Peers {
     TensorMap map[PEERS];
 };
 
-/// As iris_kernels::gemm::scattering::Blocks on the host.
+/// Division of C into the blocks of ranks; same layout as iris_kernels::gemm::scattering::Blocks on
+/// the host.
 struct Blocks {
-    /// What the first rank owns, and no other more, in rows of tiles of a cluster; and tiles of a round, as
-    /// Rounds says.
+    /// Number of rows that the first rank owns, the most of any rank, in units of a cluster's tile
+    /// rows; and number of tiles per round, as in Rounds.
     u32 rows, span;
-    /// Signals: one for the rows of a consumer in each tile, row by row of what a rank owns. Of partials, and
-    /// of results.
+    /// Signal numbers: of the first partial and of the first result, and the number of signals per
+    /// GROUP_ROWS rows. Each consumer's rows of each tile have one signal, in row-major order
+    /// within a rank's block.
     u32 first, results, across;
-    /// Whether A has the rows of all ranks, whose partials are to be added; else it has this rank's.
+    /// 1 if A has the rows of all ranks, so that partials are added; 0 if A has only this rank's
+    /// rows.
     u32 adds;
-    /// Whether results go to all.
+    /// 1 if results are sent to all ranks, else 0.
     u32 sends;
 };
 
@@ -57,7 +63,8 @@ class Scattering : public Whole {
 
     IRIS_DEVICE u32 tiles() const { return owned() * turns(); }
 
-    /// Rows are counted as if all ranks owned as many: those of A are at run.
+    /// Position of `tile` with rows counted as if all ranks owned equally many; run() converts them
+    /// to rows of A.
     IRIS_DEVICE Place place(u32 tile, u32 rank) const {
         const Rounds::Turn turn = Rounds{owned(), blocks.span, turns()}.at(tile);
         const Place unit = this->unit(turn.tile);
@@ -78,7 +85,8 @@ class Scattering : public Whole {
             const u32 first = of.blocks.adds == 1 ? of.owned_by(place.row / of.rows()).start : 0;
             return Run{of.map_a, first + place.row % of.rows(), 0, 0, of.slabs()};
         }
-        /// The others' in ascending order of their ranks, then the residual, which is this rank's own.
+        /// Source of addend number `i` for a tile that this rank owns: the peers' partials in
+        /// ascending order of ranks, then this rank's residual.
         IRIS_DEVICE Addend addend(const Place& place, u32 i) {
             const Scattering& of = scattering;
             const u32 rank = of.op.channel.rank, source = i + (i >= rank), row = place.row % of.rows();
@@ -89,7 +97,7 @@ class Scattering : public Whole {
                 const u32 at = row + group * GROUP_ROWS;
                 if (at < len) arrivals.wait_part(source, of.blocks.first + of.signal(at, place.col));
             }
-            // What the owner of the signal has stored is read by copies of this thread.
+            // This thread's asynchronous copies read what the owner of the signal has stored.
             follow_with_copies();
             return Addend{of.map_inbox, source * len + row, place.col};
         }
@@ -132,7 +140,7 @@ class Scattering : public Whole {
             follow_copies();
             const u32 owner = own ? of.op.channel.rank : place.row / of.rows();
             const u32 row = place.row % of.rows() + group * GROUP_ROWS, number = of.signal(row, place.col);
-            // There may be fewer rows than tiles have.
+            // The last tile may have fewer rows than other tiles.
             if (row >= of.owned_by(owner).len()) return;
             if (!own) return departures.signal_part(owner, of.blocks.first + number);
             for (u32 step = 1; step < of.op.channel.size; ++step) {
@@ -143,22 +151,23 @@ class Scattering : public Whole {
       private:
         const Scattering& of;
         const flow::Departures departures;
-        /// Peers whose C is written where it lies: one bit each, in the order of Channel::peer.
+        /// Set of peers whose C is written directly: one bit each, in the order of Channel::peer.
         u32 directs;
     };
 
-    /// The bias is added once, where the sums are.
+    /// Adds the bias, once per element: at the rank that owns the row.
     IRIS_DEVICE void finish(const Place& place, u32 group, float (&sums)[WIDTH / 2]) const {
         if (args.bias != 0 && is_own(place)) Whole::finish(place, group, sums);
     }
 
   private:
-    /// Rows of the tiles of one rank, its tiles, and which rows it owns.
+    /// Number of rows in one rank's block of tiles, and, below, the rows and the number of tiles
+    /// that a rank owns.
     IRIS_DEVICE u32 rows() const { return blocks.rows * CLUSTER * ROWS; }
     IRIS_DEVICE Range owned_by(u32 owner) const { return split(op.m, op.channel.size, owner); }
     IRIS_DEVICE u32 owned() const { return blocks.rows * args.col_tiles; }
     IRIS_DEVICE bool has_residual() const { return op.residual.address != 0; }
-    /// How many ranks' tiles this one multiplies.
+    /// Number of ranks whose tiles this rank multiplies.
     IRIS_DEVICE u32 turns() const { return blocks.adds == 1 ? op.channel.size : 1; }
     IRIS_DEVICE bool is_own(const Place& place) const {
         return blocks.adds == 0 || place.row / rows() == op.channel.rank;

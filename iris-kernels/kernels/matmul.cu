@@ -1,4 +1,4 @@
-// Product of this rank alone, without communication.
+// Matrix product of this rank alone, without communication.
 #include "iris/gemm/producer.h"
 
 using namespace iris;

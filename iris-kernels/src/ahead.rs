@@ -1,5 +1,5 @@
-//! Ahead-of-time compilation: every kernel that operators use, into a folder that is shipped with a
-//! program.
+//! Ahead-of-time compilation of every kernel that operators use, into a folder that is shipped with
+//! a program.
 
 use std::num::NonZero;
 use std::path::Path;
@@ -31,9 +31,9 @@ pub fn builds(arch: &str) -> Vec<Build> {
     builds
 }
 
-/// Compiles every build for these architectures (`sm_90a`, `gfx942`; both vendors' may be mixed)
-/// into a folder, on all cores; [`crate::cache`] describes how a program finds the folder. Calls
-/// `done` after each build, from one thread at a time. Returns the number of builds.
+/// Compiles every build for `arches` (`sm_90a`, `gfx942`; both vendors' may be mixed) into
+/// `folder`, on all cores; [`crate::cache`] describes how a program finds the folder. Calls `done`
+/// after each build, from one thread at a time. Returns the number of builds.
 ///
 /// # Errors
 /// Errors of [`rtc::compile`]; [`rtc::Error::Cache`] for a folder that other users may access.
@@ -48,7 +48,7 @@ pub fn precompile<'a>(
     let arches: Vec<_> = arches.iter().map(of).collect::<rtc::Result<_>>()?;
     let builds_of = |&of: &(_, &'a str)| builds(of.1).into_iter().map(move |build| (build, of));
     let mut jobs: Vec<(Build, (_, &str))> = arches.iter().flat_map(builds_of).collect();
-    // Start with the longest compilations, so that no single core is left with one at the end.
+    // Start with the longest compilations, so that at the end no core is still busy with one alone.
     let area = |tile: TileConfig| -i64::from(tile.size.m * tile.size.n);
     jobs.sort_by_key(|(build, _)| build.tile.map_or(0, area));
     let done = Mutex::new(done);

@@ -61,7 +61,7 @@ pub fn dtype_code(dtype: DType) -> Option<u32> {
     DTYPES.iter().position(|&known| known == dtype).map(|place| place as u32)
 }
 
-/// Size in bytes of the element type with this code.
+/// Size in bytes of an element of the type with code `dtype`.
 pub(crate) fn element_bytes(dtype: u32) -> usize {
     DTYPES[dtype as usize].size()
 }
@@ -98,7 +98,7 @@ pub mod producer {
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct OpArgs {
-    /// Addresses of the heap as this rank sees it.
+    /// Addresses of the heap's memory as this rank has mapped it.
     pub heap: HeapView,
     /// Layout of the op's synchronisation words.
     pub channel: Channel,
@@ -128,9 +128,9 @@ pub struct OpArgs {
     pub results: u64,
     /// Size of one tile's slot in the result inbox, in bytes.
     pub result_slot: u64,
-    /// Offset of the f32 workspace or of the staging buffer, in bytes.
+    /// Byte offset, in the data segment, of the f32 workspace or of the staging buffer.
     pub workspace: u64,
-    /// Offset in bytes of each peer's A if kernels pull it; equal on all ranks.
+    /// Byte offset, in the data segment, of each peer's A if kernels pull it; equal on all ranks.
     pub pulled: u64,
     /// Leading dimension of a peer's A in elements, equal on all ranks; 0 if the rows are
     /// contiguous.
@@ -152,9 +152,11 @@ pub struct OpArgs {
     /// Number of columns of A in one unit of a staged gather (a unit is the piece of A that is
     /// copied and signalled as a whole).
     pub k_group: u32,
-    /// Number of tile slots in the inbox per parity and source; that of the largest plan.
+    /// Number of tile slots in the inbox per parity and source; the largest that any plan of the op
+    /// needs.
     pub max_tiles: u32,
-    /// Number of tile slots in the result inbox per parity; that of the largest plan.
+    /// Number of tile slots in the result inbox per parity; the largest that any plan of the op
+    /// needs.
     pub max_results: u32,
     /// Type in which partial tiles are transferred, by its [`dtype_code`].
     pub wire: u32,
@@ -175,7 +177,7 @@ pub struct OpArgs {
     pub m_contiguous: u32,
     /// Number of spans per workgroup that fit in the trace buffer.
     pub trace_spans: u32,
-    /// Number of sources that the inbox has slots for.
+    /// Number of sources for which the inbox has slots.
     pub sources: u32,
     /// Padding to a multiple of 8 bytes; always 0.
     pub padding: u32,
@@ -196,10 +198,10 @@ impl OpArgs {
 pub mod arrival {
     /// Result words: tile t is the result of its owner, rank t mod size.
     pub const RESULTS: u32 = 0;
-    /// Signal words of parts: the rows of C are split over the ranks, and each rank sends its own
-    /// rows.
+    /// Signal words of the ranks' own rows: the rows of C are split over the ranks, and each rank
+    /// sends its part.
     pub const PARTS: u32 = 1;
-    /// Signal words of the root, which sends all tiles.
+    /// Signal words of the root, which sends all tiles of a broadcast.
     pub const ROOT: u32 = 2;
     /// Tiles come from the root or through another rank that relays them; `Relays` of iris-sync
     /// assigns the relay of each tile.
@@ -212,7 +214,7 @@ pub mod arrival {
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct TileView {
-    /// Addresses of the heap as this rank sees it.
+    /// Addresses of the heap's memory as this rank has mapped it.
     pub heap: HeapView,
     /// Layout of the op's synchronisation words; `call` and `sequence` refer to copies of the op's
     /// words, which do not change when the op ends the call.
@@ -231,7 +233,7 @@ pub struct TileView {
     pub arrival: u32,
     /// Root rank of a broadcast.
     pub root: u32,
-    /// Number of workgroups of the op.
+    /// Number of workgroups of the op's launch.
     pub groups: u32,
 }
 
@@ -257,7 +259,7 @@ const _: () = {
     assert!(std::mem::offset_of!(TileView, rows) == 1172);
     assert!(size_of::<TileView>() == 1200);
 };
-/// The rows `rows` of a matrix, as a matrix.
+/// Restricts a matrix to the rows `rows`.
 pub(crate) fn rows_of(matrix: Matrix, rows: &Range<u32>) -> Matrix {
     let apart = if matrix.transposed == 0 { matrix.ld } else { 1 };
     let address =

@@ -11,7 +11,7 @@ namespace iris {
 /// Table of the element types: name, code, size in bytes; same as iris_kernels::args::DTYPES.
 #define IRIS_DTYPES(X) X(F32, 0, 4) X(F16, 1, 2) X(BF16, 2, 2)
 
-/// Codes of element types.
+/// Codes of element types, as in Matrix::dtype.
 enum : u32 {
 #define IRIS_ROW(name, code, bytes) name = code,
     IRIS_DTYPES(IRIS_ROW)
@@ -24,9 +24,9 @@ IRIS_DEVICE constexpr u32 element_bytes(u32 dtype) { return dtype == F32 ? 4 : 2
 IRIS_DTYPES(IRIS_ROW)
 #undef IRIS_ROW
 
-/// Bits of `epilogue`.
+/// Bits of OpArgs::epilogue.
 constexpr u32 EPILOGUE_GELU = 1;
-/// Values of `producer`: partial tiles are tiles of the product A B, or elements of A.
+/// Values of OpArgs::producer: partial tiles are tiles of the product A B, or elements of A.
 constexpr u32 PRODUCER_GEMM = 0, PRODUCER_LOAD = 1;
 
 /// A matrix in memory: element (r, c) is `r * ld + c` elements from `address`, or `c * ld + r` if
@@ -70,10 +70,10 @@ static_assert(IRIS_OFFSET_OF(OpArgs, m) == 1472, "m");
 static_assert(IRIS_OFFSET_OF(OpArgs, trace_spans) == 1532, "trace_spans");
 static_assert(sizeof(OpArgs) == 1544, "as iris_kernels::args::OpArgs");
 
-/// Launch description for this workgroup, from the kernel's first argument. It refers to the
-/// arguments in parameter memory, so that functions that are not inlined can take references. On a
-/// device of `dies` dies the workgroup gets the index that die_swizzle() assigns, so that neighbouring
-/// tiles share a cache.
+/// Returns the launch description for this workgroup; `given` must be the kernel's first argument.
+/// The description refers to the arguments in parameter memory, so that functions that are not
+/// inlined can take references. On a device of `dies` dies the workgroup gets the index that
+/// die_swizzle() assigns, so that neighbouring tiles share a cache.
 IRIS_DEVICE Launch launch_of(const OpArgs& given, u32 dies = 1) {
     const OpArgs& args = port::in_place(given);
     return Launch{args.heap,

@@ -6,7 +6,7 @@
 
 namespace iris {
 
-/// Set of ranks, one bit each.
+/// Set of ranks, one bit per rank.
 struct Members {
     u64 bits;
     IRIS_DEVICE static Members all(u32 size) {
@@ -16,13 +16,13 @@ struct Members {
 };
 
 /// Arrive at a barrier and wait for the other members; false if the call cannot be finished. All
-/// threads of one workgroup call it, each for its share of the members; a barrier of the workgroup
-/// must follow.
+/// threads of one workgroup call it, each for its share of the members; the caller must then pass
+/// all threads through a workgroup barrier.
 IRIS_DEVICE bool arrive_and_wait(const Words& m, Call call, u32 phase, Members members,
                                  Limit limit) {
     const u32 me = m.channel.rank;
-    // All threads of a wave store before any of them waits: a member may wait for the store of one
-    // thread before it makes the store that another thread waits for.
+    // All threads of a wave store before any of them waits: a member may wait for one thread's
+    // store before it makes the store for which another thread waits.
     port::divergent([&] {
         for (u32 step = 1 + port::thread(); step < m.channel.size; step += port::threads()) {
             const u32 peer = m.channel.peer(step);

@@ -24,7 +24,7 @@ class Call {
     IRIS_DEVICE bool reached_by(i32 seen) const {
         return static_cast<i32>(static_cast<u32>(seen) - static_cast<u32>(value)) >= 0;
     }
-    /// Number of the slot that this call uses, 0 or 1.
+    /// Parity of the call, which selects the slot that the call uses: 0 or 1.
     IRIS_DEVICE u32 parity() const { return static_cast<u32>(value) & 1; }
     /// Returns the previous call that used the same slot.
     IRIS_DEVICE Call of_same_slot_before() const {

@@ -15,19 +15,20 @@ struct Channel {
     u32 op, rank, size, tiles;
     u32 entries, signals, results, done, barriers, locks;
     u32 call, finished, sequence, flags, flag_count;
-    /// Number of pairs of LL words from one rank to another; the pairs lie after the barrier words.
+    /// Number of pairs of LL words from one rank to another; these pairs are stored after the
+    /// barrier words.
     u32 pair_count;
 
     /// Returns the peer `step` (1 to size - 1) ranks after this one. Each rank begins with its
-    /// successor, so not all ranks write to the same one at once.
+    /// successor, so that the ranks do not all write to one peer at once.
     IRIS_DEVICE u32 peer(u32 step) const {
         const u32 at = rank + step;
         return at < size ? at : at - size;
     }
 
-    /// Peer number `step` in an order that starts `turn` places later than that of peer().
-    /// Workgroups that move one tile each pass the tile's number, so that they start with different
-    /// peers and all links are busy.
+    /// Returns peer number `step` in an order that starts `turn` places later than that of peer().
+    /// Workgroups that move one tile each pass the tile's number as `turn`, so that they start with
+    /// different peers and all links are busy.
     IRIS_DEVICE u32 peer_in_turn(u32 step, u32 turn) const {
         const u32 others = size - 1;
         return peer(1 + (step - 1 + turn % others) % others);

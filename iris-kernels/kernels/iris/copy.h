@@ -42,10 +42,10 @@ template <class From, class To> IRIS_DEVICE void copy_vectors(u32 count, From fr
     }
 }
 
-/// Copies `bytes` bytes. `bytes` and both addresses are multiples of `item` (2, 4, 8 or 16). No
-/// barrier.
+/// Copies `bytes` bytes by all threads of the workgroup. `bytes` and both addresses are multiples
+/// of `item` (2, 4, 8 or 16). The caller must add a barrier if other threads read the copy.
 IRIS_DEVICE void copy_bytes(u64 to, u64 from, u64 bytes, u32 item) {
-    // Largest number of vectors per pass, so that 32-bit indices suffice.
+    // Largest number of vectors per pass of the loop, so that 32-bit indices suffice.
     constexpr u64 MOST = u64(1) << 30;
     while (((to | from) & 15) == 0 && bytes >= 16) {
         const u32 vectors = static_cast<u32>(bytes / 16 < MOST ? bytes / 16 : MOST);
@@ -63,7 +63,7 @@ IRIS_DEVICE void copy_bytes(u64 to, u64 from, u64 bytes, u32 item) {
 }
 
 /// Copies a rectangle of `rows` rows of `cols` items of 2 or 4 bytes, at most 65536 rows and
-/// columns; row strides are in items. No barrier.
+/// columns; row strides are in items. The caller must add a barrier if other threads read the copy.
 IRIS_DEVICE void copy_rect(u64 to, u64 to_ld, u64 from, u64 from_ld, u32 rows, u32 cols, u32 item) {
     // Contiguous rows are copied as one run.
     if (rows <= 1 || (to_ld == cols && from_ld == cols)) {

@@ -35,24 +35,25 @@ IRIS_DEVICE bool wait_credit(const Words& m, Call call, u32 peer) {
         m, awaited, [&] { return look_at_credit(m, peer, want.parity()); });
 }
 
-/// Value of a field of this rank's record; the protocol itself determines Op and Sequence.
+/// Value of field `field` in this rank's record; the protocol itself determines the fields Op and
+/// Sequence.
 IRIS_DEVICE i32 own_field(const Words& m, const Record& record, i32 sequence, u32 field) {
     if (field == static_cast<u32>(Field::Op)) return static_cast<i32>(m.channel.op);
     if (field == static_cast<u32>(Field::Sequence)) return sequence;
     return record.fields[field];
 }
 
-/// Store at `peer` the number of the call that this rank has entered. Only after the credit of
-/// `peer`: it has then entered the previous call, and no longer reads the number of two calls ago
-/// that this replaces.
+/// Store at `peer` the number of the call that this rank has entered. Call it only after the credit
+/// of `peer`, which has then entered the previous call and no longer reads the number of two calls
+/// ago that this store replaces.
 IRIS_DEVICE void announce(const Words& m, Call call, u32 peer) {
     const SymWord place = m.entry(peer, m.channel.rank, call.parity());
     m.store<Access::EntryStore>(number(place), call.number());
 }
 
-/// Write this rank's record of `call` at `peer`, then publish its number (release store). Only
-/// after the credit of `peer`: it has then entered the previous call, and no longer reads the
-/// record of two calls ago that this replaces.
+/// Write this rank's record of `call` at `peer`, then publish its number (release store). Call it
+/// only after the credit of `peer`, which has then entered the previous call and no longer reads
+/// the record of two calls ago that this one replaces.
 IRIS_DEVICE void publish(const Words& m, Call call, const Record& record, i32 sequence, u32 peer) {
     const SymWord place = m.entry(peer, m.channel.rank, call.parity());
     IRIS_UNROLL
@@ -74,8 +75,8 @@ IRIS_DEVICE bool mismatch(const Words& m, Call call, u32 peer, u32 field, i32 se
 /// differ or the call cannot be finished.
 IRIS_DEVICE bool wait_entry(const Words& m, Call call, const Record& record, i32 sequence,
                             u32 peer) {
-    // A stress test that leaves out this wait must not compare records either: it would find the
-    // record of another call and report a mismatch.
+    // A stress test that leaves out this wait must not compare records, either: it would find the
+    // record of another call and report a mismatch instead of wrong results.
     if (static_cast<int>(Access::EntryLoad) == IRIS_TEST_NO_WAIT) return true;
     const SymWord place = m.entry(m.channel.rank, peer, call.parity());
     const Awaited awaited{call, call, peer, -1, Limit::Entry};
@@ -100,7 +101,7 @@ IRIS_DEVICE bool wait_entry(const Words& m, Call call, const Record& record, i32
 }
 
 /// Whether this rank and `peer` may write results directly into each other's C; both ranks get the
-/// same answer. Requires wait_entry for that peer.
+/// same answer. Call it only after wait_entry() for `peer`.
 IRIS_DEVICE bool is_direct(const Words& m, Call call, const Record& record, u32 peer) {
     const SymWord place = m.entry(m.channel.rank, peer, call.parity());
     const i32 direct = place.after(FIELDS).get();

@@ -12,7 +12,7 @@ IRIS_DEVICE void publish(const Words& m, SymWord word, Call version) {
     m.store<Access::VersionStore>(word, version.number());
 }
 
-/// Wait until `producer` has published `version` or a later one; false if the wait fails.
+/// Wait until `producer` has published `version` or a later one in `word`; false if the wait fails.
 IRIS_DEVICE bool wait(const Words& m, SymWord word, Call version, u32 producer) {
     const Awaited awaited{version, version, producer, -1, Limit::Entry};
     return wait_for<Access::VersionLoad>(m, awaited,

@@ -40,32 +40,33 @@ struct Rows {
 };
 
 /// Items that a thread pushes or waits for together, in ascending order: `count` of at most ITEMS
-/// items, in pieces of PIECE adjacent items with a stride of `apart` items between pieces.
+/// items, in pieces of PIECE adjacent items with a stride of `stride` items between pieces.
 template <u32 ITEMS_, u32 PIECE> struct Batch {
     static constexpr u32 ITEMS = ITEMS_;
     static_assert(ITEMS % PIECE == 0, "whole pieces");
     u32 first, stride, count;
 
-    /// Distance of item number `k` from the first item.
+    /// Distance of item number `k` of the batch from the first item, in items.
     IRIS_DEVICE u32 behind(u32 k) const { return k / PIECE * stride + k % PIECE; }
     IRIS_DEVICE u32 item(u32 k) const { return first + behind(k); }
-    /// Distance in bytes, for `width` bytes per item; constant if `k` is constant and in the first
-    /// piece.
+    /// Distance of item number `k` from the first item in bytes, for `width` bytes per item; a
+    /// constant if `k` is constant and in the first piece.
     IRIS_DEVICE u64 bytes_behind(u32 k, u32 width) const {
         return u64(k / PIECE * stride) * width + k % PIECE * width;
     }
 };
 
-/// Push two words of data to `peer` as pair number `pair` of its receive region. Only after the
-/// credit of `peer`: it has then entered the previous call, and no longer reads the pair of two
-/// calls ago that this replaces.
+/// Push two words of data to `peer` as pair number `pair` of its receive region. Call it only after
+/// the credit of `peer`, which has then entered the previous call and no longer reads the pair of
+/// two calls ago that this one replaces.
 IRIS_DEVICE void push(const Words& m, Call call, u32 peer, u32 pair, const u32 (&data)[2]) {
     m.store_pair<Access::LlStore>(m.pair(peer, m.channel.rank, call.parity(), pair),
                                   LlWord{data[0], call.number()}, LlWord{data[1], call.number()});
 }
 
-/// Push item number `k` of a batch to `peer`. Only after the credit of `peer`: it has then entered
-/// the previous call, and no longer reads the items of two calls ago that these replace.
+/// Push item number `k` of a batch to `peer`. Call it only after the credit of `peer`, which has
+/// then entered the previous call and no longer reads the items of two calls ago that these
+/// replace.
 template <class Batch>
 IRIS_DEVICE void push_item(const Words& m, Call call, u32 peer, const Batch& batch, u32 k,
                            const u32 (&data)[2]) {
@@ -75,8 +76,8 @@ IRIS_DEVICE void push_item(const Words& m, Call call, u32 peer, const Batch& bat
 }
 
 /// Waits for a batch of items from several ranks, and stores their data in `data`. The ranks are
-/// those of the N from `first` on whose bit in `mask` is set; pairs are counted from `before`.
-/// Called by any single thread.
+/// those of `first` to `first + N - 1` whose bit in `mask` is set; the batch's items are counted
+/// from pair `before`. Called by any single thread.
 template <u32 N, class Batch>
 IRIS_DEVICE bool wait(const Words& m, Call call, u32 before, const Batch& batch, u32 first, u32 mask,
                       u32 (&data)[N][Batch::ITEMS][2]) {
@@ -121,8 +122,8 @@ IRIS_DEVICE bool wait(const Words& m, Call call, u32 before, const Batch& batch,
     });
 }
 
-/// Wait for the items of all `sources`, N sources at a time, and pass the data of each source to
-/// `take` in ascending order, until `take` returns false. PAIR: there are two ranks.
+/// Wait for the items of `batch` from all `sources`, N sources at a time, and pass the data of each
+/// source to `take` in ascending order, until `take` returns false. PAIR: there are two ranks.
 template <u32 N, bool PAIR, class Batch, class Take>
 IRIS_DEVICE bool in_groups(const Words& m, Call call, u32 before, const Batch& batch,
                            Members sources, Take take) {
@@ -148,8 +149,8 @@ IRIS_DEVICE bool in_groups(const Words& m, Call call, u32 before, const Batch& b
     }
 }
 
-/// Wait for pair number `pair` of each of these sources, and pass the data to `take` in ascending
-/// order of sources, until `take` returns false. Any thread may call it.
+/// Wait for pair number `pair` of each of `sources`, and pass the data to `take` in ascending order
+/// of sources, until `take` returns false. Any thread may call it.
 template <u32 N = SOURCES, class Take>
 IRIS_DEVICE bool each(const Words& m, Call call, u32 pair, Members sources, Take take) {
     const Batch<1, 1> batch{pair, 0, 1};
@@ -183,8 +184,8 @@ struct Share {
     }
 };
 
-/// A workgroup's share of the rows, `first`, `first + step`, ..., and this thread's share of the
-/// pieces of each row: thread number `thread` of `threads` threads that take items.
+/// A workgroup's share of the rows: `first`, `first + step`, ..., and this thread's share of the
+/// pieces of each row, as thread number `thread` of the `threads` threads that take items.
 struct RowShare {
     u32 first, step, thread, threads;
 
@@ -235,8 +236,8 @@ IRIS_DEVICE void push_head(const Words& m, Call call, const Record& record, i32 
     }
 }
 
-/// Wait for this thread's share of the header pairs of these sources, and compare them with this
-/// rank's record; false if they differ or the wait fails.
+/// Wait for this thread's share of the header pairs of `sources`, and compare them with this rank's
+/// record; false if they differ or the wait fails.
 template <u32 N>
 IRIS_DEVICE bool wait_head(const Words& m, Call call, const Record& record, i32 sequence,
                            Members sources, Share share) {
@@ -258,8 +259,8 @@ IRIS_DEVICE bool wait_head(const Words& m, Call call, const Record& record, i32 
 }
 
 /// Refresh the LL pairs of this call's slot that the call did not use. The first `used(peer)` pairs
-/// for a peer are left alone, because the peer may not have read them yet. Called by one thread of
-/// the last workgroup, in one call of each parity per period.
+/// for a peer are left alone, because the peer may not have read them yet. One thread of the last
+/// workgroup calls it, in one call of each parity per RESTAMP_PERIOD.
 template <class Used> IRIS_DEVICE void stamp(const Words& m, Call call, Used used) {
     const LlWord old{0, call.of_same_slot_before().number()};
     IRIS_NO_UNROLL

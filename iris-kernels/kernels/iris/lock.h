@@ -9,7 +9,7 @@ namespace iris::lock {
 /// Value of a free spinlock; a taken spinlock holds 1 + the rank that took it.
 constexpr i32 FREE = 0;
 
-/// Take a spinlock; false if the call cannot be finished. The holder needs nothing else before it
+/// Take a spinlock; false if the call cannot be finished. The holder waits for nothing before it
 /// releases the lock, so no deadlock can arise.
 IRIS_DEVICE bool take(const Words& m, Call call, SymWord word, u32 tile) {
     const i32 mine = static_cast<i32>(m.channel.rank) + 1;
@@ -32,7 +32,7 @@ IRIS_DEVICE bool take(const Words& m, Call call, SymWord word, u32 tile) {
     }
 }
 
-/// Release a spinlock.
+/// Release a spinlock that this rank holds.
 IRIS_DEVICE void give(const Words& m, SymWord word) { m.store<Access::LockGive>(word, FREE); }
 
 } // namespace iris::lock

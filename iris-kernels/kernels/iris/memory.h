@@ -70,12 +70,12 @@ template <Access A> struct AccessRow;
 IRIS_ACCESSES(IRIS_ROW)
 #undef IRIS_ROW
 
-/// Code location at which a stress test can delay workgroups; as iris_kernels::build::Hold, in the
-/// same order. Other builds have no code there.
+/// Code location at which a stress test can delay workgroups; same values in the same order as
+/// iris_kernels::build::Hold. Other builds have no code at these locations.
 enum class Hold : int {
     /// Before the kernel that precedes an op accesses the op's operands.
     Filling,
-    /// After the rank has entered a call, before it sends, reads or fetches.
+    /// After the rank has entered a call, before it sends, reads or fetches data.
     Entered,
     /// After the signals of a tile have been seen, before the tile is read.
     Received,
@@ -95,8 +95,8 @@ template <Hold AT> IRIS_DEVICE void hold(u32 rank) {
     for (const u64 begun = port::now(); port::now() - begun < IRIS_TEST_HOLD_NS;) port::sleep(1000);
 }
 
-/// Words as one thread accesses them; transcribes iris_sync::Memory. Operations that need no table
-/// are in port.h.
+/// Words as one thread accesses them; transcribes iris_sync::Memory. Operations that need no entry
+/// of the access table are in port.h.
 struct Memory {
     const HeapView& heap;
 

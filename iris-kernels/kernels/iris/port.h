@@ -21,17 +21,19 @@
 // Marks a condition that is rarely true; the compiler moves the code for it out of line.
 #define IRIS_RARE(condition) __builtin_expect((condition), 0)
 
-// Smallest number of workgroups that must be co-resident on a multiprocessor.
+// Smallest number of workgroups of a kernel that must fit on a multiprocessor at once; limits
+// registers.
 #ifndef IRIS_TOGETHER
 #define IRIS_TOGETHER 1
 #endif
 
 #if IRIS_PORT_CUDA
 #define IRIS_DEVICE __device__ __forceinline__
-// Marks lambdas that must be inlined, so that captured values, above all sums, stay in registers.
+// Marks lambdas that must be inlined, so that captured variables, above all sums, stay in
+// registers.
 #define IRIS_INLINE __attribute__((always_inline))
-// Marks functions that are not inlined, to limit code size: they process elements that do not fill
-// a vector. A kernel may define it differently.
+// Marks functions that must not be inlined, to limit code size: they process elements that do not
+// fill a vector. A kernel may define the macro differently before it includes this header.
 #ifndef IRIS_COLD
 #define IRIS_COLD static __device__ __noinline__
 #endif
@@ -52,7 +54,8 @@
 #define IRIS_DEVICE __attribute__((device)) inline __attribute__((always_inline))
 #define IRIS_INLINE __attribute__((always_inline))
 #define IRIS_COLD static __attribute__((device)) __attribute__((noinline))
-// Smallest number of waves per execution unit: a compute unit has four, and a wave has 64 threads.
+// Smallest number of waves per execution unit (SIMD): a compute unit has four of them, and a wave
+// has 64 threads.
 #define IRIS_WAVES_A_UNIT ((IRIS_TOGETHER * ((IRIS_THREADS + 63) / 64) + 3) / 4)
 #define IRIS_KERNEL                                                                                \
     extern "C" __attribute__((global))                                                             \
@@ -63,7 +66,7 @@
 #if defined(__gfx90a__) || defined(__gfx942__) || defined(__gfx950__)
 #define IRIS_HAS_MFMA 1
 #endif
-// MFMA instructions that take 16 bytes per thread.
+// gfx950 has matrix instructions (MFMA) that take 16 bytes per thread.
 #if defined(__gfx950__)
 #define IRIS_HAS_MFMA_16 1
 #endif
@@ -104,7 +107,7 @@ enum class Order : int { Relaxed, Acquire, Release, AcqRel };
 /// the host.
 enum class Scope : int { Device, System };
 
-/// Read-modify-write operation.
+/// Operation of a read-modify-write access.
 enum class Rmw : int { Add, Exchange, And, Or, Xor, Min, Max };
 
 /// Purpose of a workgroup barrier; a model checker can leave out the barriers of one purpose.
@@ -139,7 +142,7 @@ struct alignas(16) Vec16 {
 /// Number of threads per workgroup that kernels are compiled for.
 constexpr u32 THREADS = IRIS_THREADS;
 
-/// Access number for accesses that are not part of a protocol.
+/// Access number for accesses that are not part of a protocol, so not in the access table.
 constexpr int USER_ACCESS = -1;
 
 } // namespace iris

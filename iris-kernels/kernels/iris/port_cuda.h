@@ -25,19 +25,20 @@ constexpr u32 WAVE = 32;
 IRIS_DEVICE void barrier(Site) { __syncthreads(); }
 IRIS_DEVICE bool vote(bool ok, Site) { return __syncthreads_and(ok) != 0; }
 
-/// Runs `steps`, in which each thread branches for itself, and reconverges the wave. A waiting
-/// thread does not block other threads on this architecture (independent thread scheduling), so
-/// nothing else is needed.
+/// Runs `steps`, in which threads may take different branches, and reconverges the wave. A waiting
+/// thread does not block other threads on this architecture (independent thread scheduling), so no
+/// instruction is needed.
 template <class Steps> IRIS_DEVICE bool divergent(Steps steps) { return steps(); }
 
 /// Returns `value`, which must be equal on all threads of the workgroup. The HIP form moves it to a
 /// scalar register.
 IRIS_DEVICE i32 uniform(i32 value) { return value; }
 
-/// The kernel's first argument in parameter memory.
+/// Returns the kernel's first argument as a reference to parameter memory.
 template <class T> IRIS_DEVICE const T& in_place(const T& argument) { return argument; }
 
-/// Alignment of dynamic shared memory; launches request this number of bytes more.
+/// Alignment of dynamic shared memory in bytes; launches request as many bytes more than the kernel
+/// uses.
 constexpr u32 SHARED_ALIGNMENT = 1024;
 
 /// Shared memory of the workgroup, one object per kernel. Static up to 48 KiB, above that dynamic.
@@ -59,13 +60,13 @@ IRIS_DEVICE u64 now() {
     return value;
 }
 
-/// Pause between two polls of a word: none at first, later short sleeps that relieve the memory
-/// system.
+/// Pause between two polls of a word: none in the first 64 polls, later short sleeps that relieve
+/// the memory system.
 IRIS_DEVICE void pause(u32 spins) {
     if (spins >= 64) asm volatile("nanosleep.u32 64;" ::: "memory");
 }
 
-/// Sleeps for up to this many nanoseconds.
+/// Sleeps for about `ns` nanoseconds or less.
 IRIS_DEVICE void sleep(u32 ns) { asm volatile("nanosleep.u32 %0;" ::"r"(ns) : "memory"); }
 
 // One asm statement per combination, because an instruction must be a single string literal.
@@ -206,8 +207,8 @@ template <Order O, Scope S> IRIS_DEVICE void fence() {
 #undef IRIS_STORE
 #undef IRIS_LOAD
 
-/// Plain access to data of 2, 4, 8 or 16 bytes, which a release and an acquire of some word must
-/// order.
+/// Plain load of 2, 4, 8 or 16 bytes, which a release and an acquire of some word must order after
+/// the store.
 template <class T> IRIS_DEVICE T read(u64 address) {
     static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "width");
     if constexpr (sizeof(T) == 16) {

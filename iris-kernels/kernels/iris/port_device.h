@@ -4,20 +4,20 @@
 
 namespace iris::port {
 
-/// Clock of a wait; it starts at the wait's first poll of the clock.
+/// Clock of a wait, which starts at the first poll that reads it.
 class Deadline {
   public:
     IRIS_DEVICE Deadline(u64 entry_ns, u64 progress_ns)
         : entry(entry_ns), progress(progress_ns), began(0) {}
 
     /// Whether this poll should also check abort words and the clock. The host's abort word is in
-    /// host memory, which serves readers one after the other: with a check every few polls,
-    /// workgroups delayed each other by 0.7 us each on an H200. PERIOD polls take some
+    /// host memory, which serves readers one after the other: when workgroups checked it every few
+    /// polls, they delayed each other by 0.7 us each on an H200. PERIOD polls take some
     /// milliseconds.
     IRIS_DEVICE static bool look_around(u32 spins) { return spins % PERIOD == PERIOD - 1; }
 
     /// Whether the wait has passed its deadline after `spins` polls. The clock restarts when
-    /// `spins` restarts.
+    /// `spins` restarts from 0.
     IRIS_DEVICE bool expired(Limit limit, u32 spins) {
         const u64 time = now();
         if (spins < PERIOD) began = time;
@@ -29,7 +29,7 @@ class Deadline {
     u64 entry, progress, began;
 };
 
-/// Abort code that this rank's host has set for its kernels; 0 to continue.
+/// Abort code that this rank's host has set for its kernels; 0 means continue.
 IRIS_DEVICE i32 host_abort(u64 control) {
     return load<Order::Relaxed, Scope::System>(control, static_cast<i32*>(nullptr), USER_ACCESS);
 }
@@ -46,7 +46,8 @@ IRIS_DEVICE void keep_fault(u64 control, const i32 (&words)[8]) {
     store<Order::Release, Scope::System>(claim, 2, USER_ACCESS);
 }
 
-/// Hooks by which models override comparisons; devices return the true answer.
+/// Hooks by which a model checker overrides comparisons; on devices they return `answer`, the true
+/// result.
 IRIS_DEVICE bool reached(int, i32, i32, bool answer) { return answer; }
 IRIS_DEVICE bool is_of(int, i32, i32, bool answer) { return answer; }
 

@@ -15,9 +15,9 @@ IRIS_DEVICE u32 workgroups() { return __builtin_amdgcn_grid_size_x() / threads()
 /// reached the cache that all waves of the workgroup share, and write-backs have reached memory.
 IRIS_DEVICE void wait_for_stores() { __builtin_amdgcn_s_waitcnt(0); }
 
-/// Returns whether a signal may follow the barriers at this site. A wave can wait only for its own
-/// stores, and neither a barrier nor a release by another wave waits for them, so each wave waits
-/// before such a barrier.
+/// Whether a signal may follow a barrier at this site. A wave can wait only for its own stores, and
+/// neither a barrier nor a release by another wave waits for them, so each wave waits for its
+/// stores before such a barrier.
 constexpr bool publishes(Site site) { return site != Site::Waited && site != Site::Body; }
 
 IRIS_DEVICE void barrier(Site site) {
@@ -27,7 +27,7 @@ IRIS_DEVICE void barrier(Site site) {
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 
-/// Does nothing: launches of a stream do not overlap.
+/// Does nothing, because launches on a stream do not overlap.
 IRIS_DEVICE void take_turn() {}
 
 /// Number of threads in a wave on all supported architectures.
@@ -50,8 +50,9 @@ IRIS_DEVICE bool vote(bool ok, Site site) {
     }
 }
 
-/// Runs `steps`, in which each thread branches for itself, and reconverges the wave. The builtin
-/// emits no instruction; it prevents the compiler from moving later code into the arms of a branch.
+/// Runs `steps`, in which threads may take different branches, and reconverges the wave. The
+/// builtin emits no instruction; it keeps the compiler from moving later code into the arms of a
+/// branch.
 template <class Steps> IRIS_DEVICE bool divergent(Steps steps) {
     const bool result = steps();
     __builtin_amdgcn_wave_barrier();
@@ -61,8 +62,9 @@ template <class Steps> IRIS_DEVICE bool divergent(Steps steps) {
 /// Returns `value`, which must be equal on all threads of the workgroup, in a scalar register.
 IRIS_DEVICE i32 uniform(i32 value) { return __builtin_amdgcn_readfirstlane(value); }
 
-/// The kernel's first argument in kernarg memory. The parameter itself is a copy in each thread's
-/// private memory, which the compiler omits only if no reference to it is taken.
+/// Returns the kernel's first argument as a reference to kernarg memory. The parameter itself is a
+/// copy in each thread's private memory, which the compiler omits only if no reference to it is
+/// taken.
 template <class T> IRIS_DEVICE const T& in_place(const T&) {
     return *(const T*)(const __attribute__((address_space(4)))
                        T*)__builtin_amdgcn_kernarg_segment_ptr();
@@ -71,17 +73,17 @@ template <class T> IRIS_DEVICE const T& in_place(const T&) {
 /// Current time in nanoseconds, from a clock of 100 MHz.
 IRIS_DEVICE u64 now() { return __builtin_amdgcn_s_memrealtime() * 10; }
 
-/// Pause between two polls of a word.
+/// Pause between two polls of a word: none in the first 64 polls, later a short sleep.
 IRIS_DEVICE void pause(u32 spins) {
     if (spins >= 64) __builtin_amdgcn_s_sleep(1);
 }
 
-/// Sleeps for about this many nanoseconds.
+/// Sleeps for about `ns` nanoseconds.
 IRIS_DEVICE void sleep(u32 ns) {
     for (u64 until = now() + ns; now() < until;) __builtin_amdgcn_s_sleep(1);
 }
 
-// Scopes are compiler constants, so each needs a call of its own.
+// Scopes of these builtins must be constants, so each scope needs a call of its own.
 #define IRIS_WITH_SCOPE(call, order)                                                               \
     if constexpr (S == Scope::System) return call(order, __HIP_MEMORY_SCOPE_SYSTEM);               \
     else return call(order, __HIP_MEMORY_SCOPE_AGENT)
@@ -150,7 +152,7 @@ IRIS_DEVICE T compare_exchange(u64 address, T expected, T value, int) {
 #undef IRIS_CALL
 }
 
-/// Two adjacent 64-bit words, each accessed as a whole. The address is a multiple of 16.
+/// Loads two adjacent 64-bit words, each as a whole. The address is a multiple of 16.
 template <Order O, Scope S> IRIS_DEVICE void load_pair(u64 address, i64 (&words)[2], int access) {
     static_assert(O == Order::Relaxed, "a pair of words orders nothing");
     words[0] = load<O, S>(address, static_cast<i64*>(nullptr), access);
@@ -163,8 +165,8 @@ IRIS_DEVICE void store_pair(u64 address, const i64 (&words)[2], int access) {
     store<O, S>(address + 8, words[1], access);
 }
 
-/// Relaxed atomic addition to an f32, without returning the old value. By compare-and-swap, because
-/// some devices ignore floating-point atomics on fine-grained memory.
+/// Relaxed atomic addition to an f32, without returning the old value. It uses compare-and-swap,
+/// because some devices ignore floating-point atomics on fine-grained memory.
 template <Scope S> IRIS_DEVICE void add_f32(u64 address, float value) {
     i32 seen = load<Order::Relaxed, S>(address, static_cast<i32*>(nullptr), USER_ACCESS);
     for (;;) {
@@ -189,8 +191,8 @@ template <Order O, Scope S> IRIS_DEVICE void fence() {
 #undef IRIS_ACQUIRES
 #undef IRIS_WITH_SCOPE
 
-/// Plain access to data of 2, 4, 8 or 16 bytes, which a release and an acquire of some word must
-/// order.
+/// Plain load of 2, 4, 8 or 16 bytes, which a release and an acquire of some word must order after
+/// the store.
 template <class T> IRIS_DEVICE T read(u64 address) {
     static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "width");
     if constexpr (sizeof(T) == 16) {

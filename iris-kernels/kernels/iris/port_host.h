@@ -30,9 +30,9 @@ int iris_hook_reached(int access, iris::i32 want, iris::i32 seen, int answer);
 /// Whether an LL word with flag `seen` counts as one of call `want`; `answer` is the true result.
 int iris_hook_is_of(int access, iris::i32 want, iris::i32 seen, int answer);
 
-/// Abort code that this rank's host has set for its kernels; 0 to continue.
+/// Abort code that this rank's host has set for its kernels; 0 means continue.
 iris::i32 iris_hook_host_abort(iris::u64 control);
-/// Stores these eight words of a fault, unless there is a fault already.
+/// Stores the eight words of a fault in the control block, unless there is a fault already.
 void iris_hook_record(iris::u64 control, const iris::i32* words);
 
 iris::i32 iris_hook_load32(iris::u64 address, int order, int scope, int access);
@@ -50,7 +50,7 @@ iris::i64 iris_hook_cas64(iris::u64 address, iris::i64 expected, iris::i64 value
 void iris_hook_add_f32(iris::u64 address, float value, int scope);
 void iris_hook_fence(int order, int scope);
 
-/// Plain access to data of 2, 4, 8 or 16 bytes.
+/// Plain load and store of data of 2, 4, 8 or 16 bytes.
 void iris_hook_read(iris::u64 address, void* value, iris::u32 bytes);
 void iris_hook_write(iris::u64 address, const void* value, iris::u32 bytes);
 /// Shared memory of the workgroup: at least this many bytes, aligned to 16.
@@ -64,7 +64,7 @@ inline u32 threads() { return iris_hook_threads(); }
 inline u32 workgroup() { return iris_hook_workgroup(); }
 inline u32 workgroups() { return iris_hook_workgroups(); }
 
-/// Does nothing: launches of a stream do not overlap.
+/// Does nothing, because launches on a stream do not overlap.
 inline void take_turn() {}
 
 /// Number of threads in a wave: one, so that models can have workgroups of several waves.
@@ -102,7 +102,7 @@ template <Order O, Scope S> inline void store(u64 address, i64 value, int access
     static_assert(O == Order::Relaxed || O == Order::Release, "a store is relaxed or release");
     iris_hook_store64(address, value, static_cast<int>(O), static_cast<int>(S), access);
 }
-/// Two adjacent 64-bit words, each accessed as a whole. The address is a multiple of 16.
+/// Loads two adjacent 64-bit words, each as a whole. The address is a multiple of 16.
 template <Order O, Scope S> inline void load_pair(u64 address, i64 (&words)[2], int access) {
     static_assert(O == Order::Relaxed, "a pair of words orders nothing");
     words[0] = load<O, S>(address, static_cast<i64*>(nullptr), access);
@@ -208,7 +208,7 @@ class Deadline {
 inline i32 host_abort(u64 control) { return iris_hook_host_abort(control); }
 inline void keep_fault(u64 control, const i32 (&words)[8]) { iris_hook_record(control, words); }
 
-/// Hooks by which models override comparisons.
+/// Hooks by which a model checker overrides comparisons; `answer` is the true result.
 inline bool reached(int access, i32 want, i32 seen, bool answer) {
     return iris_hook_reached(access, want, seen, answer) != 0;
 }

@@ -1,6 +1,6 @@
 // Schedules: assignment of tiles and units to ranks and workgroups, as pure functions of shape,
-// tile size and world; the same as iris_kernels::schedule. Nothing here depends on the size of the
-// grid, except die_swizzle().
+// tile size and world; they give the same results as iris_kernels::schedule. Only die_swizzle()
+// depends on the number of workgroups.
 #ifndef IRIS_SCHEDULE_H
 #define IRIS_SCHEDULE_H
 
@@ -11,7 +11,7 @@ namespace iris {
 IRIS_DEVICE u32 min_of(u32 a, u32 b) { return a < b ? a : b; }
 IRIS_DEVICE u32 div_up(u32 a, u32 b) { return a / b + (a % b != 0); }
 
-/// Range of rows or columns.
+/// Range of rows or columns; `end` is excluded.
 struct Range {
     u32 start, end;
     IRIS_DEVICE u32 len() const { return end - start; }
@@ -25,7 +25,7 @@ IRIS_DEVICE Range split(u32 total, u32 parts, u32 part) {
     return Range{start, start + each + (part < more)};
 }
 
-/// Number of the part of split() that contains item `at`.
+/// Number of the part of split(total, parts, ...) that contains item `at`.
 IRIS_DEVICE u32 part_of(u32 total, u32 parts, u32 at) {
     const u32 each = total / parts, more = total % parts;
     const u32 longer = more * (each + 1);
@@ -100,8 +100,8 @@ struct SplitGrid {
 enum class Shard : u32 { Rows, Columns };
 
 /// Units in which a staged all-gather-matmul fetches A (`m` x `k`) from its peers: rectangles of
-/// `tile_m` x `k_group` of one rank's shard. Numbered source by source; within a source along M
-/// first if `m_contiguous`, otherwise along K first.
+/// `tile_m` x `k_group` of one rank's shard. Units are numbered source by source; within a source
+/// along M first if `m_contiguous`, otherwise along K first.
 struct Units {
     Shard shard;
     u32 size, m, k, tile_m, k_group;
@@ -211,8 +211,8 @@ struct Units {
         for (u32 from = 0; from < at.source; ++from) at.within += row_blocks_of(from);
         return at.within;
     }
-    /// Unit that `rank` fetches as number `position`: units of all other ranks round-robin; its own
-    /// come last.
+    /// Returns the unit that `rank` fetches at `position` of its order: the units of all other
+    /// ranks round-robin, then its own.
     IRIS_DEVICE u32 unit_at(u32 position, u32 rank) const {
         const auto of = [&](u32 from) { return row_blocks_of(from) * groups_of(from); };
         const u32 others = units() - of(rank);
@@ -239,21 +239,21 @@ struct Units {
     }
 };
 
-/// Collective operation of an LL message; as schedule::Collective.
+/// Collective operation of an LL message; same values as iris_kernels::schedule::Collective.
 enum class Collective : u32 { AllReduce, ReduceScatter, AllGather, AllToAll, Broadcast };
 
-/// Items of a message in the LL protocol: eight bytes each, of concatenated rows. The last item of
-/// a part may be short.
+/// Division of a message into items of the LL protocol: eight bytes of concatenated rows each. The
+/// last item of a part may be shorter.
 struct Items {
     Collective collective;
     u32 size, rows, cols, root;
     /// Binary logarithm of the number of elements per item.
     u32 shift;
-    /// Number of rows of the smallest part, and number of parts with one row more; from split(),
-    /// divided once.
+    /// Number of rows of the smallest part, and number of parts that have one row more, as split()
+    /// computes them.
     u32 each, more;
-    /// Numbers of items of the whole message, of a part, and of a part with one row more; computed
-    /// once.
+    /// Number of items in the whole message, in a part of `each` rows, and in a part with one row
+    /// more; computed once.
     u32 whole, of_part, of_longer;
 
     IRIS_DEVICE Items(Collective collective, u32 size, u32 rows, u32 cols, u32 per_item, u32 root)
@@ -285,7 +285,7 @@ struct Items {
         }
         return root == from ? whole : 0;
     }
-    /// First row, in a rank's matrix, of its data for `to`.
+    /// First row, in this rank's matrix, of the data that it sends to `to`.
     IRIS_DEVICE u32 source_row(u32 to) const {
         return collective == Collective::ReduceScatter || collective == Collective::AllToAll
                    ? before(to)
@@ -341,8 +341,9 @@ struct Rounds {
 /// parts of `part` rows, of which the last may be smaller.
 struct Arriving {
     u32 rows, part, size, rank;
-    /// Row at position `turn`: this rank's own rows first, then part by part the rows of its peers,
-    /// beginning with the preceding rank, which sends to this rank first.
+    /// Returns the row that arrives at position `turn`: this rank's own rows first, then part by
+    /// part the rows of its peers, beginning with the preceding rank, which sends to this rank
+    /// first.
     IRIS_DEVICE u32 row(u32 turn) const {
         if (turn < rows) return rank * rows + turn;
         const u32 others = size - 1, behind = turn - rows, number = min_of(behind / (part * others), rows / part);

@@ -23,7 +23,7 @@ template <> inline constexpr bool is_word<i32> = true;
 template <> inline constexpr bool is_word<i64> = true;
 } // namespace detail
 
-/// Word whose accesses all have scope S. Kernels use SymWord and DevWord.
+/// Word of 32 or 64 bits whose accesses all have scope S; kernels use it as SymWord or DevWord.
 ///
 /// The template arguments of a function are the memory order and, in protocol code, the access
 /// number.
@@ -67,7 +67,7 @@ template <Scope S, class T> class ScopedWord {
     /// Plain access to a data word; a release and an acquire of another word must order it.
     IRIS_DEVICE T get() const { return port::read<T>(address); }
     IRIS_DEVICE void put(T value) const { port::write(address, value); }
-    /// The word `words` words later in the same memory.
+    /// Returns the word that is `words` words later in the same memory.
     IRIS_DEVICE ScopedWord after(u64 words) const { return ScopedWord(address + words * sizeof(T)); }
 
   private:
@@ -100,7 +100,7 @@ class SymPair {
         const i64 bits[2] = {bits_of(first), bits_of(second)};
         port::store_pair<O, Scope::System>(address, bits, A);
     }
-    /// The pair `pairs` pairs later in the same memory.
+    /// Returns the pair that is `pairs` pairs later in the same memory.
     IRIS_DEVICE SymPair after(u64 pairs) const { return SymPair(address + pairs * BYTES); }
     IRIS_DEVICE SymPair after_bytes(u64 bytes) const { return SymPair(address + bytes); }
     static constexpr u32 BYTES = 16;
@@ -116,26 +116,26 @@ class SymPair {
 
 /// Word of symmetric memory; any rank may load it.
 using SymWord = ScopedWord<Scope::System, i32>;
-/// Word that only this rank's workgroups access.
+/// Word of device memory that only this rank's workgroups access.
 using DevWord = ScopedWord<Scope::Device, i32>;
 
-/// Array at the same offset of every rank's data segment; SymSlice on the host.
+/// Array at the same offset of every rank's data segment; iris_heap::SymSlice on the host.
 template <class T> struct Slice {
     /// Offset in bytes from the start of the data segment.
     u64 offset;
     /// Number of elements.
     u64 len;
-    /// Sub-slice from element `first` on.
+    /// Returns the part of the slice from element `first` on.
     IRIS_DEVICE Slice from(u64 first) const { return Slice{offset + first * sizeof(T), len - first}; }
 };
 
-/// Part of a slice at one rank, for access to its elements.
+/// Part of a slice that lies at one rank, for access to its elements.
 template <class T> class Remote {
   public:
-    /// Plain access to an element, which the caller orders by words.
+    /// Plain access to element `i`, which the caller must order by words.
     IRIS_DEVICE T get(u64 i) const { return port::read<T>(address + i * sizeof(T)); }
     IRIS_DEVICE void put(u64 i, T value) const { port::write(address + i * sizeof(T), value); }
-    /// Returns an element as a word, for atomic access with system scope; T must be i32 or i64.
+    /// Returns element `i` as a word, for atomic access with system scope; T must be i32 or i64.
     IRIS_DEVICE ScopedWord<Scope::System, T> word(u64 i) const {
         return ScopedWord<Scope::System, T>(address + i * sizeof(T));
     }
@@ -144,7 +144,7 @@ template <class T> class Remote {
         static_assert(sizeof(T) == sizeof(float) && T(0.5f) != T(0), "an f32 element");
         port::add_f32<Scope::System>(address + i * sizeof(T), value);
     }
-    /// The elements from `first` on.
+    /// Returns the elements from `first` on.
     IRIS_DEVICE Remote from(u64 first) const { return Remote(address + first * sizeof(T)); }
     /// Copies `count` elements from `source`, in 16-byte vectors if both addresses are aligned to
     /// 16. Called by all threads; no barrier.
@@ -162,7 +162,7 @@ template <class T> class Remote {
 
 /// Addresses that a kernel needs to access symmetric memory; iris_heap::abi::HeapView on the host.
 struct HeapView {
-    /// This rank, and the number of ranks of the world.
+    /// Number of this rank, and number of ranks of the world.
     u32 rank, size;
     /// Start addresses of each rank's data segment and signal segment.
     u64 data[MAX_RANKS];
@@ -175,17 +175,17 @@ struct HeapView {
     u64 entry_deadline_ns;
     u64 progress_deadline_ns;
 
-    /// Word `index` of the signal segment of `at`.
+    /// Word `index` of the signal segment of rank `at`.
     IRIS_DEVICE SymWord word(u32 at, u64 index) const { return SymWord(signal[at] + index * 4); }
-    /// Pair of 64-bit words that begins at 4-byte word `index` of the signal segment of `at`.
+    /// Pair of 64-bit words that begins at 4-byte word `index` of the signal segment of rank `at`.
     IRIS_DEVICE SymPair pair(u32 at, u64 index) const { return SymPair(signal[at] + index * 4); }
-    /// Word `index` of this device.
+    /// Word `index` of this rank's device words.
     IRIS_DEVICE DevWord device_word(u64 index) const { return DevWord(device_words + index * 4); }
-    /// Part of a slice at rank `at`.
+    /// Part of `slice` that lies at rank `at`.
     template <class T> IRIS_DEVICE Remote<T> at(Slice<T> slice, u32 at) const {
         return Remote<T>(data[at] + slice.offset);
     }
-    /// Address of byte `offset` in the data segment of `at`, for plain data.
+    /// Address of byte `offset` in the data segment of rank `at`, for plain data.
     IRIS_DEVICE u64 address(u32 at, u64 offset) const { return data[at] + offset; }
 };
 static_assert(sizeof(HeapView) == 1064, "as iris_heap::abi::HeapView");
@@ -197,29 +197,29 @@ static_assert(IRIS_OFFSET_OF(HeapView, entry_deadline_ns) == 1048, "entry_deadli
 static_assert(IRIS_OFFSET_OF(HeapView, progress_deadline_ns) == 1056, "progress_deadline_ns");
 
 /// Copies `count` elements of this rank's part of `from` into `to` at `peer`. Called by all
-/// threads; no barrier.
+/// threads; no barrier is included.
 template <class T>
 IRIS_DEVICE void put(const HeapView& heap, Slice<T> to, Slice<T> from, u64 count, u32 peer) {
     heap.at(to, peer).copy_from(heap.at(from, heap.rank), count);
 }
 
 /// Copies `count` elements of `from` at `peer` into this rank's part of `to`. Called by all
-/// threads; no barrier.
+/// threads; no barrier is included.
 template <class T>
 IRIS_DEVICE void get(const HeapView& heap, Slice<T> to, Slice<T> from, u64 count, u32 peer) {
     heap.at(to, heap.rank).copy_from(heap.at(from, peer), count);
 }
 
 /// Copies `count` elements of `from` at rank `from_rank` into `to` at rank `to_rank`. Called by all
-/// threads; no barrier.
+/// threads; no barrier is included.
 template <class T>
 IRIS_DEVICE void copy(const HeapView& heap, Slice<T> to, u32 to_rank, Slice<T> from, u32 from_rank,
                       u64 count) {
     heap.at(to, to_rank).copy_from(heap.at(from, from_rank), count);
 }
 
-/// Copies `count` elements to `peer` as put does, then stores `value` to `signal`, for which `peer`
-/// waits with wait_until (sync.h).
+/// Copies `count` elements to `peer` like put(), then stores `value` in `signal`, for which `peer`
+/// waits with wait_until() (sync.h).
 template <class T>
 IRIS_DEVICE void put_with_signal(const HeapView& heap, Slice<T> to, Slice<T> from, u64 count,
                                  u32 peer, SymWord signal, i32 value) {

@@ -1,5 +1,5 @@
-// Waiting for tiles of C in a user's kernel that runs beside an op. It uses the op's own words,
-// orders, deadlines and faults.
+// Waits for tiles of C in a user's kernel that runs beside an op. They use the words, memory
+// orders, deadlines and faults of the op itself.
 //
 // Only tiles that peers write directly into C have a signal here. This rank's own tiles have none:
 // they are complete when the op has ended, so a kernel that is launched after the op on a stream
@@ -16,17 +16,17 @@ namespace iris {
 enum class Arrival : u32 {
     /// Result words: tile t is the result of its owner, rank t mod size.
     Results,
-    /// Signal words of parts: the rows of C are split over the ranks, and each rank sends its own
-    /// rows.
+    /// Signal words of the ranks' own rows: the rows of C are split over the ranks, and each rank
+    /// sends its part.
     Parts,
-    /// Signal words of the root, which sends all tiles.
+    /// Signal words of the root, which sends all tiles of a broadcast.
     Root,
-    /// Signal words of the root, or of another rank that relays the tile.
+    /// Signal words of the root, or of the rank that relays the tile, in a broadcast with relays.
     Relays,
 };
 
-/// One call of an op, as passed to a user's kernel; iris_kernels::args::TileView on the host. The
-/// channel's two words that number the call are copies of the op's words.
+/// One call of an op, as passed to a user's kernel; same layout as iris_kernels::args::TileView.
+/// The channel's two words that number the call are copies of the op's words.
 struct TileView {
     HeapView heap;
     Channel channel;
@@ -34,7 +34,7 @@ struct TileView {
     u32 rows, cols, tile_m, tile_n;
     Arrival arrival;
     u32 root;
-    /// Number of workgroups of the op.
+    /// Number of workgroups of the op's launch.
     u32 groups;
 };
 static_assert(IRIS_OFFSET_OF(TileView, record) == 1128, "record");
@@ -53,7 +53,7 @@ class Tiles {
     IRIS_DEVICE u32 count() const { return split() ? parts.tiles() : grid.tiles(); }
     /// Position of `tile` in C.
     IRIS_DEVICE Tile area(u32 tile) const { return split() ? parts.tile(tile) : grid.tile(tile); }
-    /// Rank that writes `tile`.
+    /// Rank whose workgroups write `tile` of C on this rank.
     IRIS_DEVICE u32 source(u32 tile) const {
         if (split()) return parts.owner(tile);
         const u32 me = view.channel.rank, size = view.channel.size;
@@ -62,7 +62,7 @@ class Tiles {
         const u32 relay = flow::Relays{grid.tiles(), view.root, size}.relay(tile);
         return relay == me ? view.root : relay;
     }
-    /// Returns whether this rank itself writes `tile`; do not wait for such a tile.
+    /// Whether this rank itself writes `tile`; do not wait for such a tile.
     IRIS_DEVICE bool own(u32 tile) const { return source(tile) == view.channel.rank; }
 
     /// Wait until a peer's tile has arrived. All threads call it together, and may then read the

@@ -66,14 +66,14 @@ class Trace {
         end(span);
     }
 
-    /// Add to a counter; called by one thread.
+    /// Add `amount` to a counter; called by one thread.
     IRIS_DEVICE void add(Counter counter, u64 amount) const {
         if (!OBSERVED || counters == 0) return;
         port::rmw<Rmw::Add, Order::Relaxed, Scope::Device>(
             counters + static_cast<u64>(counter) * 8, static_cast<i64>(amount), USER_ACCESS);
     }
 
-    /// Add to a counter once for the workgroup; called by all threads.
+    /// Add `amount` to a counter once for the workgroup; called by all threads.
     IRIS_DEVICE void add_once(Counter counter, u64 amount) const {
         if (OBSERVED && port::thread() == 0) add(counter, amount);
     }

@@ -7,7 +7,7 @@
 
 namespace iris {
 
-/// Number of elements of a vector: 16 bytes of a 16-bit type.
+/// Number of elements of a vector, which has 16 bytes for a 16-bit type.
 constexpr u32 WIDTH = 8;
 
 struct Values {
@@ -25,7 +25,7 @@ IRIS_DEVICE float widen(u32 dtype, u16 bits) {
 IRIS_DEVICE u16 narrow(u32 dtype, float value) {
     return dtype == F16 ? port::float_to_half(value) : port::float_to_bfloat(value);
 }
-/// Value rounded to a type and converted back to f32.
+/// Rounds `value` to the element type `dtype` and converts it back to f32.
 IRIS_DEVICE float rounded(u32 dtype, float value) {
     return dtype == F32 ? value : widen(dtype, narrow(dtype, value));
 }
@@ -38,11 +38,11 @@ IRIS_DEVICE void store_element(u64 address, u32 dtype, float value) {
     else port::write(address, narrow(dtype, value));
 }
 
-/// Whether these elements can be accessed as one vector.
+/// Whether `count` elements at `address` can be accessed as one vector.
 IRIS_DEVICE bool is_whole(u64 address, u32 count) { return count == WIDTH && (address & 15) == 0; }
 
-/// Vector in its memory format. Code that loads it waits for the load only where the vector is
-/// used.
+/// Vector in its memory format. Code that loads a vector in this form waits for the load only where
+/// the vector is used.
 struct Raw {
     Vec16 low, high;
 };
@@ -70,7 +70,7 @@ IRIS_DEVICE Values values_of(const Raw& raw, u32 dtype) {
     return values;
 }
 
-/// Access element by element, for elements that do not fill a vector.
+/// Loads elements one by one, for elements that do not fill an aligned vector.
 IRIS_COLD Values load_pieces(u64 address, u32 dtype, u32 count) {
     Values values;
     IRIS_UNROLL
@@ -86,13 +86,13 @@ IRIS_COLD void store_pieces(u64 address, u32 dtype, u32 count, Values values) {
     }
 }
 
-/// Loads `count` (1 to WIDTH) elements from an address on; the others are 0.
+/// Loads `count` (1 to WIDTH) elements from `address` on; the remaining values are 0.
 IRIS_DEVICE Values load_row(u64 address, u32 dtype, u32 count) {
     if (is_whole(address, count)) return values_of(load_raw(address, dtype), dtype);
     return load_pieces(address, dtype, count);
 }
 
-/// Stores a full vector.
+/// Stores a full vector, rounded to the element type `dtype`.
 IRIS_DEVICE void store_whole(u64 address, u32 dtype, const Values& values) {
     Vec16 low, high;
     if (dtype == F32) {
@@ -118,7 +118,7 @@ IRIS_DEVICE void store_row(u64 address, u32 dtype, u32 count, const Values& valu
     else store_pieces(address, dtype, count, values);
 }
 
-/// Matrix or part of a matrix, by the address of its first element.
+/// Matrix or part of a matrix, given by the address of its first element and its leading dimension.
 struct View {
     u64 address, ld;
     u32 dtype;
@@ -127,7 +127,7 @@ struct View {
     IRIS_DEVICE static View of(const Matrix& matrix) {
         return View{matrix.address, matrix.ld, matrix.dtype, matrix.transposed == 1};
     }
-    /// Returns a tile in a slot, with row stride `tile_n`.
+    /// Returns the view of a tile in a slot, with row stride `tile_n`.
     IRIS_DEVICE static View slot(u64 address, u32 tile_n, u32 dtype) {
         return View{address, tile_n, dtype, false};
     }
@@ -135,11 +135,11 @@ struct View {
         const u64 index = transposed ? col * ld + row : row * ld + col;
         return address + index * element_bytes(dtype);
     }
-    /// Part that begins at element (row, col).
+    /// Returns the part that begins at element (row, col).
     IRIS_DEVICE View from(u32 row, u32 col) const {
         return View{at(row, col), ld, dtype, transposed};
     }
-    /// Loads elements (row, col) to (row, col + count - 1).
+    /// Loads elements (row, col) to (row, col + count - 1) as f32.
     IRIS_DEVICE Values load(u32 row, u32 col, u32 count) const {
         if (!transposed) return load_row(at(row, col), dtype, count);
         Values values;
@@ -158,7 +158,8 @@ struct View {
     }
 };
 
-/// Calls `each(row, col, count)` for all vectors of a rectangle, distributed over the threads.
+/// Calls `each(row, col, count)` for all vectors of a rectangle; each thread makes a share of the
+/// calls.
 template <class Each> IRIS_DEVICE void for_each_vector(u32 rows, u32 cols, Each each) {
     const u32 across = div_up(cols, WIDTH);
     for (u32 i = port::thread(); i < rows * across; i += port::threads()) {
@@ -167,7 +168,8 @@ template <class Each> IRIS_DEVICE void for_each_vector(u32 rows, u32 cols, Each 
     }
 }
 
-/// Copies a rectangle between views, from the first element of each. No barrier.
+/// Copies `rows` x `cols` elements from `from` to `to`, converted to the type of `to`. No barrier
+/// is included.
 IRIS_COLD void copy_view(View to, View from, u32 rows, u32 cols) {
     if (to.dtype == from.dtype && to.transposed == from.transposed) {
         const u32 runs = to.transposed ? cols : rows, len = to.transposed ? rows : cols;

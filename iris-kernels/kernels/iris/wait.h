@@ -1,5 +1,5 @@
-// Waits with deadlines and abort checks; transcribes iris_sync::wait. Also wait_until, for kernels
-// of users.
+// Waits with deadlines and abort checks; transcribes iris_sync::wait. Also wait_until(), for
+// kernels of users.
 #ifndef IRIS_WAIT_H
 #define IRIS_WAIT_H
 
@@ -7,7 +7,7 @@
 
 namespace iris {
 
-/// Description of a wait: the value that it waits for, and the data for its fault record.
+/// Description of a wait: the value that is awaited, and the data for the wait's fault record.
 struct Awaited {
     Call call, want;
     u32 rank;
@@ -33,8 +33,8 @@ IRIS_COLD void pass_on(Words m, i32 code) {
     }
 }
 
-/// Whether this rank's host or a peer has given up; if so, records a fault that names the rank,
-/// and tells all peers.
+/// Whether this rank's host or a peer has given up. If so, records a fault that names the rank, and
+/// tells all peers.
 IRIS_COLD bool stopped(Words m, Awaited awaited) {
     const i32 host = m.host_abort();
     const i32 peer = m.load<Access::AbortLoad>(m.abort(m.channel.rank));
@@ -52,7 +52,8 @@ IRIS_COLD bool stopped(Words m, Awaited awaited) {
         m.record(awaited.fault(FaultKind::HostAbort, m.channel, me, host));
     }
     if (host != 0) {
-        // Later launches check only this word, not the host's code.
+        // Set the abort word, too, because later launches check only this word and not the host's
+        // code.
         const i32 code = host >= PEER_LOST ? host : static_cast<i32>(m.channel.rank) + 1;
         m.store<Access::AbortStore>(m.abort(m.channel.rank), code);
         pass_on(m, code);
@@ -145,8 +146,8 @@ template <class Look> IRIS_DEVICE bool poll(const Words& m, Awaited awaited, Loo
     }
 }
 
-/// Poll with `look` until its value was set by the wanted call or a later one. One thread calls
-/// this.
+/// Poll with `look` until its value was set by call `awaited.want` or a later one. Called by one
+/// thread.
 ///
 /// Returns false if the deadline passes (the fault is recorded and all ranks are told) or if a rank
 /// or the host gave up. The progress deadline runs only while all ranks are in the call: if the
@@ -160,7 +161,8 @@ IRIS_DEVICE bool wait_for(const Words& m, const Awaited& awaited, Look look) {
     });
 }
 
-/// Wait for `word`, the signal of `tile` from rank `rank`. One thread calls this.
+/// Wait for `word`, the signal of `tile` from rank `rank`; false if the wait fails. Called by one
+/// thread.
 IRIS_DEVICE bool wait_signal(const Words& m, Call call, SymWord word, u32 rank, u32 tile) {
     const Awaited awaited{call, call, rank, static_cast<i32>(tile), Limit::Progress};
     return wait_for<Access::SignalLoad>(
@@ -191,7 +193,7 @@ IRIS_DEVICE bool wait_until(const HeapView& heap, SymWord word, Compare compare,
             if (port::Deadline::look_around(spins)) {
                 const bool over = stopped(m, awaited);
                 if (!over && !deadline.expired(Limit::Progress, spins)) {
-                    // Go on.
+                    // No rank has given up and the deadline has not passed: poll again.
                 } else {
                     if (!over) {
                         give_up(m, awaited.fault(FaultKind::NoProgress, none,

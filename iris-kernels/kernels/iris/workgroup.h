@@ -19,7 +19,7 @@ namespace iris {
 /// advances (Advance), or advances after the peers have exchanged done words (Pulled).
 enum class End { Keep, Advance, Pulled };
 
-/// Arguments of a launch of one workgroup.
+/// Arguments with which one workgroup of a launch runs.
 struct Launch {
     const HeapView& heap;
     const Channel& channel;
@@ -31,7 +31,7 @@ struct Launch {
 
 class Workgroup {
   public:
-    /// Read the number of the call.
+    /// Begin the call in this launch: read the number of the call.
     IRIS_DEVICE explicit Workgroup(const Launch& launch)
         : m(launch.heap, launch.channel), index(launch.index), count(launch.count),
           trace(launch.trace), own(launch.record),
@@ -45,15 +45,15 @@ class Workgroup {
     Trace trace;
 
     IRIS_DEVICE Call call() const { return number; }
-    /// Number of the slot that this call uses, 0 or 1.
+    /// Parity of the call, which selects the slot that the call uses: 0 or 1.
     IRIS_DEVICE u32 parity() const { return number.parity(); }
     IRIS_DEVICE u32 rank() const { return m.channel.rank; }
     IRIS_DEVICE u32 size() const { return m.channel.size; }
     IRIS_DEVICE u32 peer(u32 step) const { return m.channel.peer(step); }
     IRIS_DEVICE u32 peer_in_turn(u32 step, u32 turn) const { return m.channel.peer_in_turn(step, turn); }
 
-    /// Check at the start of a later launch of a call that the rank has not given up; fails if it
-    /// has. Launches that begin with credit or barrier need no such check.
+    /// Check at the start of a later launch of a call that the rank has not given up; false if it
+    /// has. Launches that begin with credit() or barrier() need no such check.
     [[nodiscard]] IRIS_DEVICE bool check_not_aborted() { return all_not_aborted(Site::Waited); }
 
     /// Publish this rank's entry record at every peer. Only workgroup 0 does so, before anything
@@ -74,9 +74,9 @@ class Workgroup {
         return true;
     }
 
-    /// Wait, before LL words are pushed to these peers, for their credit: they no longer read the
-    /// words of two calls ago. Workgroup 0 waits for the credit of all peers, since it announces
-    /// this rank's entry to all of them.
+    /// Wait, before LL words are pushed to the peers `to`, for their credit: they no longer read
+    /// the words of two calls ago. Workgroup 0 waits for the credit of all peers, because it
+    /// announces this rank's entry to all of them.
     [[nodiscard]] IRIS_DEVICE bool begin_push(Members to) {
         const u64 peers = index == 0 ? others() : to.bits & others();
         // If there are two threads per peer, each loads the credit word of one parity of one peer,
@@ -118,11 +118,11 @@ class Workgroup {
         if (port::thread() == thread && count_one()) advance();
     }
 
-    /// Push this rank's header to `to`, and announce its entry to every peer; only the last wave of
-    /// workgroup 0 acts. The headers go first: they are awaited in this call, the entry only in the
-    /// next, and its release costs a round trip. No entry record is written, since its release
-    /// would wait for the arrival of the data: a rank that enters without LL words finds the record
-    /// of an older call here.
+    /// Push this rank's header to the peers `to`, and announce its entry to every peer; only the
+    /// last wave of workgroup 0 acts. The headers go first: they are awaited in this call, the
+    /// entry only in the next, and its release costs a round trip. No entry record is written,
+    /// because its release would wait for the arrival of the data: a rank that enters without LL
+    /// words finds the record of an older call here.
     IRIS_DEVICE void push_head(Members to) {
         const ll::Share share = beside();
         IRIS_NO_UNROLL
@@ -135,22 +135,22 @@ class Workgroup {
         }
     }
 
-    /// Wait for the headers of these peers and compare them with this rank's record; only the last
-    /// wave of workgroup 0 acts. Fails only on threads that find a difference, so leave_together
-    /// must follow.
+    /// Wait for the headers of `sources` and compare them with this rank's record; only the last
+    /// wave of workgroup 0 acts. Returns false only on threads that find a difference, so
+    /// leave_together() must follow.
     template <u32 N = ll::SOURCES> [[nodiscard]] IRIS_DEVICE bool wait_head(Members sources) {
         return ll::wait_head<N>(m, number, own, sequence, sources, beside());
     }
 
-    /// Returns false in all threads if any thread passes false; for use after waits by single
+    /// Returns false on all threads if any thread passes false; for use after waits by single
     /// threads.
     [[nodiscard]] IRIS_DEVICE bool leave_together(bool result) {
         return port::vote(result, Site::Waited);
     }
 
-    /// Wait, before this rank writes the slots of these peers, for their credit: they no longer
-    /// read the data of two calls ago. If this rank allows peers to write its matrix C directly,
-    /// wait also until they have entered this call.
+    /// Wait, before this rank writes its slots at the peers `to`, for their credit: they no longer
+    /// read the data of two calls ago. If this rank allows peers to write its C directly, wait also
+    /// until they have entered this call.
     [[nodiscard]] IRIS_DEVICE bool wait_before_push(Members to) {
         const u64 peers = to.bits & others();
         const u64 credits = peers & ~credited, entries = own.direct == 0 ? 0 : peers & ~entered;
@@ -186,7 +186,8 @@ class Workgroup {
         return true;
     }
 
-    /// Wait for the entries of all these peers, as wait_entry does for one.
+    /// Wait until all peers `from` have entered this call with equal arguments, like wait_entry()
+    /// for one.
     [[nodiscard]] IRIS_DEVICE bool wait_entries(Members from) {
         const u64 peers = from.bits & others() & ~entered;
         if (!for_peers(peers, [&](u32 peer) { return entry_of(peer); })) return false;
@@ -226,7 +227,7 @@ class Workgroup {
         trace.add(Counter::Flags, 1);
     }
 
-    /// Raise the signals of `tile` at these peers, after the stores of all threads to their slots
+    /// Raise the signals of `tile` at `peers`, after the stores of all threads to the peers' slots
     /// (barrier, then release).
     IRIS_DEVICE void push_signals(Members peers, u32 tile) {
         port::barrier(Site::Signal);
@@ -236,8 +237,8 @@ class Workgroup {
         });
     }
 
-    /// Raise the result signals of `tile`, which this rank owns, at these peers, after the stores
-    /// of all threads.
+    /// Raise the result signals of `tile`, which this rank owns, at `peers`, after the stores of
+    /// all threads.
     IRIS_DEVICE void push_results(Members peers, u32 tile) {
         port::barrier(Site::Signal);
         share_of_peers(peers.bits, [&](u32 peer) {
@@ -266,7 +267,7 @@ class Workgroup {
         return port::vote(passed, Site::Waited);
     }
 
-    /// Wait until all these peers have entered this call with equal arguments, and the data of
+    /// Wait until all peers `from` have entered this call with equal arguments, and the data of
     /// `tile` from each has arrived.
     [[nodiscard]] IRIS_DEVICE bool wait_tiles(Members from, u32 tile) {
         const u64 sources = from.bits & others();
@@ -306,7 +307,7 @@ class Workgroup {
         });
     }
 
-    /// Run `critical` under the lock of `tile` at `owner`.
+    /// Run `critical` under the lock of `tile` at `owner`; false if the lock cannot be taken.
     template <class Critical>
     [[nodiscard]] IRIS_DEVICE bool locked(u32 owner, u32 tile, Critical critical) {
         const SymWord word = m.lock(owner, tile);
@@ -321,12 +322,13 @@ class Workgroup {
         return true;
     }
 
-    /// Barrier of all threads of this workgroup and the calling workgroups of all other members.
+    /// Barrier between the ranks `members`: all threads of this workgroup wait for the workgroups
+    /// of the other members that call barrier() with this `phase`.
     [[nodiscard]] IRIS_DEVICE bool barrier(u32 phase, Members members) {
         const Limit limit = phase == 0 ? Limit::Entry : Limit::Progress;
         if (!all_not_aborted(Site::Arrive)) return false;
-        // All threads make one call: with the call in separate branches, a lockstep wave could let
-        // one thread wait before the others have stored. Traces record thread 0 only.
+        // All threads make one call: if the call were in separate branches, a lockstep wave could
+        // let one thread wait before the others have stored. Traces record thread 0 only.
         trace.add_once(Counter::Waits, 1);
         trace.begin(Span::Wait, phase);
         const bool passed = arrive_and_wait(m, number, phase, members, limit);
@@ -367,13 +369,13 @@ class Workgroup {
     const bool given_up;
     /// Whether count_out has already counted this workgroup as finished.
     bool counted;
-    /// Bit sets of peers: whose credit was seen (their slots are free), who were seen to have
-    /// entered the call, whose permission to write their matrix C was read, and who gave it.
+    /// Sets of peers, one bit each: credit was seen (their slots are free), entry into the call was
+    /// seen, permission to write their C was read, and permission was given.
     u64 credited, entered, asked, directs;
 
     /// Count this workgroup as finished. Returns true for the last one of the launch.
     IRIS_DEVICE bool count_one() {
-        // The only workgroup of a launch need not count.
+        // The only workgroup of a launch is always the last.
         if (count == 1) return true;
         const i32 before = m.dev_add<Access::FinishAdd>(m.finished_word(), 1);
         if (before + 1 != static_cast<i32>(count)) return false;
@@ -382,15 +384,16 @@ class Workgroup {
     }
 
     /// Advance by one the number of ops that the heap has run (its sequence) and this op's call
-    /// number. No other workgroup has written them since this one read them.
+    /// number. Both words are unchanged since this workgroup read them, because only the last
+    /// workgroup writes them.
     IRIS_DEVICE void advance() {
         m.dev_store<Access::CallStore>(m.sequence_word(), Call(sequence).next().number());
         m.dev_store<Access::CallStore>(m.call_word(), number.next().number());
     }
 
     /// Load a credit word: threads 2i and 2i + 1 load those of the i-th peer, one per parity of
-    /// call numbers, since the call number may not be known yet. The thread whose parity is that of
-    /// the previous call then waits for the credit. Returns false on failure.
+    /// call numbers, because the call number may not be known yet. The thread whose parity is that
+    /// of the previous call then waits for the credit. Returns false on failure.
     IRIS_DEVICE bool look_ahead(u64 peers) {
         return port::divergent([&] {
             const u32 step = 1 + port::thread() / 2, half = port::thread() % 2;
@@ -409,18 +412,19 @@ class Workgroup {
         return threads > port::WAVE ? threads - port::WAVE : threads;
     }
 
-    /// This thread's share of the work of the last wave of workgroup 0, which pushes headers and
-    /// announces the rank's entry, and pushes no items.
+    /// This thread's share of the work of the last wave of workgroup 0: that wave pushes headers
+    /// and announces the rank's entry, and pushes no items.
     IRIS_DEVICE ll::Share beside() const {
         const u32 threads = port::threads(), before = threads > port::WAVE ? threads - port::WAVE : 0;
         if (index != 0 || port::thread() < before) return ll::Share{~0u, 1};
         return ll::Share{port::thread() - before, threads - before};
     }
 
-    /// Returns the set of all ranks except this one.
+    /// Bit set of all ranks except this one.
     IRIS_DEVICE u64 others() const { return Members::all(size()).bits & ~(1ull << rank()); }
 
-    /// Call `each` for this thread's share of these peers until one call returns false.
+    /// Call `each` for this thread's share of `peers` until one call returns false; returns whether
+    /// all were true.
     template <class Each> IRIS_DEVICE bool share_of_peers(u64 peers, Each each) {
         return port::divergent([&] {
             for (u32 step = 1 + port::thread(); step < size(); step += port::threads()) {
@@ -470,15 +474,15 @@ class Workgroup {
         return passed;
     }
 
-    /// Let thread 0 wait, then pass a barrier with all threads, so that all see what thread 0
-    /// acquired.
+    /// Let thread 0 run `wait`, then pass all threads through a barrier, so that all see what
+    /// thread 0 acquired. Returns the result of `wait` on all threads.
     template <class Wait> IRIS_DEVICE bool waiting(Wait wait) {
         const bool passed = port::thread() != 0 || wait();
         return port::vote(passed, Site::Waited);
     }
 
-    /// Lets each thread handle its share of the peers, until one call returns false; then passes
-    /// all threads through a barrier, so that each sees what any of them acquired.
+    /// Call `each` for all `peers`, shared among the threads, until one call returns false; then
+    /// pass all threads through a barrier, so that each sees what any of them acquired.
     template <class Each> IRIS_DEVICE bool for_peers(u64 peers, Each each) {
         return port::vote(share_of_peers(peers, each), Site::Waited);
     }

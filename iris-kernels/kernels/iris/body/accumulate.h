@@ -26,7 +26,8 @@ template <class Producer, bool ATOMIC> class AccumulateBody {
     IRIS_DEVICE void add(u32 owner, u32 tile, u32 parity) {
         const View sum = places.workspace(owner, tile, parity);
         producer.emit([&](u32 row, u32 col, u32 count, Values& values) {
-            // Partials are rounded to the transfer type, as in the other variants.
+            // Partials are rounded to the transfer type, so that sums are those of the other
+            // variants.
             IRIS_UNROLL
             for (u32 i = 0; i < WIDTH; ++i) values.v[i] = rounded(args.wire, values.v[i]);
             if constexpr (ATOMIC) {
@@ -75,7 +76,8 @@ IRIS_DEVICE void run_add(const OpArgs& args, typename Producer::Shared& shared) 
         [=](u32 tile) { return owner_of(tile, size); }, !ATOMIC, body);
 }
 
-// Clearing and reading the workspace do not depend on the producer of partials.
+// Entry functions of the launches that do not depend on the producer of partials: clearing and
+// reading the workspace.
 IRIS_DEVICE void run_zero(const OpArgs& args) {
     LoadProducer::Shared none;
     AccumulateBody<LoadProducer, false> body(args, none);

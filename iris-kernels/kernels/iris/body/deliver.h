@@ -7,7 +7,7 @@
 
 namespace iris {
 
-/// All-gather: each rank's rows go to all ranks; C has the rows of all ranks.
+/// Plan of an all-gather: each rank's rows go to all ranks; C has the rows of all ranks.
 struct AllGatherPlan {
     SplitGrid split_grid;
     u32 me;
@@ -32,7 +32,8 @@ struct AllGatherPlan {
     IRIS_DEVICE bool relays() const { return false; }
 };
 
-/// All-to-all: block `to` of each rank's rows goes to rank `to`; C has one such block per source.
+/// Plan of an all-to-all: block `to` of each rank's rows goes to rank `to`; C has one such block
+/// per source.
 struct AllToAllPlan {
     SplitGrid split_grid;
     u32 me;
@@ -51,7 +52,7 @@ struct AllToAllPlan {
     IRIS_DEVICE bool relays() const { return false; }
 };
 
-/// Broadcast: the root's matrix goes to all ranks.
+/// Plan of a broadcast: the root's matrix goes to all ranks.
 struct BroadcastPlan {
     Grid grid;
     u32 me, root;
@@ -68,8 +69,8 @@ struct BroadcastPlan {
     IRIS_DEVICE bool relays() const { return root != me; }
 };
 
-/// Body of a delivery. PRODUCT: the data is this rank's product, which it first writes to its own
-/// C.
+/// Body of an op that moves data. If PRODUCT, the data is this rank's product, which the body first
+/// writes to its own C.
 template <class Plan, class Producer, bool PRODUCT> class DeliverBody {
   public:
     IRIS_DEVICE DeliverBody(const OpArgs& args, typename Producer::Shared& shared)
@@ -98,12 +99,12 @@ template <class Plan, class Producer, bool PRODUCT> class DeliverBody {
             direct ? places.peers_c(peer).from(plan.target_row(me(), peer) + area.row, area.col)
                    : places.slot(peer, plan.place(me()), tile, parity, args.c.dtype);
         if constexpr (PRODUCT) {
-            // Other threads of this workgroup have written the product that is now read from C.
+            // Other threads of this workgroup have written the product, which is now read from C.
             port::barrier(Site::Body);
             copy_view(to, own_c(tile, area), area.rows, area.cols);
         } else {
-            // Other threads of this workgroup may have copied the received data, which is now read,
-            // to C.
+            // If this rank relays, other threads of this workgroup have copied the received data to
+            // C, from which it is now read.
             if (plan.relays()) port::barrier(Site::Body);
             const View from = plan.relays() ? own_c(tile, area) : own_a(peer, area);
             copy_view(to, from, area.rows, area.cols);
@@ -138,8 +139,8 @@ template <class Plan, class Producer, bool PRODUCT> class DeliverBody {
 template <class Plan, class Producer, bool PRODUCT>
 IRIS_DEVICE void run_deliver(const OpArgs& args, typename Producer::Shared& shared) {
     DeliverBody<Plan, Producer, PRODUCT> body(args, shared);
-    // A product is pushed from C by the workgroup that has written it, so there are no dedicated
-    // senders.
+    // A product is pushed from C by the workgroup that has written it, so dedicated senders are
+    // impossible.
     const u32 senders = PRODUCT ? 0 : args.dedicated_workgroups;
     flow::deliver(launch_of(args, Producer::DIES), body.plan, senders, body);
 }
@@ -151,8 +152,8 @@ IRIS_DEVICE void run_relay(const OpArgs& args, LoadProducer::Shared& none) {
     flow::relay(launch_of(args), relays, body);
 }
 
-/// Copies by workgroups in place of copy engines; `first` is the number of the first signal. If A
-/// is gathered by columns, this rank's own part is copied to itself, too; if by rows, it is read in
+/// Copies by workgroups that replace copy engines; `first` is the number of the first signal. If A
+/// is gathered by columns, this rank's own part is copied, too; if by rows, it is read from A in
 /// place.
 template <class Plan> IRIS_DEVICE void run_copies(const OpArgs& args, u32 first) {
     LoadProducer::Shared none;
@@ -163,7 +164,7 @@ template <class Plan> IRIS_DEVICE void run_copies(const OpArgs& args, u32 first)
     flow::copies(launch, first, body.plan, body);
 }
 
-/// Number of signals used by copies of blocks; the signals of results follow.
+/// Number of signals used by copies of blocks; the signals of results have the numbers after them.
 IRIS_DEVICE u32 signals_of_blocks(const OpArgs& args) { return split_of(args).part(0).tiles(); }
 
 } // namespace iris

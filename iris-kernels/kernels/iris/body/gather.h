@@ -25,7 +25,7 @@ struct Shards {
     const Units units;
     IRIS_DEVICE explicit Shards(const OpArgs& args) : args(args), units(units_of(args)) {}
 
-    /// The shard of `source` in its own memory.
+    /// Shard of `source` in the memory of `source`.
     IRIS_DEVICE View own(u32 source) const {
         const View a = View::of(args.a);
         if (source == args.channel.rank) return a;
@@ -158,11 +158,11 @@ template <bool PULLS> class GatheredBody {
 
     const OpArgs& args;
     Product product;
-    /// Tile that was looked up last, and its row block.
+    /// Tile of the last call of block_of(), and its row block.
     u32 last, block;
 };
 
-/// Assignment of staging units, for the skeleton flow::staged.
+/// Assignment of staging units to fetch positions and tiles, for the skeleton flow::staged.
 struct StagingPlan {
     const Units units_;
     const u32 rank;

@@ -1,5 +1,5 @@
-// Bodies of the collectives of small messages, by the LL protocol (data and flag in one word): an
-// item is eight bytes of a message whose rows are concatenated.
+// Bodies of collectives of small messages by the LL protocol (data and flag in one word). An item
+// is eight bytes of a message whose rows are concatenated.
 //
 // Long because items are processed in several ways: one by one, several per thread at once, and as
 // rows that are normalised item by item or in vectors that stay in registers.
@@ -11,8 +11,8 @@
 
 namespace iris {
 
-/// Elements of a part of a message: `count` elements in row-major order, from the first element of
-/// `view` on.
+/// Part of a message as a sequence of elements: `count` elements in row-major order, from the first
+/// element of `view` on, in rows of `cols`.
 struct Elements {
     View view;
     u64 count;
@@ -23,8 +23,8 @@ struct Elements {
     }
 };
 
-/// Loads an item from the elements from `first` on: 2^`shift` elements, converted to type `dtype`;
-/// 0 after the last element.
+/// Loads an item element by element: the 2^`shift` elements from element `first` on, converted to
+/// type `dtype`; 0 after the last element.
 IRIS_COLD u64 load_items_pieces(Elements from, u64 first, u32 shift, u32 dtype) {
     u64 item = 0;
     IRIS_NO_UNROLL
@@ -42,7 +42,8 @@ IRIS_COLD u64 load_items_pieces(Elements from, u64 first, u32 shift, u32 dtype) 
     return item;
 }
 
-/// Stores the elements of an item one by one, from element `first` on; they have the matrix's type.
+/// Stores the elements of an item one by one, from element `first` on; they already have the
+/// matrix's type.
 IRIS_COLD void store_items_pieces(Elements to, u64 first, u32 shift, u64 item) {
     IRIS_NO_UNROLL
     for (u32 i = 0; i < 1u << shift && first + i < to.count; ++i) {
@@ -58,7 +59,7 @@ struct ItemValues {
     float v[4];
 };
 
-/// Stores the values of an item, rounded, to the elements from `first` on.
+/// Stores the values of an item one by one, rounded, from element `first` on.
 IRIS_COLD void store_value_pieces(Elements to, u64 first, u32 shift, ItemValues values) {
     IRIS_UNROLL
     for (u32 i = 0; i < 4; ++i) {
@@ -81,7 +82,7 @@ IRIS_COLD ItemValues finish_item(View bias, u32 epilogue, u32 cols, u64 first, I
     return values;
 }
 
-/// Rows of a matrix as a sequence of items of 8 bytes, the data of one pair of LL words.
+/// Rows of a matrix as a sequence of items of 8 bytes; an item is the data of one pair of LL words.
 class ItemsOf {
   public:
     IRIS_DEVICE ItemsOf(const View& view, u32 rows, u32 cols, u32 shift)
@@ -127,7 +128,7 @@ class ItemsOf {
         return finish_item(bias, epilogue, elements.cols, u64(item) << shift, values);
     }
 
-    /// Conversions between the data and the values of an item.
+    /// Converts the data of an item to the values of its elements; pack() converts back.
     IRIS_DEVICE static ItemValues unpack(u32 dtype, const u32 (&data)[2]) {
         ItemValues values;
         if (dtype == F16) {
@@ -163,7 +164,7 @@ class ItemsOf {
 
     const Elements elements;
     const u32 shift;
-    /// Number of items, from the first on, that can be accessed as one 8-byte word.
+    /// Number of items, from item 0 on, that can be accessed as one 8-byte word.
     const u32 whole;
 };
 
@@ -179,7 +180,7 @@ template <Collective C, u32 N> class ExchangeBody {
           args(args), sum{}, mine(of_mine(args.channel.rank)), result(of_result(args.channel.rank)),
           own{}, held{}, own_is_added(false) {}
 
-    /// Element type in transfers.
+    /// Element type in transfers, as a code.
     const u32 dtype;
     const Items items;
 
@@ -208,7 +209,7 @@ template <Collective C, u32 N> class ExchangeBody {
 
     IRIS_DEVICE void begin(u32 item) {
         if constexpr (REDUCES) {
-            // This load is in flight while the data of the peers is awaited.
+            // This rank's own item is loaded while the items of the peers are awaited.
             mine.load(item, dtype, own);
             // Start from -0.0, the neutral element: starting from 0.0 would turn a sum of -0.0 into
             // 0.0.
@@ -262,12 +263,12 @@ template <Collective C, u32 N> class ExchangeBody {
     static constexpr u64 PAIR_BYTES = 16;
 
     IRIS_DEVICE u32 me() const { return args.channel.rank; }
-    /// This rank's data for `to`, as items.
+    /// This rank's data for rank `to`, as items.
     IRIS_DEVICE ItemsOf of_mine(u32 to) const {
         return ItemsOf(View::of(args.a).from(items.source_row(to), 0), items.rows_sent(me(), to),
                        items.cols, items.shift);
     }
-    /// Destination in C of the data from `source`, as items.
+    /// Destination in C of the data from rank `source`, as items.
     IRIS_DEVICE ItemsOf of_result(u32 source) const {
         return ItemsOf(View::of(args.c).from(items.target_row(source, me()), 0),
                        items.rows_sent(source, me()), items.cols, items.shift);
@@ -275,8 +276,8 @@ template <Collective C, u32 N> class ExchangeBody {
 
     const OpArgs& args;
     ItemValues sum;
-    /// This rank's own data and its destination; if all peers get the same data, `mine` is that
-    /// data.
+    /// This rank's own data, and its destination in C; if all peers get the same data, `mine` is
+    /// also the data for them.
     const ItemsOf mine, result;
 
   private:
@@ -315,7 +316,8 @@ template <Collective C> class PairBody : public ExchangeBody<C, 1> {
         }
     }
     IRIS_DEVICE void begin(u32, const Batch& batch) {
-        // In an all-reduce each rank adds the items that it has pushed itself.
+        // In an all-reduce each rank adds the items that it has pushed; reload them only if they
+        // are another batch.
         const bool loaded = at.first == batch.first && at.count == batch.count;
         if (C == Collective::AllReduce && !loaded) load(batch);
         at = batch;
@@ -330,7 +332,7 @@ template <Collective C> class PairBody : public ExchangeBody<C, 1> {
     IRIS_DEVICE void take(u32 source, const u32 (&data)[ITEMS][2]) {
         if constexpr (Base::REDUCES) {
             each([&](u32 k, u32 item) {
-                // The order of two summands does not matter.
+                // The result does not depend on the order of two summands.
                 this->sum = ItemsOf::unpack(this->dtype, data[k]);
                 this->add(C == Collective::AllReduce ? given[k] : own[k]);
                 this->finish_item_sum(item);
@@ -389,7 +391,7 @@ class ResidualBody : public ExchangeBody<Collective::AllReduce, 1> {
     template <class Batch> IRIS_DEVICE void begin(u32, const Batch& batch) {
         item = batch.first;
         Base::begin(item);
-        // This load is in flight while the data of the peers is awaited.
+        // The residual is loaded while the items of the peers are awaited.
         if (travels_alike()) residual.load(item, this->dtype, held);
     }
     IRIS_DEVICE void take(u32 source, const u32 (&data)[ITEMS][2]) {
@@ -409,7 +411,7 @@ class ResidualBody : public ExchangeBody<Collective::AllReduce, 1> {
     IRIS_DEVICE void row(u32 row) { norm_row(this->args, row); }
 
   private:
-    /// Whether there is a residual of the transfer type.
+    /// Whether there is a residual whose type is the transfer type.
     IRIS_DEVICE bool travels_alike() const {
         return this->args.residual.address != 0 && this->args.residual.dtype == this->dtype;
     }
@@ -418,7 +420,7 @@ class ResidualBody : public ExchangeBody<Collective::AllReduce, 1> {
     u32 held[2], item;
 };
 
-/// Shared memory of the threads that hold vectors of a row: sums of squares per vector.
+/// Shared memory for the RMSNorm of rows in registers: the sum of squares of each vector.
 template <u32 HELD> struct VectorSquares {
     float of_vector[HELD * THREADS];
     Squares squares;
@@ -431,7 +433,8 @@ template <u32 HELD> struct VectorSquares {
 /// registers for the residual and the weights.
 template <u32 DTYPE, bool PAIR> class VectorBody {
   public:
-    /// Numbers of vectors and of items that a thread holds of a row.
+    /// Largest number of vectors of a row that a thread holds, items per vector, and items per
+    /// thread.
     static constexpr u32 HELD = 3, PIECE = WIDTH * element_bytes(DTYPE) / 8, ITEMS = HELD * PIECE;
     static_assert(ITEMS <= ll::AT_ONCE, "items that one wait is for");
 
@@ -467,7 +470,8 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
         if (args.counters != 0) Trace(0, 0, args.counters, 0).add(Counter::Pushed, 16);
     }
 
-    /// These loads are in flight while the data of the peers is awaited.
+    /// Loads this rank's data, the residual and the weights of a batch, while the data of the peers
+    /// is awaited.
     template <class Batch> IRIS_DEVICE void begin(u32 row, const Batch& batch) {
         count = batch.count / PIECE;
         at = row;
@@ -488,7 +492,7 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
             IRIS_UNROLL
             for (u32 word = 0; word < 4; ++word) vector.word[word] = data[i * PIECE + word / 2][word % 2];
             if constexpr (PAIR) {
-                // The order of two summands does not matter.
+                // The result does not depend on the order of two summands.
                 Values values = unpack(vector);
                 add_to(values, unpack(own[i]));
                 finish(i, bytes, values);
@@ -506,8 +510,8 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
         }
     }
 
-    /// Adds up the squares in the order of norm_row, in which vectors are assigned to other
-    /// threads.
+    /// Adds up the squares of a row in the order of norm_row(), which assigns vectors to threads
+    /// differently.
     IRIS_DEVICE void row(u32) {
         float squares = 0.0f;
         IRIS_UNROLL
@@ -578,10 +582,10 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
     const OpArgs& args;
     const Norm norm;
     VectorSquares<HELD>& shared;
-    /// Number of the row, number of this thread's vectors of it, position of the first one, and
-    /// their stride, in bytes.
+    /// Number of the row, number of this thread's vectors in it, and position of the first one and
+    /// stride, in bytes.
     u32 at, count, first, stride;
-    /// Items for the peers.
+    /// Items of this rank's data that are pushed to the peers.
     u64 given[ITEMS];
     /// This rank's data, later C; the residual; and the RMSNorm weights.
     Vec16 own[HELD], residual[HELD], weight[HELD];
@@ -589,7 +593,8 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
     bool summed, own_is_added;
 };
 
-/// Rows of a call; their pushes are spread over all workgroups unless A and C are the same memory.
+/// Division of a call's message into rows. All workgroups share the pushes, unless A and C are the
+/// same memory.
 IRIS_DEVICE ll::Rows rows_of(const OpArgs& args, u32 per_item) {
     const u32 len = args.n / per_item;
     return ll::Rows{args.m * len, len, args.a.address != args.c.address};
@@ -611,7 +616,7 @@ IRIS_DEVICE void run_exchange_norm_items(const OpArgs& args) {
 
 /// All-reduce with a residual by the LL protocol; the workgroup that takes a row normalises it.
 IRIS_DEVICE void run_exchange_norm(const OpArgs& given) {
-    // The body keeps a reference to the arguments.
+    // Take the arguments in parameter memory, because the body keeps a reference to them.
     const OpArgs& args = port::in_place(given);
     const bool pair = args.channel.size == 2;
     if (pair && run_exchange_norm_vectors<BF16, true>(args)) return;
@@ -627,15 +632,15 @@ template <Collective C, u32 N> IRIS_DEVICE void run_exchange_of(const OpArgs& ar
 }
 
 template <Collective C> IRIS_DEVICE void run_exchange(const OpArgs& given) {
-    // The body keeps a reference to the arguments.
+    // Take the arguments in parameter memory, because the body keeps a reference to them.
     const OpArgs& args = port::in_place(given);
     if (args.channel.size == 2) run_exchange_of<C, 1>(args);
     else run_exchange_of<C, ll::SOURCES>(args);
 }
 
-/// Exchange of a larger message between two ranks that is symmetric, with several items per thread:
-/// each workgroup pushes and takes adjacent items, as if they were a row. A separate kernel, which
-/// the host selects, because its registers would slow down small messages.
+/// Exchange between two ranks for larger messages that are symmetric: each thread processes several
+/// items, and each workgroup pushes and takes adjacent items, as if they were a row. It is a
+/// separate kernel, which the host selects, because its registers would slow down small messages.
 template <Collective C> IRIS_DEVICE void run_exchange_of_pair(const OpArgs& given) {
     const OpArgs& args = port::in_place(given);
     PairBody<C> body(args);

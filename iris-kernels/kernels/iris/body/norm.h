@@ -13,7 +13,7 @@ namespace iris {
 struct Norm {
     View rows, weight, normed;
     u32 cols;
-    /// Whether all accesses of a thread are full vectors of one type.
+    /// Whether every thread accesses only full vectors, all of one type.
     bool whole;
 
     IRIS_DEVICE static Norm of(const OpArgs& args) {
@@ -26,17 +26,17 @@ struct Norm {
     }
 };
 
-/// Number of partial sums that one thread adds, number of such sums, and number of independent
-/// additions in flight.
+/// Number of partial sums that one thread adds, number of threads that add them, and number of
+/// independent additions in flight.
 constexpr u32 PARTIALS = 16, PARTIAL_SUMS = (THREADS + PARTIALS - 1) / PARTIALS, TURNS = 4;
 
-/// Shared memory for adding up one number per thread.
+/// Shared memory of sum_of_threads(), which adds up one number per thread.
 struct Squares {
     float of_thread[THREADS];
     alignas(16) float sums[PARTIAL_SUMS];
 };
 
-/// Sum of COUNT numbers with stride `apart`, in TURNS independent chains of additions.
+/// Sum of COUNT numbers with stride `stride`, in TURNS independent chains of additions.
 template <u32 COUNT> IRIS_DEVICE float sum_in_turns(const float* numbers, u32 stride) {
     float sums[TURNS] = {};
     IRIS_UNROLL
@@ -130,7 +130,7 @@ IRIS_COLD void norm_singles(const OpArgs& args, u32 row, Squares& squares) {
     norm_vectors<F32>(args, row, squares);
 }
 
-/// Normalises a row of any layout, with sums in the same order.
+/// Normalises a row of any layout; adds the squares in the same order as norm_vectors().
 IRIS_COLD void norm_elements(const OpArgs& args, u32 row, Squares& squares) {
     const Norm norm = Norm::of(args);
     const u32 step = port::threads() * WIDTH, first = port::thread() * WIDTH;
@@ -163,7 +163,8 @@ IRIS_DEVICE void norm_row(const OpArgs& args, u32 row) {
 
 /// Normalises all rows of C, one workgroup per row.
 IRIS_DEVICE void run_norm(const OpArgs& given) {
-    // Arguments in place, since functions that are not inlined take a reference to them.
+    // Take the arguments in parameter memory, because functions that are not inlined take a
+    // reference to them.
     const OpArgs& args = port::in_place(given);
     for (u32 row = port::workgroup(); row < args.m; row += port::workgroups()) {
         norm_row(args, row);

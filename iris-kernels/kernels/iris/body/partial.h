@@ -10,7 +10,7 @@ namespace iris {
 struct Places {
     const OpArgs& args;
 
-    /// Slot number `place` of `source` in the inbox of rank `at`.
+    /// Slot number `place` for tiles from `source` in the inbox of rank `at`.
     IRIS_DEVICE View slot(u32 at, u32 source, u32 place, u32 parity, u32 dtype) const {
         const u64 index = (u64(parity) * args.sources + source) * args.max_tiles + place;
         const u64 address = args.heap.address(at, args.inbox + index * args.slot);
@@ -24,13 +24,13 @@ struct Places {
         const u64 address = args.heap.address(at, args.results + index * args.result_slot);
         return View::slot(address, args.tile_n, args.c.dtype);
     }
-    /// The f32 workspace of `tile` at its owner.
+    /// The f32 workspace for `tile` at rank `owner`.
     IRIS_DEVICE View workspace(u32 owner, u32 tile, u32 parity) const {
         const u64 place = u64(parity) * args.max_tiles + tile / args.channel.size;
         const u64 bytes = u64(args.tile_m) * args.tile_n * 4;
         return View::slot(args.heap.address(owner, args.workspace + place * bytes), args.tile_n, F32);
     }
-    /// C of rank `at`, which has it at the same offset.
+    /// C of rank `at`, at the same offset in its data segment as this rank's C.
     IRIS_DEVICE View peers_c(u32 at) const {
         View c = View::of(args.c);
         c.address = c.address - args.heap.data[args.heap.rank] + args.heap.data[at];
@@ -45,7 +45,7 @@ IRIS_DEVICE SplitGrid split_of(const OpArgs& args) {
     return SplitGrid{grid_of(args), args.channel.size};
 }
 
-/// Adds to a counter of bytes written to or read from peers.
+/// Adds `bytes` to a counter of bytes written to or read from peers, if the rank has counters.
 IRIS_DEVICE void count_bytes(const OpArgs& args, Counter counter, u64 bytes) {
     if (args.counters == 0 || port::thread() != 0) return;
     Trace(0, 0, args.counters, 0).add(counter, bytes);
@@ -60,10 +60,11 @@ class LoadProducer {
     IRIS_DEVICE void produce(const Tile& at) { area = at; }
 
     /// Writes the partial to a view, rounded to the view's type. REPEATS: the partial stays in
-    /// memory, so this may be done repeatedly. KEEPS: elements are copied unchanged if the type is
-    /// the same.
+    /// memory, so write_to() may be called repeatedly. KEEPS: elements are copied unchanged if the
+    /// type is the same.
     static constexpr bool REPEATS = true, KEEPS = true;
-    /// Tiles of a message share no operands, so renumbering by die has no benefit.
+    /// Number of dies for launch_of(): 1, because tiles of a message share no operands, so
+    /// renumbering by die has no benefit.
     static constexpr u32 DIES = 1;
     IRIS_DEVICE void write_to(const View& to) {
         copy_view(to, View::of(args.a).from(area.row, area.col), area.rows, area.cols);
@@ -82,7 +83,7 @@ class LoadProducer {
     Tile area;
 };
 
-/// Runs this rank's product or copy alone, without synchronisation words and call number.
+/// Runs this rank's product or copy alone: without synchronisation words and without a call number.
 template <class Producer>
 IRIS_DEVICE void run_local(const OpArgs& args, typename Producer::Shared& shared) {
     Producer producer(args, shared);

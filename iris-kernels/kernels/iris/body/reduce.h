@@ -6,7 +6,8 @@
 
 namespace iris {
 
-/// Assignment of tiles to owners, and the order in which their partials are added.
+/// Plan of a one-shot all-reduce: assignment of tiles to owners, and order in which their partials
+/// are added.
 struct OneShotPlan {
     /// Every rank reduces every tile; partials are added in the order of ranks 0, 1, 2 ...
     static constexpr bool OWN_FIRST = false;
@@ -47,13 +48,13 @@ struct ScatterPlan {
         tile = split.first(owner) + place;
         return place < split.part(owner).tiles();
     }
-    /// Position of the tile in the whole product.
+    /// Position of tile number `tile` in the whole product.
     IRIS_DEVICE Tile tile(u32 tile) const { return split.tile(tile); }
-    /// Position of the tile in C of the rank that reduces it.
+    /// Position of tile number `tile` in C of the rank that reduces it.
     IRIS_DEVICE Tile result(u32 tile) const {
         return split.part(split.owner(tile)).tile(place(tile));
     }
-    /// Slot index of the tile in an inbox.
+    /// Slot index of tile number `tile` in an inbox.
     IRIS_DEVICE u32 place(u32 tile) const { return tile - split.first(split.owner(tile)); }
 };
 
@@ -90,7 +91,7 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
     /// Adds up the partials in the order of the plan. This rank's own partial is rounded to the
     /// transfer type, too, so that the result has the same bits on whichever rank it is computed.
     IRIS_DEVICE void reduce(u32 tile, u32 parity) {
-        // Other threads of this workgroup have written the partial that is now read from this
+        // Other threads of this workgroup have written the partial, which is now read from this
         // rank's own slot.
         port::barrier(Site::Body);
         const Tile at = plan.result(tile);
@@ -140,7 +141,7 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
     }
 
     IRIS_DEVICE void push_result(u32 peer, u32 tile, u32 parity, bool direct) {
-        // Other threads of this workgroup have written the result that is now read from C.
+        // Other threads of this workgroup have written the result, which is now read from C.
         port::barrier(Site::Body);
         const Tile area = plan.tile(tile);
         const View to = direct ? places.peers_c(peer).from(area.row, area.col)
@@ -160,8 +161,8 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
     IRIS_DEVICE View slot(u32 at, u32 source, u32 tile, u32 parity) const {
         return places.slot(at, source, plan.place(tile), parity, args.wire);
     }
-    /// Returns whether the reduction is only sums of complete vectors of the wire type. This rank's
-    /// own partial is then read from A, where it has the bits that would be sent.
+    /// Whether the reduction only adds complete vectors of the transfer type. This rank's own
+    /// partial is then read from A, where it has the bits that would be sent.
     IRIS_DEVICE bool reads_a() const {
         if (!Producer::REPEATS) return false;
         const Matrix &a = args.a, &c = args.c;
@@ -171,7 +172,8 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
                            (a.transposed | c.transposed) == 0 && args.bias.address == 0 &&
                            args.epilogue == 0 && (starts & 15) == 0 && widths % WIDTH == 0;
         if constexpr (RESIDUAL) {
-            // A missing residual has address 0 and leading dimension 0.
+            // A missing residual has address 0 and leading dimension 0, so the other conditions
+            // hold for it.
             const Matrix& residual = args.residual;
             return whole && (residual.address == 0 || residual.dtype == args.wire) &&
                    residual.transposed == 0 && (residual.address & 15) == 0 &&
@@ -191,11 +193,11 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
     const OpArgs& args;
     const Places places;
     Producer producer;
-    /// Result of reads_a() for this call.
+    /// Whether this rank's own partials are read from A in this call: the result of reads_a().
     const bool from_a;
 };
 
-/// Kernel entry functions, for both producers.
+/// Entry functions of the kernels, for both kinds of producer.
 template <class Producer, bool RESIDUAL = false>
 IRIS_DEVICE void run_one_shot(const OpArgs& args, typename Producer::Shared& shared) {
     ReduceBody<OneShotPlan, Producer, RESIDUAL> body(args, shared);

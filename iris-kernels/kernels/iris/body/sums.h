@@ -1,5 +1,5 @@
-// Sums of partials that have arrived: of the tiles of a reduction, and of blocks that copy engines
-// moved.
+// Addition of partials that have arrived: of the tiles of a reduction, and of blocks that copy
+// engines moved.
 #ifndef IRIS_BODY_SUMS_H
 #define IRIS_BODY_SUMS_H
 
@@ -18,9 +18,9 @@ IRIS_DEVICE void add_to(Values& sum, const Values& part) {
     for (u32 i = 0; i < WIDTH; ++i) sum.v[i] += part.v[i];
 }
 
-/// Locations of the partials of a tile: that of `rank` at `own`, those of other sources at `slots`
-/// with stride `apart` in bytes. The residual, which is added to the sum, is at `residual`; 0 if
-/// there is none.
+/// Locations of the partials of a tile: that of rank `rank` at `own`, those of other sources at
+/// `slots` with stride `stride` in bytes. The residual, which is added to the sum, is at
+/// `residual`; 0 if there is none.
 struct Sources {
     u64 own, own_ld, slots, slots_ld, stride;
     u32 rank, first, size;
@@ -38,7 +38,7 @@ IRIS_DEVICE void add_vectors(u64 c, u64 c_ld, const Sources& from, u32 rows, u32
         Values sum[DEEP];
         IRIS_UNROLL
         for (u32 d = 0; d < DEEP; ++d) {
-            // After the end a thread loads its first vector again, and stores nothing.
+            // After the last vector a thread loads its first one again, and does not store it.
             const u32 vector = begin + d * step < vectors ? begin + d * step : begin;
             const u32 row = vector / across, col = vector % across * WIDTH;
             own[d] = from.own + (row * from.own_ld + col) * BYTES;
@@ -100,7 +100,7 @@ IRIS_DEVICE void add_deep(u64 c, u64 c_ld, const Sources& from, u32 rows, u32 co
     else add_vectors<DTYPE, DEEP, RESIDUAL>(c, c_ld, from, rows, cols);
 }
 
-/// add_deep for an element type that is known only at run time.
+/// add_deep() for an element type that is known only at run time.
 template <bool RESIDUAL>
 IRIS_DEVICE void add_whole(const View& c, const Sources& from, u32 rows, u32 cols) {
     switch (c.dtype) {

@@ -61,8 +61,9 @@ class Arrivals {
     IRIS_DEVICE explicit Arrivals(const Launch& launch)
         : m(launch.heap, launch.channel), number(m.dev_load<Access::CallLoad>(m.call_word())), lost(false) {}
 
-    /// Waits until this part of `source` has arrived. After one failed wait all later ones fail at
-    /// once: the call has failed, but the launch must still reach its end.
+    /// Waits until part `part` of `source` has arrived; false if the wait fails. After one failed
+    /// wait all later ones fail at once: the call has failed, but the launch must still reach its
+    /// end.
     IRIS_DEVICE bool wait_part(u32 source, u32 part) {
         if (lost) return false;
         lost = !wait_signal(m, number, m.signal(m.channel.rank, source, part), source, part);
@@ -75,7 +76,7 @@ class Arrivals {
     bool lost;
 };
 
-/// Signals of a single thread, inside a kernel between open() and close(), for data that this
+/// Signals by a single thread, inside a kernel between open() and close(), for data that this
 /// thread itself has stored at peers. A rank that has given up must not store, because peers may
 /// still be reading the data of an earlier call.
 class Departures {
@@ -84,7 +85,7 @@ class Departures {
         : m(launch.heap, launch.channel), own(launch.record),
           number(m.dev_load<Access::CallLoad>(m.call_word())), muted(has_given_up(m)) {}
 
-    /// Whether this thread may store to peers: false if the rank had given up when the launch
+    /// Whether this thread may store at peers: false if this rank had given up when the launch
     /// began.
     IRIS_DEVICE bool may_store() const { return !muted; }
 

@@ -31,7 +31,8 @@ template <class Body> IRIS_DEVICE void produce(Workgroup& wg, Body& body, u32 ti
     wg.trace.end(Span::Gemm);
 }
 
-/// Write `tile` at these peers, then raise the signal of `tile` at each of them.
+/// Write `tile` at the peers `to`, then raise the signal of `tile` at each of them; false if the
+/// wait before it fails.
 template <class Body> IRIS_DEVICE bool send(Workgroup& wg, Body& body, Members to, u32 tile) {
     if (!wg.wait_before_push(to)) return false;
     wg.trace.begin(Span::Signal, tile);
@@ -47,8 +48,8 @@ template <class Body> IRIS_DEVICE bool send(Workgroup& wg, Body& body, Members t
     return true;
 }
 
-/// Wait for `tile` of each of these peers, and copy it from the inbox to C unless the peer has
-/// written C directly.
+/// Wait until `tile` has arrived from each of the peers `from`, and copy it from the inbox to C
+/// unless the peer has written C directly.
 template <class Body> IRIS_DEVICE bool receive(Workgroup& wg, Body& body, Members from, u32 tile) {
     if (!wg.wait_tiles(from, tile)) return false;
     for (u32 step = 1; step < wg.size(); ++step) {
@@ -64,12 +65,12 @@ template <class Body> IRIS_DEVICE bool receive(Workgroup& wg, Body& body, Member
     return true;
 }
 
-/// Each rank pushes its tiles to their receivers, and takes the tiles that others pushed. The first
-/// `senders` workgroups push and the rest take. If `senders` is 0 or not less than the number of
+/// Each rank pushes its tiles to their receivers, and takes the tiles that peers pushed. The first
+/// `senders` workgroups push and the others take. If `senders` is 0 or not less than the number of
 /// workgroups, every workgroup pushes first and then takes. A pushing workgroup waits for credits,
 /// and for entries if it writes C, but never for a signal, so the waits form no cycle. With
-/// dedicated senders, `push` must not read what `produce` writes: another workgroup writes it, in
-/// no fixed order.
+/// dedicated senders, `push` must not read what `produce` writes, because another workgroup writes
+/// it, in no fixed order.
 template <class Delivery, class Body>
 IRIS_DEVICE bool deliver(const Launch& launch, const Delivery& delivery, u32 senders, Body& body) {
     return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE {

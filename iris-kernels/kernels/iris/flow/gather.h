@@ -50,8 +50,8 @@ template <class Body> IRIS_DEVICE bool local(const Launch& launch, u32 tiles, Bo
     });
 }
 
-/// Multiply directly from the peers' own shards. No rank ends the call before all peers have read
-/// its shard.
+/// Multiply shards directly from the peers' own memory. No rank ends the call before all peers have
+/// read its shard.
 template <class Body> IRIS_DEVICE bool pull(const Launch& launch, u32 tiles, Body& body) {
     return run(launch, End::Pulled, [&](Workgroup& wg) IRIS_INLINE {
         if (!wg.enter()) return false;
@@ -82,9 +82,9 @@ template <class Body> IRIS_DEVICE bool pull(const Launch& launch, u32 tiles, Bod
 //       multiply_unit(tile, unit)       add the product of `unit` to `tile`
 //       store(tile)                     write the finished `tile` to C
 
-/// The first `fetchers` workgroups copy remote units to a staging buffer and raise a flag for each;
-/// the other workgroups multiply, and wait for the flag of each unit that they need. This rank's
-/// own units are read in place.
+/// All-gather and multiply by separate workgroups. The first `fetchers` workgroups copy remote
+/// units to a staging buffer and raise a flag for each; the other workgroups multiply, and wait for
+/// the flag of each unit that they need. This rank's own units are read in place.
 ///
 /// If `fetchers` is 0 or not less than the number of workgroups, every workgroup first fetches its
 /// share and then multiplies; fetching waits for peers only, so this cannot deadlock.

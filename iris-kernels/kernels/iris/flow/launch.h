@@ -1,4 +1,4 @@
-// Running a launch; transcribes iris_sync::flow.
+// Start and end that every launch has; transcribes iris_sync::flow.
 #ifndef IRIS_FLOW_LAUNCH_H
 #define IRIS_FLOW_LAUNCH_H
 

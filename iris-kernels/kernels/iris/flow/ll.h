@@ -36,8 +36,8 @@ IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, Body& b
     if (!wg.begin_push(to)) return false;
     wg.trace.begin(Span::Signal, 0);
     wg.count_out();
-    // All threads of a wave push before any waits: in a lockstep wave, one that waited would
-    // hold up pushes for which peers wait.
+    // All threads of a wave push before any of them waits: in a lockstep wave, a waiting thread
+    // would hold up pushes for which peers wait.
     port::divergent([&]() IRIS_INLINE {
         wg.push_head(to);
         IRIS_NO_UNROLL
@@ -85,7 +85,7 @@ IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, Body& b
 }
 
 /// Pushes each rank's items to their destinations as LL words, then takes the items of the other
-/// ranks.
+/// ranks; false if the call cannot be finished.
 ///
 /// A thread pushes all its items, and the entry is sent, before it waits for anything, so there is
 /// no cyclic wait. N is 1 with two ranks, otherwise ll::SOURCES.
@@ -94,7 +94,7 @@ IRIS_DEVICE bool exchange(const Launch& launch, const Exchange& exchange, Body& 
     Workgroup wg(launch);
     const bool result = exchange_steps<N>(wg, exchange, body);
     return wg.finish_push(End::Advance, result, [&](u32 peer) {
-        // A message with items begins with the pairs of its header.
+        // If a message has items, it begins with the pairs of its header, so these are used, too.
         const u32 items = exchange.sent(wg.rank(), peer);
         return items == 0 ? 0 : ll::HEAD + items;
     });
@@ -144,8 +144,8 @@ IRIS_DEVICE bool row_steps(Workgroup& wg, const ll::Rows& rows, Body& body) {
     if (!wg.begin_push(all)) return false;
     wg.trace.begin(Span::Signal, 0);
     wg.count_out();
-    // All threads of a wave push before any waits: in a lockstep wave, one that waited would
-    // hold up pushes for which peers wait.
+    // All threads of a wave push before any of them waits: in a lockstep wave, a waiting thread
+    // would hold up pushes for which peers wait.
     port::divergent([&]() IRIS_INLINE {
         wg.push_head(all);
         if (rows.spread) {
@@ -238,8 +238,8 @@ IRIS_DEVICE bool tile_steps(Workgroup& wg, const ll::Strip& strip, Body& body) {
     body.multiply();
     if (!begun) return false;
     wg.trace.begin(Span::Signal, 0);
-    // All threads of a wave push before any waits: in a lockstep wave, one that waited would
-    // hold up pushes for which peers wait.
+    // All threads of a wave push before any of them waits: in a lockstep wave, a waiting thread
+    // would hold up pushes for which peers wait.
     port::divergent([&]() IRIS_INLINE {
         IRIS_NO_UNROLL
         for (u32 number = 0;; ++number) {

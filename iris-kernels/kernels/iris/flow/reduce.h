@@ -63,7 +63,7 @@ template <class Body> IRIS_DEVICE bool one_shot(const Launch& launch, u32 tiles,
                 wg.trace.end(Span::Signal);
             }
             if constexpr (Body::AT_ONCE) {
-                // The first tile has no predecessor to reduce.
+                // Reduce the previous tile of this workgroup; the first tile has no predecessor.
                 if (next >= wg.count && !add_up(next - wg.count)) return false;
             }
         }
@@ -74,9 +74,10 @@ template <class Body> IRIS_DEVICE bool one_shot(const Launch& launch, u32 tiles,
     });
 }
 
-/// Reduction at the owners of tiles. The first `senders` workgroups push tiles that other ranks
-/// own, and the rest reduce. If `senders` is 0 or not less than the number of workgroups, every
-/// workgroup does both. A pushing workgroup waits for credits only, so the waits form no cycle.
+/// Reduction of each tile at its owner. The first `senders` workgroups push tiles that other ranks
+/// own, and the other workgroups reduce. If `senders` is 0 or not less than the number of
+/// workgroups, every workgroup does both. A pushing workgroup waits for credits only, so the waits
+/// form no cycle.
 template <class Owners, class Body>
 IRIS_DEVICE bool reduce_at_owners(const Launch& launch, const Owners& owners, u32 senders, Body& body,
                                   bool to_all) {
@@ -84,8 +85,8 @@ IRIS_DEVICE bool reduce_at_owners(const Launch& launch, const Owners& owners, u3
         if (!wg.enter()) return false;
         const u32 parity = wg.parity(), me = wg.rank();
         const Members all = Members::all(wg.size());
-        // Item numbers: this rank's own tiles first, then the tiles of the peers, round-robin; this
-        // workgroup takes every step-th item of either kind.
+        // Item numbers: this rank's own tiles first, then the tiles of the peers, round-robin. This
+        // workgroup takes every `own_step`-th or `other_step`-th item of the two kinds.
         const u32 most = owners.most(), peers = wg.size() - 1, items = most * wg.size();
         const u32 sending = senders < wg.count ? senders : 0;
         const u32 own_step = wg.count - sending, other_step = sending == 0 ? wg.count : sending;
@@ -117,9 +118,9 @@ IRIS_DEVICE bool reduce_at_owners(const Launch& launch, const Owners& owners, u3
             wg.trace.end(Span::Signal);
             return true;
         };
-        // Pushes come before the workgroup's own reductions, because peers wait for them; but they
-        // are interleaved, so that links and memory are both busy. A single loop, so that the code
-        // of produce is inlined once.
+        // A workgroup pushes before it reduces, because peers wait for its pushes; but reductions
+        // are interleaved, so that links and memory are both busy. A single loop does both, so that
+        // the code of `produce` is inlined once.
         for (u32 own = first_own, other = first_other; own < most || other < items;) {
             const u32 place = other < items ? (other - most) / peers : 0;
             const bool mine =
