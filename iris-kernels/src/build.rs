@@ -1,4 +1,4 @@
-//! Builds of an operator's kernels: which source, with which compile options.
+//! Builds of an operator's kernels: source text and compile options.
 
 use iris_heap::DType;
 use iris_sync::Access;
@@ -16,31 +16,32 @@ pub struct FaultInjection {
     /// Maximum random delay before each access of the protocols, in nanoseconds. If `IRIS_DELAY` is
     /// longer, it applies instead.
     pub delay_ns: u32,
-    /// Access whose waits are left out, so that results must become wrong; shows that a test can
-    /// fail. Without [`Access::EntryLoad`] records are not compared either, because they then
+    /// Access whose waits are left out, so that results must become wrong, to show that a test can
+    /// fail. Without [`Access::EntryLoad`] records are not compared, either, because they would
     /// belong to other calls and every run would end in a mismatch fault.
     pub without: Option<Access>,
     /// Point at which workgroups are delayed, and the delay in nanoseconds. The point is one that a
     /// wait protects, so that leaving out the wait fails reliably.
     pub hold: Option<(Hold, u32)>,
     /// Whether calls use copy engines and fused whole-matrix GEMMs as they do without injection,
-    /// even if ranks share a device, and which kernels then leave out the wait. If `None`, message
-    /// kernels do the same work instead; they can be delayed, and can leave out waits, at more
-    /// points.
+    /// even if ranks share a device; the value says which kernels leave out the wait. If `None`,
+    /// message kernels do the same work instead; these can be delayed, and can leave out waits, at
+    /// more points.
     pub whole: Option<OmittedWait>,
 }
 
-/// Kernels that leave out the wait in a call with a fused whole-matrix GEMM.
+/// Kernels that leave out the wait in a call with a fused whole-matrix GEMM; all others keep their
+/// waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OmittedWait {
-    /// Whole-matrix GEMM: it leaves out the wait, the kernels around it keep theirs.
+    /// The whole-matrix GEMM leaves out the wait; the kernels around it keep their waits.
     Products,
-    /// All other kernels of the call: those that open and close it, and the gates.
+    /// All kernels of the call except the GEMM: those that open and close the call, and the gates.
     Others,
 }
 
-/// Point at which workgroups can be delayed; memory.h has the same values. Only rank 0 is delayed,
-/// so that the other ranks continue meanwhile; at an addition all ranks are.
+/// Point at which workgroups can be delayed; `Hold` in memory.h has the same values. Only rank 0 is
+/// delayed, so that the other ranks continue meanwhile; at `Adding` all ranks are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Hold {
     /// Before the kernel that precedes an op accesses the op's operands.
@@ -94,14 +95,14 @@ impl FaultInjection {
     }
 }
 
-/// Properties of an op that select the builds of its kernels.
+/// Properties of an op that determine the builds of its kernels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OpBuild {
     /// Name of the op.
     pub op: &'static str,
     /// Whether the op contains a matrix product.
     pub product: bool,
-    /// Whether the rows of the op's result are normalised (RMSNorm).
+    /// Whether an RMSNorm of the result's rows follows the op.
     pub norm: bool,
     /// Element type of A and B, or of the message.
     pub dtype: DType,
@@ -109,13 +110,13 @@ pub struct OpBuild {
     pub tile_m: u32,
     /// Number of columns of a tile.
     pub tile_n: u32,
-    /// Faults injected by a test.
+    /// Faults that a test injects into the kernels.
     pub injected: FaultInjection,
     /// Whether the kernels write traces and count transferred bytes.
     pub observed: bool,
 }
 
-/// Device source with its compile options.
+/// Device source with its compile options, which one compilation turns into machine code.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Build {
     /// Source text.
@@ -134,8 +135,7 @@ impl Build {
         let threads =
             if source.kind == SourceKind::Barrier { BARRIER_THREADS } else { MESSAGE_THREADS };
         let options = Options::new().define("IRIS_THREADS", threads);
-        // At least two workgroups per multiprocessor, so that one reads while the other one
-        // reduces.
+        // Ask for two workgroups per multiprocessor, so that one reads while the other one reduces.
         let options = match source.kind {
             SourceKind::Local => options.define("IRIS_TOGETHER", 2),
             _ => options,
@@ -147,8 +147,7 @@ impl Build {
         Self { source, options: tile.options(), threads: THREADS, tile: Some(tile) }
     }
 
-    /// Returns the bytes of dynamic shared memory per workgroup of `kernel`, which this build
-    /// contains.
+    /// Bytes of dynamic shared memory per workgroup of `kernel`; this build must contain `kernel`.
     pub fn shared_bytes(&self, kernel: Kernel) -> u32 {
         match self.tile {
             Some(tile) if kernel.multiplies() => tile.shared_bytes(),
@@ -166,8 +165,8 @@ impl Build {
 }
 
 impl OpBuild {
-    /// The build for an architecture (`sm_90a`) that contains `kernel`; other kernels of the op may
-    /// be in other builds.
+    /// Returns the build for an architecture (`sm_90a`) that contains `kernel`; other kernels of
+    /// the op may be in other builds.
     ///
     /// # Errors
     /// Name of the property that no device kernel supports: a source, a type, or a tile that is too
@@ -195,7 +194,7 @@ impl OpBuild {
     }
 }
 
-/// Machine code of a build for a target.
+/// Compiles a build to machine code for a target, or takes the code from a cache.
 ///
 /// # Errors
 /// Errors of [`rtc::compile`]; [`Error::NotCarried`] if there is no compiler and the folder of
@@ -245,7 +244,7 @@ pub(crate) mod tests {
         let plain = OP.of(Kernel::OneShot, ARCH).expect("a build");
         let more = &build.options.defines[plain.options.defines.len()..];
         let pair = |name: &str, value: &str| (name.to_string(), value.to_string());
-        // `SignalLoad` is number 4 of the table, from 0.
+        // `SignalLoad` has index 4 in the table of accesses.
         let expected = [
             pair("IRIS_TEST_DELAY_NS", "500"),
             pair("IRIS_TEST_NO_WAIT", "4"),
@@ -272,7 +271,7 @@ pub(crate) mod tests {
             let [products, rest] = [injected.options_of_products(none()), injected.options(none())];
             assert_eq!(goes_without(&products), product, "{whole:?}");
             assert_eq!(goes_without(&rest), others, "{whole:?}");
-            // Both sets of options have the delay.
+            // Both sets of options still contain the delay.
             assert!([&products, &rest].iter().all(|it| it.defines.len() >= 2), "{whole:?}");
             assert_eq!(injected.is_by_messages(), whole.is_none());
         }
@@ -300,8 +299,8 @@ pub(crate) mod tests {
         assert!(odd.contains("i32"), "{odd}");
     }
 
-    /// Checks kernels that the executor launches besides those of an operator's row; other tests
-    /// check those of rows.
+    /// Checks the kernels that the executor launches in addition to those in an operator's table
+    /// row; other tests check the latter.
     #[test]
     fn copy_engine_kernels_are_in_the_source_of_the_message() {
         use Kernel::{Gate, Results, Sums};

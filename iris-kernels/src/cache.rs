@@ -18,7 +18,7 @@ use crate::rtc::error::{Error, Result};
 const MAGIC: &[u8; 8] = b"iriscub1";
 const HEADER: usize = 8 + 16 + 16;
 
-/// Key of a cache entry: the name of its file, and the hash that the file must contain.
+/// Key of a cache entry: the name of its file, and the hash that the file must contain to be valid.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Key {
     file: String,
@@ -36,14 +36,14 @@ impl Key {
     }
 }
 
-/// Folder of compiled kernels.
+/// Folder that holds the files of compiled kernels.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Cache {
     folder: PathBuf,
 }
 
 impl Cache {
-    /// The cache of this user: `IRIS_CACHE`, or `iris` in the user's cache folder.
+    /// Opens the cache of this user: the folder `IRIS_CACHE`, or `iris` in the user's cache folder.
     ///
     /// # Errors
     /// Errors of [`Cache::open`].
@@ -51,7 +51,7 @@ impl Cache {
         Self::open(&Self::user_folder())
     }
 
-    /// Folder that [`Cache::of_user`] uses; it may not exist.
+    /// Folder that [`Cache::of_user`] uses; it need not exist yet.
     pub fn user_folder() -> PathBuf {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         match (variable("IRIS_CACHE"), variable("XDG_CACHE_HOME"), variable("HOME")) {
@@ -129,7 +129,7 @@ impl Cache {
         })
     }
 
-    /// Folder of the cache.
+    /// Path of the cache's folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -142,14 +142,14 @@ pub fn carried_folder() -> Option<PathBuf> {
     Some(std::env::current_exe().ok()?.with_file_name("kernels"))
 }
 
-/// The cache in [`carried_folder`]; `None` if there is no such folder.
+/// Returns the cache in [`carried_folder`]; `None` if there is no such folder.
 pub(crate) fn carried() -> Option<Cache> {
     let folder = carried_folder()?;
     folder.is_dir().then_some(Cache { folder })
 }
 
 fn write_new(path: &Path, parts: &[&[u8]]) -> std::io::Result<()> {
-    // A file of this name can only be left from a killed process with the same process id.
+    // A file with this name can only be left from a killed process that had this process's id.
     let _ = fs::remove_file(path);
     let bytes = parts.iter().map(|part| part.len() as u64).sum();
     check_file_size("the entry", bytes).map_err(std::io::Error::other)?;
@@ -203,7 +203,7 @@ mod tests {
             fs::write(&file, &whole[..len]).expect("writable");
             assert_eq!(cache.get(&key(1)), None, "cut to {len}");
         }
-        // Put the code of one entry under the file name of another.
+        // Store the code of entry 2 under the file name of entry 1.
         cache.put(&key(2), b"other code").expect("room");
         fs::copy(cache.folder().join(&key(2).file), &file).expect("writable");
         assert_eq!(cache.get(&key(1)), None);
@@ -231,7 +231,7 @@ mod tests {
         fs::write(&file, "").expect("room");
         assert!(Cache::open(&file).is_err());
 
-        // The root user owns everything; for other users `/` belongs to somebody else.
+        // The test needs a folder of another user: `/`, unless this user is root.
         if user() != 0 {
             let error = Cache::open("/".as_ref()).expect_err("not ours").to_string();
             assert!(error.contains("belongs to user"), "{error}");

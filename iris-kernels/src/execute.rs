@@ -34,11 +34,11 @@ use kernels::KernelSet;
 pub use kernels::Workgroups;
 pub(crate) use kernels::{fits, share};
 
-/// Executor of one program on the device of a heap.
+/// Executor of one program on the device of one heap.
 #[derive(Debug)]
 pub struct Executor {
     program: Program,
-    /// Alternatives that calls on this device can take, most preferred first.
+    /// Alternatives of the program that calls on this device can take, most preferred first.
     alternatives: Vec<&'static Alternative>,
     kernels: KernelSet,
     gemms: Option<Gemms>,
@@ -50,26 +50,25 @@ pub struct Executor {
     by_workgroups: bool,
 }
 
-/// Error of a call that was enqueued only in part.
+/// Error of a call that failed while it was being enqueued.
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// Step that failed.
     pub step: Work,
     /// Error of the step.
     pub cause: Error,
-    /// Recovery from the failure.
+    /// Action that the failure requires.
     pub recovery: Recovery,
 }
 
-/// Recovery after a call has failed.
+/// Action that is required after a call has failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Recovery {
-    /// No peer can see anything of the failed call, so the call may be tried again.
+    /// Try the call again if wanted: no peer can see any part of it.
     Retry,
-    /// Peers may wait in the call, so the heap can no longer be used on any rank and must be
-    /// closed.
+    /// Close the heap: peers may wait in the call, so the heap can no longer be used on any rank.
     Close,
-    /// The call was being captured: the capture is invalid, and its graph must be discarded.
+    /// Discard the graph: the call was being captured, and the capture is now invalid.
     Discard,
 }
 
@@ -148,8 +147,8 @@ impl Executor {
         }
     }
 
-    /// Number of co-resident workgroups: upper limit for a launch whose workgroups wait for each
-    /// other.
+    /// Number of workgroups that are co-resident: the upper limit for a launch whose workgroups
+    /// wait for each other.
     pub fn resident(&self) -> u32 {
         self.kernels.resident()
     }
@@ -173,19 +172,21 @@ impl Executor {
         groups: Workgroups,
     ) -> Result<(), Box<Failure>> {
         let mut progress = Progress::default();
-        // SAFETY: the caller keeps this function's contract, which is that of `Call::new`.
+        // SAFETY: the caller keeps this function's contract, which equals that of `Call::new`.
         let call = unsafe { Call::new(self, (heap, stream), args, groups) };
         let Err(failed) = self.steps(call, &mut progress) else { return Ok(()) };
         let (step, cause) = *failed;
         if progress.forked {
-            // The call will never end, but a graph that captures it must still be completed.
+            // The call will never end, but its copies must be joined, so that a graph that captures
+            // them can be completed.
             warn(heap.gpu().and_then(|gpu| gpu.join_copies(stream)));
         }
         let captured = issuing.discard_capture(stream);
         let recovery = match captured {
             Ok(true) => Recovery::Discard,
             Ok(false) if !progress.visible => Recovery::Retry,
-            // Whether the call is captured is unknown, so a peer may be waiting.
+            // On an error it is unknown whether the call is captured, so assume that a peer may be
+            // waiting.
             Ok(false) | Err(_) => {
                 warn(heap.poison(abort::INCOMPLETE));
                 Recovery::Close
@@ -198,7 +199,7 @@ impl Executor {
     fn steps(&self, mut call: Call<'_>, progress: &mut Progress) -> Result<(), Box<(Work, Error)>> {
         let of = call.alternative().map_err(|error| Box::new((self.first_step(), error)))?;
         if !of.direct {
-            // The record of a rank must be equal in all launches of a call.
+            // All launches of a call must have equal records.
             call.args.record.direct = 0;
         }
         let parts = if self.transfers.is_empty() { 0 } else { call.places().parts() };
@@ -207,7 +208,8 @@ impl Executor {
         self.program.walk(of, (parts, &peers), &mut visit)
     }
 
-    /// First step of a call that meets no condition, for errors.
+    /// First step of the last alternative, named in the error if the call's alternative cannot be
+    /// determined.
     fn first_step(&self) -> Work {
         let mut first = None;
         if let Some(of) = self.alternatives.last() {
@@ -217,7 +219,7 @@ impl Executor {
     }
 }
 
-/// Alternatives that can be taken with these GEMMs.
+/// Alternatives of `program` whose conditions calls can meet with these GEMMs.
 fn possible(program: &Program, gemms: Option<&Gemms>) -> Vec<&'static Alternative> {
     let may = |when: &When| gemms.is_none_or(|gemms| gemms.may_meet(*when));
     program.alternatives.iter().filter(|of| of.when.iter().all(may)).collect()

@@ -8,17 +8,17 @@ use std::time::Duration;
 static LONGEST: LazyLock<u64> =
     LazyLock::new(|| std::env::var("IRIS_DELAY").ok().and_then(|us| us.parse().ok()).unwrap_or(0));
 
-/// Maximum delay in microseconds; 0 for none.
+/// Maximum delay in microseconds, from `IRIS_DELAY`; 0 means no delays.
 pub(crate) fn longest() -> u64 {
     *LONGEST
 }
 
-/// Initial state of the random sequence of a workgroup.
+/// Initial state of the random sequence of workgroup `group` on rank `rank`.
 pub(crate) fn seed(rank: u32, group: u32) -> u64 {
     0x9e37_79b9_7f4a_7c15 ^ (u64::from(rank) << 32 | u64::from(group))
 }
 
-/// Sleeps for a random time, in one of eight calls on average.
+/// Sleeps for a random time up to the maximum, in one of eight calls on average.
 pub(crate) fn sleep_sometimes(state: &Cell<u64>) {
     if *LONGEST == 0 {
         return;

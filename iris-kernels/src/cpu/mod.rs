@@ -22,7 +22,7 @@ pub fn now() -> u64 {
     words::now()
 }
 
-/// Runs workgroup `index` of `count` of one launch.
+/// Runs `kernel` as workgroup `index` of the `count` workgroups of a launch.
 ///
 /// Fails if the call cannot be finished; the reason is then in the control block of the heap.
 ///
@@ -32,7 +32,7 @@ pub fn now() -> u64 {
 /// not overlap another. While the call runs, no other code of this process accesses the matrices,
 /// except peers in the same call, because the kernels' accesses are plain.
 pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Result<(), Stop> {
-    // SAFETY: the caller guarantees the addresses.
+    // SAFETY: the caller guarantees the addresses in `args`.
     let words = unsafe { Words::new(args, index) };
     let launch = Launch { m: &words, channel: &args.channel, record: &args.record, index, count };
     let partial = Partial::new(args);
@@ -121,14 +121,14 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
         Kernel::Copies => copies(partial, deliver::Plan::AllGather(split), 0),
         Kernel::Blocks => copies(partial, deliver::Plan::AllToAll(split), 0),
         Kernel::Results => {
-            // Signals of results follow those of the blocks, which use one per tile of the largest
-            // part.
+            // The signals of results have the numbers after those of the blocks, which use one
+            // signal per tile of the largest part.
             copies(partial, deliver::Plan::AllGather(split), split.part(0).tiles())
         }
         Kernel::Sums => sums::run(&launch, grid, partial),
         Kernel::Gate { source, first, parts } => flow::gate(&launch, source, (first, parts)),
         Kernel::Close => flow::close(&launch),
-        // Nothing to do, because CPU kernels write their own spans.
+        // CPU kernels write their own spans, so no stamps are needed.
         Kernel::Stamp { .. } => Ok(()),
         Kernel::Norm => {
             norm::run(args, index, count);
@@ -146,7 +146,7 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
     }
 }
 
-/// Product of this rank alone: no synchronisation words and no call number.
+/// Matrix product of this rank alone, without synchronisation words and call number.
 fn local(launch: &Launch<'_, Words<'_>>, grid: Grid, mut partial: Partial<'_>) -> Result<(), Stop> {
     use iris_sync::{Memory, Span};
     for tile in (launch.index..grid.tiles()).step_by(launch.count as usize) {

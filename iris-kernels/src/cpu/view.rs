@@ -15,7 +15,7 @@ use half::{bf16, f16};
 use crate::args::{Matrix, element_bytes};
 use crate::schedule::Tile;
 
-/// Number of columns of A that are converted to f32 at a time.
+/// Number of columns of A that are converted to f32 at once, which bounds the buffer.
 const DEPTH: usize = 512;
 
 /// Buffers that a workgroup reuses from tile to tile.
@@ -42,28 +42,28 @@ fn check(matrix: &Matrix, tile: Tile) {
     assert!(matrix.address != 0, "the matrix has no address");
 }
 
-/// Address of an element of a matrix.
+/// Address of element (`row`, `col`) of a matrix.
 fn at(matrix: &Matrix, row: u32, col: u32) -> *mut u8 {
     let (row, col) = (u64::from(row), u64::from(col));
     let index = if matrix.transposed == 1 { col * matrix.ld + row } else { row * matrix.ld + col };
     (matrix.address + index * element_bytes(matrix.dtype) as u64) as *mut u8
 }
 
-/// Slice of `len` contiguous elements at an address.
+/// Returns the `len` contiguous elements at `address` as a slice.
 ///
 /// # Safety
 /// The elements are mapped, aligned for `T`, and not written while the slice lives.
 unsafe fn run<'a, T>(address: *mut u8, len: usize) -> &'a [T] {
-    // SAFETY: as this function's own contract says.
+    // SAFETY: the caller keeps this function's contract, which covers that of `from_raw_parts`.
     unsafe { std::slice::from_raw_parts(address.cast::<T>(), len) }
 }
 
-/// Mutable slice of `len` contiguous elements at an address.
+/// Returns the `len` contiguous elements at `address` as a mutable slice.
 ///
 /// # Safety
 /// Contract of [`run`], and the elements are not read by others while the slice lives.
 unsafe fn run_mut<'a, T>(address: *mut u8, len: usize) -> &'a mut [T] {
-    // SAFETY: as this function's own contract says.
+    // SAFETY: the caller keeps this function's contract, which covers that of `from_raw_parts_mut`.
     unsafe { std::slice::from_raw_parts_mut(address.cast::<T>(), len) }
 }
 
@@ -110,8 +110,8 @@ fn narrow(dtype: u32, values: &[f32], address: *mut u8) {
     }
 }
 
-/// Loads a rectangle as f32 into `out`, row-major with row stride `ld`; if `add`, adds it to the
-/// values there.
+/// Loads rectangle `tile` of `matrix` as f32 into `out`, row-major with row stride `ld`; if `add`,
+/// adds the elements to the values in `out`.
 pub(crate) fn load(matrix: &Matrix, tile: Tile, out: &mut [f32], ld: usize, add: bool) {
     if tile.rows == 0 || tile.cols == 0 {
         return;
@@ -131,7 +131,7 @@ pub(crate) fn load(matrix: &Matrix, tile: Tile, out: &mut [f32], ld: usize, add:
             widen(matrix.dtype, address, part.len(), part);
             address = address.wrapping_add(part.len() * element_bytes(matrix.dtype));
             if step == 1 {
-                // Contiguous addition has a loop of its own, because it vectorises.
+                // Contiguous addition has its own loop, because the compiler vectorises that loop.
                 let sums = &mut out[place..place + part.len()];
                 sums.iter_mut().zip(part.iter()).for_each(|(sum, value)| *sum += value);
                 place += part.len();
@@ -145,7 +145,8 @@ pub(crate) fn load(matrix: &Matrix, tile: Tile, out: &mut [f32], ld: usize, add:
     }
 }
 
-/// Stores `values`, row-major with row stride `ld`, into a rectangle, rounded to the matrix's type.
+/// Stores `values`, row-major with row stride `ld`, into rectangle `tile`, rounded to the matrix's
+/// type.
 pub(crate) fn store(matrix: &Matrix, tile: Tile, values: &[f32], ld: usize) {
     if tile.rows == 0 || tile.cols == 0 {
         return;
@@ -172,32 +173,35 @@ pub(crate) fn store(matrix: &Matrix, tile: Tile, values: &[f32], ld: usize) {
     }
 }
 
-/// Bits of an element.
+/// Bit pattern of element (`row`, `col`) of a matrix.
 pub(crate) fn bits(matrix: &Matrix, row: u32, col: u32) -> u32 {
     check(matrix, Tile { row, col, rows: 1, cols: 1 });
     let address = at(matrix, row, col);
     match element_bytes(matrix.dtype) {
-        // SAFETY: one element of a checked matrix; the protocols order its writers before this.
+        // SAFETY: the address is that of an element of a checked matrix; the protocols order its
+        // writers before this reader.
         4 => unsafe { address.cast::<u32>().read() },
-        // SAFETY: one 16-bit element of a checked matrix; the protocols order its writers before
-        // this.
+        // SAFETY: the address is that of a 16-bit element of a checked matrix; the protocols order
+        // its writers before this reader.
         _ => u32::from(unsafe { address.cast::<u16>().read() }),
     }
 }
 
-/// Sets the bits of an element.
+/// Stores the bit pattern `bits` in element (`row`, `col`) of a matrix.
 pub(crate) fn set_bits(matrix: &Matrix, row: u32, col: u32, bits: u32) {
     check(matrix, Tile { row, col, rows: 1, cols: 1 });
     let address = at(matrix, row, col);
     match element_bytes(matrix.dtype) {
-        // SAFETY: one element of a checked matrix that this workgroup alone writes now.
+        // SAFETY: the address is that of an element of a checked matrix, which only this workgroup
+        // writes now.
         4 => unsafe { address.cast::<u32>().write(bits) },
-        // SAFETY: one 16-bit element of a checked matrix that only this workgroup writes now.
+        // SAFETY: the address is that of a 16-bit element of a checked matrix, which only this
+        // workgroup writes now.
         _ => unsafe { address.cast::<u16>().write(bits as u16) },
     }
 }
 
-/// Bits of a value, rounded to an element type.
+/// Rounds `value` to element type `dtype`, and returns its bit pattern.
 pub(crate) fn to_bits(dtype: u32, value: f32) -> u32 {
     match dtype {
         0 => value.to_bits(),
@@ -206,7 +210,7 @@ pub(crate) fn to_bits(dtype: u32, value: f32) -> u32 {
     }
 }
 
-/// Value of an element type's bits.
+/// Converts the bit pattern of an element of type `dtype` to f32.
 pub(crate) fn from_bits(dtype: u32, bits: u32) -> f32 {
     match dtype {
         0 => f32::from_bits(bits),
@@ -215,7 +219,7 @@ pub(crate) fn from_bits(dtype: u32, bits: u32) -> f32 {
     }
 }
 
-/// Rounds values to an element type, in place.
+/// Rounds values to element type `dtype` in place; they stay f32.
 pub(crate) fn round(dtype: u32, values: &mut [f32]) {
     match dtype {
         0 => {}
@@ -247,7 +251,7 @@ pub(crate) fn copy(
     if layout(source) == layout(target)
         && at(source, from.row, from.col) == at(target, to.row, to.col)
     {
-        // Source and target are the same memory, so nothing is copied.
+        // Source and target are the same memory, so the data is already there.
         return 0;
     }
     let size = element_bytes(source.dtype);
@@ -258,7 +262,7 @@ pub(crate) fn copy(
             let source = at(source, from.row + row, from.col + col);
             let target = at(target, to.row + row, to.col + col);
             // SAFETY: both runs lie in checked matrices; they do not overlap, because the host
-            // refused overlapping matrices; the protocols order the writers.
+            // refuses overlapping matrices; the protocols order their writers.
             unsafe { std::ptr::copy_nonoverlapping(source, target, len * size) };
         }
         return bytes;
@@ -271,7 +275,8 @@ pub(crate) fn copy(
     bytes
 }
 
-/// Adds `values`, with row stride `ld`, to a rectangle of f32, each element atomically.
+/// Adds `values`, row-major with row stride `ld`, to rectangle `tile` of an f32 matrix, each
+/// element atomically.
 pub(crate) fn add_atomic(matrix: &Matrix, tile: Tile, values: &[f32], ld: usize) {
     use std::sync::atomic::{AtomicU32, Ordering};
     if tile.rows == 0 || tile.cols == 0 {
@@ -282,7 +287,7 @@ pub(crate) fn add_atomic(matrix: &Matrix, tile: Tile, values: &[f32], ld: usize)
     for row in 0..tile.rows {
         let address = at(matrix, tile.row + row, tile.col);
         // SAFETY: the run is part of a checked f32 matrix, which ranks access only atomically until
-        // the following barrier.
+        // the next barrier.
         let words = unsafe { run::<AtomicU32>(address, tile.cols as usize) };
         let values = &values[row as usize * ld..][..tile.cols as usize];
         for (word, value) in words.iter().zip(values) {

@@ -17,19 +17,19 @@ const SPINS: u32 = 100;
 const YIELDS: u32 = 2_000;
 const NAP: Duration = Duration::from_micros(50);
 
-/// Signal words as one workgroup of one rank accesses them.
+/// Synchronisation words, trace and counters as one workgroup of one rank accesses them.
 pub(crate) struct Words<'a> {
     args: &'a OpArgs,
     group: u32,
     waiting_since: Cell<Instant>,
-    /// Offset that a test has added to the clock, in milliseconds, when the wait began.
+    /// Milliseconds that a test had added to the clock when the wait began.
     passed: Cell<i32>,
     span_begin: [Cell<(u64, u32)>; 5],
     delays: Cell<u64>,
 }
 
 impl<'a> Words<'a> {
-    /// Makes the accessor for workgroup `group`.
+    /// Makes the accessor for workgroup `group` of the launch with arguments `args`.
     ///
     /// # Safety
     /// The addresses in `args` must be those of live mappings: segments, control block and device
@@ -53,7 +53,7 @@ impl<'a> Words<'a> {
         unsafe { &*base.add(word.index as usize) }
     }
 
-    /// The two LL words of a pair.
+    /// Returns the two LL words of a pair.
     fn pair(&self, pair: SymPair) -> &[AtomicU64; 2] {
         assert!(pair.rank < self.args.heap.size, "rank {} of {}", pair.rank, self.args.heap.size);
         assert_eq!(pair.index % 4, 0, "a pair begins at a multiple of 16 bytes");
@@ -69,7 +69,7 @@ impl<'a> Words<'a> {
         unsafe { &*base.add(word.index as usize) }
     }
 
-    /// Adds to one of the rank's counters, if it has counters.
+    /// Adds `by` to counter `which` of the rank, if the rank has counters.
     pub(crate) fn count(&self, which: usize, by: u64) {
         if self.args.counters == 0 {
             return;
@@ -78,7 +78,7 @@ impl<'a> Words<'a> {
         assert!(which < counter::COUNT, "counter {which}");
         // SAFETY: `new` requires `counter::COUNT` counters at this address.
         let [low, high] = unsafe { &*counters.add(which) };
-        // The counter is added to in two halves, because the host reads device words with 32 bits.
+        // The addition is done in two halves, because the host reads device words of 32 bits.
         let (_, carry) = low.fetch_add(by as u32, Ordering::Relaxed).overflowing_add(by as u32);
         let upper = (by >> 32) as u32 + u32::from(carry);
         if upper > 0 {
@@ -102,7 +102,8 @@ impl<'a> Words<'a> {
             return;
         }
         let base = self.args.trace as *mut u8;
-        // SAFETY: `new` requires a trace buffer, which begins with one count per workgroup.
+        // SAFETY: `new` requires a trace buffer at this address, which begins with one count per
+        // workgroup.
         let count = unsafe { &*base.cast::<AtomicU32>().add(group) };
         let index = count.fetch_add(1, Ordering::Relaxed);
         if index >= self.args.trace_spans {

@@ -1,4 +1,4 @@
-//! One call: selection of its alternative, and enqueue of each of its steps.
+//! One call: selects its alternative, and enqueues each of its steps.
 
 use std::cell::OnceCell;
 use std::ops::Range;
@@ -20,15 +20,15 @@ use crate::program::{Alternative, At, EarliestStart, Lane, Step, Transfer, When,
 /// elements.
 const COLUMNS: u32 = 2048;
 
-/// Call that is being enqueued.
+/// Call that is being enqueued, with all that its steps need.
 pub(super) struct Call<'a> {
     pub(super) of: &'a Executor,
     pub(super) heap: &'a Arc<SymmetricHeap>,
     pub(super) stream: &'a Stream,
-    /// The call's arguments.
+    /// Arguments of the call, from which those of each step are derived.
     pub(super) args: OpArgs,
     groups: Workgroups,
-    /// Whether copy engines do the transfers; empty until first needed.
+    /// Whether copy engines do the transfers; empty until this is needed.
     engines: OnceCell<bool>,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct Progress {
 }
 
 impl<'a> Call<'a> {
-    /// Makes a call with these arguments; nothing is enqueued yet.
+    /// Makes a call with arguments `args`; nothing is enqueued yet.
     ///
     /// # Safety
     /// The conditions of [`Executor::run`] must hold for everything that the call's methods
@@ -62,7 +62,7 @@ impl<'a> Call<'a> {
         Places { args: &self.args, areas: self.of.areas, library_bytes }
     }
 
-    /// First alternative whose conditions the call meets.
+    /// Returns the first alternative whose conditions the call meets.
     pub(super) fn alternative(&self) -> Result<&'static Alternative> {
         for of in &self.of.alternatives {
             let mut meets = true;
@@ -89,14 +89,14 @@ impl<'a> Call<'a> {
             When::Wide => n >= COLUMNS * (channel.size - 1),
             When::Engines => self.has_engines()?,
             When::Exchanges => fits(),
-            // Also required if a GEMM stores to peers, because no rank may share the device and
-            // nothing may be observed.
+            // A GEMM that stores at peers needs engines, too, as a sign that no rank shares the
+            // device and nothing is observed.
             When::Gated | When::Stores => fits() && self.has_engines()?,
             When::Adds => {
-                // A single part would have to wait for the peer's part before it is multiplied,
-                // which takes longer than a separate sum: with 1024 rows 106 us with a sum, 130 us
-                // without; with 8192 rows in four parts 806 us with sums, 791 us without
-                // (all_reduce, 2 x H200, 2026-11-22).
+                // With a single part, a sum in the GEMM would wait for the peer's part before
+                // multiplying, which takes longer than a separate sum: with 1024 rows 106 us with a
+                // sum, 130 us without; with 8192 rows in four parts 806 us with sums, 791 us
+                // without (all_reduce, 2 x H200, 2026-11-22).
                 let places = self.places();
                 let rows = places.own_rows(At::default()).unwrap_or_default();
                 let can = self.args.residual.address == 0
@@ -128,7 +128,7 @@ impl<'a> Call<'a> {
         Ok(*self.engines.get_or_init(|| has))
     }
 
-    /// Enqueues a step, or its alternative steps if it cannot be done.
+    /// Enqueues a step, or its alternative steps if this call cannot do it.
     pub(super) fn step<Peers: Iterator<Item = u32>>(
         &self,
         step: &Step,
@@ -143,7 +143,7 @@ impl<'a> Call<'a> {
             joined.map_err(|error| Box::new((work, error)))?;
         }
         let done = self.enqueue(work, at);
-        // Copies that fail half-way may have been enqueued on the side stream, too.
+        // Copies that failed half-way may have been enqueued on the side stream, too.
         progress.forked |= work.lane() == Lane::Side && !matches!(done, Ok(false));
         if done.map_err(|error| Box::new((work, error)))? {
             progress.visible |= effects.are_visible();
@@ -160,7 +160,8 @@ impl<'a> Call<'a> {
         let one = Workgroups::from(1);
         let launch = |kernel: Kernel, args: OpArgs, groups: Workgroups| {
             let on = (self.heap, self.stream);
-            // SAFETY: `Call::new` requires the conditions of `Executor::run`.
+            // SAFETY: `Call::new` requires the conditions of `Executor::run`, which cover this
+            // launch.
             unsafe {
                 self.of.kernels.enqueue(on, kernel, args, (groups, self.may_be_early(work)))
             }?;
@@ -205,14 +206,15 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Whether a launch may begin before the previous one has ended. Not on a device that ranks
-    /// share, because a waiting launch must leave room for the launches that it waits for.
+    /// Whether the launch of `work` may begin before the previous launch has ended. It may not on a
+    /// device that ranks share, because a waiting launch must leave room for the launches that it
+    /// waits for.
     pub(super) fn may_be_early(&self, work: Work) -> bool {
         work.early() != EarliestStart::No && self.heap.ranks_on_device() == 1
     }
 
-    /// Tiles that must have arrived from the peer of the surrounding loop; `None` if the step is
-    /// skipped.
+    /// Numbers of the tiles that must have arrived from the peer of the surrounding loop; `None` if
+    /// the step is skipped.
     fn tiles(&self, message: &Message, at: At) -> Option<Range<u32>> {
         let peer = at.peer?;
         match at.part {
@@ -221,8 +223,8 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Enqueues a kernel that adds up rows which have arrived, with enough workgroups for all
-    /// tiles.
+    /// Enqueues a kernel that adds up rows which have arrived, with one workgroup per tile, as far
+    /// as they are co-resident.
     fn spread(
         &self,
         args: OpArgs,
@@ -237,8 +239,8 @@ impl<'a> Call<'a> {
         launch(Kernel::Sums, OpArgs { m: rows, tile_m, tile_n, ..args }, groups.into())
     }
 
-    /// Lets a copy engine do a transfer: the part of the loop or all parts, to the peer of the loop
-    /// or to all peers. Returns false if engines cannot do it.
+    /// Lets a copy engine do transfer `of`: the part of the surrounding loop or all parts, to the
+    /// peer of the loop or to all peers. Returns false if engines cannot do it.
     fn copy(&self, of: Transfer, at: At) -> Result<bool> {
         if !self.has_engines()? {
             return Ok(false);
@@ -258,13 +260,15 @@ impl<'a> Call<'a> {
         let copies = |(to, part): (u32, Part)| message.copies(to, part);
         let (gpu, stream) = (self.heap.gpu()?, self.stream);
         let done = match at.peer {
-            // SAFETY: `Call::new` requires the conditions of `Executor::run`.
+            // SAFETY: `Call::new` requires the conditions of `Executor::run`, which cover these
+            // copies.
             Some(peer) => unsafe { gpu.copy_concurrent(stream, sent(peer).flat_map(copies)) },
             None => {
                 // All peers get the same parts; each part goes to all peers before the next part.
                 let parts =
                     sent(rank).flat_map(|(_, part)| peers().map(move |to| (to, part.clone())));
-                // SAFETY: `Call::new` requires the conditions of `Executor::run`.
+                // SAFETY: `Call::new` requires the conditions of `Executor::run`, which cover these
+                // copies.
                 unsafe { gpu.copy_concurrent(stream, parts.flat_map(copies)) }
             }
         };

@@ -10,11 +10,12 @@ use crate::schedule::{Grid, SplitGrid, Tile, split};
 /// Data movement of an op: which tiles go from which rank to which, and their positions in A and C.
 #[derive(Clone, Copy)]
 pub(crate) enum Plan {
-    /// Each rank's rows go to all ranks; C has the rows of all ranks.
+    /// All-gather: each rank's rows go to all ranks; C has the rows of all ranks.
     AllGather(SplitGrid),
-    /// Block `to` of each rank's rows goes to rank `to`; C has one such block per source.
+    /// All-to-all: block `to` of each rank's rows goes to rank `to`; C has one such block per
+    /// source.
     AllToAll(SplitGrid),
-    /// The root's matrix goes to all ranks.
+    /// Broadcast: the root's matrix goes to all ranks.
     Broadcast { grid: Grid, root: u32 },
 }
 
@@ -22,7 +23,7 @@ impl Plan {
     /// Position, in the sender's A or product, of `tile` in the data for `to`.
     fn source(&self, to: u32, tile: u32) -> Tile {
         match self {
-            // The product of a rank has only that rank's rows, so positions count from its first.
+            // A and the product have only this rank's rows, so positions count from its first row.
             Plan::AllGather(_) | Plan::Broadcast { .. } => self.area(to, to, tile),
             Plan::AllToAll(grid) => {
                 let area = grid.part(to).tile(tile);
@@ -41,12 +42,13 @@ impl Plan {
         }
     }
 
-    /// Index of the source in an inbox; a broadcast has one source only.
+    /// Index of `source` among the sources of an inbox; 0 for a broadcast, which has one source
+    /// only.
     fn place(&self, source: u32) -> u32 {
         if matches!(self, Plan::Broadcast { .. }) { 0 } else { source }
     }
 
-    /// Number of rows of C at `to`.
+    /// Number of rows of C at rank `to`.
     fn rows_at(&self, to: u32) -> u32 {
         match self {
             Plan::AllGather(grid) => grid.grid.rows,
@@ -55,7 +57,7 @@ impl Plan {
         }
     }
 
-    /// Position of `tile` in C of `to`.
+    /// Position, in C of rank `to`, of `tile` in the data from `from`.
     fn target(&self, from: u32, to: u32, tile: u32) -> Tile {
         let area = self.area(from, to, tile);
         let first = match self {
@@ -74,7 +76,7 @@ pub(crate) struct Deliver<'a> {
 }
 
 /// Numbers of tiles that ranks send to each other, for [`flow::deliver`](iris_sync::flow::deliver):
-/// the plan, and the rank that asks.
+/// the plan, and the number of this rank.
 pub(crate) struct Sent(pub(crate) Plan, pub(crate) u32);
 
 impl Delivery for Sent {
@@ -126,7 +128,7 @@ impl Deliver<'_> {
                 _ => self.plan.area(me, to, tile),
             };
             let matrix = match self.plan {
-                // Data that this rank received and forwards.
+                // A relay sends data that it has received, which is in C.
                 Plan::Broadcast { root, .. } if root != me => &args.c,
                 _ => &args.a,
             };
@@ -136,9 +138,9 @@ impl Deliver<'_> {
 }
 
 impl Deliver<'_> {
-    /// Copies by workgroups in place of copy engines; `first` is the number of the first signal. If
-    /// A is gathered by columns, this rank's own part is copied to itself, too; if by rows, it is
-    /// read in place.
+    /// Copies by workgroups that replace copy engines; `first` is the number of the first signal.
+    /// If A is gathered by columns, this rank's own part is copied, too; if by rows, it is read
+    /// from A in place.
     pub(crate) fn copies(
         &mut self,
         launch: &Launch<'_, Words<'_>>,

@@ -12,8 +12,8 @@ pub(crate) struct Gather<'a> {
     pub(crate) units: Units,
     /// Whether A is read from the peers' own memory rather than from the inbox.
     pub(crate) pulls: bool,
-    /// Whether the accumulator already holds a part of the current tile, so that products are added
-    /// to it.
+    /// Whether the accumulator already holds a part of the current tile, so that the next product
+    /// is added to it.
     pub(crate) begun: bool,
 }
 
@@ -160,7 +160,7 @@ impl StagedTiles for Gather<'_> {
         let (area, _) = self.tile(tile);
         let part = self.units.area(unit);
         let source = self.units.source(unit);
-        // This rank's own units are read in place.
+        // This rank's own units are read from its A in place.
         let (a, left) = if source == self.partial.args.channel.rank {
             let (rows, cols) = self.units.shard_of(source);
             let from = Tile { row: part.row - rows.start, col: part.col - cols.start, ..part };

@@ -13,10 +13,10 @@ use crate::cpu::words::Words;
 use crate::kernel::Kernel;
 use crate::schedule::{Collective, Items, Tile};
 
-/// Size of a pair of LL words in bytes.
+/// Number of bytes that a pair of LL words occupies, for the counter of bytes pushed.
 const PAIR_BYTES: u64 = 16;
 
-/// Largest number of elements in an item.
+/// Largest number of elements in an item: four of a 16-bit type.
 const MOST: usize = 4;
 
 pub(crate) fn run(
@@ -54,7 +54,7 @@ struct Body<'a> {
     items: Items,
     /// Element type in transfers.
     dtype: u32,
-    /// Whether received data is added up; otherwise it is copied to its destination.
+    /// Whether the received data is added up; if not, it is copied to its destination.
     reduces: bool,
     sum: [f32; MOST],
     /// Whether this rank's own data has been added to the sum.
@@ -79,7 +79,8 @@ impl Body<'_> {
         })
     }
 
-    /// Elements of this rank's data for `to`, in the transfer format; 0 after the last element.
+    /// Bits of the elements of item `item` of this rank's data for `to`, in the transfer type; 0
+    /// after the last element.
     fn given(&self, to: u32, item: u32) -> [u32; MOST] {
         let Matrix { dtype, .. } = self.args.a;
         let first = self.items.source_row(to);
@@ -120,7 +121,7 @@ impl Body<'_> {
         self.own = true;
     }
 
-    /// Store data from `source` at its destination in C.
+    /// Stores the bits of an item from `source` at its destination in C.
     fn put(&self, source: u32, item: u32, bits: [u32; MOST]) {
         let first = self.items.target_row(source, self.me());
         for (i, row, col) in self.elements(self.items.rows_sent(source, self.me()), item) {

@@ -7,7 +7,8 @@ use crate::args::OpArgs;
 use crate::cpu::view;
 use crate::schedule::Tile;
 
-/// Number of partial sums of squares, used round-robin: fewer roundings per sum, and vectorisable.
+/// Number of partial sums of squares, used round-robin: each sum has fewer roundings, and the loop
+/// can be vectorised.
 const SUMS: usize = 32;
 
 /// Normalises all rows of C, distributed round-robin over the workgroups.

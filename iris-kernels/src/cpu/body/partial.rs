@@ -5,7 +5,7 @@ use crate::cpu::body::epilogue::{add_residual, finish_values};
 use crate::cpu::view::{self, Scratch};
 use crate::schedule::Tile;
 
-/// Current tile of a workgroup in f32, and the arguments of its launch.
+/// Current tile of a workgroup as f32 values, and the arguments of its launch.
 pub(crate) struct Partial<'a> {
     pub(crate) args: &'a OpArgs,
     pub(crate) scratch: Scratch,
@@ -23,7 +23,7 @@ impl<'a> Partial<'a> {
         self.args.tile_n as usize
     }
 
-    /// Compute this rank's partial of `tile` of its product, or load it from A.
+    /// Computes this rank's partial of `tile`: multiplies A by B, or loads the tile from A.
     pub(crate) fn produce(&mut self, tile: Tile) {
         let (args, ld) = (self.args, self.ld());
         if args.producer == producer::LOAD {
@@ -50,7 +50,7 @@ impl<'a> Partial<'a> {
         finish_values(self.args, tile, &mut self.sum, ld);
     }
 
-    /// Slot number `place` of `source` in the inbox of rank `at`, as a matrix.
+    /// Slot number `place` for tiles from `source` in the inbox of rank `at`, as a matrix.
     pub(crate) fn slot(&self, at: u32, source: u32, place: u32, parity: u32, dtype: u32) -> Matrix {
         let OpArgs { max_tiles, inbox, slot, sources, .. } = *self.args;
         assert!(source < sources, "source {source} of {sources} in an inbox");
@@ -69,15 +69,15 @@ impl<'a> Partial<'a> {
         self.tile_at(at, results + index * result_slot, self.args.c.dtype)
     }
 
-    /// C of rank `at` with `rows` rows. It has the same offset and leading dimension as this rank's
-    /// C.
+    /// C of rank `at` with `rows` rows, at the same offset and with the same leading dimension as
+    /// this rank's C.
     pub(crate) fn peers_c(&self, at: u32, rows: u32) -> Matrix {
         let heap = &self.args.heap;
         let offset = self.args.c.address - heap.data[heap.rank as usize];
         Matrix { address: heap.data[at as usize] + offset, rows, ..self.args.c }
     }
 
-    /// Returns a tile at a byte offset of the data segment of rank `at`.
+    /// Returns a tile that begins at byte `offset` of the data segment of rank `at`, as a matrix.
     pub(crate) fn tile_at(&self, at: u32, offset: u64, dtype: u32) -> Matrix {
         let address = self.args.heap.data[at as usize] + offset;
         let (rows, cols) = (self.args.tile_m, self.args.tile_n);
@@ -85,12 +85,12 @@ impl<'a> Partial<'a> {
     }
 }
 
-/// This tile moved to row 0, column 0: its position in a slot.
+/// Moves a tile to row 0, column 0, which is its position in a slot.
 pub(crate) fn in_slot(tile: Tile) -> Tile {
     Tile { row: 0, col: 0, ..tile }
 }
 
-/// Number of bytes of a tile with this element type.
+/// Size of a tile with elements of type `dtype`, in bytes.
 pub(crate) fn bytes(tile: Tile, dtype: u32) -> u64 {
     u64::from(tile.rows) * u64::from(tile.cols) * element_bytes(dtype) as u64
 }

@@ -9,18 +9,19 @@ use crate::schedule::{Grid, SplitGrid, Tile};
 /// Assignment of tiles to owners, and the order in which their partials are added.
 #[derive(Clone, Copy)]
 pub(crate) enum Plan {
-    /// Every rank reduces every tile; partials are added in the order of ranks 0, 1, 2 ...
+    /// One-shot: every rank reduces every tile; partials are added in the order of ranks 0, 1, 2
+    /// ...
     OneShot(Grid),
-    /// Tiles are owned round-robin; the owner's partial is added first, then the others in
-    /// ascending order.
+    /// Two-shot: tiles are owned round-robin; the owner's partial is added first, then the others
+    /// in ascending order of ranks.
     TwoShot(Grid, u32),
-    /// Tiles are owned by blocks of rows; the owner's partial is added first, then the others in
-    /// ascending order.
+    /// Reduce-scatter: tiles are owned by blocks of rows; the owner's partial is added first, then
+    /// the others in ascending order of ranks.
     Scatter(SplitGrid),
 }
 
 impl Plan {
-    /// Position of the tile in the whole product.
+    /// Position of tile number `tile` in the whole product.
     fn tile(&self, tile: u32) -> Tile {
         match self {
             Plan::OneShot(grid) | Plan::TwoShot(grid, _) => grid.tile(tile),
@@ -39,7 +40,7 @@ impl Plan {
         }
     }
 
-    /// Index of the tile's slot among the slots of one source in an inbox.
+    /// Index of the slot of tile number `tile` among the slots of one source in an inbox.
     fn place(&self, tile: u32) -> u32 {
         match self {
             Plan::OneShot(_) => tile,
