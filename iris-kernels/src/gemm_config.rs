@@ -15,7 +15,7 @@
 use crate::args::DTYPES;
 use crate::rtc::Options;
 
-/// Number of threads per workgroup of device kernels with a product, and of users' kernels.
+/// Number of threads per workgroup of device kernels that multiply, and of users' kernels.
 pub const THREADS: u32 = 256;
 
 /// Number of threads per workgroup of message kernels. Few large workgroups with many bytes in
@@ -38,7 +38,7 @@ impl TileSize {
     pub const ALL: [TileSize; 3] =
         [TileSize { m: 128, n: 128 }, TileSize { m: 64, n: 64 }, TileSize { m: 32, n: 32 }];
 
-    /// Smallest size that fits a tile; `None` if the tile is too large.
+    /// Smallest size into which a tile fits; `None` if the tile is too large.
     pub fn fitting(tile_m: u32, tile_n: u32) -> Option<TileSize> {
         Self::ALL.into_iter().rev().find(|size| tile_m <= size.m && tile_n <= size.n)
     }
@@ -61,8 +61,8 @@ pub enum Core {
 }
 
 impl Core {
-    /// The instruction set for an architecture (`sm_90a`, `gfx942`), element type
-    /// ([`crate::args::dtype_code`]) and tile size.
+    /// Returns the instruction set for an architecture (`sm_90a`, `gfx942`), element type (a
+    /// [`crate::args::dtype_code`]) and tile size.
     pub fn of(arch: &str, dtype: u32, size: TileSize) -> Core {
         let arch = arch_of(arch);
         let short = element_bytes(dtype) == 2;
@@ -76,7 +76,7 @@ impl Core {
     }
 }
 
-/// Strips feature suffixes: `gfx942` from `gfx942:sramecc+`.
+/// Strips the feature suffixes of an architecture's name: `gfx942:sramecc+` becomes `gfx942`.
 fn arch_of(arch: &str) -> &str {
     arch.split(':').next().unwrap_or_default()
 }
@@ -88,23 +88,23 @@ fn element_bytes(dtype: u32) -> u32 {
 /// Compile-time parameters of a tile GEMM: the macros of `iris/gemm_config.h`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct TileConfig {
-    /// Largest tile.
+    /// Largest tile that the build can process.
     pub size: TileSize,
-    /// Element type of A and B: [`crate::args::dtype_code`].
+    /// Element type of A and B, as a [`crate::args::dtype_code`].
     pub dtype: u32,
-    /// Instruction set.
+    /// Instruction set that the GEMM uses.
     pub core: Core,
     /// Bytes of one row of A, and of one column of B, in a slab along K.
     pub slab_bytes: u32,
-    /// Number of slabs in shared memory at a time.
+    /// Number of slabs that shared memory holds at a time.
     pub stages: u32,
     /// Number of dies of the device, each with its own cache, to which workgroups are assigned
-    /// round-robin: see [`crate::schedule::die_swizzle`]. A wrong number is slower but gives correct
-    /// results.
+    /// round-robin: see [`crate::schedule::die_swizzle`]. A wrong number makes the GEMM slower, but
+    /// not wrong.
     pub dies: u32,
 }
 
-/// Number of dies of MI300X, MI325X and MI355X as one device.
+/// Number of dies of an MI300X, MI325X or MI355X that is used as one device.
 const DIES_GFX94: u32 = 8;
 
 impl TileConfig {
@@ -116,8 +116,8 @@ impl TileConfig {
             // A slab line of 128 bytes matches the 128-byte swizzle; three stages let two
             // workgroups share a multiprocessor.
             Core::Sm90 => (128, 3),
-            // With few rows the loads of B dominate: as many slabs in flight as fit for two
-            // workgroups.
+            // With few rows the loads of B dominate, so there are as many slabs in flight as fit
+            // for two workgroups per multiprocessor.
             Core::Sm90Flipped => (128, 7),
             Core::Sm80 => (if smallest { 32 } else { 64 }, 2),
             // With two stages of the largest tile three workgroups fit on a compute unit; MFMA
@@ -132,16 +132,16 @@ impl TileConfig {
         TileConfig { size, dtype, core, slab_bytes, stages, dies }
     }
 
-    /// Number of columns of A and rows of B in a slab.
+    /// Number of columns of A, and of rows of B, in a slab.
     pub fn depth(&self) -> u32 {
         self.slab_bytes / element_bytes(self.dtype)
     }
 
-    /// Returns the bytes of dynamic shared memory; 0 if the kernel declares its shared memory
+    /// Bytes of dynamic shared memory per workgroup; 0 if the kernel declares its shared memory
     /// statically. `product.h` asserts the number.
     pub fn shared_bytes(&self) -> u32 {
         match self.core {
-            // Slabs of all stages, plus 1024 bytes to align them.
+            // Slabs of all stages, and 1024 bytes for their alignment.
             Core::Sm90 | Core::Sm90Flipped => {
                 self.stages * (self.size.m + self.size.n) * self.slab_bytes + 1024
             }
@@ -149,7 +149,7 @@ impl TileConfig {
         }
     }
 
-    /// Macros that a kernel is compiled with.
+    /// Compile options: the macros that define these parameters.
     pub fn options(&self) -> Options {
         Options::new()
             .define("IRIS_DTYPE", self.dtype)
@@ -159,7 +159,7 @@ impl TileConfig {
             .define("IRIS_STAGES", self.stages)
             .define("IRIS_SHARED_BYTES", self.shared_bytes())
             .define("IRIS_DIES", self.dies)
-            // At least two workgroups per multiprocessor, so that one multiplies while the other
+            // Ask for two workgroups per multiprocessor, so that one multiplies while the other one
             // waits.
             .define("IRIS_TOGETHER", 2)
     }
@@ -180,10 +180,9 @@ pub struct CoreConfig {
     pub hold: bool,
     /// Whether tiles are computed for the transpose of C.
     pub flipped: bool,
-    /// Whether depth is the strided dimension of the tiles' left factor, instead of the contiguous
-    /// one.
+    /// Whether K is the strided dimension of the tiles' left factor, instead of the contiguous one.
     pub a_across: bool,
-    /// Whether depth is the strided dimension of the tiles' right factor, instead of the contiguous
+    /// Whether K is the strided dimension of the tiles' right factor, instead of the contiguous
     /// one.
     pub b_across: bool,
     /// Number of rows of clusters that are processed before the next column of tiles.
@@ -195,10 +194,10 @@ impl CoreConfig {
     /// swizzle.
     pub const SLAB_BYTES: u32 = 128;
 
-    /// Number of columns of A and rows of B in a slab, for two-byte elements.
+    /// Number of columns of A, and of rows of B, in a slab of two-byte elements.
     pub const DEPTH: u32 = Self::SLAB_BYTES / 2;
 
-    /// Tiles of C with this width, for row-major A and B.
+    /// Parameters for tiles of C that are `width` columns wide, for row-major A and B.
     pub fn wide(width: u32, cluster: u32, stages: u32) -> CoreConfig {
         CoreConfig {
             width,
@@ -213,8 +212,8 @@ impl CoreConfig {
         }
     }
 
-    /// Tiles of the transpose of C, for up to `width` rows of C, with row-major A and B. With one
-    /// consumer, more workgroups load at the same time.
+    /// Parameters for tiles of the transpose of C, for up to `width` rows of C, with row-major A
+    /// and B. With one consumer warpgroup, more workgroups load at the same time.
     pub fn flipped(width: u32, groups: u32, stages: u32) -> CoreConfig {
         CoreConfig {
             width,
@@ -229,7 +228,8 @@ impl CoreConfig {
         }
     }
 
-    /// Returns the same parameters for A and B that are column-major (true) or row-major (false).
+    /// Returns the same parameters for other storage orders of A and B: true for column-major,
+    /// false for row-major.
     #[must_use]
     pub fn with_layout(self, (a_columns, b_columns): (bool, bool)) -> CoreConfig {
         if self.flipped {
@@ -239,7 +239,7 @@ impl CoreConfig {
         }
     }
 
-    /// Whether A and B are stored column-major, as (A, B).
+    /// Whether A and B are stored column-major, as the pair (A, B).
     pub fn layout(&self) -> (bool, bool) {
         if self.flipped { (self.b_across, !self.a_across) } else { (self.a_across, !self.b_across) }
     }
@@ -249,7 +249,7 @@ impl CoreConfig {
         64 * self.groups
     }
 
-    /// Number of rows of the tiles of a cluster.
+    /// Number of rows that the tiles of one cluster cover.
     pub fn unit_rows(&self) -> u32 {
         self.rows() * self.cluster
     }
@@ -259,7 +259,7 @@ impl CoreConfig {
         128 * (self.groups + 1)
     }
 
-    /// Number of columns that are stored at a time.
+    /// Number of columns of a tile that are staged and stored at a time.
     pub(crate) fn chunk_cols(&self) -> u32 {
         match self.width {
             width if self.flipped => width,
@@ -272,7 +272,7 @@ impl CoreConfig {
         self.width / self.chunk_cols()
     }
 
-    /// Numbers of clusters in a column, and of tiles in a row, of a C of `rows` x `cols`.
+    /// Number of clusters in a column of C, and of tiles in a row of C, for a C of `rows` x `cols`.
     pub(crate) fn tiles(&self, rows: u32, cols: u32) -> (u32, u32) {
         (rows.div_ceil(self.unit_rows()), cols.div_ceil(self.width))
     }
@@ -300,8 +300,8 @@ impl CoreConfig {
         self.stages * stage + staging + barriers + 1024
     }
 
-    /// Macros that the kernel is compiled with, for elements of this type
-    /// ([`crate::args::dtype_code`]).
+    /// Compile options: the macros that define these parameters, for elements of type `dtype` (a
+    /// [`crate::args::dtype_code`]).
     pub fn options(&self, dtype: u32) -> Options {
         let flag = u32::from;
         Options::new()
@@ -344,7 +344,7 @@ mod tests {
                 assert_eq!(config.core, expected, "{arch}");
                 let dies = if ["gfx942", "gfx950"].contains(&arch_of(arch)) { 8 } else { 1 };
                 assert_eq!(config.dies, dies, "{arch}");
-                // Two workgroups fit on a multiprocessor with 227 KiB.
+                // Half of a multiprocessor's 227 KiB, so that two workgroups fit on it.
                 assert!(config.shared_bytes() <= 227 * 512, "{config:?}");
             }
         }

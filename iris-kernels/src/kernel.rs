@@ -1,4 +1,4 @@
-//! Kernels of the operators by name, and their effects on peers.
+//! Kernels of the operators, with their names and their effects on other ranks.
 
 use iris_sync::barrier::Members;
 
@@ -23,7 +23,7 @@ pub enum Kernel {
     AddLocked,
     /// Accumulating all-reduce, step 2: add partials atomically.
     AddAtomic,
-    /// Accumulating all-reduce, step 3: read the sums.
+    /// Accumulating all-reduce, step 3: read the sums into C.
     Convert,
     /// RMSNorm of the rows of C, after a call's last write to C on this rank.
     Norm,
@@ -46,19 +46,21 @@ pub enum Kernel {
     /// Message by copy engines, first launch: waits until all peers have entered the call, so that
     /// the engine may copy.
     Open,
-    /// Message by copy engines: copies this rank's rows to all ranks by workgroups, if no engine does.
+    /// Message by copy engines: workgroups copy this rank's rows to all ranks, in place of an
+    /// engine.
     Copies,
-    /// Message by copy engines: copies to each rank the rows of this rank's partial that it owns, by
-    /// workgroups.
+    /// Message by copy engines: workgroups copy to each rank the rows of this rank's partial that
+    /// the receiver owns, in place of an engine.
     Blocks,
-    /// Message by copy engines: copies this rank's rows of the sum to all ranks, after
-    /// [`Kernel::Blocks`], by workgroups.
+    /// Message by copy engines: workgroups copy this rank's rows of the sum to all ranks, after
+    /// [`Kernel::Blocks`], in place of an engine.
     Results,
-    /// Message by copy engines: adds the received blocks, or copies the block if there is only one.
+    /// Message by copy engines: adds up the received blocks, or copies the block if there is only
+    /// one.
     Sums,
     /// Message by copy engines: waits for parts of a rank's rows, before a kernel reads them.
     Gate {
-        /// Rank that the parts come from.
+        /// Rank from which the parts come.
         source: u32,
         /// Number of the first part.
         first: u32,
@@ -77,10 +79,10 @@ pub enum Kernel {
     AllToAllLl,
     /// [`Kernel::Broadcast`] for small messages, by the LL protocol.
     BroadcastLl,
-    /// Time stamp for traces, before or after a GEMM that writes no trace itself; the second one
-    /// ends the span.
+    /// Time stamp for traces, before or after a GEMM that writes no trace itself; the stamp after
+    /// the GEMM ends the span.
     Stamp {
-        /// Whether the GEMM has ended.
+        /// Whether the stamp is the one after the GEMM.
         after: bool,
         /// Number of rows that the GEMM multiplies.
         rows: u32,
@@ -108,7 +110,7 @@ pub struct Effects {
 }
 
 impl Effects {
-    /// No effect that a peer can see.
+    /// Effects of a step that no peer can see.
     pub(crate) const NONE: Effects = Effects { opens: false, peers: false, ends: false };
     /// Effects of a call that consists of one launch.
     pub(crate) const ALL: Effects = Effects { opens: true, peers: true, ends: true };
@@ -121,8 +123,8 @@ impl Effects {
 }
 
 impl Kernel {
-    /// Whether the kernel multiplies tiles, in an op with a product, and so needs their shared
-    /// memory. A new kernel must be added to one of the lists, otherwise this does not compile.
+    /// Whether the kernel multiplies tiles if the op has a product, and so needs shared memory for
+    /// them. Each new kernel must be added to one of the lists below, or this does not compile.
     pub fn multiplies(self) -> bool {
         use Kernel::*;
         match self {
@@ -152,7 +154,7 @@ impl Kernel {
         }
     }
 
-    /// Effects of a launch on other ranks.
+    /// Effects of a launch of the kernel on other ranks.
     pub fn effects(self) -> Effects {
         use Kernel::*;
         let peers = Effects { peers: true, ..Effects::NONE };

@@ -4,7 +4,8 @@ use iris_heap::{BackendKind, DType};
 
 use crate::target::library_workspace;
 
-/// Choice of the whole-matrix GEMM, for operands that it supports.
+/// Choice of the implementation of whole-matrix GEMMs; it matters only for operands that the
+/// implementation supports.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Library {
     /// The built-in GEMM for shapes for which it was measured to be faster than the vendor's
@@ -47,7 +48,7 @@ impl std::str::FromStr for Library {
 /// Requested whole-matrix GEMM.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GemmRequest {
-    /// Choice of the library.
+    /// Preferred implementation.
     pub library: Library,
     /// Kind of device.
     pub backend: BackendKind,
@@ -58,18 +59,18 @@ pub struct GemmRequest {
     pub rows: usize,
     /// Element type of A and B.
     pub dtype: DType,
-    /// Element type of C, or of the partial.
+    /// Element type of C, or of the partial that is sent to other ranks.
     pub output: DType,
     /// Rows and columns of a tile of the tile GEMM, for calls that the library cannot do.
     pub tile: (u32, u32),
     /// Rows and columns per signal, for a GEMM that stores tiles directly at their owners, if there
     /// is a build of it; `None` for other GEMMs.
     pub signalled: Option<[u32; 2]>,
-    /// Whether the built-in GEMM may wait for parts of A that copy engines bring, if there is a
-    /// build of it.
+    /// Whether the built-in GEMM may wait for parts of A that copy engines bring while it runs, if
+    /// there is a build of it.
     pub gated: bool,
-    /// Whether the built-in GEMM may exchange a message of few rows itself, if there is a build of
-    /// it.
+    /// Whether the built-in GEMM may exchange the message of few rows itself, in the same launch,
+    /// if there is a build of it.
     pub exchanges: bool,
 }
 

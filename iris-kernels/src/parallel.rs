@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-/// Stack size of a compiling thread in bytes; that of a program's main thread.
+/// Stack size of a compiling thread in bytes, equal to that of a program's main thread.
 const STACK: usize = 8 << 20;
 
 /// Runs `work` for each job, in order of the jobs, on up to `threads` threads including the calling

@@ -54,13 +54,13 @@ mod walk;
 pub struct Program {
     /// Alternatives, most preferred first; the last one has no conditions.
     pub alternatives: &'static [Alternative],
-    /// Place of the RMSNorm in a call, if there is one.
+    /// Position of the RMSNorm in a call, if there is one.
     pub norm: Norm,
-    /// Members of a barrier that is a call of its own; unused by other programs.
+    /// Ranks that take part in a barrier that is a call of its own; unused by other programs.
     pub members: Members,
 }
 
-/// Place of the RMSNorm in a program.
+/// Position of the RMSNorm in a program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Norm {
     /// No RMSNorm.
@@ -77,7 +77,7 @@ pub enum Norm {
 pub struct Alternative {
     /// Conditions; a call must meet all of them.
     pub when: &'static [When],
-    /// Steps and loops, in the order of the stream.
+    /// Steps and loops, in the order in which they are enqueued.
     pub items: &'static [Item],
     /// Whether peers may store directly into C if the call allows it.
     pub direct: bool,
@@ -123,14 +123,14 @@ pub enum Item {
     Peers(&'static [Item]),
 }
 
-/// One piece of work, enqueued at once.
+/// One piece of work, enqueued as a whole.
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
     /// Work to be enqueued.
     pub work: Work,
-    /// Alternative steps with the same words and results, if the work cannot be done; that may be
-    /// known only when it is enqueued, for example if a library refuses an algorithm. Empty if the
-    /// work can always be done.
+    /// Steps that replace the work if it cannot be done; they use the same words and give the same
+    /// results. That may be known only when the work is enqueued, for example if a library refuses
+    /// an algorithm. Empty if the work can always be done.
     pub or: &'static [Item],
 }
 
@@ -155,11 +155,11 @@ pub enum Work {
         /// Destination of the sum.
         to: Target,
     },
-    /// Copy of the peer's rows to their position in C.
+    /// Copy of the received rows of the loop's peer to their position in C.
     Take(Transfer),
     /// End of the call, after copies on the side stream have been joined.
     Close(Transfer),
-    /// Barrier of all ranks inside a call; the number, 0 or 1, distinguishes the two barriers of a
+    /// Barrier of all ranks inside a call; its number, 0 or 1, distinguishes the two barriers of a
     /// call.
     Barrier(u32),
     /// Barrier of [`Program::members`] that is a call of its own.
@@ -177,7 +177,7 @@ pub enum Operands {
     Area(Area),
     /// Rows of C that this rank owns and that an earlier step has computed.
     OwnRows,
-    /// Source and destination of a transfer.
+    /// Source and destination of a transfer, in place of A and C.
     Of(Transfer),
 }
 
@@ -201,13 +201,13 @@ vocabulary! {
 /// Matrix product of a program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Gemm {
-    /// Factor A.
+    /// Factor A of the product.
     pub source: Source,
     /// Rows of A to multiply, unless a loop over parts or peers around the step selects the rows.
     pub rows: Rows,
     /// Destination of the product.
     pub to: Target,
-    /// GEMM implementation.
+    /// Implementation of the product.
     pub core: Core,
 }
 
@@ -223,7 +223,7 @@ pub enum Source {
 }
 
 vocabulary! {
-    /// Rows of a GEMM.
+    /// Rows that a GEMM multiplies.
     Rows {
         /// All rows.
         All = "all rows",
@@ -248,13 +248,13 @@ pub enum Target {
     C,
     /// Matrix C of the call, which has only the rows that this rank owns.
     Own,
-    /// The rows of C that this rank owns.
+    /// Only the rows of the call's C, which has all rows, that this rank owns.
     OwnOfC,
     /// A matrix in the workspace.
     Area(Area),
 }
 
-/// GEMM implementation that a step asks for.
+/// GEMM implementation that a step requires.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Core {
     /// The vendor's library, the built-in whole-matrix GEMM, or the tile GEMM, in order of
@@ -292,7 +292,7 @@ pub enum EarliestStart {
 /// Stream of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lane {
-    /// Stream of the call.
+    /// Stream of the call, on which kernels and GEMMs run.
     Main,
     /// Side stream: copies that begin when the work enqueued so far on the stream of the call has
     /// ended.
@@ -305,7 +305,7 @@ impl Program {
         Program { alternatives, norm: Norm::None, members: Members::from_bits(0) }
     }
 
-    /// Items of an alternative, including the RMSNorm.
+    /// Items of an alternative, followed by the RMSNorm if it is a separate step.
     pub fn items<'a>(&self, of: &'a Alternative) -> impl Iterator<Item = &'a Item> + use<'a> {
         const NORM: Item = step(Work::RmsNorm);
         let last = match self.norm {
@@ -334,7 +334,7 @@ impl Program {
         each(self.items(of), see);
     }
 
-    /// Calls `see` once for each step of all alternatives.
+    /// Calls `see` once for each step of each alternative, and for each of their alternative steps.
     pub fn each_step(&self, see: &mut dyn FnMut(&Step)) {
         self.alternatives.iter().for_each(|of| self.each_step_of(of, see));
     }
@@ -366,7 +366,7 @@ impl Program {
         })
     }
 
-    /// Whether an alternative has this condition.
+    /// Whether some alternative has the condition `when`.
     pub fn asks(&self, when: When) -> bool {
         self.alternatives.iter().any(|it| it.when.contains(&when))
     }
@@ -393,7 +393,7 @@ impl Target {
 }
 
 impl Work {
-    /// Transfer that the work belongs to; `None` for kernels over tiles and GEMMs.
+    /// Transfer to which the work belongs; `None` for kernels over tiles and GEMMs.
     pub(crate) fn transfer(self) -> Option<Transfer> {
         match self {
             Work::Open(of)
@@ -429,8 +429,8 @@ impl Work {
             Work::Gemm(Gemm { core: Core::Gated | Core::Storing { .. }, .. }) => {
                 EarliestStart::BehindOpen
             }
-            // The work follows copies, which are no kernel launches, so its launch cannot overlap
-            // with them.
+            // These steps follow copies, which are no kernel launches, so their launches cannot
+            // overlap with the previous step.
             Work::Copies(_) | Work::Close(_) => EarliestStart::No,
             _ => EarliestStart::AfterTurn,
         }
@@ -450,7 +450,7 @@ pub const fn step(work: Work) -> Item {
     Item::Do(Step { work, or: &[] })
 }
 
-/// Makes a step with alternative steps, for the case that it cannot be done.
+/// Makes a step for `work`, and the items `or` that replace it if it cannot be done.
 pub const fn or(work: Work, or: &'static [Item]) -> Item {
     Item::Do(Step { work, or })
 }
@@ -460,7 +460,7 @@ pub const fn kernel(kernel: Kernel) -> Item {
     step(Work::Kernel(kernel, Operands::Call))
 }
 
-/// Makes a GEMM step by any implementation that fits.
+/// Makes a GEMM step that any implementation which fits may do.
 pub const fn gemm(source: Source, rows: Rows, to: Target) -> Item {
     step(Work::Gemm(Gemm { source, rows, to, core: Core::Any }))
 }
@@ -470,13 +470,13 @@ pub const fn always(items: &'static [Item]) -> Alternative {
     when(&[], items)
 }
 
-/// Makes an alternative for calls that meet these conditions.
+/// Makes an alternative for calls that meet all conditions in `when`.
 pub const fn when(when: &'static [When], items: &'static [Item]) -> Alternative {
     Alternative { when, items, direct: true }
 }
 
 impl Alternative {
-    /// Marks an alternative in which peers must not store directly into C.
+    /// Marks an alternative so that peers must not store directly into C.
     pub const fn indirect(self) -> Self {
         Alternative { direct: false, ..self }
     }

@@ -14,7 +14,8 @@ impl<K: PartialEq, V> Recent<K, V> {
         Recent { most: most.max(1), entries: Vec::new() }
     }
 
-    /// Returns the value of `key`, and makes it first if it is missing. A hit allocates nothing.
+    /// Returns the value of `key`; if it is missing, makes and stores it first. A hit allocates
+    /// nothing.
     ///
     /// # Errors
     /// Errors of `make`; nothing is stored for the key then.
@@ -23,7 +24,7 @@ impl<K: PartialEq, V> Recent<K, V> {
         key: K,
         make: impl FnOnce() -> Result<V, E>,
     ) -> Result<&mut V, E> {
-        // The search starts at the end, where a program that repeats its calls finds them.
+        // The search starts at the most recent entry, because programs repeat their calls.
         match self.entries.iter().rposition(|(known, _)| *known == key) {
             Some(at) => self.entries[at..].rotate_left(1),
             None => {

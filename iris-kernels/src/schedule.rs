@@ -68,7 +68,7 @@ impl Grid {
         self.rows.div_ceil(self.tile_m) * self.across()
     }
 
-    /// Position of tile `tile`.
+    /// Position and size of tile `tile`.
     pub fn tile(&self, tile: u32) -> Tile {
         let (row, col) = (tile / self.across() * self.tile_m, tile % self.across() * self.tile_n);
         Tile {
@@ -278,8 +278,8 @@ impl Units {
         (0..source).map(rows).sum::<u32>() + within
     }
 
-    /// Unit that `rank` fetches as number `position`: units of all other ranks round-robin; its own
-    /// come last.
+    /// Returns the unit that `rank` fetches at `position` of its order: the units of all other
+    /// ranks round-robin, then its own.
     pub fn unit_at(&self, position: u32, rank: u32) -> u32 {
         let of = |source| self.first(source + 1) - self.first(source);
         let others = self.units() - of(rank);
@@ -312,7 +312,7 @@ impl Units {
     }
 }
 
-/// Collectives for small messages: which data each rank sends to which others.
+/// Collectives for small messages: which data each rank sends to which ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Collective {
     /// Each rank's whole message goes to all ranks, which add the messages in the order of ranks.
@@ -325,16 +325,16 @@ pub enum Collective {
     AllToAll,
     /// The root's message goes to all ranks.
     Broadcast {
-        /// The sending rank.
+        /// Rank that sends its message.
         root: u32,
     },
 }
 
-/// Items of a message in the LL protocol: eight bytes each, of concatenated rows. The last item of
-/// a part may be short.
+/// Division of a message into items of the LL protocol: eight bytes of concatenated rows each. The
+/// last item of a part may be shorter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Items {
-    /// Data flow of the message.
+    /// Collective that determines which data goes where.
     pub collective: Collective,
     /// Number of ranks.
     pub size: u32,
@@ -363,13 +363,14 @@ impl Items {
         }
     }
 
-    /// Number of items that `from` sends to `to`; saturates at `u32::MAX`, which no plan accepts.
+    /// Number of items that `from` sends to `to`; saturates at `u32::MAX`, which every plan
+    /// refuses.
     pub fn sent(&self, from: u32, to: u32) -> u32 {
         let elements = u64::from(self.rows_sent(from, to)) * u64::from(self.cols);
         u32::try_from(elements.div_ceil(u64::from(self.per_item))).unwrap_or(u32::MAX)
     }
 
-    /// Largest number of items that one rank sends to another.
+    /// Largest number of items that any rank sends to another.
     pub fn most(&self) -> u32 {
         let root = match self.collective {
             Collective::Broadcast { root } => root,
@@ -379,7 +380,7 @@ impl Items {
         self.sent(root, 0)
     }
 
-    /// First row, in a rank's matrix, of its data for `to`.
+    /// First row, in this rank's matrix, of the data that it sends to `to`.
     pub fn source_row(&self, to: u32) -> u32 {
         match self.collective {
             Collective::ReduceScatter | Collective::AllToAll => self.part(to).start,
@@ -396,7 +397,7 @@ impl Items {
         }
     }
 
-    /// Whether a sum begins with this rank's own part; otherwise parts are added in the order of
+    /// Whether a sum begins with this rank's own part; if not, parts are added in the order of
     /// ranks.
     pub fn own_first(&self) -> bool {
         self.collective == Collective::ReduceScatter
@@ -456,8 +457,9 @@ pub struct Arriving {
 }
 
 impl Arriving {
-    /// Row at position `turn`: this rank's own rows first, then part by part the rows of its peers,
-    /// beginning with the preceding rank, which sends to this rank first.
+    /// Returns the row that arrives at position `turn`: this rank's own rows first, then part by
+    /// part the rows of its peers, beginning with the preceding rank, which sends to this rank
+    /// first.
     pub fn row(&self, turn: u32) -> u32 {
         let Self { rows, part, size, rank } = *self;
         if turn < rows {
@@ -506,7 +508,8 @@ mod tests {
             let each = (0..ranks).flat_map(|rank| (0..tiles).map(move |tile| (rank, tile)));
             assert_eq!(sorted, each.collect::<Vec<_>>(), "{rounds:?}");
             for (position, &(rank, tile)) in all.iter().enumerate() {
-                // Tiles of other ranks before this rank's own tile, and the reverse.
+                // Own tiles must follow enough tiles of other ranks, and other ranks' tiles must
+                // not follow own tiles too late.
                 let before = &all[..position];
                 if rank == ranks - 1 {
                     let needed = ((tile / span + 2) * span).min(tiles) * (ranks - 1);

@@ -1,4 +1,5 @@
-//! Embedded device source: headers that any kernel may include, and the kernels of the ops.
+//! Device source embedded in the crate: headers that any kernel may include, and the kernels of the
+//! ops.
 
 use std::sync::OnceLock;
 
@@ -27,11 +28,11 @@ pub enum SourceKind {
     Message,
     /// Tile GEMM with or without a message, compiled for one element type and tile size.
     TileGemm,
-    /// GEMM of whole matrices, see `crate::gemm`.
+    /// Kernel of a whole-matrix GEMM, see `crate::gemm`.
     WholeGemm,
 }
 
-/// Source file with its name.
+/// Source file that is embedded in the crate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Text {
     /// Name: the path in `#include` for a header, the file name for a kernel.
@@ -122,7 +123,7 @@ pub const KERNELS: &[Text] = embed![
     "matmul_reduce_scatter.cu"
 ];
 
-/// Sources of whole-matrix GEMMs, see `crate::gemm`. The first is fused with no communication.
+/// Sources of whole-matrix GEMMs, see `crate::gemm`. Only the first one has no fused communication.
 pub const GEMMS: &[Text] = embed![WholeGemm:
     "gemm_sm90.cu",
     "gemm_sm90_gather.cu",

@@ -17,7 +17,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// The target of a device.
+    /// Returns the target for a device.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for the CPU, whose kernels are host code.
@@ -25,7 +25,7 @@ impl Target {
         Self::new(device.kind, &device.arch)
     }
 
-    /// The target for an architecture as the driver names it: `sm_90`, `gfx942`.
+    /// Returns the target for an architecture as the driver names it: `sm_90`, `gfx942`.
     ///
     /// # Errors
     /// Errors of [`Target::of`].
@@ -40,8 +40,8 @@ impl Target {
         }
     }
 
-    /// The target for an architecture of NVIDIA; from `sm_90` on with the architecture-specific
-    /// features: `sm_90a`.
+    /// Returns the target for an architecture of NVIDIA; from `sm_90` on with the
+    /// architecture-specific features: `sm_90a`.
     pub fn nvidia(arch: &str) -> Target {
         let number = arch.strip_prefix("sm_").and_then(|number| number.parse::<u32>().ok());
         let only = if number.is_some_and(|number| number >= 90) { "a" } else { "" };
@@ -59,9 +59,9 @@ pub(crate) fn dialect(kind: BackendKind) -> Option<&'static Dialect> {
 }
 
 impl Blas {
-    /// GEMM library of this machine for a kind of device, loaded at the first call: from the place
-    /// that the library's variable names (`IRIS_CUBLASLT`, `IRIS_HIPBLASLT`), else from its usual
-    /// places.
+    /// Returns the vendor's GEMM library of this machine for a kind of device, loaded at the first
+    /// call: from the path in its environment variable (`IRIS_CUBLASLT`, `IRIS_HIPBLASLT`), else
+    /// from its usual folders.
     ///
     /// # Errors
     /// [`vendor::Error::NotFound`] with the places that were searched.
@@ -73,8 +73,8 @@ impl Blas {
     }
 }
 
-/// Returns the bytes of workspace for the vendor's BLAS library; `None` if no library is used on
-/// this kind of device.
+/// Bytes of workspace that the vendor's BLAS library needs; `None` if no library is used on this
+/// kind of device.
 pub(crate) fn library_workspace(kind: BackendKind) -> Option<u64> {
     dialect(kind).map(|_| Prepared::WORKSPACE)
 }

@@ -5,10 +5,10 @@
 
 use bytemuck::{Pod, Zeroable};
 
-/// Largest number of workgroups in a trace buffer.
+/// Largest number of workgroups for which a trace buffer has room.
 pub const MAX_GROUPS: usize = 512;
 
-/// Span of one workgroup.
+/// Span of time in which one workgroup did one thing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct TraceSpan {
@@ -16,9 +16,9 @@ pub struct TraceSpan {
     pub begin: u64,
     /// End time in nanoseconds, of the same clock as `begin`.
     pub end: u64,
-    /// Activity: number of an [`iris_sync::Span`].
+    /// Activity of the workgroup: the number of an [`iris_sync::Span`].
     pub kind: u32,
-    /// Number of the tile, unit or rank concerned.
+    /// Number of the tile, unit or rank that the activity concerned.
     pub what: u32,
 }
 
@@ -27,7 +27,7 @@ pub const fn buffer_bytes(capacity: u32) -> usize {
     MAX_GROUPS * 4 + MAX_GROUPS * capacity as usize * size_of::<TraceSpan>()
 }
 
-/// Spans in a trace buffer, by workgroup, and the number of dropped spans.
+/// Reads the spans in a trace buffer, by workgroup, and the number of dropped spans.
 ///
 /// # Panics
 /// If the length of `bytes` is not [`buffer_bytes`] of `capacity`.

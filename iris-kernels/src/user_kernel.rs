@@ -15,7 +15,7 @@ pub struct UserKernel {
     resident: u32,
     threads: u32,
     shared_bytes: u32,
-    /// Number of multiprocessors of this rank's share of the device.
+    /// Number of multiprocessors that this rank may use; its share if ranks share the device.
     multiprocessors: u32,
     /// Address of the heap's control block, by which a launch checks that a tile view belongs to
     /// this heap.
@@ -46,14 +46,14 @@ impl UserKernel {
         Ok(Self { function, resident, threads, shared_bytes, multiprocessors, control })
     }
 
-    /// Returns the maximum number of resident workgroups, this rank's share if ranks share the
+    /// Largest number of workgroups that can be co-resident; this rank's share if ranks share the
     /// device.
     pub fn resident(&self) -> u32 {
         self.resident
     }
 
-    /// Enqueues a launch after the heap's last operator call; the next call waits for it. `args`
-    /// are the bytes of the parameters, in order; for a `HeapView`,
+    /// Enqueues a launch of `groups` workgroups after the heap's last operator call; the next call
+    /// waits for it. `args` are the bytes of the parameters, in order; a `HeapView` is passed as
     /// `bytemuck::bytes_of(&heap.view())`.
     ///
     /// # Errors

@@ -37,14 +37,14 @@ impl WholeGemm {
         let vendor = match library {
             Library::Ours => None,
             _ if library_workspace(device.kind).is_none() => None,
-            // The vendor's library loads a kernel when it is first enqueued and then waits for the
-            // whole device, so also for a waiting kernel of another rank, which may wait for this
-            // rank: a deadlock.
+            // The vendor's library loads a kernel when it is first enqueued, and loading waits for
+            // the whole device. If ranks share the device, it would wait for a kernel of another
+            // rank, which may wait for this rank: a deadlock.
             _ if heap.ranks_on_device() > 1 => None,
             _ => vendor(gpu, shape, (dtype, output))?,
         };
-        // Besides the vendor's library, only those built-in builds are loaded that are preferred to
-        // it.
+        // In addition to the vendor's library, load only those built-in builds that are preferred
+        // to it for some shape.
         let chooses_by_shape = library == Library::Auto && vendor.is_some();
         let ours = match library {
             Library::Vendor if vendor.is_some() => None,
@@ -61,7 +61,7 @@ impl WholeGemm {
         [vendor, ours].into_iter().flatten().collect::<Vec<_>>().join(" or ")
     }
 
-    /// Whether the GEMM can do this call; other calls use the kernels of operators.
+    /// Whether a whole-matrix GEMM can do this call; other calls use the operators' own kernels.
     pub fn fits(&self, args: &OpArgs) -> bool {
         self.vendor.as_ref().is_some_and(|it| it.fits(args, None))
             || self.ours.as_ref().is_some_and(|it| it.fits(args))
@@ -95,12 +95,13 @@ impl WholeGemm {
         let gpu = heap.gpu()?;
         let prefers = |gemm: &&Gemm| !self.chooses_by_shape || gemm.is_preferred(args);
         if let Some(gemm) = self.ours.as_ref().filter(prefers)
-            // SAFETY: by the contract of this function.
+            // SAFETY: the caller keeps this function's contract, which covers that of `launch`.
             && unsafe { gemm.launch(gpu, stream, args) }?
         {
             return Ok(true);
         }
-        // SAFETY: by the contract of this function.
+        // SAFETY: the caller keeps this function's contract, which covers that of `enqueue_vendors`
+        // without an addend.
         unsafe { self.enqueue_vendors(gpu, stream, (args, None), workspace) }
     }
 
@@ -122,7 +123,8 @@ impl WholeGemm {
         addend: &Matrix,
         workspace: u64,
     ) -> Result<bool> {
-        // SAFETY: by the contract of this function.
+        // SAFETY: the caller keeps this function's contract, which equals that of
+        // `enqueue_vendors`.
         unsafe { self.enqueue_vendors(heap.gpu()?, stream, (args, Some(addend)), workspace) }
     }
 
@@ -143,8 +145,8 @@ impl WholeGemm {
         };
         let mut done = false;
         gpu.enqueue(stream, |raw| {
-            // SAFETY: by the contract of this function; the device is current, and the stream
-            // belongs to it.
+            // SAFETY: the caller keeps this function's contract; the device is current, and the
+            // stream belongs to it.
             let outcome = unsafe { prepared.enqueue(args, addend, workspace, raw) };
             done = outcome.map_err(Error::other)?;
             Ok(())
@@ -153,8 +155,8 @@ impl WholeGemm {
     }
 }
 
-/// Prepares the vendor's library on this device; `None` if it is missing or does not support such
-/// products.
+/// Prepares the vendor's library on this device for products of `shape` and `types`; `None` if the
+/// library is missing or does not support them.
 fn vendor(gpu: &Gpu, shape: [usize; 3], types: (DType, DType)) -> Result<Option<Prepared>> {
     use crate::vendor::Error as Missing;
     let made = gpu.with_relaxed_capture(|| {

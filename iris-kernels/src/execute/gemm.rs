@@ -1,4 +1,4 @@
-//! GEMMs of a program: implementations available on a device, and their launches.
+//! GEMMs of a program: the implementations that are available on a device, and their launches.
 
 use iris_heap::{Error, Result, SymmetricHeap};
 
@@ -20,14 +20,14 @@ pub(super) struct Gemms {
     /// Plain whole-matrix GEMM, of the vendor's library or built in; `None` if neither supports
     /// the matrices.
     library: Option<WholeGemm>,
-    /// Kernels of the tile GEMM, for products that the library cannot do; `None` if the program has
-    /// alternative steps instead.
+    /// Kernels of the tile GEMM, for products that no whole-matrix GEMM can do; `None` if the
+    /// program has alternative steps instead.
     tiles: Option<KernelSet>,
     fused: Fused,
 }
 
-/// GEMM fused with communication: it waits for peers or stores to them. A program uses one kind at
-/// most.
+/// GEMM fused with communication: it waits for peers or stores at them. A program uses at most one
+/// kind.
 #[derive(Debug)]
 enum Fused {
     None,
@@ -62,8 +62,8 @@ impl Gemms {
         })
     }
 
-    /// Copy of these GEMMs without library GEMMs and whole-matrix GEMMs, for worlds in which not
-    /// all ranks have them.
+    /// Copies these GEMMs without library GEMMs and whole-matrix GEMMs, for worlds in which not all
+    /// ranks have them.
     pub(super) fn without_library(&self) -> Self {
         Gemms { whole: self.whole, library: None, tiles: self.tiles.clone(), fused: Fused::None }
     }
@@ -80,7 +80,7 @@ impl Gemms {
         Some(self.library.as_ref()?.title() + fused)
     }
 
-    /// Whether any call can meet this condition.
+    /// Whether some call can meet the condition `when`.
     pub(super) fn may_meet(&self, when: When) -> bool {
         match when {
             When::Exchanges => matches!(self.fused, Fused::Exchanging(_)),
@@ -91,14 +91,14 @@ impl Gemms {
         }
     }
 
-    /// Whether the library can add this matrix to the product of a call.
+    /// Whether the library can add the matrix `addend` to the product of a call.
     pub(super) fn adds(&self, args: &OpArgs, addend: &Matrix) -> bool {
         self.library.as_ref().is_some_and(|it| it.fits_adding(args, addend))
     }
 }
 
 impl Call<'_> {
-    /// Whether the fused GEMM can do this call.
+    /// Whether the fused GEMM can do this call with the operands that `gemm` names.
     pub(super) fn fits(&self, gemm: &Gemm) -> bool {
         let places = self.places();
         let Some(gemms) = &self.of.gemms else { return false };
@@ -117,8 +117,8 @@ impl Call<'_> {
         }
     }
 
-    /// Enqueues a GEMM. Returns true if it was enqueued or there is nothing to do, false if it
-    /// cannot be done.
+    /// Enqueues `gemm`. Returns true if it was enqueued or there is nothing to do, false if no GEMM
+    /// can do it in this call.
     pub(super) fn gemm(&self, gemm: &Gemm, at: At) -> Result<bool> {
         let Some(gemms) = &self.of.gemms else { return Ok(false) };
         let places = self.places();
@@ -132,8 +132,8 @@ impl Call<'_> {
                 let Some(library) = &gemms.library else { return Ok(false) };
                 let Some(rows) = places.own_rows(at) else { return Ok(true) };
                 let (args, addend) = places.adding(gemm.to, &rows);
-                // SAFETY: by the contract of `Call::new`; the addend lies in the workspace, and C
-                // does not.
+                // SAFETY: `Call::new` requires live operands; the addend lies in the workspace, and
+                // C does not.
                 self.stamped(args.m, || unsafe {
                     library.enqueue_adding(self.heap, self.stream, &args, &addend, workspace(&args))
                 })
@@ -142,7 +142,7 @@ impl Call<'_> {
                 let Some(parts) = self.parts_of_shards() else { return Ok(false) };
                 let (all, message) =
                     (places.area(Area::Gathered), places.message(Transfer::Shards).args);
-                // SAFETY: by the contract of `Call::new`; the call is open, and engines do the
+                // SAFETY: `Call::new` requires live operands; the call is open, and engines do the
                 // copies.
                 self.stamped(self.args.m, || unsafe {
                     gated.launch(gpu()?, &self.args, (&all, &parts), &message)
@@ -150,13 +150,13 @@ impl Call<'_> {
             }
             (Core::Storing { blocks, results }, Fused::Storing(storing)) => {
                 let (args, messages) = (places.storing(gemm.to), self.stored(blocks, results));
-                // SAFETY: by the contract of `Call::new`; the call is open, and no rank shares the
-                // device.
+                // SAFETY: `Call::new` requires live operands; the call is open, and no rank shares
+                // the device.
                 self.stamped(args.m, || unsafe { storing.launch(gpu()?, &args, &messages.of()) })
             }
             (Core::Exchanging(kernel), Fused::Exchanging(exchanging)) => {
                 let Some(product) = places.product(gemm, at) else { return Ok(true) };
-                // SAFETY: by the contract of `Call::new`.
+                // SAFETY: `Call::new` requires live operands.
                 self.stamped(product.m, || unsafe {
                     exchanging.launch(gpu()?, kernel, (&product, &self.args))
                 })
@@ -165,32 +165,34 @@ impl Call<'_> {
         }
     }
 
-    /// Enqueues a GEMM that writes no trace itself. In a traced call two small launches around it
-    /// record it as one span of the first workgroup.
+    /// Enqueues by `enqueue` a GEMM that writes no trace itself. In a traced call, two small
+    /// launches around it record it as one span of the first workgroup.
     fn stamped(&self, rows: u32, enqueue: impl FnOnce() -> Result<bool>) -> Result<bool> {
         if self.args.trace == 0 {
             return enqueue();
         }
         let stamp = |after| {
             let (on, kernel) = ((self.heap, self.stream), Kernel::Stamp { after, rows });
-            // SAFETY: by the contract of `Call::new`.
+            // SAFETY: `Call::new` requires the conditions of `Executor::run`, which cover this
+            // launch.
             unsafe { self.of.kernels.enqueue(on, kernel, self.args, (1.into(), false)) }
         };
         stamp(false)?;
         let done = enqueue()?;
         if done && let Err(error) = stamp(true) {
-            // The GEMM has been enqueued, and may be the whole call, so this error is only logged.
+            // The GEMM has been enqueued, and may be the whole call, so an error of its stamp is
+            // only logged.
             tracing::warn!(%error, "a GEMM is missing from the trace");
         }
         Ok(done)
     }
 
-    /// Enqueues a plain product; returns false if it cannot be done.
+    /// Enqueues a plain product; returns false if neither the library nor the tile GEMM can do it.
     fn product(&self, gemms: &Gemms, mut args: OpArgs, early: bool) -> Result<bool> {
-        // Only the tile GEMM can add a residual.
+        // Among these GEMMs only the tile GEMM can add a residual.
         let library = gemms.library.as_ref().filter(|_| args.residual.address == 0);
         if let Some(library) = library.filter(|it| it.fits(&args)) {
-            // SAFETY: by the contract of `Call::new`, which covers the workspace, too.
+            // SAFETY: `Call::new` requires live operands, including the workspace.
             let done = self.stamped(args.m, || unsafe {
                 library.enqueue(self.heap, self.stream, &args, workspace(&args))
             })?;
@@ -204,12 +206,13 @@ impl Call<'_> {
         let work = count(args.m, args.tile_m) * count(args.n, args.tile_n);
         let groups = Workgroups::from(work.clamp(1, u64::from(tiles.resident())) as u32);
         let on = (self.heap, self.stream);
-        // SAFETY: by the contract of `Call::new`.
+        // SAFETY: `Call::new` requires the conditions of `Executor::run`, which cover this launch.
         unsafe { tiles.enqueue(on, Kernel::Local, args, (groups, early)) }?;
         Ok(true)
     }
 
-    /// Parts of A's shards that a GEMM waits for; `None` if the ranks' shards have different sizes.
+    /// Parts in which the shards of A arrive, for a GEMM that waits for them; `None` if the ranks'
+    /// shards have different sizes.
     fn parts_of_shards(&self) -> Option<Parts> {
         let OpArgs { ref channel, m, k, shard, .. } = self.args;
         let message = self.places().message(Transfer::Shards);
@@ -230,7 +233,7 @@ impl Call<'_> {
         Some(Parts { shard, part, first: message.first, step, columns })
     }
 
-    /// Messages of a GEMM that stores to peers.
+    /// Messages that a GEMM replaces by storing at peers.
     fn stored(&self, blocks: bool, results: Option<Transfer>) -> Stored {
         let places = self.places();
         Stored {
@@ -240,7 +243,7 @@ impl Call<'_> {
     }
 }
 
-/// Messages of a GEMM that stores to peers, owned while it is enqueued.
+/// Messages of a GEMM that stores at peers, kept alive while the GEMM is enqueued.
 struct Stored {
     blocks: Option<Message>,
     results: Option<Message>,
@@ -255,12 +258,12 @@ impl Stored {
     }
 }
 
-/// Address of the library's workspace.
+/// Address of the call's workspace, which begins with the library's own part.
 fn workspace(args: &OpArgs) -> u64 {
     args.heap.data[args.heap.rank as usize] + args.workspace
 }
 
-/// Whether a program has a plain product without alternative steps.
+/// Whether a program has a plain product without alternative steps, so that it needs the tile GEMM.
 fn needs_tiles(program: &Program) -> bool {
     let mut found = false;
     program.each_step(&mut |Step { work, or }| {

@@ -24,26 +24,26 @@ use crate::trace::MAX_GROUPS;
 pub struct Workgroups {
     /// Number of workgroups.
     pub count: u32,
-    /// Largest number of threads per workgroup on a GPU; `None`: the number that the kernel is
-    /// built for.
+    /// Largest number of threads per workgroup on a GPU; `None` stands for the number for which the
+    /// kernel is built.
     pub threads: Option<u32>,
     /// Whether each thread has several items of an LL message that is symmetric between two ranks;
-    /// a variant of the kernel then processes them together.
+    /// then a variant of the kernel processes them together.
     pub several_items: bool,
 }
 
 impl Workgroups {
     /// Size of a launch of [`Kernel::Norm`] on a GPU: one workgroup per row up to a limit, above
-    /// which workgroups process several rows. The kernel waits for no other workgroup, so there may
-    /// be more than are co-resident.
+    /// which each workgroup processes several rows. The kernel waits for no other workgroup, so
+    /// there may be more workgroups than are co-resident.
     pub fn of_rows(rows: u32) -> Self {
         rows.clamp(1, 4096).into()
     }
 }
 
 impl From<u32> for Workgroups {
-    /// Makes a launch of this many workgroups, with the number of threads that the kernel is built
-    /// for.
+    /// Makes a launch of `count` workgroups, with the number of threads for which the kernel is
+    /// built.
     fn from(count: u32) -> Self {
         Self { count, threads: None, several_items: false }
     }
@@ -58,9 +58,9 @@ pub(super) struct KernelSet {
 
 #[derive(Clone, Debug)]
 enum Code {
-    /// CPU kernels, launched on the heap's threads.
+    /// CPU kernels, which run on the heap's threads.
     Host(Arc<HostLaunches>),
-    /// GPU kernels, looked up by name.
+    /// GPU kernels, found by name when they are launched.
     Loaded(Vec<Loaded>),
 }
 
@@ -72,7 +72,7 @@ struct Loaded {
     /// Number of threads per workgroup.
     threads: u32,
     shared_bytes: u32,
-    /// Number of co-resident workgroups. Checked for the variants for pairs of ranks only, which
+    /// Number of co-resident workgroups; checked only for the variants for pairs of ranks, which
     /// are not used for larger launches.
     max_groups: u32,
 }
@@ -125,7 +125,8 @@ impl KernelSet {
         self.resident
     }
 
-    /// Enqueues one launch of a kernel; `early`: it may begin before the previous launch has ended.
+    /// Enqueues one launch of a kernel. If `early`, the launch may begin before the previous launch
+    /// has ended.
     ///
     /// # Errors
     /// [`Error::TooManyGroups`], [`Error::Closed`], [`Error::Device`]; [`Error::Unsupported`] for a
@@ -151,7 +152,7 @@ impl KernelSet {
         let &Loaded { ref function, threads, shared_bytes, .. } = of_name.ok_or_else(|| {
             unsupported(format!("kernel {name}"), "the operator was created without this kernel")
         })?;
-        // Workgroups of norm kernels wait for nothing, so they need not be co-resident.
+        // Workgroups of norm kernels do not wait for each other, so they need not be co-resident.
         let most = if kernel == Kernel::Norm { u32::MAX } else { self.resident };
         fits(name, groups.count, most)?;
         let threads = groups.threads.map_or(threads, |most| most.min(threads));
@@ -188,8 +189,8 @@ impl KernelSet {
     }
 }
 
-/// Launch objects for the heap's threads. Finished ones are reused, so that a call allocates
-/// nothing after the first.
+/// Launch objects for the heap's threads. Finished objects are reused, so that only the first calls
+/// allocate.
 #[derive(Default)]
 struct HostLaunches(Mutex<Vec<HostLaunch>>);
 
@@ -201,7 +202,8 @@ impl fmt::Debug for HostLaunches {
 
 struct HostLaunch {
     launch: Arc<RwLock<Launch>>,
-    /// Closure that runs `launch`. No other reference to it exists while no launch is in progress.
+    /// Closure that runs `launch`. While no launch is in progress, no other reference to the
+    /// closure exists.
     run: CpuKernel,
 }
 
@@ -219,11 +221,11 @@ struct Launch {
 }
 
 impl HostLaunches {
-    /// Largest number of launch objects that are kept; a program that enqueues more at a time
-    /// allocates the others anew.
+    /// Largest number of launch objects that are kept; if more are in progress at once, the others
+    /// are allocated and freed.
     const MOST: usize = 32;
 
-    /// Enqueues a CPU kernel.
+    /// Enqueues a CPU kernel with a launch object that is free, or a new one.
     fn enqueue(
         &self,
         heap: &Arc<SymmetricHeap>,
@@ -264,7 +266,7 @@ impl HostLaunch {
 }
 
 impl Launch {
-    /// Runs one workgroup of the launch.
+    /// Runs one workgroup of the launch on the calling thread.
     fn run(&self, group: Group) -> Result<()> {
         let _guard = EndGuard(self);
         let mut access = self.access.lock().unwrap_or_else(PoisonError::into_inner);
@@ -279,7 +281,7 @@ impl Launch {
     }
 }
 
-/// Guard that counts a workgroup as ended on drop, also after a panic.
+/// Guard that counts a workgroup as ended when it is dropped, even by a panic.
 struct EndGuard<'a>(&'a Launch);
 
 impl Drop for EndGuard<'_> {
@@ -290,8 +292,8 @@ impl Drop for EndGuard<'_> {
     }
 }
 
-/// Compiles and loads the variant of a kernel with this name; also returns a function that computes
-/// its number of co-resident workgroups.
+/// Compiles and loads the kernel called `name`; also returns a function that computes its number of
+/// co-resident workgroups.
 fn load<'a>(
     heap: &'a SymmetricHeap,
     target: &Target,
@@ -309,7 +311,7 @@ fn load<'a>(
     Ok((new, move || share(heap, &function, threads, shared_bytes)))
 }
 
-/// This rank's share of the device's co-resident workgroups.
+/// Number of co-resident workgroups of a kernel that this rank may use, if ranks share the device.
 pub(crate) fn share(
     heap: &SymmetricHeap,
     function: &Function,
@@ -317,7 +319,7 @@ pub(crate) fn share(
     shared: u32,
 ) -> Result<u32> {
     let (all, ranks) = (function.resident(threads, shared)?, heap.ranks_on_device());
-    // Kernels of other ranks may fill whole multiprocessors, so count one workgroup on each
+    // Kernels of other ranks may fill whole multiprocessors, so count only one workgroup on each
     // multiprocessor of this rank's share.
     let most = if ranks > 1 { heap.workgroups() } else { u32::MAX };
     match (all / ranks).min(most) {
@@ -330,7 +332,7 @@ pub(crate) fn share(
     }
 }
 
-/// Checks that `groups` workgroups are co-resident.
+/// Checks that `groups` workgroups can be co-resident, of which `resident` is the largest number.
 pub(crate) fn fits(name: &str, groups: u32, resident: u32) -> Result<()> {
     match groups {
         0 => Err(Error::Invalid {

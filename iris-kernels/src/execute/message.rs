@@ -10,14 +10,14 @@ use crate::schedule::{Grid, SplitGrid, split};
 
 /// Message in which each rank sends rows of its A, in parts, to C of other ranks.
 pub(super) struct Message {
-    /// Arguments for the kernels that send the message if no copy engine does.
+    /// Arguments for the kernels that send the message if copy engines do not.
     pub(super) args: OpArgs,
     /// Number of the message's first signal.
     pub(super) first: u32,
     pattern: Pattern,
 }
 
-/// Pattern of a message.
+/// Pattern of a message: which rows each rank sends to which ranks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pattern {
     /// All-gather: A has this rank's own rows, which all ranks get; C has the rows of all ranks.
@@ -27,7 +27,8 @@ enum Pattern {
     Scatter,
 }
 
-/// Part of a message: one row of tiles; tiles and rows count from the first that the rank sends.
+/// Part of a message: one row of tiles. Tiles and rows are numbered from the first that the sending
+/// rank sends.
 #[derive(Clone)]
 pub(super) struct Part {
     pub(super) tiles: Range<u32>,
@@ -43,7 +44,7 @@ impl Message {
         Self { args, first: 0, pattern: Pattern::Scatter }
     }
 
-    /// This message with its signals numbered after the signals of `other`.
+    /// Returns this message with its signals numbered after the signals of `other`.
     pub(super) fn with_signals_after(self, other: &Self) -> Self {
         Self { first: other.signals(), ..self }
     }
@@ -66,28 +67,28 @@ impl Message {
         }
     }
 
-    /// Number of signals that each source uses. It is that of rank 0, whose share of the rows is
+    /// Number of signals that each source uses: the number of rank 0, whose share of the rows is
     /// the largest.
     fn signals(&self) -> u32 {
         self.grid().part(0).tiles()
     }
 
-    /// Parts that this rank sends to `to`.
+    /// Parts that this rank sends to rank `to`.
     pub(super) fn sent(&self, to: u32) -> impl Iterator<Item = Part> + use<> {
         parts(&self.grid(), self.share_of(self.args.channel.rank, to))
     }
 
-    /// Parts that this rank receives from `source`.
+    /// Parts that this rank receives from rank `source`.
     pub(super) fn received(&self, source: u32) -> impl Iterator<Item = Part> + use<> {
         parts(&self.grid(), self.share_of(source, self.args.channel.rank))
     }
 
-    /// Numbers of all tiles that this rank receives from `source`.
+    /// Numbers of all tiles that this rank receives from rank `source`.
     pub(super) fn all_received(&self, source: u32) -> Range<u32> {
         0..self.grid().part(self.share_of(source, self.args.channel.rank)).tiles()
     }
 
-    /// Rows of this rank's A that become the rows `rows` that rank `to` receives from this rank.
+    /// Rows of this rank's A that hold the rows `rows` of its message to rank `to`.
     fn source_rows(&self, to: u32, rows: &Range<u32>) -> Range<u32> {
         let first = match self.pattern {
             Pattern::Gather => 0,
@@ -96,7 +97,7 @@ impl Message {
         first + rows.start..first + rows.end
     }
 
-    /// Rows of a peer's C to which this rank copies the rows `rows` of what it sends.
+    /// Rows of C at rank `peer` that receive the rows `rows` of this rank's message.
     fn target_rows(&self, peer: u32, rows: &Range<u32>) -> Range<u32> {
         let (size, rank) = (self.args.channel.size, self.args.channel.rank);
         let first = match self.pattern {
@@ -116,7 +117,8 @@ impl Message {
         a.transposed == c.transposed && a.dtype == c.dtype
     }
 
-    /// Copies by an engine for a part: its tiles, each followed by its signal word.
+    /// Copies by which an engine sends a part to `peer`: its tiles, each followed by its signal
+    /// word.
     pub(super) fn copies(&self, peer: u32, part: Part) -> impl Iterator<Item = DeviceCopy> {
         let OpArgs { ref heap, ref channel, n, tile_n, .. } = self.args;
         let (own, rank) = (heap.data[heap.rank as usize], channel.rank);
@@ -133,7 +135,7 @@ impl Message {
         })
     }
 
-    /// Copy of these columns of rows `from` of A to rows `to` of this rank's own C.
+    /// Copy of columns `cols` of rows `from` of A to rows `to` of this rank's own C.
     fn copy(&self, (to, from): (&Range<u32>, &Range<u32>), cols: &Range<u32>) -> DeviceCopy {
         let OpArgs { a, c, .. } = self.args;
         let bytes = a.element_bytes();
@@ -155,13 +157,13 @@ impl Message {
     }
 }
 
-/// Tile grid of a message with these arguments.
+/// Tile grid of a message with the arguments `args`.
 pub(super) fn grid(args: &OpArgs) -> SplitGrid {
     let OpArgs { m, n, tile_m, tile_n, .. } = *args;
     SplitGrid { grid: Grid { rows: m, cols: n, tile_m, tile_n }, size: args.channel.size }
 }
 
-/// Parts of the rows of `rank`: one row of tiles each.
+/// Parts of the rows of `rank`: each part is one row of tiles.
 pub(super) fn parts(grid: &SplitGrid, rank: u32) -> impl Iterator<Item = Part> + use<> {
     let part = grid.part(rank);
     let across = part.across();

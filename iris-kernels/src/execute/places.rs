@@ -16,19 +16,19 @@ pub(super) struct Places<'a> {
     pub(super) args: &'a OpArgs,
     /// Workspace areas of the program.
     pub(super) areas: Areas,
-    /// Number of bytes of the workspace before the areas.
+    /// Number of bytes at the start of the workspace that belong to the library.
     pub(super) library_bytes: u64,
 }
 
 impl Places<'_> {
-    /// Matrix of a workspace area.
+    /// Workspace area `area` as a matrix.
     pub(super) fn area(&self, area: Area) -> Matrix {
         let OpArgs { heap, workspace, .. } = self.args;
         let first = heap.data[heap.rank as usize] + workspace + self.library_bytes;
         self.areas.matrix(area, &Sizes::of(self.args), first)
     }
 
-    /// Rows of the whole matrix that this rank owns.
+    /// Range of rows, among all rows, that this rank owns.
     pub(super) fn own(&self) -> Range<u32> {
         self.owned_by(self.args.channel.rank)
     }
@@ -37,7 +37,7 @@ impl Places<'_> {
         split(self.args.m, self.args.channel.size, rank)
     }
 
-    /// Returns `matrix`, or only the rows of it that this rank owns if `to` is the own rows.
+    /// Returns `matrix`, or only the rows of it that this rank owns if `to` is [`Target::OwnOfC`].
     fn target(&self, matrix: Matrix, to: Target) -> Matrix {
         match to {
             Target::OwnOfC if matrix.address != 0 => rows_of(matrix, &self.own()),
@@ -51,7 +51,7 @@ impl Places<'_> {
     }
 
     /// Rows of the part that the surrounding loop has reached, numbered among all rows; `None` if
-    /// the rank has fewer parts.
+    /// the rank has no such part.
     fn part(&self, at: At) -> Option<Range<u32>> {
         let rank = at.peer.unwrap_or(self.args.channel.rank);
         let part = message::parts(&message::grid(self.args), rank).nth(at.part? as usize)?;
@@ -59,7 +59,7 @@ impl Places<'_> {
         Some(first + part.rows.start..first + part.rows.end)
     }
 
-    /// Rows of a GEMM, numbered among all rows; `None` if the step is skipped.
+    /// Rows that a GEMM multiplies, numbered among all rows; `None` if the step is skipped.
     fn rows(&self, rows: Rows, at: At) -> Option<Range<u32>> {
         let (own, all) = (self.own(), 0..self.args.m);
         match rows {
@@ -106,8 +106,8 @@ impl Places<'_> {
         Some(OpArgs { a, c: rows_of(args.c, &rows), m: rows.end - rows.start, ..args })
     }
 
-    /// Arguments of the product of rows `rows` of this rank's share, and the matrix of the single
-    /// peer's rows that are added to it.
+    /// Arguments of the product of rows `rows` of this rank's share, and the matrix with the peer's
+    /// rows that are added to it; for two ranks.
     pub(super) fn adding(&self, to: Target, rows: &Range<u32>) -> (OpArgs, Matrix) {
         let own = self.own();
         let taken = own.start + rows.start..own.start + rows.end;
@@ -120,7 +120,7 @@ impl Places<'_> {
         (OpArgs { a, c, m: rows.end - rows.start, ..*self.args }, addend)
     }
 
-    /// Arguments of a GEMM that stores to peers.
+    /// Arguments of a GEMM that stores its result at peers.
     pub(super) fn storing(&self, to: Target) -> OpArgs {
         let [c, residual] = [self.args.c, self.args.residual].map(|it| self.target(it, to));
         OpArgs { c, residual, ..*self.args }
@@ -144,7 +144,8 @@ impl Places<'_> {
         }
     }
 
-    /// Arguments of a copy of a peer's rows to their position in C; `None` if the step is skipped.
+    /// Arguments of a copy of a peer's received rows to their position in C; `None` if the step is
+    /// skipped.
     pub(super) fn take(&self, of: Transfer, at: At) -> Option<OpArgs> {
         let source = at.peer?;
         let rows = match at.part {
@@ -156,7 +157,7 @@ impl Places<'_> {
         Some(OpArgs { a, c, sources: 1, root: source, ..message })
     }
 
-    /// Arguments of an operator's kernel with these operands.
+    /// Arguments of an operator's kernel with the operands `of`.
     pub(super) fn operands(&self, of: Operands) -> OpArgs {
         let loads = |a| OpArgs { a, producer: producer::LOAD, ..*self.args };
         match of {
@@ -170,7 +171,7 @@ impl Places<'_> {
         }
     }
 
-    /// Message of a transfer.
+    /// Message that carries out a transfer.
     pub(super) fn message(&self, of: Transfer) -> Message {
         let OpArgs { c, ref channel, .. } = *self.args;
         let own = self.own();
@@ -187,7 +188,7 @@ impl Places<'_> {
             ..*self.args
         };
         let blocks = || {
-            // Each rank sends one block: its partial of the rows that this rank owns.
+            // The inbox has one block per rank: the rank's partial of the rows that this rank owns.
             let rows = channel.size * (own.end - own.start);
             let inbox = Matrix { rows, ..self.area(Area::Blocks) };
             Message::scatter(moves(self.area(Area::Partial), inbox))

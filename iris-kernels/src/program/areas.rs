@@ -50,14 +50,15 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Makes the sizes for products of this shape among `ranks` ranks. `dtypes` are the types of A,
-    /// of transferred partials, and of C. Returns `None` if kernels do not support a type.
+    /// Makes the sizes for products of shape `shape` (m, n, k) among `ranks` ranks. `dtypes` are
+    /// the types of A, of transferred partials, and of C. Returns `None` if kernels do not support
+    /// a type.
     pub fn new(shape: [u32; 3], ranks: u32, dtypes: [DType; 3]) -> Option<Self> {
         let [a, wire, c] = dtypes.map(dtype_code);
         Some(Sizes { shape, ranks, dtypes: [a?, wire?, c?] })
     }
 
-    /// Sizes of one call.
+    /// Sizes of the call with arguments `args`.
     pub(crate) fn of(args: &OpArgs) -> Self {
         let OpArgs { m, n, k, ref channel, ref a, ref c, wire, .. } = *args;
         Sizes { shape: [m, n, k], ranks: channel.size, dtypes: [a.dtype, wire, c.dtype] }
@@ -80,23 +81,23 @@ impl Areas {
         areas
     }
 
-    /// Returns the bytes that the areas take for calls of these sizes.
+    /// Number of bytes that the areas take for calls of the sizes `of`.
     pub fn bytes(self, of: &Sizes) -> u64 {
         self.before(ALL.len(), of)
     }
 
-    /// Returns the stride, in elements, between lines of a workspace matrix with `cols` columns.
+    /// Stride, in elements, between rows of a workspace matrix with `cols` columns.
     pub fn line(cols: u32) -> u64 {
         u64::from(cols).next_multiple_of(LINE)
     }
 
-    /// Returns the bytes of the used areas that precede area number `end`.
+    /// Number of bytes of the used areas that precede area number `end`.
     fn before(self, end: usize, of: &Sizes) -> u64 {
         let used = ALL.into_iter().take(end).filter(|&area| self.0[area as usize]);
         used.fold(0, |sum: u64, area| sum.saturating_add(area.bytes(of)))
     }
 
-    /// Matrix of an area; `address` is that of the first area.
+    /// Area `area` as a matrix; `address` is the address of the first area.
     pub(crate) fn matrix(self, area: Area, of: &Sizes, address: u64) -> Matrix {
         let (rows, cols, dtype) = area.shape(of);
         let address = address + self.before(area as usize, of);
@@ -116,7 +117,7 @@ impl Area {
         }
     }
 
-    /// Number of rows, number of columns, and type code.
+    /// Number of rows, number of columns, and type code of the area's matrix.
     fn shape(self, of: &Sizes) -> (u32, u32, u32) {
         let Sizes { shape: [m, n, k], ranks, dtypes: [a, wire, c] } = *of;
         match self {

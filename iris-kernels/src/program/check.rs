@@ -8,7 +8,7 @@ use crate::kernel::Kernel;
 /// Violation of a rule by a program.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Broken {
-    /// Number of the alternative, from 0.
+    /// Index of the alternative, from 0.
     pub alternative: usize,
     /// Description of the violation, with the step.
     pub what: String,
@@ -27,7 +27,7 @@ impl std::error::Error for Broken {}
 struct State {
     opened: bool,
     ended: bool,
-    /// Previous step on the call's stream.
+    /// Previous step on the call's stream; `None` at the start.
     before: Option<Work>,
     /// Whether copies were enqueued on the side stream that the call's stream does not yet wait
     /// for.
@@ -171,7 +171,7 @@ mod tests {
     const COPY: Item = step(Work::Copies(Transfer::Shards));
     const CLOSE: Item = step(Work::Close(Transfer::Shards));
 
-    /// Violation in a program of these alternatives.
+    /// Expands to the violation that [`Program::check`] finds in a program of these alternatives.
     macro_rules! broken {
         ($($alternative:expr),*) => {{
             const ALTERNATIVES: &[Alternative] = &[$($alternative),*];

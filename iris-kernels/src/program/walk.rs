@@ -27,8 +27,8 @@ impl Program {
     }
 }
 
-/// Calls `visit` for each step, in the order of a call with `parts` parts; `peers` lists the
-/// calling rank's peers.
+/// Calls `visit` for each step in `items`, in the order of a call with `parts` parts; `peers` lists
+/// the calling rank's peers.
 pub(crate) fn walk<'a, Peers: Iterator<Item = u32>, E>(
     items: impl IntoIterator<Item = &'a Item>,
     at: At,

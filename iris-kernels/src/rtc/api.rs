@@ -8,7 +8,7 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 use super::{Error, KernelSource, Result, search};
 
-/// Function names of one vendor's library.
+/// Names of the functions in one vendor's library.
 pub(super) struct Names {
     pub(super) what: &'static str,
     pub(super) create: &'static str,
@@ -40,8 +40,8 @@ type Bytes = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 type Version = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
 type ErrorString = unsafe extern "C" fn(c_int) -> *const c_char;
 
-/// Pair of functions for an output of a compilation: one returns its size, the other copies its
-/// bytes.
+/// Pair of functions for one output of a compilation: one function returns the output's size, the
+/// other copies its bytes.
 #[derive(Clone, Copy, Debug)]
 struct Output {
     name: &'static str,
@@ -51,7 +51,7 @@ struct Output {
 
 /// Output of one compilation: machine code, and PTX if the compiler makes it.
 pub(super) struct Compiled {
-    /// PTX text, from NVRTC only.
+    /// PTX text; empty unless the compiler is NVRTC.
     pub(super) text: Vec<u8>,
     /// Machine code; empty for a virtual architecture of NVIDIA (`compute_..`).
     pub(super) code: Vec<u8>,
@@ -70,13 +70,15 @@ pub(super) struct Api {
     version: Version,
     error: ErrorString,
     create_name: &'static str,
-    // Last field, so that it is dropped last: the functions above are in these libraries.
+    // Last field, so that it is dropped last: the function pointers above point into these
+    // libraries.
     _libraries: Vec<Library>,
 }
 
 impl Api {
-    /// Finds the library: in the place that the variable names, else in the folders, else by bare
-    /// name on the loader's path. Files for which `before` returns true are loaded first.
+    /// Finds the library: at the path that the environment variable `variable` gives, else in
+    /// `folders`, else by bare name on the loader's path. Files in its folder for which `before`
+    /// returns true are loaded first.
     pub(super) fn find(
         names: &Names,
         variable: &str,
@@ -97,11 +99,11 @@ impl Api {
     ) -> std::result::Result<Self, libloading::Error> {
         let mut libraries = Vec::new();
         for file in file.parent().map(|folder| search::named(folder, before)).unwrap_or_default() {
-            // SAFETY: this library is part of the compiler and from its folder; the compiler would
-            // load it in the same way.
+            // SAFETY: this file is part of the compiler and lies in its folder; the compiler itself
+            // would load it in the same way.
             libraries.push(unsafe { Library::open(Some(&file), RTLD_NOW | RTLD_GLOBAL) }?);
         }
-        // SAFETY: the vendor's library, which has no special requirements for loading.
+        // SAFETY: this is the vendor's library, which has no special requirements for loading.
         let library = unsafe { Library::open(Some(file), RTLD_NOW) }?;
         let output = |size: &'static str, bytes: &'static str| {
             Ok::<_, libloading::Error>(Output {
@@ -144,7 +146,7 @@ impl Api {
         Ok((major, minor))
     }
 
-    /// Compiles a source that may include `headers`.
+    /// Compiles a source, which may include `headers`, with the given options.
     pub(super) fn compile(
         &self,
         source: KernelSource<'_>,
@@ -170,7 +172,7 @@ impl Api {
             });
         }
         let mut text = self.text.map_or(Ok(Vec::new()), |text| self.output(&program, text))?;
-        // Drop the terminating zero.
+        // Drop the terminating zero byte of the text.
         text.pop();
         Ok(Compiled { text, code: self.output(&program, self.code)? })
     }
@@ -182,8 +184,8 @@ impl Api {
         let names = c_strings(headers.iter().map(|header| header.name), "the name of a header")?;
         let (bodies, names) = (pointers(&bodies), pointers(&names));
         let mut program = ptr::null_mut();
-        // SAFETY: all strings live until the call returns, which copies them; both arrays have the
-        // given length.
+        // SAFETY: all strings live until the call returns, and the library copies them; both arrays
+        // have the length that is passed.
         let code = unsafe {
             (self.create)(
                 &mut program,
@@ -221,7 +223,7 @@ impl Api {
     }
 
     fn error_name(&self, code: c_int) -> String {
-        // SAFETY: the function accepts any number.
+        // SAFETY: the library's function accepts any number.
         let name = unsafe { (self.error)(code) };
         if name.is_null() {
             return "unknown".into();
@@ -231,7 +233,7 @@ impl Api {
     }
 }
 
-/// Program of the library, destroyed on drop.
+/// Program object of the library, destroyed on drop.
 struct Handle<'a> {
     program: Program,
     api: &'a Api,
@@ -239,8 +241,8 @@ struct Handle<'a> {
 
 impl Drop for Handle<'_> {
     fn drop(&mut self) {
-        // SAFETY: the program is live and not used afterwards. A failure is ignored, because
-        // nothing can be done.
+        // SAFETY: the program is live and not used afterwards. A failure is ignored, because a
+        // destructor can do nothing about it.
         let _ = unsafe { (self.api.destroy)(&mut self.program) };
     }
 }

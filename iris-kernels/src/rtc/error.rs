@@ -13,9 +13,9 @@ pub enum Error {
     /// The compiler library was not found.
     #[error("{what} is not there; expected it as {}: install it, or name it by its variable (`iris doctor --verbose`)", looked.join(", "))]
     NotFound {
-        /// Name of the library.
+        /// Name of the compiler library.
         what: &'static str,
-        /// Places that were searched, in order, each with its problem if the library was there.
+        /// Places that were searched, in order, each with the problem of the library there.
         looked: Vec<String>,
     },
     /// A kernel of an operator is neither shipped with the program nor can it be compiled here.
@@ -28,7 +28,7 @@ pub enum Error {
     NotCarried {
         /// Name of the source.
         source_name: String,
-        /// Architecture.
+        /// Architecture for which the kernel is needed.
         arch: String,
         /// Options for compiling the kernel.
         options: String,
@@ -44,9 +44,9 @@ pub enum Error {
     Call {
         /// Name of the function.
         function: String,
-        /// Error code that the function returned.
+        /// Error code that the library's function returned.
         code: i32,
-        /// The library's name of the code.
+        /// Name that the library gives the code.
         name: String,
     },
     /// A source does not compile.
@@ -78,7 +78,7 @@ pub enum Error {
     File {
         /// Path of the file or folder.
         path: PathBuf,
-        /// The system's error.
+        /// Error of the operating system.
         why: String,
     },
     /// A text contains a zero byte, which the compilers do not accept.

@@ -60,8 +60,8 @@ pub(super) fn load() -> Result<Compiler> {
     Ok(Compiler::new(Vendor::Amd, Tool::Library(api), version))
 }
 
-/// Returns the version of ROCm, as reported by the HIP runtime, because hiprtc reports 9.0 in every
-/// release. Without the runtime it is parsed from the library's file name, for example
+/// Version of ROCm, as reported by the HIP runtime, because hiprtc reports 9.0 in every release.
+/// Without the runtime the version is parsed from the library's file name, for example
 /// `libhiprtc.so.6.4.43484`.
 fn version(api: &Api) -> Result<(i32, i32)> {
     const MAJOR: u32 = 10_000_000;

@@ -34,7 +34,7 @@ use crate::source::{HEADERS, Text};
 use api::{Api, Compiled};
 use clang::Clang;
 
-/// Vendor of a compiler.
+/// Vendor of a compiler and of the devices for which it compiles.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Vendor {
     /// NVIDIA: NVRTC.
@@ -50,7 +50,7 @@ impl Vendor {
     }
 }
 
-/// Source to be compiled, with a name for messages.
+/// Source to be compiled, with a file name for messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KernelSource<'a> {
     /// File name for messages.
@@ -66,7 +66,7 @@ impl From<Text> for KernelSource<'static> {
 }
 
 impl<'a> From<&'a str> for KernelSource<'a> {
-    /// Makes a source with the default name `source.cu`.
+    /// Makes a source from its text, with the default name `source.cu`.
     fn from(text: &'a str) -> Self {
         Self { name: "source.cu", text }
     }
@@ -95,21 +95,21 @@ impl Options {
         self
     }
 
-    /// Adds an option of the compiler.
+    /// Adds an option, which is passed to the compiler unchanged.
     #[must_use]
     pub fn argument(mut self, argument: &str) -> Self {
         self.arguments.push(argument.into());
         self
     }
 
-    /// Options in the form that the compilers of both vendors accept.
+    /// Command-line options in the form that the compilers of both vendors accept.
     pub(crate) fn words(&self) -> Vec<String> {
         let defines = self.defines.iter().map(|(name, value)| format!("-D{name}={value}"));
         defines.chain(self.arguments.iter().cloned()).collect()
     }
 }
 
-/// Compiler that was found.
+/// Compiler of this machine, loaded and ready for use.
 #[derive(Debug)]
 pub struct Compiler {
     vendor: Vendor,
@@ -125,7 +125,7 @@ enum Tool {
 }
 
 impl Compiler {
-    /// NVRTC, loaded at the first call.
+    /// Returns NVRTC, which is loaded at the first call.
     ///
     /// # Errors
     /// [`Error::NotFound`] with the places that were searched.
@@ -134,7 +134,7 @@ impl Compiler {
         LOADED.get_or_init(nvrtc::load).as_ref().map_err(Error::clone)
     }
 
-    /// hiprtc, loaded at the first call.
+    /// Returns hiprtc, which is loaded at the first call.
     ///
     /// # Errors
     /// [`Error::NotFound`] with the places that were searched.
@@ -143,7 +143,7 @@ impl Compiler {
         LOADED.get_or_init(hiprtc::load).as_ref().map_err(Error::clone)
     }
 
-    /// clang for AMD's architectures, searched at the first call.
+    /// Returns clang for AMD's architectures, which is searched at the first call.
     ///
     /// # Errors
     /// [`Error::NotFound`] with the places that were searched.
@@ -157,8 +157,8 @@ impl Compiler {
         FOUND.get_or_init(find).as_ref().map_err(Error::clone)
     }
 
-    /// The vendor's compiler for an architecture. For AMD it is hiprtc, or clang if hiprtc is
-    /// missing or does not support the architecture.
+    /// Returns the vendor's compiler for an architecture. For AMD it is hiprtc, or clang if hiprtc
+    /// is missing or does not support the architecture.
     ///
     /// # Errors
     /// [`Error::NotFound`]; [`Error::Architecture`] if hiprtc is too old and there is no clang.
@@ -169,7 +169,7 @@ impl Compiler {
         let hiprtc = Self::hiprtc();
         match &hiprtc {
             Ok(compiler) if compiler.knows(arch) => return hiprtc,
-            // A user who has named the library is told that it is missing.
+            // If the user has named a library that is missing, report that instead of using clang.
             Err(_) if search::variable("IRIS_HIPRTC").is_some() => return hiprtc,
             _ => {}
         }
@@ -189,8 +189,8 @@ impl Compiler {
         compiler
     }
 
-    /// Whether the compiler may be called for an architecture at all. For an unsupported one NVRTC
-    /// and clang return an error, but hiprtc aborts the process.
+    /// Whether this compiler may be called for an architecture at all. For an unsupported
+    /// architecture NVRTC and clang return an error, but hiprtc aborts the process.
     pub fn knows(&self, arch: &str) -> bool {
         match (&self.tool, self.vendor) {
             (Tool::Library(_), Vendor::Amd) => hiprtc::knows(self.version, arch),
@@ -210,13 +210,13 @@ impl Compiler {
         }
     }
 
-    /// Major and minor version; for hiprtc the major release of ROCm, and the remaining digits of
-    /// the runtime's version.
+    /// Major and minor version. For hiprtc: the major release of ROCm, and the remaining digits of
+    /// the HIP runtime's version.
     pub fn version(&self) -> (i32, i32) {
         self.version
     }
 
-    /// File of the library or program.
+    /// Path of the compiler's library or program.
     pub fn path(&self) -> &Path {
         match &self.tool {
             Tool::Library(api) => api.path(),
@@ -256,7 +256,8 @@ impl Compiler {
         Ok(if text { made.text } else { made.code })
     }
 
-    /// PTX and machine code from one compilation, for an architecture of NVIDIA such as `sm_90a`.
+    /// Compiles once, for an architecture of NVIDIA such as `sm_90a`, and returns both PTX and
+    /// machine code.
     ///
     /// # Errors
     /// Errors of [`Self::compile`].
@@ -328,15 +329,15 @@ pub fn compile(
     Ok(code)
 }
 
-/// Lock that serialises compilations with this key.
+/// Lock that allows only one compilation with this key at a time.
 fn compile_lock(key: &Key) -> Arc<Mutex<()>> {
     static LOCKS: Mutex<Option<HashMap<Key, Arc<Mutex<()>>>>> = Mutex::new(None);
     let mut locks = LOCKS.lock().unwrap_or_else(PoisonError::into_inner);
     locks.get_or_insert_default().entry(key.clone()).or_default().clone()
 }
 
-/// Cache key of a compiled source: hash of everything that it depends on. Without a compiler
-/// version it is the key in the folder that is shipped with a program.
+/// Cache key of a compiled source: a hash of everything that determines the code. Without a
+/// compiler version it is the key in the folder of kernels that is shipped with a program.
 pub fn key(
     source: KernelSource<'_>,
     options: &Options,

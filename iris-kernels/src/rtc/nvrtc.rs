@@ -18,7 +18,7 @@ const NAMES: Names = Names {
     error: "nvrtcGetErrorString",
 };
 
-/// Folders inside Python's packages that contain the library.
+/// Folders, inside Python's package folders, that may contain the library.
 const WHEELS: [&str; 3] = ["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib", "nvidia/cu12/lib"];
 
 fn is_library(name: &str) -> bool {

@@ -10,21 +10,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, ThreadId};
 use std::time::{Duration, Instant};
 
-/// Duration after which the line shows up.
+/// Time after which the progress line is shown.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Interval between two drawings of the line.
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// Sequence that erases the line of the cursor.
+/// Terminal sequence that erases the line at the cursor.
 const ERASE: &str = "\r\x1b[2K";
 
-/// Progress line of one thread at a time; other threads' levels are ignored meanwhile, because ranks
-/// that are threads of one process compile the same kernels.
+/// Progress line, which shows the levels of one thread at a time. Other threads' levels are ignored
+/// meanwhile, because ranks that are threads of one process compile the same kernels.
 struct Gauge {
     patience: Duration,
     interval: Duration,
-    /// Opens the output; `None` if nothing is to be shown.
+    /// Opens the output; returns `None` if the line shall not be shown.
     open: fn() -> Option<Box<dyn Write + Send>>,
     state: Mutex<State>,
 }
@@ -34,20 +34,20 @@ struct State {
     owner: Option<ThreadId>,
     /// Open levels, the outermost first.
     levels: Vec<Count>,
-    /// Source that is being compiled, and its architecture.
+    /// Name of the source that is being compiled, and its architecture.
     source: String,
     begun: Instant,
     drawing: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
-/// Number of steps of a level: the current one, from 1, and all.
+/// Steps of a level: number of the current step, from 1, and number of all steps.
 struct Count {
     unit: &'static str,
     current: usize,
     total: usize,
 }
 
-/// Gauge of the process.
+/// Gauge that all threads of the process share.
 static GAUGE: Mutex<Option<Arc<Gauge>>> = Mutex::new(None);
 
 fn gauge() -> Arc<Gauge> {
@@ -59,17 +59,18 @@ fn gauge() -> Arc<Gauge> {
     gauge.get_or_insert_with(|| Gauge::new(PATIENCE, INTERVAL, open)).clone()
 }
 
-/// Level of the progress line; dropping it ends the level, and the line with the last level.
+/// Level of the progress line. Dropping it ends the level; when the last level ends, the line is
+/// erased.
 #[must_use = "the level ends when it is dropped"]
 pub struct Level {
-    /// `None` if another thread has the line.
+    /// Gauge that shows the level; `None` if another thread has the line.
     gauge: Option<Arc<Gauge>>,
 }
 
 impl Level {
-    /// Begins a level of `total` steps, such as 3 steps of the unit "kernel". The line shows up if
-    /// the level lasts longer than two seconds and stderr is a terminal. With `shown` false it does
-    /// nothing: of several processes, one should have the line.
+    /// Begins a level of `total` steps, such as 3 steps of the unit "kernel". The line is shown if
+    /// the level lasts longer than two seconds and stderr is a terminal. If `shown` is false,
+    /// nothing is shown: of several processes, only one should have the line.
     pub fn new(unit: &'static str, total: usize, shown: bool) -> Level {
         match shown {
             true => gauge().begin(unit, total),
@@ -77,7 +78,7 @@ impl Level {
         }
     }
 
-    /// Begins the next step.
+    /// Begins the next step of the level.
     pub fn step(&self) {
         let Some(gauge) = &self.gauge else { return };
         if let Some(count) = gauge.lock().levels.last_mut() {
@@ -94,7 +95,8 @@ impl Drop for Level {
     }
 }
 
-/// Compiles a source, named `what`, in the line of the current level, or in one of its own.
+/// Runs `compile`, and shows `what` as its source in the current level's line, or in a line of its
+/// own.
 pub(super) fn compiling<T>(what: &str, compile: impl FnOnce() -> T) -> T {
     gauge().naming(what, compile)
 }
@@ -136,7 +138,7 @@ impl Gauge {
         }
         let drawing = state.drawing.take();
         drop(state);
-        // The next line begins only when this one is erased.
+        // Another thread may begin its line only after this one is erased.
         if let Some((end, thread)) = drawing {
             drop(end);
             let _ = thread.join();
@@ -144,7 +146,8 @@ impl Gauge {
         self.lock().owner = None;
     }
 
-    /// Starts the thread that draws; `None` if nothing is to be shown, or no thread can be started.
+    /// Starts the thread that draws the line; `None` if nothing shall be shown, or no thread can be
+    /// started.
     fn draw(self: &Arc<Self>) -> Option<(Sender<()>, JoinHandle<()>)> {
         let mut output = (self.open)()?;
         let (end, ended) = channel();
@@ -152,7 +155,7 @@ impl Gauge {
         let draw = move || {
             let mut wait = gauge.patience;
             while ended.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
-                // A single write, so that lines of others do not get between.
+                // A single write, so that no other output comes between erasing and drawing.
                 let _ = output.write_all(format!("{ERASE}{}", gauge.lock().line()).as_bytes());
                 let _ = output.flush();
                 wait = gauge.interval;
@@ -183,7 +186,7 @@ impl State {
     fn line(&self) -> String {
         let mut line = format!("iris: compiling {}: ", self.source);
         for Count { unit, current, total } in &self.levels {
-            // No step has begun while a library is loaded.
+            // While a library is loaded no step has begun; show the first one then.
             let _ = write!(line, "{unit} {}/{total}, ", (*current).clamp(1, *total.max(&1)));
         }
         let _ = write!(line, "{} s", self.begun.elapsed().as_secs());
@@ -242,7 +245,7 @@ mod tests {
         gauge.naming("gemm.cu for sm_90a", || {
             await_drawn("iris: compiling gemm.cu for sm_90a: variant 1/2, kernel 2/7, 0 s");
         });
-        // Levels of another thread are not shown.
+        // The levels of another thread are ignored.
         let other = gauge.clone();
         let ignored = thread::spawn(move || other.begin("other", 9).gauge.is_none());
         assert!(ignored.join().expect("no panic"));
@@ -252,7 +255,7 @@ mod tests {
         drop(variants);
         let drawn = DRAWN.lock().expect("no panic").clone();
         assert!(drawn.ends_with(ERASE) && !drawn.contains("other"), "{drawn:?}");
-        // No colour, and no line break.
+        // The line contains no colour codes and no line breaks.
         assert!(!drawn.replace(ERASE, "").contains(['\x1b', '\n']), "{drawn:?}");
     }
 

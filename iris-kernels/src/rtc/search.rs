@@ -4,9 +4,9 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Opens the first usable file of a vendor's library: in the place that the variable names, else in
-/// the folders, else by bare name on the loader's path. The error lists every place that was
-/// searched, with its problem.
+/// Opens the first usable file of a vendor's library: at the path that the environment variable
+/// gives, else in `folders`, else by bare name on the loader's path. The error lists every place
+/// that was searched, with its problem.
 pub(crate) fn first<T, E: std::fmt::Display>(
     variable_name: &str,
     folders: &[PathBuf],
@@ -38,7 +38,8 @@ pub(crate) fn first<T, E: std::fmt::Display>(
     Err(looked)
 }
 
-/// Folders of CUDA's libraries: of CUDA toolkits, and `wheels` inside Python's packages.
+/// Folders with CUDA's libraries: those of CUDA toolkits, and the folders `wheels` inside Python's
+/// package folders.
 pub(crate) fn cuda_folders(wheels: &[&str]) -> Vec<PathBuf> {
     let inside = ["lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"];
     let toolkits = ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(|name| variable(name));
@@ -51,7 +52,7 @@ pub(crate) fn cuda_folders(wheels: &[&str]) -> Vec<PathBuf> {
     folders
 }
 
-/// Files loaded by this process whose names begin with `name`.
+/// Files that this process has mapped and whose names begin with `name`.
 pub(crate) fn loaded(name: &str) -> Vec<PathBuf> {
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let files = maps.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..])));
@@ -64,7 +65,7 @@ pub(crate) fn loaded(name: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Matching names in a folder, latest version first.
+/// Paths in a folder whose names match, latest version first.
 pub(crate) fn named(folder: &Path, matches: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let mut found: Vec<PathBuf> = entries
@@ -87,14 +88,15 @@ pub(crate) fn variable(name: &str) -> Option<PathBuf> {
     env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// Folders of Python packages: of active environments, of the interpreters on PATH, of the user and
+/// Package folders of Python: of active environments, of the interpreters on PATH, of the user and
 /// of the system.
 pub(crate) fn python_packages() -> Vec<PathBuf> {
     let mut roots: Vec<PathBuf> =
         ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(|name| variable(name)).collect();
     let path = env::var_os("PATH").unwrap_or_default();
     for folder in env::split_paths(&path) {
-        // The interpreter of an environment is a link, and the link lies in the environment.
+        // In an environment the interpreter is a link, so use the folder of the link and not of its
+        // target.
         if folder.join("python3").exists()
             && let Some(root) = folder.parent()
         {

@@ -11,7 +11,8 @@ use super::dialect::{Dialect, Handle, Version, VersionApi};
 use super::problem::{Addresses, Problem, Stored};
 use super::{Error, Result, find, library, open};
 
-/// Algorithm that the library's heuristic chose: opaque data of the library's format.
+/// Algorithm that the library's heuristic chose: opaque data in the library's format, and its
+/// workspace.
 #[derive(Clone, Copy, Debug)]
 pub struct Algorithm {
     words: [u64; Algorithm::MOST],
@@ -19,13 +20,14 @@ pub struct Algorithm {
 }
 
 impl Algorithm {
-    /// Number of 64-bit words of the longest algorithm format.
+    /// Largest number of 64-bit words that any library's algorithm format has.
     pub(super) const MOST: usize = 8;
     /// Number of 64-bit words after the algorithm in an answer of the heuristic: bytes of
     /// workspace, state and waves, and four reserved 32-bit words.
     pub(super) const BEHIND: usize = 4;
 
-    /// Algorithm in an answer of the heuristic; `None` if the state is an error.
+    /// Reads the algorithm from an answer of the heuristic; `None` if the answer's state is an
+    /// error.
     fn of(answer: &[u64]) -> Option<Algorithm> {
         let (algorithm, behind) = answer.split_at(answer.len() - Self::BEHIND);
         let mut words = [0; Self::MOST];
@@ -121,7 +123,7 @@ impl Blas {
     }
 }
 
-/// GEMM library with a handle on one device.
+/// GEMM library with a handle for one device.
 pub struct Multiplier {
     blas: Arc<Blas>,
     handle: Handle,
@@ -139,7 +141,7 @@ impl std::fmt::Debug for Multiplier {
     }
 }
 
-/// The library's descriptors of a product and its matrices, destroyed on drop.
+/// Descriptors that the library made for a product and its matrices, destroyed on drop.
 struct Described {
     blas: Arc<Blas>,
     desc: Handle,
@@ -173,7 +175,7 @@ impl Multiplier {
         Ok(new)
     }
 
-    /// The library that the handle belongs to.
+    /// The library to which the handle belongs.
     pub fn blas(&self) -> &Arc<Blas> {
         &self.blas
     }
@@ -192,14 +194,15 @@ impl Multiplier {
         &self.blas.dialect
     }
 
-    /// The first `most` algorithms that the heuristic names for a problem, best first. The device
-    /// must be current.
+    /// Returns up to `most` algorithms that the heuristic suggests for a problem, best first. The
+    /// device must be current.
     ///
     /// # Errors
     /// [`Error::NoAlgorithm`] if there is none; [`Error::Call`].
     pub fn algorithms(&self, problem: &Problem, most: usize) -> Result<Vec<Algorithm>> {
         let none = || Error::NoAlgorithm { library: self.title(), problem: problem.to_string() };
-        // The library adds the bias along rows of its own, column-major view.
+        // The library adds the bias along the rows of its column-major view, so it cannot add one
+        // to a column-major C.
         let odd = problem.bias && problem.c.transposed;
         let types = [problem.a, problem.b, problem.c].map(|it| self.dialect().kind(it.dtype));
         if odd || types.contains(&None) || problem.shape.contains(&0) {
@@ -254,7 +257,7 @@ impl Described {
         let (of, layouts, swapped) = (blas.clone(), [null_mut(); 4], seen.swapped);
         let mut new = Described { blas: of, desc: null_mut(), layouts, swapped };
         let sums = (dialect.compute_f32, dialect.f32);
-        // SAFETY: the first argument receives the answer.
+        // SAFETY: the first argument receives the new descriptor.
         let code = unsafe { (table.MatmulDescCreate)(&mut new.desc, sums.0, sums.1) };
         blas.check("MatmulDescCreate", code)?;
         let [of_left, of_right] = dialect.desc_transposes;
@@ -279,20 +282,20 @@ impl Described {
         for (to, of) in new.layouts.iter_mut().zip(stored) {
             let Stored { dtype, rows, cols, ld, .. } = of;
             let kind = kind(dtype)?;
-            // SAFETY: the first argument receives the answer.
+            // SAFETY: the first argument receives the new layout.
             let code = unsafe { (table.MatrixLayoutCreate)(to, kind, rows, cols, ld as i64) };
             blas.check("MatrixLayoutCreate", code)?;
         }
         Ok(new)
     }
 
-    /// Layout of the addend; that of the result if there is no addend.
+    /// Layout of the addend; the layout of the result if there is no addend.
     fn addend(&self) -> Handle {
         let [_, _, result, addend] = self.layouts;
         if addend.is_null() { result } else { addend }
     }
 
-    /// Sets the address of the bias, if the product has one.
+    /// Sets the address of the bias, for a product that has one.
     fn set_bias(&self, address: u64) -> Result<()> {
         self.set(self.blas.dialect.desc_bias, &address)
     }
@@ -300,7 +303,7 @@ impl Described {
     fn set<T>(&self, attribute: c_int, value: &T) -> Result<()> {
         let (at, bytes) = (std::ptr::from_ref(value).cast(), size_of::<T>());
         let set = self.blas.table.MatmulDescSetAttribute;
-        // SAFETY: the descriptor is alive; the attribute has the size of the value.
+        // SAFETY: the descriptor is alive; the value has the size that the attribute requires.
         let code = unsafe { set(self.desc, attribute, at, bytes) };
         self.blas.check("MatmulDescSetAttribute", code)
     }
@@ -309,17 +312,17 @@ impl Described {
 impl Drop for Described {
     fn drop(&mut self) {
         for layout in self.layouts.into_iter().filter(|it| !it.is_null()) {
-            // SAFETY: this value owns the handle.
+            // SAFETY: this value owns the layout.
             unsafe { (self.blas.table.MatrixLayoutDestroy)(layout) };
         }
         if !self.desc.is_null() {
-            // SAFETY: this value owns the handle.
+            // SAFETY: this value owns the descriptor.
             unsafe { (self.blas.table.MatmulDescDestroy)(self.desc) };
         }
     }
 }
 
-/// Preferences for a query of the heuristic.
+/// Preferences of a query of the heuristic, such as the workspace.
 struct Preference<'a> {
     blas: &'a Blas,
     handle: Handle,
@@ -328,7 +331,7 @@ struct Preference<'a> {
 impl<'a> Preference<'a> {
     fn new(blas: &'a Blas, problem: &Problem) -> Result<Preference<'a>> {
         let mut new = Preference { blas, handle: null_mut() };
-        // SAFETY: the argument receives the answer.
+        // SAFETY: the argument receives the new preference.
         let code = unsafe { (blas.table.MatmulPreferenceCreate)(&mut new.handle) };
         blas.check("MatmulPreferenceCreate", code)?;
         new.set(blas.dialect.pref_workspace, &problem.workspace)?;
@@ -346,7 +349,7 @@ impl<'a> Preference<'a> {
     fn set<T>(&self, attribute: c_int, value: &T) -> Result<()> {
         let (at, bytes) = (std::ptr::from_ref(value).cast(), size_of::<T>());
         let set = self.blas.table.MatmulPreferenceSetAttribute;
-        // SAFETY: the preference is alive; the attribute has the size of the value.
+        // SAFETY: the preference is alive; the value has the size that the attribute requires.
         let code = unsafe { set(self.handle, attribute, at, bytes) };
         self.blas.check("MatmulPreferenceSetAttribute", code)
     }
@@ -354,14 +357,14 @@ impl<'a> Preference<'a> {
 
 impl Drop for Preference<'_> {
     fn drop(&mut self) {
-        // SAFETY: this value owns the handle.
+        // SAFETY: this value owns the preference.
         unsafe { (self.blas.table.MatmulPreferenceDestroy)(self.handle) };
     }
 }
 
 /// Product with its algorithm, described to the library once and enqueued any number of times.
 pub struct Product {
-    /// Locked while a call sets the address of its bias and is enqueued.
+    /// Descriptors, locked while a call sets the address of its bias and is enqueued.
     described: Mutex<Described>,
     of: Arc<Multiplier>,
     problem: Problem,
@@ -375,7 +378,8 @@ impl std::fmt::Debug for Product {
 }
 
 impl Product {
-    /// Makes a product with the first algorithm of the heuristic. The device must be current.
+    /// Makes a product with the first algorithm that the heuristic suggests. The device must be
+    /// current.
     ///
     /// # Errors
     /// Errors of [`Multiplier::algorithms`].
@@ -399,7 +403,8 @@ impl Product {
         Ok(Product { described, of: of.clone(), problem, algorithm })
     }
 
-    /// Makes one product for each of the heuristic's first `most` algorithms, for timing them.
+    /// Makes one product for each of the first `most` algorithms of the heuristic, so that they can
+    /// be timed.
     ///
     /// # Errors
     /// Errors of [`Multiplier::algorithms`].

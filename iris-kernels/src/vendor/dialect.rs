@@ -1,4 +1,5 @@
-//! Names and numbers in which cuBLASLt and hipBLASLt differ; otherwise their interfaces are alike.
+//! Names and numbers in which cuBLASLt and hipBLASLt differ; apart from these their interfaces are
+//! equal.
 
 #![allow(unsafe_code, reason = "functions of a C library")]
 
@@ -23,29 +24,30 @@ pub struct Dialect {
     pub(super) what: &'static str,
     /// Environment variable that gives the library's path.
     pub(super) variable: &'static str,
-    /// Prefix of the library's file names; the next field has bare names that the loader may know.
+    /// Prefix of the library's file names; the next field: bare names by which the loader may find
+    /// it.
     pub(super) file: &'static str,
     pub(super) bare: &'static [&'static str],
-    /// Usual folders of the library.
+    /// Returns the usual folders of the library.
     pub(super) folders: fn() -> Vec<PathBuf>,
     pub(super) version_api: fn(Library) -> Result<VersionApi, String>,
-    /// Oldest release with these numbers.
+    /// Oldest release to which these numbers apply.
     pub(super) oldest: Version,
     pub(super) prefix: &'static str,
     /// Number of 64-bit words of an algorithm.
     pub algorithm_words: usize,
-    /// Whether a call checks that its algorithm fits and fails otherwise, so that an algorithm for
-    /// more rows may be tried.
+    /// Whether a call checks that its algorithm fits and fails otherwise, so that an algorithm
+    /// chosen for more rows may be tried.
     pub refuses: bool,
-    /// Compute type: sums in f32.
+    /// Compute type: number for sums in f32.
     pub compute_f32: c_int,
-    /// Element type f32.
+    /// Element type: number of f32.
     pub f32: c_int,
-    /// Element type f16.
+    /// Element type: number of f16.
     pub f16: c_int,
-    /// Element type bf16.
+    /// Element type: number of bf16.
     pub bf16: c_int,
-    /// Operation on a factor: transposed.
+    /// Operation on a factor: number for transposition.
     pub transpose: c_int,
     /// Descriptor attributes: operation on the left factor, and on the right factor.
     pub desc_transposes: [c_int; 2],
@@ -53,10 +55,10 @@ pub struct Dialect {
     pub desc_epilogue: c_int,
     /// Descriptor attribute: address of the bias.
     pub desc_bias: c_int,
-    /// Descriptor attribute: type of the bias; needed for a library whose releases have different
+    /// Descriptor attribute: type of the bias; set only for a library whose releases have different
     /// defaults.
     pub desc_bias_type: Option<c_int>,
-    /// Epilogue: add a bias.
+    /// Epilogue: number for adding a bias.
     pub epilogue_bias: c_int,
     /// Preference attribute: bytes of workspace.
     pub pref_workspace: c_int,
@@ -138,11 +140,11 @@ impl Dialect {
         pref_reduction: None,
         pref_alignment: None,
         not_supported: 7,
-        // INVALID_VALUE, as returned by release 1.2.2 in Debian on gfx942.
+        // INVALID_VALUE, which release 1.2.2 in Debian returns on gfx942.
         no_kernels: Some(3),
     };
 
-    /// The library's number of an element type; `None` if the type is not used with it.
+    /// Number by which the library knows an element type; `None` if the type is not used with it.
     pub(super) fn kind(&self, dtype: DType) -> Option<c_int> {
         match dtype {
             DType::F32 => Some(self.f32),
@@ -171,9 +173,9 @@ library! { HipblasLt,
     GetVersion(Handle, *mut c_int) -> c_int;
 }
 
-/// Source of the version and of status names, for which the libraries have different functions.
+/// Functions for the library's version and status names, in which the libraries differ.
 pub(super) enum VersionApi {
-    /// cuBLASLt: functions without a handle.
+    /// cuBLASLt: both functions need no handle.
     Global(CublasLt),
     /// hipBLASLt: the version needs a handle of a device; there are no status names.
     ByHandle(HipblasLt),
@@ -196,7 +198,7 @@ const HIPBLAS_STATUS: [&str; 12] = [
 ];
 
 impl VersionApi {
-    /// Name of a status code.
+    /// Name of the status code `code`.
     pub(super) fn name_of(&self, code: c_int) -> String {
         match self {
             VersionApi::Global(table) => {
@@ -215,7 +217,7 @@ impl VersionApi {
         }
     }
 
-    /// Version of the library that made this handle; on failure the status code.
+    /// Version of the library that made `handle`; on failure, the status code.
     pub(super) fn version(&self, handle: Handle) -> Result<Version, c_int> {
         match self {
             VersionApi::Global(table) => Ok(table.version()),

@@ -44,9 +44,9 @@ pub enum Error {
     /// The library was not found.
     #[error("{what} is not there; expected it as {}: install it, or name it by its variable (`iris doctor --verbose`)", looked.join(", "))]
     NotFound {
-        /// Name of the library.
+        /// Name of the GEMM library.
         what: &'static str,
-        /// Places that were searched, in order, each with its problem if the library was there.
+        /// Places that were searched, in order, each with the problem of the library there.
         looked: Vec<String>,
     },
     /// No GEMM library is supported for this kind of device.
@@ -75,7 +75,7 @@ pub enum Error {
         function: String,
         /// Status code that the function returned.
         code: i32,
-        /// The library's name of the code.
+        /// Name that the library gives the code.
         name: String,
     },
     /// The library has no algorithm for the problem.
@@ -99,11 +99,11 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[doc(hidden)]
 macro_rules! __library {
     ($table:ident, $($name:ident($($arg:ty),* $(,)?) -> $ret:ty;)*) => {
-        /// Functions as the vendor's header declares them.
+        /// Functions of the library, as the vendor's header declares them.
         #[allow(non_snake_case)]
         pub(super) struct $table {
             $($name: unsafe extern "C" fn($($arg),*) -> $ret,)*
-            /// Never called; keeps the library loaded.
+            /// Keeps the library loaded while its functions may be called.
             _library: libloading::Library,
         }
 
@@ -115,7 +115,7 @@ macro_rules! __library {
             ) -> ::std::result::Result<$table, String> {
                 $(
                     let name = format!("{prefix}{}", stringify!($name));
-                    // SAFETY: the type is that of the vendor's header.
+                    // SAFETY: the function has this type in the vendor's header.
                     let symbol = unsafe {
                         library.get::<unsafe extern "C" fn($($arg),*) -> $ret>(name.as_bytes())
                     };
@@ -129,8 +129,9 @@ macro_rules! __library {
 #[doc(hidden)]
 pub use __library as library;
 
-/// Opens the first usable file of a library whose files are called `name` plus a version: in the
-/// place that `variable` names, else in `folders`, else as `bare` on the loader's path.
+/// Opens the first usable file of a library whose files are called `name` plus a version: at the
+/// path that the environment variable `variable` gives, else in `folders`, else as `bare` on the
+/// loader's path.
 ///
 /// # Errors
 /// [`Error::NotFound`] with the places that were searched.
@@ -144,12 +145,13 @@ pub fn find<T>(
         .map_err(|looked| Error::NotFound { what, looked })
 }
 
-/// Folders of CUDA toolkits, and `wheels` inside Python's packages.
+/// Folders with CUDA's libraries: those of CUDA toolkits, and the folders `wheels` inside Python's
+/// package folders.
 pub fn cuda_folders(wheels: &[&str]) -> Vec<PathBuf> {
     search::cuda_folders(wheels)
 }
 
-/// Folders of the HIP runtimes that this process has loaded; libraries in the same folder use that
+/// Folders of the HIP runtimes that this process has loaded; a library in such a folder uses that
 /// runtime.
 pub fn hip_folders() -> Vec<PathBuf> {
     search::loaded(HIP_RUNTIME).iter().filter_map(|file| Some(file.parent()?.into())).collect()
@@ -166,7 +168,8 @@ const HIP_RUNTIME: &str = "libamdhip64.so";
 #[allow(unsafe_code, reason = "a library is loaded")]
 pub fn open(file: &Path) -> std::result::Result<libloading::Library, String> {
     let before = search::loaded(HIP_RUNTIME);
-    // SAFETY: a vendor's library is made to be loaded by any program.
+    // SAFETY: a vendor's library may be loaded by any program; its initialisers have no
+    // preconditions.
     let library = unsafe { libloading::Library::new(file) }.map_err(|error| error.to_string())?;
     let mut more = search::loaded(HIP_RUNTIME).into_iter();
     match more.find(|runtime| !before.is_empty() && !before.contains(runtime)) {

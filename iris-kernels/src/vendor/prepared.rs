@@ -41,8 +41,8 @@ pub struct Prepared {
 /// Number of rows of the second bucket; the first bucket has one row.
 const LEAST_ROWS: usize = 16;
 
-/// Form of a call, besides its rows: which operands are column-major (`a`, `b`), what is added, and
-/// whether all is aligned to 16 bytes.
+/// Form of a call, without its rows: which factors are column-major (`a`, `b`), what is added to
+/// the product, and whether all matrices are aligned to 16 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct CallForm {
     a: bool,
@@ -101,8 +101,9 @@ impl Prepared {
         let first = if new.of.dialect().refuses { 0 } else { last };
         for bucket in first..=last {
             for form in (0..CallForm::COUNT).map(CallForm::of) {
-                // Algorithms for other cases round the product before they add the bias; seen with
-                // unaligned rows, and with 45 columns of bf16. The same is assumed for an addend.
+                // In other cases the library's algorithms round the product before they add the
+                // bias; seen with unaligned rows, and with 45 columns of bf16. The same is assumed
+                // for an addend.
                 let whole = [n, k].iter().all(|it| it.is_multiple_of(8));
                 if (form.bias || form.addend) && !(form.aligned && (whole || output == DType::F32))
                 {
@@ -127,7 +128,7 @@ impl Prepared {
         }
     }
 
-    /// Library and version; with the device they determine the bits of results.
+    /// Name and version of the library; with the device they determine the bits of results.
     pub fn library(&self) -> String {
         self.of.title()
     }
@@ -185,7 +186,7 @@ impl Prepared {
         if !fits || has_bias && !plain_bias || !addend.is_none_or(like_c) {
             return None;
         }
-        // The leading dimension of a single row (or column) is irrelevant.
+        // The leading dimension of a matrix with a single row (or column) is irrelevant.
         let apart = |matrix: &Matrix| match matrix.transposed {
             0 => (matrix.rows > 1).then_some(matrix.ld),
             _ => (matrix.cols > 1).then_some(matrix.ld),
@@ -216,14 +217,14 @@ impl Prepared {
         Some((problem, algorithm))
     }
 
-    /// Whether the library can do this call, as far as the heuristic was queried; with an addend:
-    /// whether it can add this matrix to the product.
+    /// Whether the library can do this call, as far as the heuristic was queried. With `addend`:
+    /// whether it can also add that matrix to the product.
     pub fn fits(&self, args: &OpArgs, addend: Option<&Matrix>) -> bool {
         self.fitting(args, addend).is_some()
     }
 
-    /// Enqueues the product of a call, plus an addend if given. Returns false if the library cannot
-    /// do it.
+    /// Enqueues the product of a call, and adds `addend` if given. Returns false if the library
+    /// cannot do it.
     ///
     /// # Errors
     /// [`Error::Call`].
@@ -247,7 +248,8 @@ impl Prepared {
         let kept = products.get_or_make(problem, || self.product(problem, *named))?;
         let Some(product) = kept else { return Ok(false) };
         let dialect = self.of.dialect();
-        // SAFETY: the caller guarantees the addresses and the stream.
+        // SAFETY: the caller guarantees the addresses and the stream, as `Product::enqueue`
+        // requires.
         match unsafe { product.enqueue(at, stream) } {
             // The algorithm was chosen for more rows and does not fit this call.
             Err(Error::Call { code, .. }) if dialect.refuses && code == dialect.not_supported => {
@@ -258,8 +260,9 @@ impl Prepared {
         }
     }
 
-    /// Product of a problem; `None` if the library cannot do it. It uses the algorithm `named` for
-    /// its bucket of rows if the library rejects unsuitable algorithms, else one of its own.
+    /// Makes the product of a problem; `None` if the library cannot do it. If the library rejects
+    /// unsuitable algorithms, the product uses the algorithm `named` for its bucket of rows, else
+    /// one of its own.
     fn product(&self, problem: Problem, named: Algorithm) -> Result<Option<Product>> {
         let made = match self.of.dialect().refuses {
             true => Product::by(named, &self.of, problem),
@@ -273,7 +276,7 @@ impl Prepared {
 }
 
 /// Bucket of a number of rows: bucket 0 has 1 row, which libraries multiply differently; bucket 1
-/// up to `LEAST_ROWS`; each further bucket twice as many, limited by `most`.
+/// has up to `LEAST_ROWS` rows; each further bucket has up to twice as many, limited by `most`.
 fn bucket_of(rows: usize, most: usize) -> usize {
     match rows.min(most) {
         0 | 1 => 0,
@@ -281,7 +284,7 @@ fn bucket_of(rows: usize, most: usize) -> usize {
     }
 }
 
-/// Largest number of rows of a bucket.
+/// Largest number of rows in bucket `bucket`.
 fn rows_of(bucket: usize, most: usize) -> usize {
     match bucket {
         0 => 1,

@@ -42,7 +42,7 @@ pub struct Problem {
     pub workspace: u64,
 }
 
-/// Device addresses of the matrices of a call.
+/// Device addresses of the matrices and of the workspace of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Addresses {
     /// Address of A.
@@ -70,13 +70,13 @@ pub(super) struct Stored {
     pub(super) ld: u64,
 }
 
-/// Problem in a column-major library's view: `result` = `left` x `right`.
+/// Problem as a column-major library sees it: `result` = `left` x `right`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct ByColumns {
     pub(super) left: Stored,
     pub(super) right: Stored,
     pub(super) result: Stored,
-    /// Matrix that is added to the result.
+    /// Matrix that is added to the result; `None` if there is none.
     pub(super) addend: Option<Stored>,
     /// Whether `left` is B: a row-major C is the transpose of a column-major matrix, and (A B)' =
     /// B' A'.
@@ -94,7 +94,7 @@ impl Layout {
         Layout { dtype, transposed: true, ld: ld as u64 }
     }
 
-    /// Column-major view of this `rows` x `cols` matrix; `flipped`: its transpose is wanted.
+    /// Column-major view of this `rows` x `cols` matrix, or of its transpose if `flipped`.
     fn stored(self, rows: usize, cols: usize, flipped: bool) -> Stored {
         // A row-major matrix is the transpose of a column-major one.
         let (rows, cols) = if self.transposed { (rows, cols) } else { (cols, rows) };
@@ -103,8 +103,8 @@ impl Layout {
             transpose: self.transposed == flipped,
             rows: rows as u64,
             cols: cols as u64,
-            // The stride of a single column is never used, but the library requires it to be at
-            // least the number of rows.
+            // The stride of a matrix with a single column is never used, but the library requires
+            // at least the number of rows.
             ld: self.ld.max(rows as u64),
         }
     }
