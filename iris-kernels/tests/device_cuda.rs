@@ -13,7 +13,7 @@ use iris_kernels::source::KERNELS;
 use iris_sync::Access;
 use iris_testkit::harness::{self, Group, named};
 
-/// Programs of users whose kernel source is a raw string.
+/// Example programs whose kernel source is a raw string, with their text.
 const EXAMPLES: [(&str, &str); 2] = [
     ("ring.rs", include_str!("../examples/ring.rs")),
     ("wait_on_tile.rs", include_str!("../../iris-ops/examples/wait_on_tile.rs")),
@@ -42,7 +42,7 @@ fn main() -> ExitCode {
                 a_slow_first_start_is_shown_on_a_terminal_only,
             ],
         ),
-        // Slow (minutes): every type and tile size for every architecture.
+        // Slow (takes minutes): every type and tile size for every architecture.
         Group::new(missing, named![every_kernel_compiles_for_every_build]).slow(),
     ])
 }
@@ -51,8 +51,8 @@ fn nvrtc() -> &'static Compiler {
     Compiler::nvrtc().unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Compiles products for every type and two of the three tile sizes. Other builds are covered by
-/// iris-models's checks, which compile all kernels for sm_90a with one constant changed.
+/// Compiles kernels with products for every type and two of the three tile sizes. The checks of
+/// iris-models cover other builds: they compile all kernels for sm_90a with one constant changed.
 fn every_kernel_compiles() {
     let [first, second, _] = TileSize::ALL;
     compile_all(&[second], &[("sm_90a", 0), ("sm_90a", 2)], false);
@@ -65,14 +65,15 @@ fn every_kernel_compiles_for_every_build() {
     compile_all(&TileSize::ALL, &all, true);
 }
 
-/// Compiles all kernels, or only those with products, for these tile sizes, architectures and
-/// types, and prints the slowest ones.
+/// Compiles kernels with products for these tile sizes, architectures and types, and message
+/// kernels if `messages`; prints the slowest ones.
 fn compile_all(tiles: &[TileSize], targets: &[(&str, u32)], messages: bool) {
     let compiler = nvrtc();
     let mut jobs = Vec::new();
     for (at, &(arch, dtype)) in targets.iter().enumerate() {
         for text in KERNELS {
-            // Message kernels do not depend on the type, so one build per architecture suffices.
+            // Message kernels do not depend on the element type, so one build per architecture
+            // suffices.
             let first = targets[..at].iter().all(|(before, _)| *before != arch);
             let tiles = match text.name.contains("matmul") {
                 true => tiles,
@@ -124,14 +125,14 @@ fn a_users_source_compiles_and_errors_carry_the_log() {
     assert!(code.starts_with(b"\x7fELF"));
 
     for (text, message) in [
-        // Words of system scope and of device scope do not convert.
+        // Words of system scope and words of device scope do not convert to each other.
         ("DevWord f(const HeapView& heap) { return heap.word(0, 0); }", "no suitable"),
-        // The table fixes the scope of each access.
+        // The access table fixes the scope of each access.
         (
             "i32 f(const Words& m, SymWord w) { return m.load<Access::FlagLoad>(w); }",
             "the table's scope of this access",
         ),
-        // A word's address is private.
+        // The address of a word is private.
         ("u64 f(SymWord w) { return w.address; }", "inaccessible"),
         ("void f(SymWord w) { w.store<Order::Acquire>(1); }", "a store is relaxed or release"),
     ] {
@@ -190,8 +191,8 @@ fn the_kernels_of_the_benchmark_compile() {
     }
 }
 
-/// The points of memory.h at which a build can delay workgroups occur in the kernels that need
-/// them.
+/// Tests that the points of memory.h at which a build can delay workgroups occur in the kernels
+/// that need them.
 fn kernels_that_are_held_up_compile() {
     for (name, place) in [
         ("broadcast.cu", Hold::Received),
@@ -212,8 +213,8 @@ fn kernels_that_are_held_up_compile() {
     }
 }
 
-/// A whole-matrix GEMM contains waits and delays of stress tests only in builds that ask for them,
-/// and leaves out its own wait only if the other kernels keep theirs.
+/// Tests that a whole-matrix GEMM has delays and lacks waits only in builds of stress tests that
+/// ask for it, and lacks its own wait only if the other kernels keep theirs.
 fn products_that_are_held_up_or_do_not_wait_compile() {
     let [_, gather, scatter, exchange, one_shot] = iris_kernels::source::GEMMS else {
         panic!("five sources")
@@ -229,11 +230,12 @@ fn products_that_are_held_up_or_do_not_wait_compile() {
     };
     let with =
         |without, hold, whole| FaultInjection { without, hold, whole, ..FaultInjection::default() };
-    // Leaving out the gates' wait does not change the GEMM.
+    // If only the gates leave out their wait, the GEMM's options do not change.
     let gates = with(Some(Access::SignalLoad), None, Some(OmittedWait::Others));
     let defines = |injected: FaultInjection| injected.options_of_products(Options::new()).defines;
     assert_eq!(defines(gates), defines(FaultInjection::default()));
-    // GEMMs of few rows also wait for other words, and for headers by the same code.
+    // GEMMs of few rows have further waits, for other words and for headers, so some polling loops
+    // remain.
     for (source, access, is_alone) in [
         (gather, Access::SignalLoad, true),
         (scatter, Access::SignalLoad, true),
@@ -242,7 +244,7 @@ fn products_that_are_held_up_or_do_not_wait_compile() {
     ] {
         let plain = text(source, FaultInjection::default());
         let left_out = text(source, with(Some(access), None, Some(OmittedWait::Products)));
-        // Each polling loop contains a sleep.
+        // Each polling loop contains a sleep, so sleeps count loops.
         let sleeps = |text: &str| text.matches("nanosleep").count();
         let (all, left) = (sleeps(&plain), sleeps(&left_out));
         assert!(all > 0 && (left == 0) == is_alone, "{} still waits", source.name);
@@ -260,8 +262,8 @@ fn products_that_are_held_up_or_do_not_wait_compile() {
 /// `a_slow_first_start_is_shown_on_a_terminal_only`.
 const FIRST_START: &str = "IRIS_TEST_FIRST_START";
 
-/// Body of the child process: compiles a kernel that is not cached, on two threads, as two ranks
-/// would.
+/// Program of the child process: compiles a kernel that is not cached, on two threads, as two ranks
+/// that are threads would.
 fn first_start() -> ExitCode {
     let source = KERNELS.iter().copied().find(|text| text.name == "all_reduce.cu");
     let compile = || {
@@ -303,6 +305,6 @@ fn a_slow_first_start_is_shown_on_a_terminal_only() {
     let mut seconds = shown.lines().filter_map(|line| line.rsplit('K').next()?.trim().parse().ok());
     let seconds: f64 = seconds.next_back().unwrap_or_else(|| panic!("no time in {shown:?}"));
     let told = shown.contains("iris: compiling all_reduce.cu for sm_90a: kernel 1/1, 2 s");
-    // A compilation of about two seconds may or may not be shown.
+    // A compilation of about two seconds may or may not be shown, so only clear cases are checked.
     assert!(told && seconds > 1.9 || !told && seconds < 2.5, "{seconds} s: {shown:?}");
 }

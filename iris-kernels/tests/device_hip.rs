@@ -27,7 +27,7 @@ fn main() -> ExitCode {
     ])
 }
 
-/// First clang that supports HIP for these devices.
+/// First clang on this machine that can compile for AMD's devices.
 fn find_clang() -> Option<&'static str> {
     ["clang-19", "clang-20", "clang"].into_iter().find(|name| {
         let targets = Command::new(name).arg("-print-targets").output();
@@ -54,8 +54,9 @@ fn assembly(clang: &str, source: &Path, arch: &str, defines: &[&str]) -> String 
     String::from_utf8(output.stdout).expect("assembly is text")
 }
 
-/// Compiles products for bf16, and only parses message kernels. iris-models's checks compile the
-/// latter to instructions, with one constant changed, but without warnings.
+/// Compiles kernels with products for bf16, and only parses message kernels. The checks of
+/// iris-models compile message kernels to instructions, with one constant changed, but without
+/// warnings.
 fn every_kernel_compiles() {
     let clang = clang();
     let arches = ["gfx90a", "gfx942"];
@@ -70,13 +71,14 @@ fn every_kernel_compiles() {
     });
 }
 
-/// Compiling gives a code object in the format of the runtime, and a log if the source is wrong.
+/// Tests that clang makes a code object in the format that the runtime loads, and returns its log
+/// for a wrong source.
 fn clang_makes_what_a_device_loads() {
     let clang = Compiler::clang().unwrap_or_else(|error| panic!("{error}"));
     let source = KERNELS.iter().find(|text| text.kind == SourceKind::Barrier).expect("a kernel");
     for (arch, machine) in [("gfx90a", 0x3f), ("gfx942", 0x4c)] {
         let code = clang.compile((*source).into(), &Options::new(), arch).expect("it compiles");
-        // The ELF header names AMD's machine type and the architecture.
+        // The ELF header names AMD's machine type, and the architecture in its flags.
         assert!(code.starts_with(b"\x7fELF") && code[18..20] == [0xe0, 0]);
         assert_eq!(code[48], machine, "{arch}");
         let name = b"iris_barrier.kd";

@@ -1,5 +1,5 @@
-//! Tests of the device source compiled by a host compiler: it compiles without warnings, agrees
-//! with the Rust code, and computes correctly.
+//! Tests of the device source compiled by a host compiler: it compiles without warnings, has the
+//! same definitions as the Rust code, and computes correctly.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::mem::offset_of;
@@ -33,12 +33,12 @@ fn main() -> ExitCode {
     )])
 }
 
-/// Builds a shared library from these device sources.
+/// Builds a shared library from the device sources `sources`; the folder must outlive the library.
 fn library(sources: &[&str], options: &[&str]) -> (Library, TempDir) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("kernels.so");
     compile(sources, options, &["-shared"], &file);
-    // SAFETY: built just now from this crate's sources, without initialisers.
+    // SAFETY: the library was built just now from this crate's sources, and has no initialisers.
     let library = unsafe { Library::open(Some(&file), RTLD_NOW) }.expect("it loads");
     (library, folder)
 }
@@ -54,7 +54,7 @@ fn symbol<T: Copy>(library: &Library, name: &str) -> T {
     *unsafe { library.get::<T>(name.as_bytes()) }.expect("the function")
 }
 
-/// Deterministic generator of pseudo-random numbers.
+/// Deterministic generator of pseudo-random numbers, seeded by its field.
 struct Numbers(u64);
 
 impl Numbers {
@@ -67,7 +67,7 @@ impl Numbers {
 fn every_kernel_compiles_without_warnings() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     for text in KERNELS {
-        // Message kernels do not depend on the type.
+        // Message kernels do not depend on the element type, so one type suffices.
         let types = if text.kind == SourceKind::TileGemm { 0..3 } else { 0..1 };
         for dtype in types.step_by(2).map(|dtype| format!("-DIRIS_DTYPE={dtype}")) {
             let source = format!("kernels/{}", text.name);
@@ -93,10 +93,10 @@ fn accesses(library: &Library) {
     let row: Row = symbol(library, "mirror_access");
     for (index, access) in Access::ALL.iter().enumerate() {
         let (mut name, mut order, mut scope) = (std::ptr::null(), -1, -1);
-        // SAFETY: the three pointers receive the row's contents.
+        // SAFETY: `name`, `order` and `scope` receive the contents of the row.
         let count = unsafe { row(index as u32, &mut name, &mut order, &mut scope) };
         assert_eq!(count as usize, Access::ALL.len());
-        // SAFETY: a string literal of the library.
+        // SAFETY: the name is a string literal of the library.
         let name = unsafe { CStr::from_ptr(name) }.to_str().expect("utf-8");
         assert_eq!(name, access.name());
         let orders = [Order::Relaxed, Order::Acquire, Order::Release, Order::AcqRel];
@@ -110,7 +110,7 @@ fn dtypes(library: &Library) {
     let row: Row = symbol(library, "mirror_dtype");
     for (place, dtype) in DTYPES.into_iter().enumerate() {
         let (mut name, mut code, mut bytes) = (std::ptr::null(), 0, 0);
-        // SAFETY: the three pointers receive the row's contents.
+        // SAFETY: `name`, `code` and `bytes` receive the contents of the row.
         let count = unsafe { row(place as u32, &mut name, &mut code, &mut bytes) };
         // SAFETY: the row exists, so the name is a string literal of the library.
         let name = unsafe { CStr::from_ptr(name) }.to_str().expect("utf-8");
@@ -276,7 +276,7 @@ fn values(library: &Library) {
     let erf: unsafe extern "C" fn(f32) -> f32 = symbol(library, "mirror_erf");
     for bits in 0..=u16::MAX {
         let (half, brain) = (half::f16::from_bits(bits), half::bf16::from_bits(bits));
-        // SAFETY: the function accepts any bits.
+        // SAFETY: the function accepts any bit pattern.
         let theirs = unsafe { [widen(1, bits), widen(2, bits)] };
         for (theirs, ours) in theirs.into_iter().zip([half.to_f32(), brain.to_f32()]) {
             assert!(theirs == ours || theirs.is_nan() && ours.is_nan(), "{bits:x}");
@@ -284,7 +284,7 @@ fn values(library: &Library) {
     }
     let mut numbers = Numbers(3);
     for _ in 0..2_000_000 {
-        // All exponents; half of the values are ties or next to a tie.
+        // Values with any exponent; half of the values are ties or next to a tie.
         let high = numbers.below(1 << 16) << 16;
         let low = [0, 1 << 15, (1 << 15) + 1, numbers.below(1 << 16)][numbers.below(4) as usize];
         let tie = if numbers.below(2) == 0 { 1 << 12 } else { 0 };
@@ -314,8 +314,9 @@ fn a_product_is_right_with_four_threads() {
     products(&options, (32, 64), (1, 70), 24, 0, whole);
 }
 
-/// AMD's matrix instructions are emulated by tests/host/hooks.cpp. The test shows that the core is
-/// correct if fragments have the layouts written there; it shows nothing about a device.
+/// Tests the MFMA core with AMD's matrix instructions emulated by tests/host/hooks.cpp. This shows
+/// that the core is correct if fragments have the layouts written there; it shows nothing about a
+/// device.
 fn a_product_is_right_with_emulated_matrix_instructions() {
     let brain = |value: f32| half::bf16::from_f32(value).to_le_bytes().to_vec();
     let half = |value: f32| half::f16::from_f32(value).to_le_bytes().to_vec();
@@ -326,15 +327,15 @@ fn a_product_is_right_with_emulated_matrix_instructions() {
     let whole = |value: f32| value.to_le_bytes().to_vec();
     products(&with("-DIRIS_DTYPE=0"), (32, 64), (19, 70), 4, 0, whole);
     products(&with("-DIRIS_DTYPE=0"), (64, 64), (50, 90), 1, 0, whole);
-    // Instructions of gfx950.
+    // Matrix instructions that gfx950 has and gfx942 lacks, which take 16 bytes per thread.
     let wide = |dtype| [&with(dtype)[..], &["-DIRIS_HAS_MFMA_16=1"]].concat();
     products(&wide("-DIRIS_DTYPE=1"), (32, 64), (19, 70), 4, 1, half);
     products(&wide("-DIRIS_DTYPE=2"), (64, 64), (50, 90), 1, 2, brain);
 }
 
-/// Checks products of `rounds` random shapes and layouts, for a build with the largest tile and
-/// slab of this size, with tile sizes from the smallest on and shapes up to the largest; `bytes`
-/// encodes an element of A, B or the bias. C is f32.
+/// Checks products of `rounds` random shapes and layouts, for a build whose largest tile and slab
+/// have the sizes `tile` and `slab`. Tile sizes start at `smallest`, and shapes end at `largest`;
+/// `bytes` encodes an element of A, B or the bias. C is f32.
 fn products(
     options: &[&str],
     (tile, slab): (u32, u32),
@@ -386,7 +387,8 @@ fn products(
         (args.m, args.n, args.k) = (m, n, k);
         args.epilogue = if gelu { epilogue::GELU } else { 0 };
         for group in 0..2 {
-            // SAFETY: a kernel of this library; all matrices are live and of the declared size.
+            // SAFETY: `kernel` is from this library; all matrices are live and have the declared
+            // sizes.
             unsafe { run(kernel, &args, group, 2, 0, 0, 0, 0) };
         }
         let at = |data: &[f32], across: bool, rows: u32, cols: u32, row: u32, col: u32| {
@@ -398,7 +400,7 @@ fn products(
             let curved = sum * 0.5 * (1.0 + libm::erff(sum * std::f32::consts::FRAC_1_SQRT_2));
             let expected = if gelu { curved } else { sum };
             let seen = at(&c, across_c, m, n, row, col);
-            // The products are exact integers; only GELU rounds.
+            // The products are exact integers, so only GELU may round.
             let allowed = if gelu { 1e-6 * expected.abs().max(1.0) } else { 0.0 };
             assert!(
                 (seen - expected).abs() <= allowed,

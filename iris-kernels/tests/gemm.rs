@@ -41,7 +41,8 @@ fn main() -> ExitCode {
     ])
 }
 
-/// Builds of every kind: widths, clusters, deferred store or not, and flipped.
+/// Builds of every kind: different widths and clusters, with and without deferred store, and
+/// flipped.
 fn builds() -> Vec<Config> {
     let wide = [(256, 2, 4), (224, 2, 4), (192, 2, 4), (160, 2, 5), (128, 2, 6), (64, 1, 7)];
     let wide = wide.map(|(width, cluster, stages)| Config::wide(width, cluster, stages));
@@ -100,7 +101,7 @@ fn every_build_compiles() {
     }
 }
 
-/// Runs a test on one rank with a heap on the GPU, if the GPU supports the GEMM.
+/// Runs `test` on one rank with a heap on the GPU, if the GPU supports the built-in GEMM.
 fn on_the_gpu(test: impl Fn(&Arc<SymmetricHeap>) -> Result<(), Error> + Send + Sync) {
     let outcome = World::run_threads(1, |world| {
         let options = HeapOptions::new().backend(BackendKind::Cuda).data_bytes(600 << 20);
@@ -137,12 +138,13 @@ fn mixed(seed: usize) -> u32 {
     (mixed ^ mixed >> 15).wrapping_mul(0x85eb_ca6b) >> 8
 }
 
-/// Real numbers that are exact in both types.
+/// Real numbers that are exact in f16 and in bf16.
 fn real(seed: usize) -> f32 {
     ((mixed(seed) & 0xff) as f32 - 127.0) / 64.0
 }
 
-/// Integers with exact sums, so that a wrong element cannot be mistaken for a rounding error.
+/// Small integers, whose sums are exact, so that a wrong element cannot be mistaken for a rounding
+/// error.
 fn integer(seed: usize) -> f32 {
     (mixed(seed) % 3) as f32 - 1.0
 }
@@ -161,7 +163,7 @@ fn value_of(dtype: DType, bits: u16) -> f32 {
     }
 }
 
-/// Matrix in the heap, with its contents.
+/// Matrix in the heap, with the bits of its elements.
 struct Placed {
     slice: SymSlice<u8>,
     matrix: Matrix,
@@ -202,8 +204,8 @@ impl Placed {
 
 const POISON: f32 = 1000.0;
 
-/// Multiplies by each build and compares all elements, or `samples` random ones, and checks the
-/// gaps of C.
+/// Multiplies by each build, compares all elements of C or `samples` random ones with the
+/// reference, and checks that the gaps of C are unchanged.
 fn compare(
     heap: &SymmetricHeap,
     [m, n, k]: [usize; 3],
@@ -222,7 +224,7 @@ fn compare(
             Some(count) => {
                 let random =
                     (0..count).map(|i| (mixed(i) as usize % m, mixed(i + count) as usize % n));
-                // Samples along the last row and the last column, some in each tile.
+                // Take samples along the last row and the last column, too, some in each tile.
                 let bottom = (0..n).step_by(16).chain([n - 1]).map(|col| (m - 1, col));
                 let right = (0..m).step_by(64).map(|row| (row, n - 1));
                 random.chain(bottom).chain(right).collect()
@@ -256,7 +258,8 @@ fn compare(
                 k: k as u32,
                 ..OpArgs::zeroed()
             };
-            // SAFETY: the matrices are in the heap, which is closed after its streams.
+            // SAFETY: the matrices are in the heap, which is closed only after its streams have
+            // finished.
             let launched = unsafe { gemm.launch(heap.gpu()?, &stream, &args) }?;
             assert!(launched, "{m} x {n} x {k} of {dtype} by {config:?}");
             stream.sync()?;
@@ -277,7 +280,7 @@ fn compare(
             let ld = c.matrix.ld as usize;
             for (at, &bits) in result.iter().enumerate() {
                 let poisoned = bits == c.held[at];
-                // No sum equals the poison value.
+                // Only gaps still hold the poison value, because no sum equals it.
                 assert_eq!(poisoned, at % ld >= n, "{config:?}: element {at} of lines of {ld}");
             }
         }
@@ -303,7 +306,7 @@ fn odd_shapes_are_right_in_every_element() {
 
 fn integers_are_exact() {
     on_the_gpu(|heap| {
-        // Sums of at most 200 ones, exact in both types.
+        // All sums are at most 200 ones, which are exact in both types.
         for dtype in [DType::F16, DType::BF16] {
             compare(heap, [200, 264, 200], dtype, (&builds(), &LAYOUTS), (&integer, None))?;
         }
@@ -313,7 +316,8 @@ fn integers_are_exact() {
 
 fn large_shapes_are_right_where_sampled() {
     on_the_gpu(|heap| {
-        // Several tiles per workgroup; the last ones are cut off in all directions.
+        // Shapes with several tiles per workgroup, of which the last ones are cut off in all
+        // directions.
         let shapes = [[4100, 4104, 520], [2048, 1288, 4096], [33, 8200, 3592]];
         for (at, shape) in shapes.into_iter().enumerate() {
             let dtype = if at == 1 { DType::F16 } else { DType::BF16 };
@@ -409,16 +413,18 @@ fn a_whole_product_is_that_of_whichever_library() {
             let workspace = heap.alloc::<u8>(bytes as usize)?;
             let at = heap.view().data[0] + workspace.offset();
             heap.write(c.slice, bytemuck::cast_slice(&c.held))?;
-            // SAFETY: the matrices are in the heap, which is closed after its streams.
+            // SAFETY: the matrices are in the heap, which is closed only after its streams have
+            // finished.
             assert!(unsafe { product.enqueue(heap, &stream, &args, at) }?);
             let gelu = OpArgs { epilogue: 1, ..args };
-            // SAFETY: for the reason given above.
+            // SAFETY: the matrices are in the heap, which is closed only after its streams have
+            // finished.
             assert!(!unsafe { product.enqueue(heap, &stream, &gelu, at) }?);
             stream.sync()?;
             results.push(heap.read(c.slice)?);
             heap.free(workspace)?;
         }
-        // Sums of integers do not depend on the order.
+        // Sums of small integers are exact, so they do not depend on the order of additions.
         assert!(results.iter().all(|it| *it == results[0]), "the products differ");
         assert!(results[0] != bytemuck::cast_slice::<u16, u8>(&c.held));
         Ok(())

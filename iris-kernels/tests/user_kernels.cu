@@ -3,8 +3,8 @@
 
 using namespace iris;
 
-/// One thread of each rank operates on the words of the next rank. Old values go to `old`; the host
-/// knows the expected words, too.
+/// One thread of each rank operates on words of the next rank, and stores the old values in `old`.
+/// The host knows which words and old values to expect.
 template <class T> IRIS_DEVICE void operate(const HeapView& heap, Slice<T> words, Slice<T> old) {
     if (port::thread() != 0 || port::workgroup() != 0) return;
     const auto at = heap.at(words, (heap.rank + 1) % heap.size), to = heap.at(old, heap.rank);
@@ -34,7 +34,7 @@ IRIS_KERNEL operate_i64(IRIS_ARGS HeapView heap, Slice<i64> words, Slice<i64> ol
     operate(heap, words, old);
 }
 
-/// All threads of all ranks operate on words of rank 0 at once; no update may be lost.
+/// All threads of all ranks operate on words of rank 0 at the same time; no update may be lost.
 template <class T> IRIS_DEVICE void contend(const HeapView& heap, Slice<T> words) {
     const auto at = heap.at(words, 0);
     const u32 thread = port::workgroup() * port::threads() + port::thread();
@@ -45,7 +45,7 @@ template <class T> IRIS_DEVICE void contend(const HeapView& heap, Slice<T> words
     at.word(3).bit_or(T(1) << (number % 30));
     at.word(4).bit_and(~(T(1) << (number % 30)));
     at.word(5).bit_xor(number);
-    // Retry until it succeeds; each failure means that another thread succeeded.
+    // Retry until the exchange succeeds; each failure means that another thread has succeeded.
     for (T seen = at.word(6).load(), was = seen + 1; was != seen;) {
         was = seen;
         seen = at.word(6).compare_exchange(was, was + 1);
@@ -60,8 +60,8 @@ IRIS_KERNEL contend_i64(IRIS_ARGS HeapView heap, Slice<i64> words, Slice<float> 
     heap.at(sums, 0).add(0, 0.5f);
 }
 
-/// Copies for each entry of `cases`: target, source, and number of elements. Data sent by
-/// put_with_signal is read here, after the wait.
+/// Makes a copy for each entry of `cases`: target, source, and number of elements. Data that
+/// put_with_signal() sent is read here, after the wait.
 template <class T>
 IRIS_DEVICE void copies(const HeapView& heap, Slice<T> to, Slice<T> from, Slice<T> seen,
                         Slice<u32> cases, u32 mode, u32 word) {
@@ -76,7 +76,7 @@ IRIS_DEVICE void copies(const HeapView& heap, Slice<T> to, Slice<T> from, Slice<
         if (mode == 2) copy(heap, target, before, source, next, count);
         if (mode == 3) put_with_signal(heap, target, source, count, next, theirs, i32(c + 1));
         if (mode == 4) {
-            // The copy by single elements, followed by a fence.
+            // Copy element by element, followed by a fence.
             const auto there = heap.at(target, next), here = heap.at(source, me);
             for (u32 i = port::thread(); i < count; i += port::threads()) there.put(i, here.get(i));
             port::barrier(Site::Signal);
@@ -98,7 +98,7 @@ COPIES(copies_4, float)
 COPIES(copies_8, i64)
 COPIES(copies_16, Vec16)
 
-/// Wait for a value that no rank stores.
+/// Waits for a value that no rank stores, so the wait must fail.
 IRIS_KERNEL wait_in_vain(IRIS_ARGS HeapView heap, u32 word) {
     if (wait_until(heap, heap.word(heap.rank, word), ReachedBy{}, 1000, heap.rank)) {
         heap.word(heap.rank, word).store(-1);

@@ -21,7 +21,7 @@ use libloading::os::unix::{Library, RTLD_NOW};
 const SOURCE: KernelSource<'_> =
     KernelSource { name: "user_kernels.cu", text: include_str!("user_kernels.cu") };
 
-/// Place where the kernels run.
+/// Device on which the kernels run: a GPU, or the host as compiled by g++.
 #[derive(Clone, Copy)]
 enum On {
     Gpu,
@@ -64,12 +64,12 @@ fn the_source_compiles() {
     }
 }
 
-/// Number of threads per workgroup on the host.
+/// Number of threads per workgroup of kernels that run on the host.
 const HOST_THREADS: u32 = 4;
 
 type HostLaunch = unsafe extern "C" fn(*const c_char, *const *const u8, u32) -> bool;
 
-/// Kernels as host code, compiled once.
+/// Returns the function that launches kernels compiled as host code; they are compiled once.
 fn host() -> HostLaunch {
     static LIBRARY: OnceLock<(Library, HostLaunch)> = OnceLock::new();
     let (_, launch) = LIBRARY.get_or_init(|| {
@@ -78,7 +78,8 @@ fn host() -> HostLaunch {
         let file = folder.path().join("user.so");
         let threads = format!("-DIRIS_THREADS={HOST_THREADS}");
         harness::compile_for_host(["-shared", "-std=c++20", &threads, source], &file);
-        // SAFETY: built just now from this crate's sources, without initialisers.
+        // SAFETY: the library was built just now from this crate's sources, and has no
+        // initialisers.
         let library = unsafe { Library::open(Some(&file), RTLD_NOW) }.unwrap();
         // SAFETY: user.cpp declares this type for this name.
         let launch = *unsafe { library.get::<HostLaunch>(b"user_launch") }.unwrap();
@@ -95,7 +96,8 @@ impl On {
         }
     }
 
-    /// Runs worlds of two and three ranks, and of one rank per device if there are more devices.
+    /// Runs `rank` in worlds of two and of three ranks, and in one with a rank per device if there
+    /// are more devices.
     fn worlds(self, rank: impl Fn(World) -> Result<(), Error> + Send + Sync + Copy) {
         let devices = match self {
             On::Gpu => BackendKind::Cuda.device_count().unwrap(),
@@ -131,7 +133,7 @@ enum Kernel {
     Host(CString),
 }
 
-/// Launches a kernel with the heap's view as first argument, and waits.
+/// Launches a kernel with the heap's view as its first argument, and waits until it has ended.
 fn call(heap: &SymmetricHeap, kernel: &Kernel, groups: u32, args: &[&[u8]]) -> Result<(), Error> {
     let view = heap.view();
     let args = [&[bytes_of(&view)], args].concat();
@@ -151,12 +153,12 @@ fn call(heap: &SymmetricHeap, kernel: &Kernel, groups: u32, args: &[&[u8]]) -> R
     }
 }
 
-/// Words before the kernel `operate`, at the rank after `rank`.
+/// Words, on the rank after `rank`, before the kernel `operate` runs.
 fn before(rank: usize, wide: i64) -> Vec<i64> {
     (0..16).map(|i| (i * 321 + rank as i64 * 50 - 2000) ^ ((i % 3) * wide)).collect()
 }
 
-/// Words after the kernel `operate`, and the old values that it returned.
+/// Words after the kernel `operate` has run, and the old values that the kernel returns.
 fn after(before: &[i64], wide: i64) -> (Vec<i64>, Vec<i64>) {
     let mut words = before.to_vec();
     let mask = 0x0ff0 | wide;
@@ -178,7 +180,7 @@ fn after(before: &[i64], wide: i64) -> (Vec<i64>, Vec<i64>) {
     ];
     words[2..].copy_from_slice(&new);
     let mut old = before.to_vec();
-    // Stores return no old value.
+    // Two of the operations are stores, which return no old value.
     (old[2], old[3]) = (0, 0);
     (words, old)
 }
@@ -206,7 +208,7 @@ fn words<T: Word>(on: On, world: &World, heap: &SymmetricHeap, name: &str) -> Re
     let (rank, size) = (world.rank(), world.size());
     let all = |values: Vec<i64>| values.into_iter().map(T::of).collect::<Vec<_>>();
     let (words, old) = (heap.alloc::<T>(16)?, heap.zeros::<T>(16)?);
-    // The previous rank operates on the words of this rank.
+    // The words of this rank are changed by the rank before it.
     let mine = before((rank + size - 1) % size, T::WIDE);
     heap.write(words, &all(mine.clone()))?;
     let operate = on.kernel(heap, name)?;
@@ -281,7 +283,8 @@ fn nothing_is_lost_among_all_threads_on_the_host() {
     all_contended(On::Host);
 }
 
-/// Cases of target, source and number of elements of `width` bytes, and the number of bytes needed.
+/// Test cases of (target, source, number of elements) for elements of `width` bytes, and the number
+/// of bytes that they need.
 fn cases(width: usize) -> (Vec<[u32; 3]>, usize) {
     // The last length exceeds four vectors per thread, and is odd.
     let lengths = [0, 1, 2, 3, 7, 8, 15, 17, 63, 255, 1023, 17_700 / width + 1];
@@ -298,7 +301,7 @@ fn cases(width: usize) -> (Vec<[u32; 3]>, usize) {
     (cases, end)
 }
 
-/// Byte number `at` of the data of `rank`.
+/// Byte number `at` of the test data of `rank`.
 fn byte(rank: usize, at: usize) -> u8 {
     (at.wrapping_mul(167) ^ at >> 8 ^ rank.wrapping_mul(91)) as u8
 }
@@ -402,14 +405,14 @@ fn launches_that_do_not_fit_are_refused() {
         let kernel = gpu(&heap, "operate_i32")?;
         let stream = heap.stream()?;
         for groups in [0, kernel.resident() + 1] {
-            // SAFETY: the launch is refused.
+            // SAFETY: the launch is refused, so no kernel runs.
             let launched = unsafe { kernel.launch(&stream, groups, &[]) };
             let error = launched.unwrap_err().to_string();
             assert!(error.contains("operate_i32"), "{error}");
         }
-        // A stream of another heap on the same device.
+        // The stream belongs to another heap, on the same device.
         let other = On::Gpu.open(&world)?;
-        // SAFETY: the launch is refused.
+        // SAFETY: the launch is refused, so no kernel runs.
         let launched = unsafe { kernel.launch(&other.stream()?, 1, &[]) };
         let error = launched.unwrap_err().to_string();
         assert!(error.contains("another heap"), "{error}");

@@ -67,7 +67,7 @@ fn products_over_a_library_of_our_own() {
     let (output, calls) = fake::Fake::with_libraries().run(&own, &[], &[(CHILD, "1")]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
-    // Expected failure: a call without a result address.
+    // One call must fail: the one without a result address.
     let refused = ["blaslt Matmul on 0 = 3"];
     assert_eq!(fake::failed(&calls), refused);
     for product in ["256 x 128 x 64", "256 x 128 x 64 and C"] {
@@ -75,7 +75,7 @@ fn products_over_a_library_of_our_own() {
     }
 }
 
-/// Prepares the library on the GPU of a heap for products of this shape, with a workspace.
+/// Prepares the library on the GPU of a heap for products of `shape` and `types`, with a workspace.
 fn prepared(
     heap: &SymmetricHeap,
     shape: [usize; 3],
@@ -91,7 +91,7 @@ fn prepared(
     Ok((prepared, heap.alloc::<u8>(Prepared::WORKSPACE as usize)?))
 }
 
-/// Enqueues a call; returns whether the library took it.
+/// Enqueues a call on `stream`; returns whether the library took it.
 fn enqueue(
     heap: &SymmetricHeap,
     stream: &Stream,
@@ -101,8 +101,8 @@ fn enqueue(
     let mut taken = false;
     let workspace = heap.view().data[0] + workspace.offset();
     heap.gpu()?.enqueue(stream, |raw| {
-        // SAFETY: the matrices and the workspace are in the heap, which is closed after its
-        // streams.
+        // SAFETY: the matrices and the workspace are in the heap, which is closed only after its
+        // streams have finished.
         taken = unsafe { prepared.enqueue(args, addend, workspace, raw) }.map_err(Error::other)?;
         Ok(())
     })?;
@@ -239,8 +239,8 @@ fn a_whole_product_adds_what_is_like_its_result() {
         let workspace = heap.alloc::<u8>(whole.library_bytes() as usize)?;
         let at = heap.view().data[0] + workspace.offset();
         let adding = |args: &OpArgs, addend: &Matrix| {
-            // SAFETY: the matrices and the workspace are in the heap, which is closed after its
-            // streams.
+            // SAFETY: the matrices and the workspace are in the heap, which is closed only after
+            // its streams have finished.
             unsafe { product.enqueue_adding(heap, &stream, args, addend, at) }
         };
         type Change = fn(&mut Matrix);
@@ -314,8 +314,8 @@ fn what_the_library_refuses_is_an_error_with_its_name() {
             addend: sample.c.matrix.address,
             workspace: data + workspace.offset(),
         };
-        // Run twice, so that the second run adds to the result of the first. A missing result
-        // address is refused with the status' name.
+        // Run the product twice, so that the second run adds to the result of the first. A missing
+        // result address is refused with the name of the library's status.
         sample.c.fill(heap, |_| 0.0)?;
         let run = |at: Addresses| {
             heap.gpu()?.enqueue(&stream, |raw| {

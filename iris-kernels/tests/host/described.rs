@@ -13,7 +13,7 @@ use libloading::Library;
 
 use super::numbers::{Held, WORKSPACE, built};
 
-/// Object counters of the fake library.
+/// Counters of the objects that the fake library has made.
 struct Counts(Library);
 
 impl Counts {
@@ -28,12 +28,12 @@ impl Counts {
         self.ask("fake_made")
     }
 
-    /// Number of objects that were not destroyed.
+    /// Number of objects that have not been destroyed.
     fn live(&self) -> u64 {
         self.ask("fake_live")
     }
 
-    /// Makes the fake library reject products with this number of rows.
+    /// Makes the fake library reject products with `rows` rows.
     fn refuse(&self, rows: u64) {
         // SAFETY: the type is that of the function in blaslt.cpp.
         let refuse = unsafe { self.0.get::<extern "C" fn(u64) -> c_int>(b"fake_refuse") };
@@ -45,7 +45,7 @@ pub(crate) fn a_problem_is_described_once() {
     for dialect in [&Dialect::CUBLASLT, &Dialect::HIPBLASLT] {
         let folder = built(dialect);
         let blas = Arc::new(Blas::load(dialect, &[PathBuf::from(folder.path())]).unwrap());
-        // SAFETY: the fake library, which is loaded already.
+        // SAFETY: the fake library may be loaded by any program, and is loaded already.
         let counts = Counts(unsafe { Library::new(blas.path()) }.unwrap());
         let [most, n, k] = [200, 8, 16];
         let kept = Prepared::PRODUCTS;
@@ -56,8 +56,8 @@ pub(crate) fn a_problem_is_described_once() {
         let workspace = vec![0_u128; WORKSPACE as usize / 16];
         let multiplier = Multiplier::new(&blas).unwrap();
         let prepared = Prepared::new(multiplier, [most, n, k], (dtype, dtype), WORKSPACE).unwrap();
-        // Makes a call; returns whether the library took it, and the numbers of objects and
-        // allocations that it made.
+        // Makes a call of `rows` rows; returns whether the library took it, and how many objects
+        // and allocations it made.
         let call = |rows: usize, bias: &Held| {
             let c = Held::new(dtype, (rows, n), false);
             let mut args = OpArgs { m: rows as u32, n: n as u32, k: k as u32, ..OpArgs::zeroed() };
@@ -82,7 +82,7 @@ pub(crate) fn a_problem_is_described_once() {
             // Repeating a problem with a bias at another address creates no objects.
             assert_eq!(call(rows, &biases[1]), (true, 0, 0), "{} of {rows} rows", dialect.name);
         }
-        // One descriptor and three layouts per problem.
+        // One descriptor and three layouts are kept per problem.
         assert_eq!(counts.live() - before, 4 * kept as u64, "{}", dialect.name);
         assert_eq!(call(most - kept + 1, &biases[0]), (true, 0, 0), "{}", dialect.name);
         assert!(call(most - kept, &biases[0]).1 > 0, "{} kept too many", dialect.name);

@@ -1,5 +1,6 @@
-// Hooks of the host form over real memory and threads, so that whole kernels run as host code: each
-// thread of a workgroup is a thread of the host. Built into one library with a kernel's source.
+// Hooks of the host form of port.h over real memory and threads, so that whole kernels run as host
+// code: each thread of a workgroup is a thread of the host. Built into one library with a kernel's
+// source.
 #include <atomic>
 #include <barrier>
 #include <chrono>
@@ -34,7 +35,7 @@ u64 nanoseconds() {
 }
 
 // GCC treats an order that is not a constant as the strongest one. That is acceptable here, because
-// orders are checked by the models.
+// the models check the orders.
 int order_of(int order) {
     constexpr int orders[] = {__ATOMIC_RELAXED, __ATOMIC_ACQUIRE, __ATOMIC_RELEASE,
                               __ATOMIC_ACQ_REL};
@@ -84,8 +85,8 @@ u32 iris_hook_workgroups(void) { return group->count; }
 
 int iris_hook_vote(int ok, int) {
     if (THREADS == 1) return ok;
-    // Two ballots used alternately, because no thread can be two rounds ahead of one that still
-    // reads.
+    // Two ballots are used alternately, because no thread can be two votes ahead of a thread that
+    // still reads.
     std::atomic<int>& ballot = group->votes[rounds++ % 2];
     if (!ok) ballot.store(0);
     group->meet.arrive_and_wait();
@@ -100,8 +101,8 @@ int iris_hook_vote(int ok, int) {
 // a wave has left[l % s][l / s * count + j] and right[l / s * count + j][l % s]; its sums are those
 // of [r / 4 * 8 + l / s * 4 + r % 4][l % s], and for s = 16 those of [l / 16 * 4 + r][l % 16].
 void iris_hook_mfma(u32 size, u32 dtype, u32 count, const void* left, const void* right, float* sums) {
-    // Two buffers used alternately, because no thread can be two products ahead of one that still
-    // reads.
+    // Two buffers are used alternately, because no thread can be two products ahead of a thread
+    // that still reads.
     static float places[2][2][THREADS][8];
     auto& [lefts, rights] = places[products++ % 2];
     const auto element = [&](const void* from, u32 j) {
@@ -124,7 +125,7 @@ void iris_hook_mfma(u32 size, u32 dtype, u32 count, const void* left, const void
 }
 #endif
 
-// Does nothing: threads are host threads, and a waiting thread does not block others.
+// Does nothing, because a waiting host thread does not block others.
 void iris_hook_diverge(void) {}
 void iris_hook_reconverge(void) {}
 
@@ -195,8 +196,8 @@ void* iris_hook_shared(u64 bytes) {
     return group->shared;
 }
 
-/// Runs one workgroup of a kernel; `first`, `second` and `third` are the further arguments of a
-/// barrier or gate kernel.
+/// Runs one workgroup of the kernel `entry`; `first`, `second` and `third` are the further
+/// arguments of a barrier or gate kernel, if `has_more`.
 void iris_host_run(void* entry, const OpArgs* args, u32 index, u32 count, int has_more, u32 first,
                    u64 second, u32 third) {
     const auto own = std::make_unique<Group>(index, count);

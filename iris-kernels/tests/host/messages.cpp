@@ -5,7 +5,7 @@
 #include "../../kernels/all_to_all.cu"
 #include "../../kernels/broadcast.cu"
 
-// Rename kernels for copy engines, which have the same names in several sources.
+// Rename the kernels for copy engines, because several sources define kernels with these names.
 #define iris_open OF(open)
 #define iris_blocks OF(blocks)
 #define iris_results OF(results)
@@ -21,7 +21,7 @@
 #include "../../kernels/reduce_scatter.cu"
 #undef OF
 
-// Rename kernels with an RMSNorm, which have the same names as those without.
+// Rename the kernels with an RMSNorm, because the kernels without one have equal names.
 #define iris_one_shot iris_one_shot_norm
 #define iris_two_shot iris_two_shot_norm
 #define iris_one_shot_ll iris_one_shot_ll_norm

@@ -1,5 +1,4 @@
-//! Tests of collectives of messages, in the Rust kernels and in device source that runs on the
-//! host.
+//! Tests of collectives of messages: the Rust kernels, and the device source compiled for the host.
 
 use std::ffi::c_int;
 
@@ -19,7 +18,7 @@ struct Rank {
     control: Box<ControlBlock>,
 }
 
-/// Half of the smallest step of the element types.
+/// Tolerance near zero: half of the smallest step (subnormal) of f16.
 const SMALLEST: f64 = 3e-8;
 
 /// Epsilon of the RMSNorm, added to the mean of squares.
@@ -54,12 +53,13 @@ impl Message {
         }
     }
 
-    /// Whether an element is in a gap or after row `rows`; such elements must never be written.
+    /// Whether an element lies in a gap or after row `rows`; a kernel must never write such
+    /// elements.
     fn is_outside(self, rows: u32, row: u32, col: u32) -> bool {
         row >= rows || col >= self.cols
     }
 
-    /// Buffer for `rows` rows plus one, with all bits set, which is NaN.
+    /// Buffer for `rows` rows and one more, with all bits set, so that every element is NaN.
     fn room(self, rows: u32) -> Vec<u32> {
         let elements = ((rows + 1) * (self.cols + self.gap)) as usize;
         vec![u32::MAX; (elements * self.element_bytes()).div_ceil(4)]
@@ -91,8 +91,8 @@ impl Message {
         value_of(self.dtype, bits)
     }
 
-    /// Whether `bits` is the result for the sum `sum` plus the addend that `added` adds: bit-exact,
-    /// except for GELU, which the implementations approximate differently.
+    /// Whether `bits` is the result for the sum `sum` plus the residual that `added` adds:
+    /// bit-exact, except with GELU, which the implementations approximate differently.
     fn is_result(self, bits: u32, sum: f32, added: impl Fn(f32) -> f32) -> bool {
         if !self.gelu {
             return bits == self.rounded(added(sum));
@@ -102,7 +102,8 @@ impl Message {
         (self.value(bits) - wanted).abs() <= self.roundoff() * (sum.abs() + wanted.abs()).max(1.0)
     }
 
-    /// Whether `seen` is the RMSNorm of the element with bits `bits` in this row.
+    /// Whether `seen` is the RMSNorm of the element with bits `bits`, where `row` has the bits of
+    /// its row.
     fn is_normed(self, seen: u32, bits: u32, row: impl Iterator<Item = u32>, weight: u32) -> bool {
         let squares = row.map(|bits| f64::from(self.value(bits)).powi(2)).sum::<f64>();
         let root = (squares / f64::from(self.cols) + f64::from(EPSILON)).sqrt();
@@ -132,9 +133,9 @@ fn value_of(dtype: u32, bits: u32) -> f32 {
     }
 }
 
-/// Compares bit by bit the Rust kernels with device kernels of four threads, for every collective
-/// of small messages, for tile reductions and for relayed tiles. Several calls, starting before
-/// words are refreshed; sums with and without a bias.
+/// Compares the Rust kernels bit by bit with device kernels of four threads, for every collective
+/// of small messages, for tile reductions and for relayed tiles. Makes several calls, which start
+/// before a refresh of words; some sums have a bias.
 pub(super) fn messages_are_right_in_rust_and_as_device_source() {
     const THREADS: &str = "-DIRIS_THREADS=4";
     let (library, _folder) =
@@ -148,15 +149,15 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
         (Kernel::AllGatherLl, Collective::AllGather),
         (Kernel::AllToAllLl, Collective::AllToAll),
         (Kernel::BroadcastLl, Collective::Broadcast { root: 1 }),
-        // Tile reductions, in which a thread has several vectors in flight.
+        // Reductions by tiles, in which a thread has several vectors in flight.
         (Kernel::OneShot, Collective::AllReduce),
         (Kernel::TwoShot, Collective::AllReduce),
         (Kernel::ReduceScatter, Collective::ReduceScatter),
-        // Tiles that arrive through inboxes.
+        // Collectives whose tiles arrive through inboxes.
         (Kernel::AllGather, Collective::AllGather),
         (Kernel::AllToAll, Collective::AllToAll),
         (Kernel::Broadcast, Collective::Broadcast { root: 1 }),
-        // Tiles that are forwarded by a relay.
+        // Broadcast whose tiles are forwarded by a relay.
         (Kernel::Relay, Collective::Broadcast { root: 1 }),
     ];
     let messages = [
@@ -165,15 +166,15 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
         Message { dtype: 0, wire: 0, gelu: false, norm: false, rows: 4, cols: 5, gap: 3 },
         Message { dtype: 2, wire: 2, gelu: false, norm: false, rows: 1, cols: 1, gap: 0 },
         Message { dtype: 0, wire: 2, gelu: true, norm: false, rows: 5, cols: 6, gap: 0 },
-        // Full vectors only, for each type.
+        // Messages that consist of full vectors only, one for each type.
         Message { dtype: 2, wire: 2, gelu: false, norm: false, rows: 18, cols: 88, gap: 8 },
         Message { dtype: 1, wire: 1, gelu: false, norm: false, rows: 14, cols: 88, gap: 8 },
         Message { dtype: 0, wire: 0, gelu: false, norm: false, rows: 13, cols: 88, gap: 8 },
-        // So few elements that no thread has more than one vector of a tile.
+        // Messages so small that no thread has more than one vector of a tile.
         Message { dtype: 1, wire: 1, gelu: false, norm: false, rows: 7, cols: 16, gap: 0 },
         Message { dtype: 0, wire: 0, gelu: false, norm: false, rows: 11, cols: 8, gap: 8 },
     ];
-    // Rows with as many vectors as a thread holds, with more, and without full vectors.
+    // Rows with as many vectors as a thread can hold, with more, and without full vectors.
     let normed = |dtype, cols, gap| Message {
         dtype,
         wire: dtype,
@@ -202,7 +203,7 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
         let entry: usize = symbol(&library, &format!("iris_{}{kind}", kernel.name()));
         let of_pair = kernel.name_of_pair().filter(|_| !messages[0].norm);
         let of_pair = of_pair.map(|name| symbol::<usize>(&library, &format!("iris_{name}")));
-        // Nine ranks exceed the number of sources of one wait.
+        // A world of nine ranks has more sources than one wait polls together.
         let worlds = match messages[0].norm {
             true => vec![(2, messages), (3, &messages[1..])],
             false => {
@@ -213,27 +214,29 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
             messages.iter().map(move |&message| (size, message)).collect::<Vec<_>>()
         };
         let are_items = |(_, message): &(u32, Message)| {
-            // With the LL protocol and an RMSNorm, rows must consist of whole items.
+            // With the LL protocol and an RMSNorm, rows must consist of whole items (here of four
+            // elements).
             kernel != Kernel::OneShotLl || !message.norm || message.cols.is_multiple_of(4)
         };
         for (size, message) in worlds.into_iter().flat_map(each).filter(are_items) {
             let rust = |args: &OpArgs, index, count| {
-                // SAFETY: every address is that of memory that outlives the calls.
+                // SAFETY: every address in `args` is that of memory that outlives the calls.
                 unsafe { iris_kernels::cpu::run(kernel, args, index, count) }.expect("a call");
             };
-            // SAFETY: a kernel of this library; every address is that of memory that outlives the
-            // calls.
+            // SAFETY: `entry` is a kernel of this library; every address in `args` is that of
+            // memory that outlives the calls.
             let device =
                 |args: &OpArgs, index, count| unsafe { run(entry, args, index, count, 0, 0, 0, 0) };
             let rust_norm = |args: &OpArgs, index, count| {
-                // SAFETY: for the reason given above.
+                // SAFETY: every address in `args` is that of memory that outlives the calls.
                 unsafe { iris_kernels::cpu::run(Kernel::Norm, args, index, count) }
                     .expect("a norm");
             };
-            // SAFETY: for the reason given above.
+            // SAFETY: `norm` is a kernel of this library; every address in `args` is that of memory
+            // that outlives the calls.
             let device_norm =
                 |args: &OpArgs, index, count| unsafe { run(norm, args, index, count, 0, 0, 0, 0) };
-            // Except in the LL variant, rows are normalised by a separate launch.
+            // Only the LL variant includes the RMSNorm; for the others it is a second launch.
             let behind = usize::from(message.norm && kernel != Kernel::OneShotLl);
             // In a two_shot, the owner of a tile reduces it.
             let at_owners = kernel == Kernel::TwoShot;
@@ -243,12 +246,14 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
             exchange(collective, at_owners, size, message, &runs[..=behind]);
             let as_many = collective == Collective::AllReduce || message.rows.is_multiple_of(2);
             if let Some(entry) = of_pair.filter(|_| size == 2 && as_many) {
-                // SAFETY: for the reason given above.
+                // SAFETY: `entry` is a kernel of this library; every address in `args` is that of
+                // memory that outlives the calls.
                 let several = |args: &OpArgs, index, count| unsafe {
                     run(entry, args, index, count, 0, 0, 0, 0)
                 };
                 exchange(collective, at_owners, size, message, &[&several]);
-                // Ranks whose kernel processes single items can take part in the same call.
+                // Ranks whose kernel processes single items can take part in the same call as ranks
+                // whose kernel processes several.
                 let mixed = |args: &OpArgs, index, count| match args.channel.rank {
                     0 => several(args, index, count),
                     _ => device(args, index, count),
@@ -259,7 +264,7 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
     }
 }
 
-/// Function that runs one workgroup of a launch.
+/// Function that runs workgroup `index` of `count` of a launch: (arguments, index, count).
 type Run<'a> = dyn Fn(&OpArgs, u32, u32) + Sync + 'a;
 
 fn exchange(
@@ -296,8 +301,8 @@ fn exchange(
             Rank { data, signal, device, control: Box::default() }
         })
         .collect();
-    // Numbers of rows that a rank passes and receives; in an all-gather M counts the rows of all
-    // ranks.
+    // Number of rows that a rank passes, and number of rows that it receives; in an all-gather M
+    // counts the rows of all ranks.
     let given = |rank: u32| match collective {
         Collective::AllGather => items.rows_sent(rank, 0),
         _ => rows,
@@ -315,7 +320,8 @@ fn exchange(
             .map(|rank| {
                 let mut data = message.room(given(rank));
                 for (row, col) in (0..given(rank)).flat_map(|r| (0..cols).map(move |c| (r, c))) {
-                    // With such numbers the last bits of a sum depend on the order of additions.
+                    // With numbers like these, the last bits of a sum depend on the order of
+                    // additions.
                     let value = (numbers.below(1 << 20) as f32 - 524_288.0) * 1.37e-5;
                     let value = value * [1.0, 37.0, 1e3][numbers.below(3) as usize];
                     message.set(&mut data, row, col, value);
@@ -323,14 +329,14 @@ fn exchange(
                 data
             })
             .collect();
-        // Sums have a bias from the third call on, as a message after a product may.
+        // From the third call on, sums have a bias, as a message after a product may have.
         let mut bias = message.room(1);
         let has_bias = reduces && call >= 2;
         for col in 0..cols {
             message.set(&mut bias, 0, col, numbers.below(1 << 10) as f32 - 511.5);
         }
         let outputs: Vec<Vec<u32>> = (0..size).map(|rank| message.room(taken(rank))).collect();
-        // Every other call has a residual.
+        // Every other call has a residual, if it has an RMSNorm.
         let has_residual = message.norm && call % 2 == 0;
         let (mut residual, mut weight) = (message.room(rows), message.room(1));
         for (row, col) in (0..rows).flat_map(|r| (0..cols).map(move |c| (r, c))) {
@@ -370,12 +376,12 @@ fn exchange(
                 (args.slot, args.sources, args.producer) = (slot, size, producer::LOAD);
                 (args.results, args.result_slot, args.max_results) = (inbox, slot, tiles);
                 args.root = 1;
-                // In every other call one of two or three workgroups is a dedicated sender.
+                // In every other call, one of a rank's workgroups is a dedicated sender.
                 args.dedicated_workgroups = u32::from(call % 2 == 1);
                 args
             })
             .collect();
-        // Ranks have different numbers of workgroups.
+        // The ranks have different numbers of workgroups: 2, 1, 3, 2, ...
         for &run in launches {
             std::thread::scope(|scope| {
                 for (args, groups) in args.iter().zip([2, 1, 3].into_iter().cycle()) {

@@ -60,8 +60,8 @@ void mirror_split(u32 total, u32 parts, u32 part, u32* out) {
     out[1] = range.end;
 }
 
-/// `shape`: rows, cols, tile_m, tile_n, size. Returns the number of tiles; `out`: owner, row, col,
-/// rows, cols of `tile`.
+/// Position of tile `tile` in a SplitGrid with `shape` = {rows, cols, tile_m, tile_n, size}. Stores
+/// {owner, row, col, rows, cols} in `out`; returns the number of tiles.
 u32 mirror_split_grid(const u32* shape, u32 tile, u32* out) {
     const SplitGrid grid{Grid{shape[0], shape[1], shape[2], shape[3]}, shape[4]};
     if (tile < grid.tiles()) {
@@ -88,8 +88,8 @@ Units units_from(const u32* s) {
 }
 } // namespace
 
-/// `shape`: shard, size, m, k, tile_m, k_group, m_contiguous. Returns the number of units; `out`:
-/// source, row, col, rows, cols of `unit`.
+/// Source and area of unit `unit` of Units with `shape` = {shard, size, m, k, tile_m, k_group,
+/// m_contiguous}. Stores {source, row, col, rows, cols} in `out`; returns the number of units.
 u32 mirror_unit(const u32* shape, u32 unit, u32* out) {
     const Units units = units_from(shape);
     if (unit < units.units()) {
@@ -100,8 +100,9 @@ u32 mirror_unit(const u32* shape, u32 unit, u32* out) {
     return units.units();
 }
 
-/// `out`: row, rows, source, within, worked of `block`; `need`: the i-th unit that it needs, ~0
-/// after the last. Returns the number of row blocks.
+/// Row block `block` of Units: stores {row, rows, source, within, row_block_at} in `out`, and in
+/// `need` the i-th unit that the block needs, or ~0 after the last. Returns the number of row
+/// blocks.
 u32 mirror_block(const u32* shape, u32 block, u32 rank, u32 i, u32* out, u32* need) {
     const Units units = units_from(shape);
     if (block < units.row_blocks()) {
@@ -121,7 +122,7 @@ float mirror_erf(float x) { return erf(x); }
 u16 mirror_narrow(u32 dtype, float value) { return narrow(dtype, value); }
 float mirror_widen(u32 dtype, u16 bits) { return widen(dtype, bits); }
 
-/// Offset of a field of OpArgs; fields are numbered in a fixed order.
+/// Offset of field number `field` of OpArgs; the test numbers the fields in the order of this list.
 u64 mirror_offset(u32 field) {
     const u64 offsets[] = {
         IRIS_OFFSET_OF(OpArgs, channel),     IRIS_OFFSET_OF(OpArgs, record),

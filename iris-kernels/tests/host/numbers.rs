@@ -18,7 +18,7 @@ use tempfile::TempDir;
 
 use super::fake;
 
-/// Builds the fake library in a vendor's form.
+/// Builds the fake GEMM library with the function names and numbers of a vendor's library.
 pub(crate) fn built(dialect: &Dialect) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let (file, options): (_, &[&str]) = match dialect.name {
@@ -29,7 +29,7 @@ pub(crate) fn built(dialect: &Dialect) -> TempDir {
     folder
 }
 
-/// Matrix on the host, aligned to 16 bytes, with rows of whole vectors.
+/// Matrix in host memory, aligned to 16 bytes, with rows that consist of whole vectors.
 pub(crate) struct Held {
     layout: Layout,
     shape: (usize, usize),
@@ -55,7 +55,7 @@ impl Held {
         at * self.layout.dtype.size()
     }
 
-    /// Fills with small integers, whose sums are exact.
+    /// Fills the matrix with small integers, so that all sums are exact.
     pub(crate) fn fill(mut self, by: usize) -> Held {
         for row in 0..self.shape.0 {
             for col in 0..self.shape.1 {
@@ -98,8 +98,8 @@ impl Held {
 /// Size of the workspace in bytes.
 pub(crate) const WORKSPACE: u64 = 1 << 16;
 
-/// Multiplies by a library with these numbers, in all layouts and types, directly and as an
-/// operator does; the error describes what was wrong.
+/// Multiplies by the fake library with the numbers of `dialect`, in all layouts and types, directly
+/// and as an operator does; the error describes what was wrong.
 fn right(dialect: &Dialect, folder: &TempDir) -> Result<(), String> {
     let told = |error: Error| error.to_string();
     let blas = Blas::load(dialect, &[PathBuf::from(folder.path())]).map_err(told)?;
@@ -145,7 +145,7 @@ fn right(dialect: &Dialect, folder: &TempDir) -> Result<(), String> {
                 let mut args = OpArgs { m: m as u32, n: n as u32, k: k as u32, ..OpArgs::zeroed() };
                 (args.a, args.b, args.c) = (a.matrix(), b.matrix(), c.matrix());
                 args.bias = bias.as_ref().map_or(Matrix::default(), Held::matrix);
-                // SAFETY: for the reason given above.
+                // SAFETY: all memory is on the host, and the fake library multiplies synchronously.
                 unsafe {
                     let addend = addend.as_ref().map(Held::matrix);
                     prepared.enqueue(&args, addend.as_ref(), at.workspace, 0)
@@ -167,8 +167,8 @@ fn right(dialect: &Dialect, folder: &TempDir) -> Result<(), String> {
             }
         }
     }
-    // The only number that no product shows: an unsupported problem must be reported as such, not
-    // as a failure.
+    // One number is not needed by any product: the status code by which an unsupported problem is
+    // reported as such, and not as a failure.
     let odd = Layout::rows(DType::F32, 16);
     let problem = Problem {
         shape: [16, 16, 13],
@@ -224,7 +224,7 @@ pub(crate) fn wrong_numbers_are_found() {
         }
         let mut wrong = *dialect;
         wrong.not_supported += 1;
-        // hipBLASLt reports that there are no algorithms, and does not fail.
+        // hipBLASLt reports zero algorithms instead of failing, so this number is not used.
         assert_eq!(right(&wrong, &folder).is_err(), dialect.refuses, "not supported");
     }
     let mut bias = Dialect::HIPBLASLT;
@@ -249,7 +249,8 @@ pub(crate) fn no_header() -> Option<String> {
 fn with_header(options: &[&str]) -> Command {
     let mut command = Command::new("g++");
     command.args(["-std=c++20", "-x", "c++", "-include", "hipblaslt/hipblaslt.h"]);
-    // Folder of ROCm's packages; elsewhere CPLUS_INCLUDE_PATH gives the folder.
+    // Folder in which ROCm's packages install the header; elsewhere CPLUS_INCLUDE_PATH names the
+    // folder.
     command.args(["-isystem", "/opt/rocm/include", "-D__HIP_PLATFORM_AMD__", "-DHEADER"]);
     command.args(options).args(["-o", "/dev/null"]);
     command.arg(format!("{}/blaslt.cpp", fake::SOURCES));

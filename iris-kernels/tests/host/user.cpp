@@ -1,11 +1,12 @@
-// Users' kernels of the tests, as host code.
+// Kernels of user_kernels.cu as host code, launched by name.
 #include <cstring>
 
 #include "launch.h"
 
 #include "../user_kernels.cu"
 
-/// Runs the kernel of this name, and returns when it has ended; false if there is no such kernel.
+/// Runs the kernel called `name` with `groups` workgroups, and returns when it has ended; false if
+/// there is no such kernel.
 extern "C" bool user_launch(const char* name, void** args, u32 groups) {
 #define KERNEL(entry)                                                                              \
     if (std::strcmp(name, #entry) == 0) return launch(entry, args, groups), true;

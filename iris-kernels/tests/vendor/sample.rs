@@ -1,4 +1,4 @@
-//! Matrices of products in a heap on the GPU, with reference results in f64.
+//! Matrices of a product in a heap on the GPU, with reference results computed in f64.
 
 use std::sync::Arc;
 
@@ -8,7 +8,8 @@ use iris_heap::{BackendKind, DType, Error, HeapOptions, SymSlice, SymmetricHeap,
 use iris_kernels::args::{Matrix, OpArgs, dtype_code};
 use iris_kernels::vendor::Layout;
 
-/// Environment variable that marks a child process, which uses the fake runtime and library.
+/// Environment variable that marks a child process of the test, which uses the fake runtime and
+/// library.
 pub(crate) const CHILD: &str = "VENDOR_TEST_CHILD";
 
 /// Kind of GPU to test; a child process uses HIP, because it runs on the fake runtime.
@@ -19,7 +20,7 @@ pub(crate) fn here() -> BackendKind {
     }
 }
 
-/// Runs a test on one rank with a heap on the GPU.
+/// Runs `test` on one rank with a heap on the GPU.
 pub(crate) fn on_the_gpu(test: impl Fn(&Arc<SymmetricHeap>) -> Result<(), Error> + Send + Sync) {
     let outcome = World::run_threads(1, |world| {
         let options = HeapOptions::new().backend(here()).data_bytes(256 << 20);
@@ -30,7 +31,7 @@ pub(crate) fn on_the_gpu(test: impl Fn(&Arc<SymmetricHeap>) -> Result<(), Error>
     outcome.unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// Real numbers of both signs that are exact in all types, with inexact sums.
+/// Real numbers of both signs that are exact in all types, but whose sums are not.
 pub(crate) fn number(seed: usize) -> f32 {
     let mixed = (seed as u32).wrapping_mul(0x9e37_79b9) ^ 0x5bd1_e995;
     ((mixed >> 13 & 0xff) as f32 - 127.0) / 64.0
@@ -58,7 +59,7 @@ fn values_of(dtype: DType, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// Matrix in the heap.
+/// Matrix in the heap, with the type of its elements.
 pub(crate) struct Placed {
     slice: SymSlice<u8>,
     pub(crate) matrix: Matrix,
@@ -139,7 +140,7 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// Row-major matrices without gaps, bias and addend.
+    /// Case with row-major matrices without gaps, and without bias and addend.
     pub(crate) fn plain(shape: [usize; 3], types: (DType, DType)) -> Case {
         let (a_columns, b_columns, bias, addend) = (false, false, false, false);
         Case { shape, types, a_columns, b_columns, bias, addend, gap: 0, shift: 0 }
@@ -156,7 +157,7 @@ impl Sample {
         let c = Placed::new(heap, output, (m, n), (false, gap, shift))?;
         let place = (false, 0, shift);
         let bias = case.bias.then(|| Placed::new(heap, output, (1, n), place)).transpose()?;
-        // The addend's rows are longer than those of C.
+        // The rows of the addend are longer than those of C, so that their strides differ.
         let place = (false, gap + 8, shift);
         let addend = case.addend.then(|| Placed::new(heap, output, (m, n), place)).transpose()?;
         let fill = |it: Option<&Placed>, from: usize| {
@@ -197,7 +198,7 @@ impl Sample {
         self.c.fill(heap, |_| POISON).map(drop)
     }
 
-    /// Compares all of C, including its gaps.
+    /// Compares all elements of C, and checks that its gaps are unchanged.
     pub(crate) fn check(
         &self,
         heap: &SymmetricHeap,
