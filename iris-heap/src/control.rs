@@ -60,7 +60,7 @@ enum Words {
     Pinned(PinnedLine),
 }
 
-/// Cache line of pinned host memory.
+/// Cache line of pinned host memory that holds a control block.
 #[derive(Debug)]
 pub(crate) struct PinnedLine {
     line: &'static Line,

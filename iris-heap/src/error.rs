@@ -230,7 +230,7 @@ pub enum Error {
         what: String,
         /// First index.
         start: u64,
-        /// End of the range.
+        /// End of the range, one after the last index.
         end: u64,
         /// Length of the object.
         len: u64,

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-/// Allocation state of one segment.
+/// Allocator of one segment: its free and its allocated blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     alignment: u64,

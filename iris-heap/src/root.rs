@@ -15,7 +15,7 @@ pub(crate) enum Distance {
     Root,
     /// Timeout while waiting for a rank, which may have an error of its own.
     Silence,
-    /// Consequence of another rank's failure, surrender or exit.
+    /// Consequence of the failure, surrender or exit of another rank.
     Consequence,
 }
 

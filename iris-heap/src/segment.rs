@@ -34,7 +34,7 @@ pub(crate) struct SharedMemory {
 // SAFETY: the struct owns its mapping, hands out references to atomics only, and its copies are
 // atomic.
 unsafe impl Send for SharedMemory {}
-// SAFETY: the reasons given for `Send` hold for `Sync` too.
+// SAFETY: a shared reference gives access only to atomics and atomic copies, as stated for `Send`.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
@@ -328,7 +328,7 @@ pub(crate) fn duplicate(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
 fn whole_pages(bytes: u64) -> Result<usize> {
     let page = rustix::param::page_size() as u64;
     let size = bytes.max(1).checked_next_multiple_of(page);
-    // Rust objects are at most isize::MAX bytes long.
+    // No Rust object may be longer than `isize::MAX` bytes, so reject larger sizes.
     size.and_then(|s| isize::try_from(s).ok()).map(|s| s as usize).ok_or_else(|| {
         Error::invalid("size of a segment", bytes, format!("at most {} bytes", isize::MAX))
     })

@@ -46,7 +46,7 @@ impl fmt::Debug for Event {
 }
 
 impl Stream {
-    /// Wraps a backend's stream.
+    /// Wraps the backend's stream `inner`, on which no call has been issued yet.
     pub(crate) fn from_backend(inner: Arc<dyn StreamBackend>) -> Stream {
         Stream { inner, issued: Arc::default() }
     }

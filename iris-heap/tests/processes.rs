@@ -219,7 +219,7 @@ fn sizes() -> Result<String, Error> {
     let before = heap.free_bytes(iris_heap::Segment::Data);
     let e = heap.alloc::<f32>(10 + w.rank()).unwrap_err();
     assert_eq!(heap.free_bytes(iris_heap::Segment::Data), before);
-    // The world is still usable, because nothing was changed.
+    // The failed calls changed nothing, so the world is still usable.
     let x = heap.alloc::<f32>(10)?;
     assert_eq!(x.offset(), 0);
     heap.close()?;

@@ -477,7 +477,7 @@ fn strangers_hurt_nobody() {
         stream.set_write_timeout(Some(Duration::from_secs(30))).unwrap();
         stream
     };
-    // Body of a hello of another job.
+    // Body of a hello from a process of another job.
     let mut hello = Vec::new();
     let job_name = b"another job";
     hello.extend((job_name.len() as u64).to_le_bytes());

@@ -98,7 +98,7 @@ fn what_is_enqueued_cannot_wait_for_streams() {
             let [heap] = heaps();
             let stream = heap.stream().unwrap();
             refused(what, inside(&heap, &stream, action));
-            // Repeats the checks from a workgroup of a kernel.
+            // Repeat the checks from a workgroup of a kernel, which is enqueued work, too.
             let outcomes = Arc::new(Mutex::new(Vec::new()));
             let (all, this, within) = (outcomes.clone(), stream.clone(), heap.clone());
             let kernel = move |_: Group| {

@@ -9,7 +9,7 @@
 
 using namespace iris;
 
-/// Whether there are two ranks.
+/// Whether the build is for a world of two ranks.
 #ifndef IRIS_GEMM_PAIR
 #define IRIS_GEMM_PAIR 1
 #endif

@@ -43,7 +43,7 @@ pub struct Executor {
     kernels: KernelSet,
     gemms: Option<Gemms>,
     areas: Areas,
-    /// Transfers of rows between ranks that the program contains.
+    /// Transfers of rows between ranks that the steps of the program contain.
     transfers: Vec<Transfer>,
     /// Whether workgroups must do the transfers instead of copy engines: transferred bytes are
     /// counted, delays are injected, or ranks share the device.

@@ -54,7 +54,7 @@ pub enum Core {
     Sm90Flipped,
     /// mma.sync, for f16 and bf16.
     Sm80,
-    /// MFMA on CDNA 3.
+    /// MFMA, for every type, on CDNA GPUs (gfx90a, gfx942, gfx950).
     Cdna3,
     /// Multiply-add, for every architecture and type.
     Fma,
@@ -178,7 +178,7 @@ pub struct CoreConfig {
     pub stages: u32,
     /// Whether a tile is stored while the next tile is multiplied (deferred store).
     pub hold: bool,
-    /// Whether tiles are computed for the transpose of C.
+    /// Whether each tile is a tile of the transpose of C.
     pub flipped: bool,
     /// Whether K is the strided dimension of the tiles' left factor, instead of the contiguous one.
     pub a_across: bool,

@@ -62,9 +62,9 @@ pub enum Kernel {
     Gate {
         /// Rank from which the parts come.
         source: u32,
-        /// Number of the first part.
+        /// Number of the first part that is awaited.
         first: u32,
-        /// Number of parts.
+        /// Number of parts that are awaited.
         parts: u32,
     },
     /// Message by copy engines, last launch: ends the call.
@@ -91,7 +91,7 @@ pub enum Kernel {
     Barrier {
         /// Number of the barrier in its call, 0 or 1.
         phase: u32,
-        /// Ranks that take part.
+        /// Ranks that take part in the barrier.
         members: Members,
         /// Whether the barrier ends the call.
         last: bool,

@@ -21,7 +21,7 @@ pub enum Library {
 }
 
 impl Library {
-    /// All choices.
+    /// All choices, in the order of the enum.
     pub const ALL: [Library; 4] = [Library::Auto, Library::Vendor, Library::Ours, Library::None];
 }
 
@@ -50,9 +50,9 @@ impl std::str::FromStr for Library {
 pub struct GemmRequest {
     /// Preferred implementation.
     pub library: Library,
-    /// Kind of device.
+    /// Kind of device on which the GEMM runs.
     pub backend: BackendKind,
-    /// Maximum m, n and k.
+    /// Maximum values of m, n and k.
     pub shape: [usize; 3],
     /// Number of rows of the largest call that uses this GEMM; may be smaller than the maximum m in
     /// `shape`.

@@ -63,7 +63,7 @@ pub struct Program {
 /// Position of the RMSNorm in a program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Norm {
-    /// No RMSNorm.
+    /// The call has no RMSNorm.
     None,
     /// RMSNorm inside the kernel of the message, whose workgroups process whole rows. If a GEMM
     /// exchanges the message itself, it processes tiles, so a separate step follows it.
@@ -112,7 +112,7 @@ vocabulary! {
 /// Step or loop of a program.
 #[derive(Clone, Copy, Debug)]
 pub enum Item {
-    /// One step.
+    /// One step, enqueued once.
     Do(Step),
     /// Loop over the parts of the rows that a rank sends; each part is one row of tiles.
     Parts(&'static [Item]),
@@ -171,7 +171,7 @@ pub enum Work {
 /// Operands of an operator's kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Operands {
-    /// Matrices A, B and C of the call.
+    /// Matrices A, B and C of the call itself.
     Call,
     /// A workspace area in place of the product of A and B.
     Area(Area),
@@ -218,7 +218,7 @@ pub enum Source {
     Input,
     /// Matrix A of the call, which has this rank's rows only.
     Shard,
-    /// A matrix in the workspace.
+    /// This workspace area.
     Area(Area),
 }
 
@@ -250,7 +250,7 @@ pub enum Target {
     Own,
     /// Only the rows of the call's C, which has all rows, that this rank owns.
     OwnOfC,
-    /// A matrix in the workspace.
+    /// This workspace area.
     Area(Area),
 }
 
@@ -289,7 +289,7 @@ pub enum EarliestStart {
     BehindOpen,
 }
 
-/// Stream of a step.
+/// Stream on which a step is enqueued.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lane {
     /// Stream of the call, on which kernels and GEMMs run.
@@ -429,8 +429,8 @@ impl Work {
             Work::Gemm(Gemm { core: Core::Gated | Core::Storing { .. }, .. }) => {
                 EarliestStart::BehindOpen
             }
-            // These steps follow copies, which are no kernel launches, so their launches cannot
-            // overlap with the previous step.
+            // Copies, and the step that closes the call after them, cannot overlap with the previous
+            // launch, because copies by engines are no kernel launches.
             Work::Copies(_) | Work::Close(_) => EarliestStart::No,
             _ => EarliestStart::AfterTurn,
         }

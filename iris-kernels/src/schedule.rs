@@ -63,7 +63,7 @@ impl Grid {
         self.cols.div_ceil(self.tile_n)
     }
 
-    /// Number of tiles.
+    /// Number of tiles of the matrix.
     pub fn tiles(&self) -> u32 {
         self.rows.div_ceil(self.tile_m) * self.across()
     }
@@ -106,7 +106,7 @@ impl SplitGrid {
         (0..rank).map(|before| self.part(before).tiles()).sum()
     }
 
-    /// Number of tiles.
+    /// Number of tiles of all ranks.
     pub fn tiles(&self) -> u32 {
         self.first(self.size)
     }
@@ -376,7 +376,7 @@ impl Items {
             Collective::Broadcast { root } => root,
             _ => 0,
         };
-        // No part has more items than part 0.
+        // Part 0 has the largest number of items, because split() gives it the remainder first.
         self.sent(root, 0)
     }
 

@@ -73,12 +73,12 @@ struct Shared {
     /// threads.
     process: u32,
     control: Arc<Control>,
-    /// Keeps all memory mapped while work is enqueued.
+    /// Memory of the heap, held here so that it stays mapped while work is enqueued.
     memory: OnceLock<Memory>,
     /// Number of the next launch. The lock is held while a launch is enqueued, so that the launches
     /// in one queue are in the order of their numbers.
     issue: Mutex<u64>,
-    /// Number of the launch that may run now.
+    /// Number of the launch whose turn it is: launches run one at a time, in order.
     turn: Mutex<u64>,
     turned: Condvar,
     pool: Pool,
@@ -134,7 +134,7 @@ fn spawn(name: String, f: impl FnOnce() + Send + 'static) -> Result<JoinHandle<(
     builder.spawn(f).map_err(|e| Error::system(format!("starting thread {name}"), e))
 }
 
-/// Descriptions of the memory of ranks that are processes.
+/// Data from the descriptions that ranks, which are processes, have made of their memory.
 struct Parts {
     /// Size of each rank's part, in bytes.
     sizes: Vec<u64>,
@@ -308,7 +308,8 @@ impl Backend for CpuBackend {
 
     fn finish(&self) {
         let end = |worker: &Worker| match worker.stream.upgrade() {
-            // A queue is closed only after `shutdown` has waited for it.
+            // `record` fails only if the queue is closed, which happens only after `shutdown` has
+            // waited for it.
             Some(queue) => queue.record().ok(),
             // The stream's queue no longer exists, so nothing can be enqueued: wait for the
             // worker's end.
@@ -448,7 +449,7 @@ impl Drop for Queue {
     }
 }
 
-/// Stream of the CPU backend.
+/// Stream of the CPU backend: a queue of jobs, which one worker thread runs in order.
 pub(crate) struct CpuStream(Arc<Queue>);
 
 impl StreamBackend for CpuStream {

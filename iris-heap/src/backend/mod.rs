@@ -34,7 +34,7 @@ pub struct DeviceInfo {
     pub arch: String,
     /// Unique id of the device; empty if it has none.
     pub uuid: String,
-    /// Number of workgroups of this rank that can be co-resident.
+    /// Number of this rank's workgroups that can be co-resident on the device.
     pub workgroups: u32,
     /// Number of multiprocessors (NVIDIA) or compute units (AMD), not divided among the ranks that
     /// share the device; 0 for a host.
@@ -60,7 +60,7 @@ pub(crate) enum Purpose {
     Data,
     /// Words that peers poll.
     Signal,
-    /// Words that only this device accesses; never shared.
+    /// Device-local words, which only this device accesses; never shared.
     DeviceWords,
 }
 
@@ -94,7 +94,7 @@ pub(crate) struct Imported {
 pub(crate) struct Export {
     /// Message that [`Backend::describe`] made.
     pub message: Vec<u8>,
-    /// File descriptors of the memory.
+    /// File descriptors by which the memory can be mapped; empty if the message suffices.
     pub descriptors: Vec<OwnedFd>,
 }
 
@@ -231,7 +231,7 @@ pub(crate) trait HostCopy: Send {
     fn bytes(&self) -> Option<Vec<u8>>;
 }
 
-/// Event of a backend.
+/// Point in a stream of a backend, done when the earlier work is done.
 pub(crate) trait EventBackend: Send + Sync {
     /// Whether the work that was enqueued before the event is done.
     fn is_done(&self) -> bool;

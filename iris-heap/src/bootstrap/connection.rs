@@ -30,7 +30,7 @@ pub(super) struct Letters {
     /// Number of exchanges that this rank has begun.
     pub(super) number: u64,
     pub(super) arrived: Option<(u64, Vec<Part>)>,
-    /// Reason why no further exchange is possible.
+    /// Reason why the group can make no further exchange; `None` while it can.
     pub(super) broken: Option<Error>,
     /// Whether `broken` is the reason that the hub reported to all ranks of the group.
     pub(super) hub_reported: bool,
@@ -296,7 +296,7 @@ fn has_more(socket: &Socket, process: Option<&OwnedFd>) -> bool {
     let mut fds =
         [socket.as_fd(), process.as_fd()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
     while poll(&mut fds, None) == Err(Errno::INTR) {}
-    // Frames that the process sent before its end are read first.
+    // Data that the process sent before its end is still in the socket, so it is read first.
     is_readable(socket) || fds[1].revents().is_empty()
 }
 

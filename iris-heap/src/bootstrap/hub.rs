@@ -28,7 +28,7 @@ pub(crate) struct Hub {
     /// Ranks whose deadline has passed, with their reports. They are judged only after all messages
     /// that were sent have been read.
     late: Vec<Late>,
-    /// Time at which rank 0 left after a collective close.
+    /// Time at which rank 0 left after a collective close; `None` before that.
     draining: Option<Instant>,
 }
 
@@ -43,7 +43,7 @@ struct Late {
 struct Group {
     /// Members, as ranks of the launched world.
     members: Vec<usize>,
-    /// Number of the exchange in progress.
+    /// Number of the exchange in progress in this group.
     number: u64,
     given: Vec<Option<Part>>,
     has_left: Vec<bool>,

@@ -58,7 +58,7 @@ pub(crate) struct Place {
     pub(crate) local_size: usize,
 }
 
-/// Description of this process by its launcher.
+/// Data about this process and its job, as given by the launcher's variables.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Launch {
     pub(crate) rank: usize,

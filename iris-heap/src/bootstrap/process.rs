@@ -97,7 +97,7 @@ mod tests {
             let id = child.id().to_string();
             assert!(Command::new("kill").args([name, &id]).status().unwrap().success());
         };
-        // Signals take effect after `kill` has returned.
+        // A signal may take effect only after `kill` has returned, so poll.
         let until = |stopped: bool| {
             let limit = Instant::now() + Duration::from_secs(60);
             while process.is_stopped() != stopped {

@@ -175,7 +175,7 @@ impl Place {
             }
             _ => return Ok(None),
         }
-        // Remove the note of an earlier world.
+        // Remove the note that an earlier world may have left.
         let _ = fs::remove_file(self.note());
         let failed = |e| self.error(format!("listening: {}", explain(&e)));
         let spare = || File::open(&self.folder).map_err(failed);

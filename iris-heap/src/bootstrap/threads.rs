@@ -23,7 +23,7 @@ struct Table {
     /// Contributions of the last completed exchange. They stay until the next exchange completes,
     /// which requires that every rank has fetched them.
     complete: Arc<Vec<Given>>,
-    /// Reason why no further exchange is possible.
+    /// Reason why no further exchange is possible; `None` while they are.
     broken: Option<Error>,
     /// First loss of a peer; differs from `broken` if the table broke earlier for another reason.
     lost: Option<Error>,

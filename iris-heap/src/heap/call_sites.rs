@@ -11,7 +11,7 @@ use crate::{Error, HeapOptions, Request, Result, Segment, Settings, SymmetricHea
 /// Bootstrap of a world of one rank that records the steps of its exchanges.
 #[derive(Default)]
 struct Recorder {
-    /// Value that [`Bootstrap::same_process`] returns.
+    /// Value that [`Bootstrap::same_process`] of this fake returns.
     threads: bool,
     steps: Mutex<Vec<String>>,
 }

@@ -88,7 +88,7 @@ struct State {
 /// One part of a [`SymmetricHeap::alloc_many`] request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// [`Segment::Data`] or [`Segment::Signal`].
+    /// Segment in which to allocate: [`Segment::Data`] or [`Segment::Signal`].
     pub segment: Segment,
     /// Number of bytes.
     pub bytes: u64,

@@ -1,4 +1,4 @@
-// Number of a call; transcribes iris_sync::Call.
+// Number of a call of an op, and its comparisons; transcribes iris_sync::Call.
 #ifndef IRIS_CALL_H
 #define IRIS_CALL_H
 

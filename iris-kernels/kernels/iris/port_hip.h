@@ -44,7 +44,7 @@ IRIS_DEVICE bool vote(bool ok, Site site) {
         barrier(site);
         u32 all = 1;
         for (u32 i = 0; i * WAVE < threads(); ++i) all &= waves[i];
-        // All threads must have read before the next vote writes.
+        // All threads must have read the result before the next vote overwrites it.
         barrier(Site::Body);
         return __builtin_amdgcn_readfirstlane(all) != 0;
     }

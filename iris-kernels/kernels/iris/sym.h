@@ -114,7 +114,7 @@ class SymPair {
     friend struct HeapView;
 };
 
-/// Word of symmetric memory; any rank may load it.
+/// Word of symmetric memory, which any rank may access.
 using SymWord = ScopedWord<Scope::System, i32>;
 /// Word of device memory that only this rank's workgroups access.
 using DevWord = ScopedWord<Scope::Device, i32>;
@@ -171,7 +171,7 @@ struct HeapView {
     u64 control;
     /// Address of this rank's device words.
     u64 device_words;
-    /// Deadlines of waits, in nanoseconds.
+    /// Deadlines, in nanoseconds: of waits for a peer's entry, and of other waits.
     u64 entry_deadline_ns;
     u64 progress_deadline_ns;
 

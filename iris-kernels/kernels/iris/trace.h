@@ -26,7 +26,7 @@ class Trace {
         if (OBSERVED && buffer != 0 && group < MAX_GROUPS) {
             count_word = buffer + group * 4;
             slots = buffer + MAX_GROUPS * 4 + u64(group) * capacity * SPAN_BYTES;
-            // Later launches of a call append to the spans of earlier ones.
+            // A later launch of a call appends its spans to those of earlier launches.
             used = port::read<u32>(count_word);
         }
     }

@@ -42,7 +42,7 @@ IRIS_COLD bool stopped(Words m, Awaited awaited) {
     if (host == 0 && peer >= PEER_LOST) {
         m.record(awaited.fault(FaultKind::PeerLost, m.channel, peer - PEER_LOST, peer));
     } else if (host == 0) {
-        // The abort word may hold any value; the fault record shows it.
+        // A broken peer may have stored any value; the fault record shows it.
         const i32 who = static_cast<i32>(static_cast<u32>(peer) - 1);
         m.record(awaited.fault(FaultKind::PeerGaveUp, m.channel, who, peer));
     } else if (host >= PEER_LOST) {

@@ -365,7 +365,7 @@ class Workgroup {
     const Record& own;
     const Call number;
     const i32 sequence;
-    /// Whether the rank had given up when this launch began.
+    /// Whether this rank had given up when this launch began.
     const bool given_up;
     /// Whether count_out has already counted this workgroup as finished.
     bool counted;
@@ -465,7 +465,7 @@ class Workgroup {
         return timed(tile, [&] { return wait_signal(m, number, word, rank, tile); });
     }
 
-    /// Run one wait of this thread as a Wait span of the trace.
+    /// Run `wait`, a wait of this thread, as a Wait span of the trace.
     template <class Wait> IRIS_DEVICE bool timed(u32 what, Wait wait) {
         trace.add(Counter::Waits, 1);
         trace.begin(Span::Wait, what);

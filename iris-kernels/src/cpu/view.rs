@@ -18,7 +18,7 @@ use crate::schedule::Tile;
 /// Number of columns of A that are converted to f32 at once, which bounds the buffer.
 const DEPTH: usize = 512;
 
-/// Buffers that a workgroup reuses from tile to tile.
+/// Buffers for converted elements, which a workgroup reuses from tile to tile.
 #[derive(Default)]
 pub(crate) struct Scratch {
     left: Vec<f32>,

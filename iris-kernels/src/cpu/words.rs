@@ -1,4 +1,4 @@
-//! Words of a mapped heap: [`iris_sync::Memory`] over atomics.
+//! Synchronisation words in a mapped heap: implements [`iris_sync::Memory`] by atomics.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};

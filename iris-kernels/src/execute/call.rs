@@ -32,10 +32,10 @@ pub(super) struct Call<'a> {
     engines: OnceCell<bool>,
 }
 
-/// Progress of a call that is being enqueued.
+/// State of a call that is being enqueued, from which recovery from a failure follows.
 #[derive(Default)]
 pub(super) struct Progress {
-    /// Whether a peer can see the call.
+    /// Whether a peer can see that the call has begun.
     pub(super) visible: bool,
     /// Whether copies were enqueued on the side stream that the call's stream does not yet wait
     /// for.
@@ -79,7 +79,7 @@ impl<'a> Call<'a> {
         ))
     }
 
-    /// Whether the call meets a condition of alternative `of`.
+    /// Whether the call meets condition `when` of alternative `of`.
     fn meets(&self, when: When, of: &Alternative) -> Result<bool> {
         let OpArgs { shard, n, ref channel, .. } = self.args;
         let gemm = self.of.program.special_gemm(of);

@@ -167,7 +167,8 @@ impl KernelSet {
                 unsafe { function.launch(stream, shape, &[args, &phase, &members, &last]) }
             }
             Kernel::Gate { source, first, parts } => {
-                // The parameter types are those of `iris_barrier`.
+                // `iris_gate` has a 64-bit `first`, because it takes parameters of the types of
+                // `iris_barrier`.
                 let (source, first) = (source.to_ne_bytes(), u64::from(first).to_ne_bytes());
                 let parts = parts.to_ne_bytes();
                 // SAFETY: the parameters are those of `iris_gate`; the caller guarantees the

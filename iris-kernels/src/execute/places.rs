@@ -14,7 +14,7 @@ use crate::schedule::split;
 pub(super) struct Places<'a> {
     /// Arguments of the call.
     pub(super) args: &'a OpArgs,
-    /// Workspace areas of the program.
+    /// Workspace areas that the program uses.
     pub(super) areas: Areas,
     /// Number of bytes at the start of the workspace that belong to the library.
     pub(super) library_bytes: u64,

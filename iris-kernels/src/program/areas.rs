@@ -18,7 +18,7 @@ const LINE: u64 = 8;
 vocabulary! {
     /// Matrix that a program keeps in the workspace of a call.
     Area {
-        /// Matrix A gathered from all ranks.
+        /// Matrix A, gathered from the shards of all ranks.
         Gathered = "the gathered A",
         /// This rank's partial product, `m` x `n`, without bias, epilogue and residual.
         Partial = "the partial",

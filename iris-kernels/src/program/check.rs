@@ -22,7 +22,7 @@ impl fmt::Display for Broken {
 
 impl std::error::Error for Broken {}
 
-/// State of a call while its steps are checked.
+/// State of an imagined call while the steps of a program are checked.
 #[derive(Default)]
 struct State {
     opened: bool,

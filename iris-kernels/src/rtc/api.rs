@@ -57,7 +57,7 @@ pub(super) struct Compiled {
     pub(super) code: Vec<u8>,
 }
 
-/// Loaded compiler library.
+/// Compiler library that is loaded, with its functions.
 #[derive(Debug)]
 pub(super) struct Api {
     path: PathBuf,
@@ -140,7 +140,7 @@ impl Api {
 
     pub(super) fn version(&self) -> Result<(i32, i32)> {
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: both pointers refer to an int for the answer.
+        // SAFETY: both pointers refer to integers that receive the answer.
         let code = unsafe { (self.version)(&mut major, &mut minor) };
         self.check("version", code)?;
         Ok((major, minor))

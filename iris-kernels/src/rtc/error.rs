@@ -56,7 +56,7 @@ pub enum Error {
     Compile {
         /// Name of the source.
         source_name: String,
-        /// Architecture.
+        /// Architecture for which the source was compiled.
         arch: String,
         /// Log of the compiler.
         log: String,
@@ -68,9 +68,9 @@ pub enum Error {
     Architecture {
         /// Compiler, with its release.
         compiler: String,
-        /// Architecture.
+        /// Architecture that the compiler does not support.
         arch: String,
-        /// Reason why no other compiler was used.
+        /// Reason why no other compiler was used instead.
         instead: String,
     },
     /// A file for the compiler cannot be written.

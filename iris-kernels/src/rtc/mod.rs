@@ -37,9 +37,9 @@ use clang::Clang;
 /// Vendor of a compiler and of the devices for which it compiles.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Vendor {
-    /// NVIDIA: NVRTC.
+    /// NVIDIA, with the compiler NVRTC.
     Nvidia,
-    /// AMD: hiprtc, or clang.
+    /// AMD, with the compiler hiprtc or clang.
     Amd,
 }
 
@@ -72,7 +72,7 @@ impl<'a> From<&'a str> for KernelSource<'a> {
     }
 }
 
-/// Compile options.
+/// Options of a compilation.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Options {
@@ -88,7 +88,7 @@ impl Options {
         Self::default()
     }
 
-    /// Adds a macro.
+    /// Adds the macro `name` with this value.
     #[must_use]
     pub fn define(mut self, name: &str, value: impl ToString) -> Self {
         self.defines.push((name.into(), value.to_string()));

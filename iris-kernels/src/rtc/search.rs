@@ -1,4 +1,4 @@
-//! Search for vendors' libraries on a machine.
+//! Search for the libraries of GPU vendors on this machine.
 
 use std::env;
 use std::fs;

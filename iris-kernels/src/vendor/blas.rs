@@ -147,7 +147,7 @@ struct Described {
     desc: Handle,
     /// Layouts of the left factor, the right factor, the result, and the addend.
     layouts: [Handle; 4],
-    /// Whether the left factor is B.
+    /// Whether the left factor, in the library's column-major view, is B.
     swapped: bool,
 }
 

@@ -34,7 +34,7 @@ pub struct Dialect {
     /// Oldest release to which these numbers apply.
     pub(super) oldest: Version,
     pub(super) prefix: &'static str,
-    /// Number of 64-bit words of an algorithm.
+    /// Number of 64-bit words in an algorithm of this library.
     pub algorithm_words: usize,
     /// Whether a call checks that its algorithm fits and fails otherwise, so that an algorithm
     /// chosen for more rows may be tried.

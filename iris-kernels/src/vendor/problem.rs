@@ -96,7 +96,7 @@ impl Layout {
 
     /// Column-major view of this `rows` x `cols` matrix, or of its transpose if `flipped`.
     fn stored(self, rows: usize, cols: usize, flipped: bool) -> Stored {
-        // A row-major matrix is the transpose of a column-major one.
+        // A row-major matrix is, in memory, the transpose of a column-major one.
         let (rows, cols) = if self.transposed { (rows, cols) } else { (cols, rows) };
         Stored {
             dtype: self.dtype,

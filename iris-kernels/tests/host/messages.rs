@@ -282,7 +282,7 @@ fn exchange(
     let tile_n = cols.min(48);
     let tile_m = if rows > 8 { 4 } else { 2 };
     let grid = Grid { rows, cols, tile_m, tile_n };
-    // At least as many tiles as a split by rows needs.
+    // Inboxes need at least as many tiles as a split of the rows over the ranks has.
     let tiles = SplitGrid { grid, size }.tiles().max(grid.tiles());
     let slot = u64::from(tile_m * tile_n * 4).next_multiple_of(128);
     let (inbox, results) = (2 * u64::from(size * tiles) * slot, 2 * u64::from(tiles) * slot);

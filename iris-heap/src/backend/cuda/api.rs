@@ -162,7 +162,7 @@ functions!(signatures);
 pub(super) struct RawContext(u64);
 /// Handle of a device: its index for the driver, not an address.
 pub(super) type Device = c_int;
-/// Address in device memory.
+/// Address in the device's address space (`CUdeviceptr`).
 pub(super) type Address = u64;
 /// Handle of an allocation of physical memory (`CUmemGenericAllocationHandle`).
 pub(super) type Physical = u64;
@@ -187,7 +187,7 @@ pub(super) struct Properties {
     pub(super) location: Location,
     /// Windows security attributes; null here.
     pub(super) meta: *mut c_void,
-    /// Flags for compression, GPUDirect RDMA and usage.
+    /// Bytes of the flags for compression, GPUDirect RDMA and usage; zero here.
     pub(super) flags: [u8; 8],
 }
 

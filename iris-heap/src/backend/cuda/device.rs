@@ -122,7 +122,7 @@ impl Device {
         })
     }
 
-    /// Primary context of the device, retained at the first call.
+    /// Returns the device's primary context, which is retained at the first call.
     fn context(&self) -> Result<RawContext> {
         if let Some(&context) = self.context.get() {
             return Ok(context);
@@ -144,7 +144,7 @@ impl Device {
         check("cuCtxGetCurrent", unsafe { (driver.cuCtxGetCurrent)(&mut current) })?;
         let pushed = current != context;
         if pushed {
-            // SAFETY: the context is retained until the process ends.
+            // SAFETY: the context stays retained until the process ends, so it is alive.
             let code = unsafe { (driver.cuCtxPushCurrent_v2)(context) };
             check("cuCtxPushCurrent", code)?;
         }

@@ -52,7 +52,7 @@ pub struct Gpu {
     queues: Mutex<Vec<Weak<Queue>>>,
     /// Streams for copies that run concurrently with ops on other streams.
     copy_streams: CopyStreams,
-    /// All mappings handed out, to be released when the heap closes.
+    /// All mappings that were returned to callers, to be released when the heap closes.
     mappings: Mutex<Vec<Weak<GpuMapping>>>,
     closed: AtomicBool,
 }

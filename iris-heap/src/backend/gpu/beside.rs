@@ -21,7 +21,7 @@ pub(super) struct CopyStream {
     queue: Arc<Queue>,
     /// Whether this copy stream is used in captures of graphs only, or outside of captures only.
     captured: bool,
-    /// Whether copies were enqueued since the last join.
+    /// Whether copies were enqueued on this copy stream since the last join.
     forked: AtomicBool,
     begin: GpuEvent,
     end: GpuEvent,

@@ -106,7 +106,7 @@ pub(crate) trait Driver: Send + Sync {
     /// Index among the devices visible to the process.
     fn ordinal(&self) -> i32;
 
-    /// Name and architecture; must be equal on all ranks of a world.
+    /// Name and architecture of the device; must be equal on all ranks of a world.
     fn title(&self) -> String;
 
     /// Architecture in the notation of the vendor's tools: `sm_90`, `gfx942`.
@@ -123,7 +123,7 @@ pub(crate) trait Driver: Send + Sync {
     /// if `relaxed` is true.
     fn make_current(&self, relaxed: bool) -> Result<Before>;
 
-    /// Undoes [`Driver::make_current`] on this thread.
+    /// Undoes [`Driver::make_current`] on this thread: makes the state `before` current again.
     fn restore(&self, before: Before);
 
     /// Prepares the device for several ranks of a heap that are threads of this process: configures

@@ -1,4 +1,4 @@
-//! Events in GPU streams.
+//! Events that mark points in GPU streams.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -43,12 +43,12 @@ impl EventBackend for GpuEvent {
     fn is_done(&self) -> bool {
         // If no recording succeeded, the state is unknown, so the event counts as not done.
         let recorded = self.recorded.load(Ordering::Relaxed);
-        // SAFETY: the event is alive.
+        // SAFETY: the event is alive, because this object owns it.
         recorded && unsafe { self.device.event_is_done(self.raw) }
     }
 
     fn sync(&self) -> Result<()> {
-        // SAFETY: the event is alive.
+        // SAFETY: the event is alive, because this object owns it.
         unsafe { self.device.sync_event(self.raw) }
     }
 

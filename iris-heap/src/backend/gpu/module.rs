@@ -52,7 +52,7 @@ impl ModuleBackend for GpuModule {
         let text = CString::new(name)
             .map_err(|_| Error::invalid("name of a kernel", name, "a name without zero bytes"))?;
         let Loaded { device, raw } = &*self.0;
-        // SAFETY: the module is alive.
+        // SAFETY: the module is alive, because it is never unloaded.
         let raw = unsafe { device.function(*raw, &text, shared_bytes) }?;
         Ok(Arc::new(GpuFunction { module: self.0.clone(), raw, name: name.into() }))
     }
@@ -60,19 +60,19 @@ impl ModuleBackend for GpuModule {
 
 impl FunctionBackend for GpuFunction {
     fn resources(&self) -> Result<(u32, u32)> {
-        // SAFETY: the function is alive.
+        // SAFETY: the function is alive, because its module is never unloaded.
         unsafe { self.module.device.resources(self.raw) }
     }
 
     fn resident(&self, threads: u32, shared_bytes: u32) -> Result<u32> {
         let device = &self.module.device;
-        // SAFETY: the function is alive.
+        // SAFETY: the function is alive, because its module is never unloaded.
         let each = unsafe { device.resident(self.raw, threads, shared_bytes) }?;
         Ok(each * device.multiprocessors())
     }
 
     fn resident_clusters(&self, shape: LaunchShape, cluster: u32) -> Result<u32> {
-        // SAFETY: the function is alive.
+        // SAFETY: the function is alive, because its module is never unloaded.
         unsafe { self.module.device.resident_clusters(self.raw, shape, cluster) }
     }
 

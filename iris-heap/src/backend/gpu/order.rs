@@ -11,7 +11,7 @@ use crate::util::unsupported;
 /// State from which the next op on another stream knows what it must wait for: the last op of the
 /// heap.
 pub(super) struct Order {
-    /// Last op outside captures.
+    /// Last op that was issued outside of captures; `None` if there is none.
     live: Option<Last>,
     /// Number of the capture in which the last captured op was issued, and the number of its
     /// stream. Captured ops run when their graph is launched, so they are ordered among themselves
@@ -98,7 +98,7 @@ impl Order {
         self.behind_last(place)?;
         f()?;
         if let Some(id) = capture {
-            // Inside a capture, recording an event enqueues no work.
+            // Recording an event in a capture enqueues no work, so it is done after every op.
             self.captured_event.record(raw)?;
             self.captured = Some((id, number));
             return Ok(());

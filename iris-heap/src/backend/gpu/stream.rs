@@ -112,7 +112,7 @@ impl Shared {
         left.iter().fold(outcome, |outcome, event| outcome.and(event.sync()))
     }
 
-    /// Whether all released streams have finished their work.
+    /// Whether the work of all released streams has ended.
     pub(crate) fn rest_is_idle(&self) -> bool {
         !self.has_unknown_end()
             && lock(&self.spare).iter().all(|&raw| self.is_done(raw))
@@ -132,7 +132,7 @@ impl Shared {
         Some(spare.swap_remove(at))
     }
 
-    /// Whether a spare stream has finished its work.
+    /// Whether all work on a released stream, `spare`, has ended.
     fn is_done(&self, spare: RawStream) -> bool {
         // SAFETY: spare streams are destroyed only with `self`.
         unsafe { self.device.stream_is_done(spare) }
@@ -253,7 +253,7 @@ impl Queue {
         self.raw
     }
 
-    /// Number of the capture in progress on this stream.
+    /// Number of the capture in progress on this stream; `None` if there is none.
     pub(crate) fn capture(&self) -> Result<Option<u64>> {
         // SAFETY: the stream is alive while the queue is in use.
         unsafe { self.shared.device.capture_of(self.raw) }

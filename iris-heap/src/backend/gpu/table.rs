@@ -15,7 +15,7 @@ macro_rules! table {
         { $($name:ident($($arg:ty),* $(,)?) $(-> $of:ty)?;)* }
         sometimes { $($(#[$doc:meta])* $may:ident($($with:ty),* $(,)?) $(-> $gives:ty)?;)* }
     ) => {
-        /// Functions of the driver, by name.
+        /// Functions of the driver, each in a field with the function's name.
         #[allow(non_snake_case)]
         pub(crate) struct Api {
             $(pub(crate) $name: unsafe extern "C" fn($($arg),*) -> $crate::backend::gpu::outcome!($($of)?),)*

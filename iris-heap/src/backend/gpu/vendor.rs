@@ -1,4 +1,4 @@
-//! Devices of a vendor that this process sees.
+//! Access to the GPUs of one vendor that this process sees.
 
 use std::sync::{Arc, Mutex};
 
@@ -31,7 +31,7 @@ impl Vendor {
         Ok(unshared(&*self.choose(local_rank, None)?))
     }
 
-    /// Number of devices, at least one.
+    /// Number of devices that this process sees; an error if there is none.
     pub(crate) fn device_count(&self) -> Result<usize> {
         match (self.count)()? {
             0 => Err(unsupported(&format!("backend {}", self.kind), "no device is visible")),

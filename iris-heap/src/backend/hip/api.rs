@@ -138,7 +138,7 @@ pub(super) const BEFORE_6: Release =
 pub(super) const SINCE_6: Release =
     Release { of_a_device: 2, lazy_peer_access: 1, arch_name_at: 1160, properties: 1472 };
 
-/// Length of `gcnArchName` in bytes.
+/// Length of the field `gcnArchName` of the device properties, in bytes.
 pub(super) const ARCH_NAME: usize = 256;
 
 /// HIP runtime, loaded and ready for calls.
@@ -314,7 +314,7 @@ pub(super) fn check_for(api: &str, what: impl FnOnce() -> String, code: u32) -> 
 /// Name that the runtime gives a status code; "unknown code" if it has none.
 fn name_of(code: u32) -> String {
     let Some(Ok(runtime)) = RUNTIME.get() else { return "unknown code".into() };
-    // SAFETY: `hipGetErrorName` accepts any number.
+    // SAFETY: `hipGetErrorName` accepts any number as a code.
     let text = unsafe { (runtime.api.hipGetErrorName)(code) };
     if text.is_null() {
         return "unknown code".into();
@@ -328,7 +328,7 @@ fn name_of(code: u32) -> String {
 mod reference {
     use super::*;
 
-    /// Value of an enumerator of hip-runtime-sys.
+    /// Numeric value of an enumerator of hip-runtime-sys.
     pub(super) const fn number<T: Copy>(theirs: T) -> u32 {
         assert!(size_of::<T>() == 4);
         // SAFETY: `T` is a C enumeration of 4 bytes, and all 4 bytes belong to its value.

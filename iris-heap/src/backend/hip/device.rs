@@ -29,7 +29,7 @@ pub(super) struct Device {
     multiprocessors: u32,
     /// Number of threads in a wave.
     wave: u32,
-    /// Bytes of LDS that a workgroup can have.
+    /// Bytes of LDS (shared memory) that a workgroup can have.
     shared_bytes: u32,
     /// Whether a stream was created that shares a hardware queue with other streams.
     shares_queues: AtomicBool,
@@ -264,7 +264,7 @@ fn text(api: &str, get: impl FnOnce(*mut c_char, c_int) -> u32) -> Result<String
     Ok(text.to_string_lossy().into_owned())
 }
 
-/// Architecture of a device, read from its properties.
+/// Reads the architecture of a device from the device's properties.
 fn arch(runtime: &Runtime, ordinal: c_int) -> Result<String> {
     // Buffer for the properties structure: more than large enough for any release, and aligned.
     let mut properties = [0_u64; 512];

@@ -43,7 +43,7 @@ pub(super) struct Door {
     listener: TcpListener,
     /// Peers by rank, each set after its hello. Rank 0's own connection needs none.
     peers: Vec<Option<Peer>>,
-    /// Strangers, the oldest first.
+    /// Connections that have not sent a sealed hello, the oldest first.
     strangers: VecDeque<Stranger>,
     /// Number of connections that were refused.
     turned_away: usize,
@@ -55,7 +55,7 @@ struct Stranger {
 }
 
 enum State {
-    /// Reading the greeting, with the number of bytes so far.
+    /// Its greeting is being read: the bytes, and the number of bytes so far.
     Greeting(TcpStream, [u8; GREETING], usize),
     /// The stranger claims to be this rank, and its greeting was answered.
     Answered(u32, Box<Peer>),

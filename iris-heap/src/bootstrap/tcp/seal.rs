@@ -107,7 +107,7 @@ impl Keys {
     }
 }
 
-/// Encrypting side of a connection.
+/// Encrypts the data that one end of a connection sends.
 #[derive(Debug)]
 pub(crate) struct Sealer {
     keys: Keys,
@@ -115,7 +115,7 @@ pub(crate) struct Sealer {
 }
 
 impl Sealer {
-    /// Seals `bytes` into chunks.
+    /// Encrypts `bytes` and returns them as a sequence of chunks.
     pub(crate) fn seal(&mut self, bytes: &[u8]) -> Vec<u8> {
         let mut out = Vec::with_capacity(bytes.len() + bytes.len() / 1024 + HEAD + TAG);
         for part in bytes.chunks(LONGEST - TAG) {
@@ -134,7 +134,7 @@ impl Sealer {
     }
 }
 
-/// Decrypting side of a connection.
+/// Decrypts the data that one end of a connection receives.
 #[derive(Debug)]
 pub(crate) struct Opener {
     keys: Keys,

@@ -18,9 +18,9 @@ struct AllGatherPlan {
     /// Position of `tile` in the data from `from`, with rows counted from the first row of that
     /// data.
     IRIS_DEVICE Tile area(u32 from, u32, u32 tile) const { return split_grid.part(from).tile(tile); }
-    /// First row in A of the data for `to`.
+    /// First row, in this rank's A, of the data that it sends to rank `to`.
     IRIS_DEVICE u32 source_row(u32) const { return 0; }
-    /// First row in C of `to` of the data from `from`.
+    /// First row, in C of rank `to`, of the data from rank `from`.
     IRIS_DEVICE u32 target_row(u32 from, u32) const {
         return split(split_grid.grid.rows, split_grid.size, from).start;
     }
@@ -112,7 +112,7 @@ template <class Plan, class Producer, bool PRODUCT> class DeliverBody {
         count_bytes(args, Counter::Pushed, bytes_of(area, args.c.dtype));
     }
 
-    /// Copies a part of the data for `peer` directly into its C.
+    /// Copies part `part` of the data for `peer` directly into C of `peer`.
     IRIS_DEVICE void copy(u32 peer, u32 part) { push(peer, part, 0, true); }
 
     IRIS_DEVICE void take(u32 source, u32 tile, u32 parity) {

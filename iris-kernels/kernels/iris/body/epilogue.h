@@ -61,7 +61,7 @@ IRIS_DEVICE float erf(float x) {
         value = value * t - 5.399427209e-06f;
         value = value * t + 7.431066251e-07f;
     } else {
-        // NaN reaches this line too and must stay NaN.
+        // A NaN takes this branch, too, and must stay NaN.
         value = size * 0.0f;
         if (size > 4.0f && !(value == value)) value = 0.0f;
     }

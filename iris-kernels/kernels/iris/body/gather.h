@@ -110,7 +110,7 @@ template <bool PULLS> class GatheredBody {
         }
     }
 
-    /// Copies a unit from its source to the staging buffer.
+    /// Copies unit `unit` of A from its source rank to the staging buffer.
     IRIS_DEVICE void fetch(u32 unit) {
         const Units& units = shards.units;
         const u32 source = units.source(unit);
@@ -121,7 +121,7 @@ template <bool PULLS> class GatheredBody {
         count_bytes(args, Counter::Pulled, bytes_of(part, DTYPE));
     }
 
-    /// Multiplies a unit; this rank's own units are read in place.
+    /// Multiplies unit `unit` of A for `tile`; this rank's own units are read in place.
     IRIS_DEVICE void multiply_unit(u32 tile, u32 unit) {
         const Units& units = shards.units;
         const u32 source = units.source(unit);

@@ -103,7 +103,7 @@ class ItemsOf {
         data[1] = static_cast<u32>(bits >> 32);
     }
 
-    /// Stores an item whose elements have the matrix's type.
+    /// Stores an item whose elements already have the matrix's type.
     IRIS_DEVICE void store(u32 item, const u32 (&data)[2]) const {
         const u64 bits = u64(data[1]) << 32 | data[0];
         if (item < whole) port::write(elements.view.address + u64(item) * 8, bits);
@@ -287,7 +287,7 @@ template <Collective C, u32 N> class ExchangeBody {
     }
 
     u32 own[2];
-    /// Items loaded for the next pushes, by peer.
+    /// This rank's items for the next pushes, one per peer or one for all.
     u32 held[SAME_FOR_ALL ? 1 : N][2];
     bool own_is_added;
 };

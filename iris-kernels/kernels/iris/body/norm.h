@@ -137,7 +137,7 @@ IRIS_COLD void norm_elements(const OpArgs& args, u32 row, Squares& squares) {
     float sum = 0.0f;
     IRIS_NO_UNROLL
     for (u32 col = first; col < norm.cols; col += step) {
-        // load() sets elements beyond the end of the row to 0.
+        // load() sets elements after the end of the row to 0, so they add nothing.
         sum += squares_of(norm.rows.load(row, col, min_of(WIDTH, norm.cols - col)));
     }
     const float scale = scale_of(args, sum_of_threads(squares, sum));

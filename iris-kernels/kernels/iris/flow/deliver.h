@@ -15,7 +15,7 @@ namespace iris::flow {
 //                                       its inbox; a relay writes what has arrived in its own C
 //       take(source, tile, parity)      copy `tile` of the data from `source` from the inbox to C
 
-/// Set of the peers for which `which` is true.
+/// Returns the set of those peers for which `which` returns true.
 template <class Which> IRIS_DEVICE Members peers_that(const Workgroup& wg, Which which) {
     Members peers{0};
     for (u32 step = 1; step < wg.size(); ++step) {

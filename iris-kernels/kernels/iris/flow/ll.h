@@ -170,7 +170,7 @@ IRIS_DEVICE bool row_steps(Workgroup& wg, const ll::Rows& rows, Body& body) {
         return true;
     });
     wg.trace.end(Span::Signal);
-    // A workgroup without a row waits for the headers, too.
+    // A workgroup without a row must wait for the headers, too.
     Members heads = all;
     do {
         const bool through = port::divergent([&]() IRIS_INLINE {

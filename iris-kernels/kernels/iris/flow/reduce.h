@@ -1,4 +1,4 @@
-// Skeletons that reduce; transcribes iris_sync::flow::reduce.
+// Skeletons of ops that add partials; transcribes iris_sync::flow::reduce.
 #ifndef IRIS_FLOW_REDUCE_H
 #define IRIS_FLOW_REDUCE_H
 

@@ -84,7 +84,7 @@ impl Delivery for Sent {
         let Sent(plan, me) = *self;
         match plan {
             Plan::AllGather(grid) => grid.part(me).tiles(),
-            // No part has more tiles than part 0.
+            // Part 0 has the largest number of tiles, because split() gives it the remainder first.
             Plan::AllToAll(grid) => grid.part(0).tiles(),
             Plan::Broadcast { grid, root } => {
                 if root == me {
@@ -116,7 +116,7 @@ impl Deliver<'_> {
         self.partial.args.producer == producer::GEMM
     }
 
-    /// Write `tile` of this rank's data for `to` into `target`.
+    /// Writes `tile` of this rank's data for rank `to` into `place` of `target`.
     fn write(&mut self, to: u32, tile: u32, target: &Matrix, place: Tile) {
         if self.product() {
             view::store(target, place, &self.partial.sum, self.partial.ld());

@@ -55,7 +55,7 @@ impl Owners for Plan {
         match self {
             Plan::OneShot(grid) => grid.tiles(),
             Plan::TwoShot(grid, size) => turns(grid, *size).most(),
-            // No part has more tiles than part 0.
+            // Part 0 has the largest number of tiles, because split() gives it the remainder first.
             Plan::Scatter(split) => split.part(0).tiles(),
         }
     }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::backend::{Backend, Export, LaunchOrder, Mapping, Memory, Purpose};
 
-/// Backend of a rank on a fake device with index `ordinal`.
+/// Makes the backend of a rank on a fake device with index `ordinal`.
 fn gpu(ordinal: i32, same_process: bool) -> (Arc<Fake>, Gpu) {
     let fake = Arc::new(Fake { ordinal, ..Fake::default() });
     let gpu = Gpu::new(fake.clone(), same_process, false).unwrap();
@@ -117,7 +117,7 @@ fn an_image_is_loaded_once_a_device_and_launched_in_the_order_of_ops() {
     let shape = LaunchShape { groups: 1, threads: 32, shared_bytes: 0, early: false };
     fake.taken();
     let launch = |stream: &Arc<dyn StreamBackend>, order| {
-        // SAFETY: the fake driver reads no parameter.
+        // SAFETY: the fake driver launches nothing, so it reads no parameter.
         unsafe { function.launch(&**stream, order, shape, &[]) }
     };
     launch(&a, LaunchOrder::Op).unwrap();
