@@ -429,8 +429,8 @@ impl Work {
             Work::Gemm(Gemm { core: Core::Gated | Core::Storing { .. }, .. }) => {
                 EarliestStart::BehindOpen
             }
-            // Copies, and the step that closes the call after them, cannot overlap with the previous
-            // launch, because copies by engines are no kernel launches.
+            // Copies by engines are no kernel launches, so neither they nor the step that closes the
+            // call after them can overlap with the previous launch.
             Work::Copies(_) | Work::Close(_) => EarliestStart::No,
             _ => EarliestStart::AfterTurn,
         }

@@ -55,7 +55,7 @@ struct Stranger {
 }
 
 enum State {
-    /// Its greeting is being read: the bytes, and the number of bytes so far.
+    /// The greeting is being read: the bytes, and the number of bytes so far.
     Greeting(TcpStream, [u8; GREETING], usize),
     /// The stranger claims to be this rank, and its greeting was answered.
     Answered(u32, Box<Peer>),
