@@ -67,7 +67,8 @@ impl UserKernel {
     /// launch.
     pub unsafe fn launch(&self, stream: &Stream, groups: u32, args: &[&[u8]]) -> Result<()> {
         let shape = self.shape(groups)?;
-        // SAFETY: the caller guarantees the parameters; `groups` are co-resident.
+        // SAFETY: the caller guarantees that the parameters match the kernel; `groups` are
+        // co-resident.
         unsafe { self.function.launch(stream, shape, args) }
     }
 
@@ -121,9 +122,9 @@ impl UserKernel {
             });
         }
         let args = [&[bytemuck::bytes_of(view)], args].concat();
-        // SAFETY: the caller guarantees the parameters. There are as many multiprocessors as
-        // workgroups, so a workgroup that is not resident yet finds an empty multiprocessor, where
-        // it fits.
+        // SAFETY: the caller guarantees that the parameters match the kernel. There are as many
+        // multiprocessors as workgroups, so a workgroup that is not resident yet finds an empty
+        // multiprocessor, where it fits.
         unsafe { self.function.launch_concurrent(stream, shape, &args) }
     }
 

@@ -91,8 +91,8 @@ impl Threads {
             (0..self.size).filter(|&r| table.coming[r].is_none()).collect()
         };
         loop {
-            // Checked first, because a completed exchange stays valid even if a peer has died
-            // since.
+            // The result is checked first, because a completed exchange stays valid even if a peer
+            // has died since.
             if table.generation != mine {
                 return Ok(table.complete.clone());
             }

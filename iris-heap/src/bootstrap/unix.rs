@@ -164,8 +164,8 @@ impl Processes {
         let sent_at = Instant::now();
         let mut mail = lock(mail);
         loop {
-            // Checked first, because a completed exchange stays valid even if a peer has died
-            // since.
+            // The result is checked first, because a completed exchange stays valid even if a peer
+            // has died since.
             let group = mail.groups.entry(self.group).or_default();
             if let Some((n, parts)) = group.arrived.take()
                 && n == number

@@ -32,7 +32,7 @@ pub fn now() -> u64 {
 /// not overlap another. While the call runs, no other code of this process accesses the matrices,
 /// except peers in the same call, because the kernels' accesses are plain.
 pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Result<(), Stop> {
-    // SAFETY: the caller guarantees the addresses in `args`.
+    // SAFETY: the caller guarantees that the addresses in `args` are valid.
     let words = unsafe { Words::new(args, index) };
     let launch = Launch { m: &words, channel: &args.channel, record: &args.record, index, count };
     let partial = Partial::new(args);

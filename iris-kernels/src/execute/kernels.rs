@@ -162,8 +162,8 @@ impl KernelSet {
             Kernel::Barrier { phase, members, last } => {
                 let (phase, last) = (phase.to_ne_bytes(), u32::from(last).to_ne_bytes());
                 let members = members.bits().to_ne_bytes();
-                // SAFETY: the parameters are those of `iris_barrier`; the caller guarantees the
-                // addresses; `groups` are co-resident.
+                // SAFETY: the parameters are those of `iris_barrier`; the caller guarantees that
+                // the addresses are valid; `groups` are co-resident.
                 unsafe { function.launch(stream, shape, &[args, &phase, &members, &last]) }
             }
             Kernel::Gate { source, first, parts } => {
@@ -171,20 +171,20 @@ impl KernelSet {
                 // `iris_barrier`.
                 let (source, first) = (source.to_ne_bytes(), u64::from(first).to_ne_bytes());
                 let parts = parts.to_ne_bytes();
-                // SAFETY: the parameters are those of `iris_gate`; the caller guarantees the
-                // addresses.
+                // SAFETY: the parameters are those of `iris_gate`; the caller guarantees that the
+                // addresses are valid.
                 unsafe { function.launch(stream, shape, &[args, &source, &first, &parts]) }
             }
             Kernel::Stamp { after, rows } => {
                 let (after, rows) = (u32::from(after).to_ne_bytes(), u64::from(rows).to_ne_bytes());
                 let span = (Span::Gemm as u32).to_ne_bytes();
                 let shape = LaunchShape { threads: 1, ..shape };
-                // SAFETY: the parameters are those of `iris_stamp`; the caller guarantees the
-                // addresses.
+                // SAFETY: the parameters are those of `iris_stamp`; the caller guarantees that the
+                // addresses are valid.
                 unsafe { function.launch(stream, shape, &[args, &after, &rows, &span]) }
             }
             // SAFETY: the only parameter of an operator's kernel is an `OpArgs`; the caller
-            // guarantees the addresses.
+            // guarantees that the addresses are valid.
             _ => unsafe { function.launch(stream, shape, &[args]) },
         }
     }
@@ -273,8 +273,8 @@ impl Launch {
         let mut access = self.access.lock().unwrap_or_else(PoisonError::into_inner);
         access.get_or_insert_with(|| Access::of_kernel(&self.args.operands()));
         drop(access);
-        // SAFETY: the caller of `enqueue` guarantees the matrices; the heap's threads keep its
-        // memory mapped.
+        // SAFETY: the caller of `enqueue` guarantees that the matrices are valid; the heap's
+        // threads keep its memory mapped.
         let result = unsafe { cpu::run(self.kernel, &self.args, group.index, group.count) };
         // A fault record says more than the error `Stop`; the record of this rank or of a peer is
         // complete by now.

@@ -16,7 +16,7 @@ pub(super) struct Places<'a> {
     pub(super) args: &'a OpArgs,
     /// Workspace areas that the program uses.
     pub(super) areas: Areas,
-    /// Number of bytes at the start of the workspace that belong to the library.
+    /// Size of the GEMM library's own part at the start of the workspace, in bytes.
     pub(super) library_bytes: u64,
 }
 

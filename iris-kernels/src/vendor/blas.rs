@@ -439,8 +439,9 @@ impl Product {
         let (beta, addend) = problem.addend.map_or((0.0_f32, at.c), |_| (one, at.addend));
         let [left, right, result, _] = described.layouts;
         let (a, b) = if described.swapped { (at.b, at.a) } else { (at.a, at.b) };
-        // SAFETY: the caller guarantees the addresses and the stream; the scale factors are f32, as
-        // described, and are read before the call returns; all handles are alive.
+        // SAFETY: the caller guarantees that the addresses are valid and the stream is alive; the
+        // scale factors are f32, as described, and are read before the call returns; all handles
+        // are alive.
         let code = unsafe {
             (of.blas.table.Matmul)(
                 of.handle,

@@ -248,8 +248,8 @@ impl Prepared {
         let kept = products.get_or_make(problem, || self.product(problem, *named))?;
         let Some(product) = kept else { return Ok(false) };
         let dialect = self.of.dialect();
-        // SAFETY: the caller guarantees the addresses and the stream, as `Product::enqueue`
-        // requires.
+        // SAFETY: the caller guarantees that the addresses are valid and the stream is alive, as
+        // `Product::enqueue` requires.
         match unsafe { product.enqueue(at, stream) } {
             // The algorithm was chosen for more rows and does not fit this call.
             Err(Error::Call { code, .. }) if dialect.refuses && code == dialect.not_supported => {

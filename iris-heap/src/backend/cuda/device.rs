@@ -204,7 +204,8 @@ impl Device {
             }
         };
         let from = (&raw const ZEROS).cast();
-        // SAFETY: source and target of the copy are never freed; the caller guarantees the stream.
+        // SAFETY: source and target of the copy are never freed; the caller guarantees that the
+        // stream is alive.
         check("cuMemcpyHtoDAsync", unsafe {
             (self.driver.cuMemcpyHtoDAsync_v2)(to, from, 4, stream)
         })
@@ -214,8 +215,8 @@ impl Device {
     fn capture(&self, stream: RawStream) -> Result<Option<u64>> {
         let _bound = self.bind()?;
         let (mut status, mut id) = (api::CAPTURE_NONE, 0);
-        // SAFETY: the caller guarantees the stream; `status` and `id` receive the answers; the
-        // other pointers may be null.
+        // SAFETY: the caller guarantees that the stream is alive; `status` and `id` receive the
+        // answers; the other pointers may be null.
         let code = unsafe {
             (self.driver.cuStreamGetCaptureInfo_v2)(
                 stream,
@@ -442,7 +443,8 @@ impl Driver for Device {
 
     unsafe fn copy(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
         let _bound = self.bind()?;
-        // SAFETY: the caller guarantees `bytes` bytes at `to` and at `from`, and the stream.
+        // SAFETY: the caller guarantees that `bytes` bytes at `to` and at `from` are valid and that
+        // the stream is alive.
         let code = unsafe { (self.driver.cuMemcpyAsync)(to, from, bytes as usize, stream) };
         check("cuMemcpyAsync", code)
     }
@@ -461,7 +463,8 @@ impl Driver for Device {
             bytes: copy.bytes as usize,
             lines: copy.lines as usize,
         };
-        // SAFETY: the caller guarantees all lines of source and target, and the stream.
+        // SAFETY: the caller guarantees that all lines of source and target are valid and that the
+        // stream is alive.
         check("cuMemcpy2DAsync", unsafe { (self.driver.cuMemcpy2DAsync_v2)(&lines, stream) })
     }
 
@@ -473,21 +476,24 @@ impl Driver for Device {
         stream: RawStream,
     ) -> Result<()> {
         let _bound = self.bind_relaxed()?;
-        // SAFETY: the caller guarantees `bytes` bytes at `to` and at `from`, and the stream.
+        // SAFETY: the caller guarantees that `bytes` bytes at `to` and at `from` are valid and that
+        // the stream is alive.
         let code = unsafe { (self.driver.cuMemcpyHtoDAsync_v2)(to, from.cast(), bytes, stream) };
         check("cuMemcpyHtoDAsync", code)
     }
 
     unsafe fn read(&self, to: *mut u8, from: u64, bytes: usize, stream: RawStream) -> Result<()> {
         let _bound = self.bind_relaxed()?;
-        // SAFETY: the caller guarantees `bytes` bytes at `to` and at `from`, and the stream.
+        // SAFETY: the caller guarantees that `bytes` bytes at `to` and at `from` are valid and that
+        // the stream is alive.
         let code = unsafe { (self.driver.cuMemcpyDtoHAsync_v2)(to.cast(), from, bytes, stream) };
         check("cuMemcpyDtoHAsync", code)
     }
 
     unsafe fn fill(&self, to: u64, bytes: u64, value: u8, stream: RawStream) -> Result<()> {
         let _bound = self.bind_relaxed()?;
-        // SAFETY: the caller guarantees `bytes` bytes at `to`, and the stream.
+        // SAFETY: the caller guarantees that `bytes` bytes at `to` are valid and that the stream is
+        // alive.
         let code = unsafe { (self.driver.cuMemsetD8Async)(to, value, bytes as usize, stream) };
         check("cuMemsetD8Async", code)
     }
@@ -637,13 +643,13 @@ impl Driver for Device {
                 attribute_count: 1,
                 ..Zeroable::zeroed()
             };
-            // SAFETY: the caller guarantees the parameters; the driver reads shape and attribute
-            // before it returns.
+            // SAFETY: the caller guarantees that the parameters match the kernel; the driver reads
+            // shape and attribute before it returns.
             let code = unsafe { launch(&shape, function, parameters.as_mut_ptr(), null_mut()) };
             return check_for("cuLaunchKernelEx", what, code);
         }
-        // SAFETY: the caller guarantees the parameters, which the driver copies before it returns;
-        // stream and function are alive and of this context.
+        // SAFETY: the caller guarantees that the parameters match the kernel; the driver copies
+        // them before it returns; stream and function are alive and of this context.
         let code = unsafe {
             (self.driver.cuLaunchKernel)(
                 function,

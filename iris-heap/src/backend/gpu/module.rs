@@ -100,8 +100,8 @@ impl FunctionBackend for GpuFunction {
         }
         let device = &self.module.device;
         let launch = || {
-            // SAFETY: the caller guarantees the parameters; stream and function are alive and
-            // belong to one context.
+            // SAFETY: the caller guarantees that the parameters match the kernel; stream and
+            // function are alive and belong to one context.
             unsafe { device.launch(self.raw, &self.name, shape, params, queue.raw()) }
         };
         match order {

@@ -562,7 +562,8 @@ impl Driver for Device {
 
     unsafe fn copy(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
         let bound = self.bind()?;
-        // SAFETY: the caller guarantees `bytes` bytes at `to` and at `from`, and the stream.
+        // SAFETY: the caller guarantees that `bytes` bytes at `to` and at `from` are valid and that
+        // the stream is alive.
         let code = unsafe {
             (bound.api.hipMemcpyAsync)(to, from, bytes as usize, api::COPY_BY_ADDRESS, stream)
         };
@@ -574,7 +575,8 @@ impl Driver for Device {
         let &DeviceCopy { to, from, bytes, lines, strides, .. } = copy;
         let [to_pitch, from_pitch] = strides.map(|it| it as usize);
         let (bytes, lines) = (bytes as usize, lines as usize);
-        // SAFETY: the caller guarantees all lines of source and target, and the stream.
+        // SAFETY: the caller guarantees that all lines of source and target are valid and that the
+        // stream is alive.
         let code = unsafe {
             let copy = bound.api.hipMemcpy2DAsync;
             copy(to, to_pitch, from, from_pitch, bytes, lines, api::COPY_BY_ADDRESS, stream)
@@ -590,14 +592,16 @@ impl Driver for Device {
         stream: RawStream,
     ) -> Result<()> {
         self.in_pieces("hipMemcpyHtoDAsync", to, bytes, stream, |api, at, count, stream| {
-            // SAFETY: the caller guarantees the stream and both ranges, in which this piece lies.
+            // SAFETY: the caller guarantees that the stream is alive and that both ranges, in which
+            // this piece lies, are valid.
             unsafe { (api.hipMemcpyHtoDAsync)(to + at as u64, from.add(at).cast(), count, stream) }
         })
     }
 
     unsafe fn read(&self, to: *mut u8, from: u64, bytes: usize, stream: RawStream) -> Result<()> {
         self.in_pieces("hipMemcpyDtoHAsync", from, bytes, stream, |api, at, count, stream| {
-            // SAFETY: the caller guarantees the stream and both ranges, in which this piece lies.
+            // SAFETY: the caller guarantees that the stream is alive and that both ranges, in which
+            // this piece lies, are valid.
             unsafe { (api.hipMemcpyDtoHAsync)(to.add(at).cast(), from + at as u64, count, stream) }
         })
     }
@@ -605,7 +609,8 @@ impl Driver for Device {
     unsafe fn fill(&self, to: u64, bytes: u64, value: u8, stream: RawStream) -> Result<()> {
         let bound = self.bind_relaxed()?;
         if value != 0 {
-            // SAFETY: the caller guarantees `bytes` bytes at `to`, and the stream.
+            // SAFETY: the caller guarantees that `bytes` bytes at `to` are valid and that the
+            // stream is alive.
             let code =
                 unsafe { (bound.api.hipMemsetAsync)(to, value.into(), bytes as usize, stream) };
             return check("hipMemsetAsync", code);
@@ -614,7 +619,8 @@ impl Driver for Device {
         for at in (0..bytes).step_by(PIECE) {
             let count = (bytes - at).min(PIECE as u64) as usize;
             let from = ZEROS.as_ptr().cast::<c_void>();
-            // SAFETY: the caller guarantees the target and the stream; the source is static.
+            // SAFETY: the caller guarantees that the target is valid and the stream is alive; the
+            // source is static.
             let code = unsafe { (bound.api.hipMemcpyHtoDAsync)(to + at, from, count, stream) };
             check("hipMemcpyHtoDAsync", code)?;
         }
@@ -713,8 +719,8 @@ impl Driver for Device {
     ) -> Result<()> {
         let LaunchShape { groups, threads, shared_bytes, .. } = shape;
         let bound = self.bind()?;
-        // SAFETY: the caller guarantees the parameters, which the runtime copies before it returns;
-        // stream and function are alive and of this device.
+        // SAFETY: the caller guarantees that the parameters match the kernel; the runtime copies
+        // them before it returns; stream and function are alive and of this device.
         let code = unsafe {
             (bound.api.hipModuleLaunchKernel)(
                 function,
