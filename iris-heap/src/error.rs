@@ -65,7 +65,7 @@ pub enum Error {
     /// The ranks issue the calls of a heap in different orders. The heap takes no further calls.
     #[error(
         "ranks issue the operators of a heap in different orders: call {call} of the heap is {}; all ranks must \
-         issue the calls of a heap in the same order", list_values(.operators)
+         issue the calls of a heap in the same order, and leave none out", list_values(.operators)
     )]
     Order {
         /// Number of the first call that differs, counted from 1 over all calls of the heap.
@@ -140,7 +140,7 @@ pub enum Error {
     },
     /// The heap has no free block that is large enough. Nothing was changed on any rank.
     #[error(
-        "{what}: out of {segment} memory for {name}: asked {asked} bytes, free {free}, largest \
+        "{what}: out of {segment} memory for {name}: asked {asked} bytes, free {free} of {size}, largest \
          block {largest}, rank {rank}; the whole request needs {total}: open the heap with more ({}), or free blocks \
          before", option(.segment)
     )]
@@ -157,6 +157,8 @@ pub enum Error {
         asked: u64,
         /// Free bytes in the segment.
         free: u64,
+        /// Bytes of the segment that can be allocated.
+        size: u64,
         /// Size of the largest free block in bytes.
         largest: u64,
         /// Bytes of all parts of the request in this segment, each rounded up to the alignment.

@@ -68,7 +68,9 @@
 //!   s for progress in it, and 720 s for a step of the host. `IRIS_DEADLINE=0.01` shortens a hang
 //!   in a test; a larger factor suits debuggers.
 //! - [`Error::Order`]: the ranks issue the operators of a heap in different orders, or one skipped
-//!   a call; the message has the first call that differs. It is found within seconds.
+//!   a call and issued another; the message has the first call that differs. It is found within
+//!   seconds. A rank that skips a call and issues none after it is found at a deadline
+//!   ([`Error::Fault`]).
 //! - [`Error::PeerLost`]: a process or thread ended; look for its own error. Kernels on other ranks
 //!   that wait for it are told to leave ([`Control::host_abort`]).
 //! - Spans and warnings go to `tracing`. A rank that has waited for some seconds, in a collective

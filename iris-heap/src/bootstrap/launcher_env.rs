@@ -312,13 +312,25 @@ fn number(name: &str, text: &str, least: usize, most: usize, because: &str) -> R
     }
 }
 
+/// Start of the identity of a job that is named by its parent process.
+const BY_PARENT: &str = "parent process ";
+
+/// Name of the parent process's command, such as `bash` or `timeout`, for messages about a job
+/// that the parent identifies; `None` for other jobs, and if the system does not tell. It is no part
+/// of the identity, because a process may change its name between the starts of two ranks.
+pub(crate) fn parent_command(job: &str) -> Option<String> {
+    let pid = rustix::process::getppid().filter(|_| job.contains(BY_PARENT))?;
+    let name = std::fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero())).ok()?;
+    Some(name.trim_end().into())
+}
+
 /// Identity of the process that started this one: its id and start time. All ranks started by one
 /// launcher or one shell have the same parent.
 fn parent() -> String {
     let pid = rustix::process::getppid().map_or(0, |p| p.as_raw_nonzero().get());
     let began = began(&pid.to_string()).map_or("?".into(), |began| format!("{began:.2?}"));
     format!(
-        "parent process {pid} of {began}, since MASTER_PORT is not set: where the ranks of a job are \
+        "{BY_PARENT}{pid} of {began}, since MASTER_PORT is not set: where the ranks of a job are \
          not started by one process, set MASTER_PORT to the same number for all"
     )
 }
@@ -368,6 +380,9 @@ mod tests {
         assert!(l.job.contains(&format!("{}", rustix::process::getppid().unwrap())), "{}", l.job);
         assert!(l.job.contains("set MASTER_PORT") && !l.job.contains('?'), "{}", l.job);
         assert_eq!(l.place.local_rank, 1);
+        // The command of the test's parent: cargo, a shell, or a runner of tests.
+        assert!(parent_command(&l.job).is_some_and(|command| !command.is_empty()), "{}", l.job);
+        assert_eq!(parent_command("MASTER_PORT=29500"), None);
     }
 
     #[test]

@@ -30,6 +30,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::frames::{error_of_bytes, error_to_bytes};
+use super::launcher_env::parent_command;
 use super::notice::{Patience, notice};
 use super::presence::Presence;
 use crate::env;
@@ -445,7 +446,11 @@ impl Place {
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({})", self.socket.display(), self.job)
+        write!(f, "{} ({}", self.socket.display(), self.job)?;
+        if let Some(command) = parent_command(&self.job) {
+            write!(f, "; the parent is `{command}`")?;
+        }
+        f.write_str(")")
     }
 }
 

@@ -121,11 +121,12 @@ fn examples() -> Vec<(Error, [&'static str; 3])> {
                 rank: 1,
                 asked: 12288,
                 free: 8192,
+                size: 65536,
                 largest: 4096,
                 total: 12288,
             },
             [
-                "asked 12288 bytes, free 8192, largest block 4096",
+                "asked 12288 bytes, free 8192 of 65536, largest block 4096",
                 "needs 12288",
                 "open the heap with more (pass all plans and a larger room",
             ],

@@ -161,16 +161,20 @@ impl SymmetricHeap {
         drop(self.open_state()?);
         self.backend.check_no_capture("allocation of device-local words")?;
         let bytes = (words as u64).saturating_mul(4);
-        let block = lock(&self.device_words).alloc(bytes).map_err(|full| Error::OutOfHeap {
+        let mut layout = lock(&self.device_words);
+        let size = layout.capacity();
+        let block = layout.alloc(bytes).map_err(|full| Error::OutOfHeap {
             what: "alloc_device_words".into(),
             name: format!("{words} words"),
             segment: "device-local".into(),
             rank: self.rank(),
             asked: full.asked,
             free: full.free,
+            size,
             largest: full.largest,
             total: full.asked,
         })?;
+        drop(layout);
         let (heap, serial, offset) = (self.id, block.serial, block.offset);
         let cleared = self.backend.fill(&*self.memory.device_words, offset, block.bytes, 0);
         if let Err(error) = cleared {

@@ -298,6 +298,9 @@ impl SymmetricHeap {
                 let parts = requests.iter().filter(|part| part.segment.to_string() == segment);
                 let total = parts.map(|part| rounded(part.bytes, ALIGNMENT));
                 let total = total.fold(0, u64::saturating_add);
+                // Segments have the same size on all ranks.
+                let is_signal = segment == Segment::Signal.to_string();
+                let size = if is_signal { signal.capacity() } else { data.capacity() };
                 return Err(Error::OutOfHeap {
                     what: what.into(),
                     name,
@@ -305,6 +308,7 @@ impl SymmetricHeap {
                     rank,
                     asked: r.u64()?,
                     free: r.u64()?,
+                    size,
                     largest: r.u64()?,
                     total,
                 });

@@ -91,8 +91,12 @@ impl World {
     /// or by Slurm's. Without any of them, a world of one rank.
     ///
     /// Ranks started by hand find each other by `MASTER_ADDR` and `MASTER_PORT`, which must differ
-    /// between jobs; without a port, all of them must be started by the same parent process.
-    /// `IRIS_RENDEZVOUS`, a private folder of the job, replaces both.
+    /// between jobs; without a port, all of them must be started by the same parent process (a
+    /// wrapper such as `timeout` is a parent of its own). `IRIS_RENDEZVOUS`, a private folder of the
+    /// job, replaces both.
+    ///
+    /// Ranks may be on several hosts, which then meet over TCP ([`World::over_network`]). Operators
+    /// over several hosts need the CPU backend; GPUs must be on one host.
     ///
     /// A process may make several worlds, one after another, if all ranks make them in the same
     /// order.
@@ -101,7 +105,7 @@ impl World {
     /// in a warning to `tracing`, or on stderr if the program has set up no subscriber.
     ///
     /// # Errors
-    /// [`Error::Env`] for an invalid value; [`Error::Unsupported`] for ranks on several hosts;
+    /// [`Error::Env`] for an invalid value, or if a variable that ranks on several hosts need is missing;
     /// [`Error::Absent`] with the ranks that have not arrived by the deadline;
     /// [`Error::Rendezvous`] for other problems, such as two processes with one rank.
     pub fn from_env() -> Result<World> {
