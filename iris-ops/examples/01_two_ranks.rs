@@ -20,7 +20,6 @@ fn rank(world: World) -> anyhow::Result<Vec<f32>> {
     op.run(&args.bias(MatRef::sym(bias, 1, n)), &stream)?; // enqueues; meets no other rank on the host
     stream.sync()?;
     let result = heap.read(c)?;
-    op.free()?;
     heap.close()?;
     world.close()?;
     Ok(result)

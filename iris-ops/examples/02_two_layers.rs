@@ -7,7 +7,7 @@
 
 use iris_heap::World;
 use iris_ops::{
-    Epilogue, MatRef, Matmul, MatmulAllReduce, MatmulArgs, Plan, Room, matmul, matmul_all_reduce,
+    Epilogue, Matmul, MatmulAllReduce, MatmulArgs, Plan, Room, matmul, matmul_all_reduce, scope,
 };
 
 /// Rows (tokens), columns of input and output, and all inner columns.
@@ -25,21 +25,14 @@ fn rank(world: World) -> anyhow::Result<Vec<f32>> {
     let (x, w_up) = (vec![1.0_f32; m * hidden], vec![0.5_f32; hidden * inner]);
     let (w_down, mut h) = (vec![0.25_f32; inner * hidden], vec![0.0_f32; m * inner]);
     let mut y = vec![0.0_f32; m * hidden];
-    let input = |data: &[f32], rows, cols| {
-        // SAFETY: the vectors live, and nobody writes them, until the stream has finished both calls.
-        unsafe { MatRef::external(data.as_ptr(), data.len(), rows, cols) }
-    };
-    let output = |data: &mut [f32], rows, cols| {
-        // SAFETY: the vectors live, and nobody else accesses them, until the stream has finished both calls.
-        unsafe { MatRef::external_mut(data.as_mut_ptr(), data.len(), rows, cols) }
-    };
-    let (h, out) = (output(&mut h, m, inner), output(&mut y, m, hidden));
     let stream = heap.stream()?;
-    up.run(&MatmulArgs::new(input(&x, m, hidden), input(&w_up, hidden, inner), h), &stream)?;
-    down.run(&MatmulArgs::new(h, input(&w_down, inner, hidden), out), &stream)?;
-    stream.sync()?;
-    up.free()?;
-    down.free()?;
+    scope(&heap, &stream, |scope| {
+        let (x, w_up) = (scope.read(&x, m, hidden), scope.read(&w_up, hidden, inner));
+        let (w_down, y) = (scope.read(&w_down, inner, hidden), scope.write(&mut y, m, hidden));
+        let up_args = MatmulArgs::new(x, w_up, scope.write(&mut h, m, inner));
+        up.run(&up_args, &stream)?;
+        down.run(&MatmulArgs::new(up_args.c.as_input(), w_down, y), &stream)
+    })?; // waits for both calls
     heap.close()?;
     world.close()?;
     Ok(y)

@@ -51,7 +51,6 @@ fn layer(world: World) -> Result<f32> {
     let sum = stream.clone_dtoh(&y)?[0];
     heap.check()?; // names a rank that was waited for in vain, if there is one
     drop(graph); // before the operator whose calls are in it
-    op.free()?;
     heap.close()?;
     world.close()?;
     Ok(sum)

@@ -59,12 +59,13 @@ impl<M> MatmulArgs<M> {
 /// summed in a fixed order, so ranks with the same residual and weight get the same bits.
 ///
 /// ```
-/// use iris_heap::{HeapOptions, SymmetricHeap, World};
-/// use iris_ops::{AllReduce, CollectiveArgs, MatRef, NormArgs, all_reduce::Options};
+/// use iris_heap::World;
+/// use iris_ops::{AllReduce, CollectiveArgs, MatRef, NormArgs, Plan, Room, all_reduce::Options};
 ///
 /// let all = World::run_threads(2, |world| -> anyhow::Result<_> {
-///     let heap = SymmetricHeap::open(&world, HeapOptions::new())?;
-///     let op = AllReduce::new(&heap, &Options::rows(3, 4).rms_norm(1e-5).plan(&heap)?)?;
+///     let plan = Options::rows(3, 4).rms_norm(1e-5).plan(&world)?;
+///     let heap = Plan::open_heap(&world, &[&plan], Room::matrices())?;
+///     let op = AllReduce::new(&heap, &plan)?;
 ///     let (x, residual) = (heap.full::<f32>(12, 1.5)?, heap.ones::<f32>(12)?);
 ///     let (weight, normed) = (heap.full::<f32>(4, 0.5)?, heap.zeros::<f32>(12)?);
 ///     let [x, c, y] = [x, residual, normed].map(|slice| MatRef::sym(slice, 3, 4));
@@ -73,7 +74,10 @@ impl<M> MatmulArgs<M> {
 ///     let stream = heap.stream()?;
 ///     op.run(&CollectiveArgs::new(x, c).norm(norm), &stream)?;
 ///     stream.sync()?;
-///     Ok((heap.read(residual)?, heap.read(normed)?))
+///     let results = (heap.read(residual)?, heap.read(normed)?);
+///     heap.close()?;
+///     world.close()?;
+///     Ok(results)
 /// })?;
 /// for (residual, normed) in all {
 ///     assert_eq!(residual, [4.0; 12]); // 1.5 + 1.5 + 1

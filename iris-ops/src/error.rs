@@ -134,8 +134,8 @@ pub enum Error {
     },
     /// An earlier call on the heap failed; close the heap and open a new one.
     #[error(
-        "{op}: the heap takes no calls after a fault, expected one without: {cause}; close it and its world, and open \
-         them anew"
+        "{op}: the heap takes no calls after a fault, expected one without: close the heap and its world on all ranks, \
+         and open them anew; the fault was: {cause}"
     )]
     Poisoned {
         /// Operator whose call was refused.
@@ -162,6 +162,13 @@ pub enum Error {
         /// Error of the communicator's heap or world.
         cause: Box<iris_heap::Error>,
     },
+    /// Error of the stream of a [`scope`](crate::scope()), or of one of its calls, which the cause
+    /// then names.
+    #[error("{cause}")]
+    Scope {
+        /// Error that waiting for the stream returned.
+        cause: Box<iris_heap::Error>,
+    },
     /// Error of the heap or its world.
     #[error("{}", named(op, cause))]
     Heap {
@@ -186,6 +193,11 @@ impl Error {
         Error::Comm { cause: Box::new(cause) }
     }
 
+    /// Error of the stream of a scope.
+    pub(crate) fn scope(cause: iris_heap::Error) -> Self {
+        Error::Scope { cause: Box::new(cause) }
+    }
+
     /// Gives the operator of the error its label, unless it has one.
     pub(crate) fn labelled(mut self, label: &Arc<str>) -> Self {
         match &mut self {
@@ -199,7 +211,11 @@ impl Error {
             | Error::Poisoned { op, .. }
             | Error::Step { op, .. }
             | Error::Heap { op, .. } => op.set(label),
-            Error::Comm { .. } | Error::Unknown(_) | Error::Tuning { .. } | Error::NoPlan => {}
+            Error::Comm { .. }
+            | Error::Scope { .. }
+            | Error::Unknown(_)
+            | Error::Tuning { .. }
+            | Error::NoPlan => {}
         }
         self
     }
@@ -211,6 +227,7 @@ impl Error {
             Error::Poisoned { cause, .. }
             | Error::Heap { cause, .. }
             | Error::Comm { cause }
+            | Error::Scope { cause }
             | Error::Step { cause, .. } => cause.kind(),
             _ => ErrorKind::Usage,
         }

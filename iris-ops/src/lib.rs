@@ -32,7 +32,6 @@
 //!     op.run(&args, &stream)?;
 //!     stream.sync()?;
 //!     let result = heap.read(c)?;
-//!     drop(op);
 //!     heap.close()?;
 //!     world.close()?;
 //!     Ok(result)
@@ -78,7 +77,8 @@
 //! **Guide.** [`guide`] leads from two ranks on a laptop to GPUs, launchers, graphs and kernels of one's own, and has a
 //! section for each error that a user can meet.
 //!
-//! **Limits.** Element types are f32, f16 and bf16. Sums are accumulated in f32.
+//! **Limits.** Element types are f32, f16 and bf16. Sums are accumulated in f32. All limits are in
+//! [docs/limits.md](https://github.com/iris-rs/iris/blob/main/docs/limits.md).
 
 #![deny(unsafe_code)]
 

@@ -99,7 +99,8 @@ impl MatRef {
     }
 
     /// Sets the leading dimension: rows (columns, if transposed) start `ld` elements apart. A value
-    /// below the length of a row makes the call fail.
+    /// below the length of a row makes the call fail. The memory needs `(rows - 1) * ld + cols`
+    /// elements (rows and columns as stored): the last row may be short of `ld`.
     #[must_use]
     pub fn with_ld(mut self, ld: usize) -> Self {
         self.ld = ld;
@@ -112,21 +113,25 @@ impl MatRef {
     /// B as `k` x `n`:
     ///
     /// ```
-    /// use iris_heap::{HeapOptions, SymmetricHeap, World};
-    /// use iris_ops::{MatRef, Matmul, MatmulArgs, matmul::Options};
+    /// use iris_heap::World;
+    /// use iris_ops::{MatRef, Matmul, MatmulArgs, Plan, Room, matmul::Options};
     ///
     /// let results = World::run_threads(1, |world| -> anyhow::Result<Vec<f32>> {
-    ///     let heap = SymmetricHeap::open(&world, HeapOptions::new())?;
     ///     let (m, n, k) = (1, 2, 3);
+    ///     let plan = Options::new(m, n, k).plan(&world)?;
+    ///     let heap = Plan::open_heap(&world, &[&plan], Room::matrices())?;
     ///     let (x, y) = (heap.ones::<f32>(m * k)?, heap.zeros::<f32>(m * n)?);
     ///     let weight = heap.zeros::<f32>(n * k)?;
     ///     heap.write(weight, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0])?; // two rows of three
     ///     let b = MatRef::sym(weight, n, k).transposed(); // k x n
-    ///     let op = Matmul::new(&heap, &Options::new(m, n, k).plan(&heap)?)?;
+    ///     let op = Matmul::new(&heap, &plan)?;
     ///     let stream = heap.stream()?;
     ///     op.run(&MatmulArgs::new(MatRef::sym(x, m, k), b, MatRef::sym(y, m, n)), &stream)?;
     ///     stream.sync()?;
-    ///     Ok(heap.read(y)?)
+    ///     let y = heap.read(y)?;
+    ///     heap.close()?;
+    ///     world.close()?;
+    ///     Ok(y)
     /// })?;
     /// assert_eq!(results, [[6.0, 15.0]]); // x W^T
     /// # anyhow::Ok(())
@@ -171,6 +176,14 @@ impl MatRef {
     /// Whether an op may write the matrix: false for [`MatRef::external`].
     pub(crate) fn is_writable(&self) -> bool {
         !matches!(self.place, Place::External { writable: false, .. })
+    }
+
+    /// The same matrix, which an op refuses to write if it lies outside the heap.
+    pub(crate) fn read_only(mut self) -> Self {
+        if let Place::External { writable, .. } = &mut self.place {
+            *writable = false;
+        }
+        self
     }
 
     pub(crate) fn is_transposed(&self) -> bool {

@@ -62,6 +62,18 @@ enum Lent<'a> {
     Cudarc { stream: &'a CudaStream, until: SyncOnDrop<'a> },
     /// Calls on the stream that a scope waits for: the memory is the host's.
     Host(&'a Stream),
+    /// As the memory of another operand, which is borrowed meanwhile.
+    Shared(&'a Lent<'a>),
+}
+
+impl<'a> Lent<'a> {
+    /// How the memory itself is lent: never [`Lent::Shared`].
+    fn origin(&self) -> &Lent<'a> {
+        match self {
+            Lent::Shared(other) => other.origin(),
+            own => own,
+        }
+    }
 }
 
 impl fmt::Debug for Operand<'_> {
@@ -111,10 +123,39 @@ impl<'a> Operand<'a> {
         Self { matrix, lent: Lent::Cudarc { stream, until } }
     }
 
-    /// Sets the leading dimension: rows (columns, if transposed) are `ld` elements apart.
+    /// Sets the leading dimension: rows (columns, if transposed) are `ld` elements apart. The memory
+    /// needs `(rows - 1) * ld + cols` elements: the last row may be short of `ld`.
     #[must_use]
     pub fn with_ld(self, ld: usize) -> Self {
         Self { matrix: self.matrix.with_ld(ld), ..self }
+    }
+
+    /// The same matrix as an input, for a later call on the same stream: the result of a layer is A of
+    /// the next one.
+    ///
+    /// ```
+    /// # use iris_heap::World;
+    /// # use iris_ops::{Matmul, MatmulArgs, Plan, Room, matmul::Options, scope};
+    /// # World::run_threads(1, |world| -> anyhow::Result<()> {
+    /// # let plan = Options::new(1, 2, 2).plan(&world)?;
+    /// # let heap = Plan::open_heap(&world, &[&plan], Room::none())?;
+    /// # let (layer, stream) = (Matmul::new(&heap, &plan)?, heap.stream()?);
+    /// let (x, weight) = ([1.0_f32, 2.0], [0.0_f32, 1.0, 1.0, 0.0]);
+    /// let (mut h, mut y) = ([0.0_f32; 2], [0.0_f32; 2]);
+    /// scope(&heap, &stream, |scope| {
+    ///     let weight = scope.read(&weight, 2, 2);
+    ///     let first = MatmulArgs::new(scope.read(&x, 1, 2), weight, scope.write(&mut h, 1, 2));
+    ///     layer.run(&first, &stream)?;
+    ///     let (h, weight) = (first.c.as_input(), first.b.as_input());
+    ///     layer.run(&MatmulArgs::new(h, weight, scope.write(&mut y, 1, 2)), &stream)
+    /// })?;
+    /// assert_eq!((h, y), ([2.0, 1.0], [1.0, 2.0]));
+    /// # Ok(())
+    /// # })?;
+    /// # anyhow::Ok(())
+    /// ```
+    pub fn as_input(&self) -> Operand<'_> {
+        Operand { matrix: self.matrix.read_only(), lent: Lent::Shared(&self.lent) }
     }
 
     /// Transpose: a matrix in the same memory whose rows are the columns of this one.
@@ -170,8 +211,8 @@ impl sealed::MatrixArg for Operand<'_> {
                 expected: expected.into(),
             })
         };
-        match &self.lent {
-            Lent::Always => Ok(()),
+        match self.lent.origin() {
+            Lent::Always | Lent::Shared(_) => Ok(()),
             Lent::Host(_) if backend != BackendKind::Cpu => {
                 let expected =
                     "memory of its device: of the heap, or Operand::read and write of cudarc's";
@@ -204,7 +245,9 @@ impl sealed::MatrixArg for Operand<'_> {
 
     fn enqueued(&self, op: Op) -> Result<()> {
         #[cfg(feature = "cudarc-0-19")]
-        if let Lent::Cudarc { until: SyncOnDrop::Record(Some((event, stream))), .. } = &self.lent {
+        if let Lent::Cudarc { until: SyncOnDrop::Record(Some((event, stream))), .. } =
+            self.lent.origin()
+        {
             // The event is recorded here too, because a program may leak the guard.
             let recorded = event.record(stream);
             return recorded.map_err(iris_heap::Error::other).in_op(op);
@@ -223,7 +266,12 @@ pub struct Scope<'scope, 'env: 'scope> {
 }
 
 impl<'scope, 'env> Scope<'scope, 'env> {
+<<<<<<< HEAD
     /// Input of `rows` x `cols`, row-major without gaps, in memory of the host.
+=======
+    /// An input of `rows` x `cols`, row-major without gaps: `memory` has at least `rows * cols`
+    /// elements. With [`Operand::with_ld`], `(rows - 1) * ld + cols` elements suffice.
+>>>>>>> 4582724 (Operand::as_input for layers one after the other; errors of a scope name the operator and no communicator; examples open heaps by Plan::open_heap and end with heap.close and world.close; memory that a leading dimension needs)
     #[allow(unsafe_code, reason = "the scope waits for the calls before the borrow ends")]
     pub fn read<T: Element>(
         &'scope self,
@@ -255,18 +303,21 @@ impl<'scope, 'env> Scope<'scope, 'env> {
 /// The error of `f` comes before that of a call. What the stream had to do before is waited for first.
 ///
 /// ```
-/// use iris_heap::{HeapOptions, SymmetricHeap, World};
-/// use iris_ops::{MatmulAllReduce, MatmulArgs, matmul_all_reduce::Options, scope};
+/// use iris_heap::World;
+/// use iris_ops::{MatmulAllReduce, MatmulArgs, Plan, Room, matmul_all_reduce::Options, scope};
 ///
 /// let sums = World::run_threads(2, |world| -> anyhow::Result<Vec<f32>> {
-///     let heap = SymmetricHeap::open(&world, HeapOptions::new())?;
-///     let op = MatmulAllReduce::new(&heap, &Options::new(1, 2, 3).plan(&heap)?)?;
+///     let plan = Options::new(1, 2, 3).plan(&world)?;
+///     let heap = Plan::open_heap(&world, &[&plan], Room::none())?;
+///     let op = MatmulAllReduce::new(&heap, &plan)?;
 ///     let (x, weight, mut y) = ([1.0_f32; 3], [2.0_f32; 6], vec![0.0_f32; 2]);
 ///     let stream = heap.stream()?;
 ///     scope(&heap, &stream, |scope| {
 ///         let (x, weight) = (scope.read(&x, 1, 3), scope.read(&weight, 3, 2));
 ///         op.run(&MatmulArgs::new(x, weight, scope.write(&mut y, 1, 2)), &stream)
 ///     })?;
+///     heap.close()?;
+///     world.close()?;
 ///     Ok(y)
 /// })?;
 /// assert_eq!(sums, [[12.0; 2]; 2]);
@@ -286,22 +337,28 @@ impl<'scope, 'env> Scope<'scope, 'env> {
 /// ```
 ///
 /// # Errors
-/// Those of `f`; else those of the calls, as [`Stream::sync`] returns them.
+/// Those of `f`; else those of the calls, as [`Stream::sync`] returns them, in [`Error::Scope`].
 pub fn scope<'env, T, E: From<Error>>(
     heap: &SymmetricHeap,
     stream: &Stream,
     f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T, E>,
 ) -> Result<T, E> {
     // The heap is borrowed so that it is not dropped, which would leave a call running.
+<<<<<<< HEAD
     heap.check_stream("a scope", stream).map_err(Error::comm)?;
     // Checks that this thread may wait at all, before anything is lent.
     stream.sync().map_err(Error::comm)?;
+=======
+    heap.check_stream("a scope", stream).map_err(Error::scope)?;
+    // Whether this thread may wait at all is asked before anything is lent.
+    stream.sync().map_err(Error::scope)?;
+>>>>>>> 4582724 (Operand::as_input for layers one after the other; errors of a scope name the operator and no communicator; examples open heaps by Plan::open_heap and end with heap.close and world.close; memory that a leading dimension needs)
     let scope = Scope { stream: stream.clone(), _scope: PhantomData, _env: PhantomData };
     let outcome = catch_unwind(AssertUnwindSafe(|| f(&scope)));
     let done = stream.sync();
     match outcome {
         Err(panic) => resume_unwind(panic),
-        Ok(Ok(value)) => done.map(|()| value).map_err(|error| Error::comm(error).into()),
+        Ok(Ok(value)) => done.map(|()| value).map_err(|error| Error::scope(error).into()),
         Ok(failed) => failed,
     }
 }

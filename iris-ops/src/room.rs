@@ -88,7 +88,13 @@ impl Plan {
         // Plans are compared before the sizes, because sizes follow from them and would be a less
         // helpful error.
         let items = plans.iter().enumerate().flat_map(|(index, plan)| {
-            let named = move |(name, value)| (format!("{name} of plan {index}"), value);
+            // A name that differs is found by the item `name`, which comes before the items that show it.
+            let label = plan.request().name.as_deref();
+            let label = label.map_or(String::new(), |name| format!(" ({name})"));
+            let named = move |(item, value)| match item {
+                "op" | "name" => (format!("{item} of plan {index}"), value),
+                _ => (format!("{item} of plan {index}{label}"), value),
+            };
             plan.fingerprint().into_iter().map(named)
         });
         let options = HeapOptions::new().backend(backend).agreed(items);
@@ -120,7 +126,7 @@ impl Plan {
     ///     let c = heap.zeros::<f32>(m * n)?;
     ///     let op = MatmulAllReduce::new(&heap, &plan)?;
     /// #   let _ = (a, b, c);
-    /// #   op.free()?;
+    /// #   drop(op);
     /// #   heap.close()?;
     /// #   world.close()?;
     ///     Ok(())

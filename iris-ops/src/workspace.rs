@@ -29,9 +29,7 @@ use crate::plan::Plan;
 /// let workspace = Workspace::for_plans(&heap, &[&layer, &norm])?; // collective
 /// let layer = MatmulAllReduce::in_workspace(&workspace, &layer)?; // collective
 /// let norm = AllReduce::in_workspace(&workspace, &norm)?;
-/// # layer.free()?;
-/// # norm.free()?;
-/// # workspace.free()?;
+/// # drop((layer, norm));
 /// # heap.close()?;
 /// # Ok(())
 /// # })?;

@@ -2,8 +2,8 @@
 
 use iris_heap::{HeapOptions, SymmetricHeap, World};
 use iris_ops::{
-    AnyOp, Device, MatRef, Matmul, MatmulArgs, NormArgs, Op, Operand, Operands, Ranks, Variant,
-    matmul::Options, scope,
+    AnyOp, Device, MatRef, Matmul, MatmulAllReduce, MatmulArgs, NormArgs, Op, Operand, Operands,
+    Plan, Ranks, Room, Variant, matmul::Options, matmul_all_reduce, scope,
 };
 
 /// Tests that an op refuses to write a matrix made from a read-only pointer.
@@ -121,6 +121,26 @@ fn a_scope_waits_for_its_calls_also_when_it_fails() {
         Ok(world.close()?)
     };
     World::run_threads(1, rank).unwrap();
+}
+
+/// The error of a call in a scope begins with the call's operator.
+#[test]
+fn an_error_of_a_scope_names_the_operator() {
+    let rank = |world: World| -> anyhow::Result<()> {
+        let plan = matmul_all_reduce::Options::new(8, 5, 6).name("down").plan(&world)?;
+        let heap = Plan::open_heap(&world, &[&plan], Room::none())?;
+        let op = MatmulAllReduce::new(&heap, &plan)?;
+        let rows = 2 + world.rank();
+        let (a, b, mut c) = (vec![1.0_f32; rows * 6], [1.0_f32; 30], vec![0.0_f32; rows * 5]);
+        let stream = heap.stream()?;
+        scope(&heap, &stream, |scope| {
+            let (a, b) = (scope.read(&a, rows, 6), scope.read(&b, 6, 5));
+            op.run(&MatmulArgs::new(a, b, scope.write(&mut c, rows, 5)), &stream)
+        })?;
+        anyhow::bail!("calls of different sizes succeeded")
+    };
+    let error = World::run_threads(2, rank).unwrap_err().to_string();
+    assert!(error.starts_with("down (matmul_all_reduce of 8 x 5 x 6 f32): rank "), "{error}");
 }
 
 const NAMES: [&str; 7] = ["A", "B", "C", "bias", "residual", "weight", "normed"];

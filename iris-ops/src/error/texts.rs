@@ -13,7 +13,7 @@ use crate::ranks::Ranks;
 const GUIDE: &str = include_str!("../../GUIDE.md");
 
 variants! { Error:
-    Unknown, Tuning, NoPlan, Invalid, Shape, Dtype, Overlap, TooManyRows, TooManyElements, OtherWorld, Poisoned, Step, Comm, Heap,
+    Unknown, Tuning, NoPlan, Invalid, Shape, Dtype, Overlap, TooManyRows, TooManyElements, OtherWorld, Poisoned, Step, Comm, Scope, Heap,
 }
 
 /// Errors, each with its value, expectation and action as they stand in its text.
@@ -82,6 +82,10 @@ fn examples() -> Vec<(Error, [&'static str; 3])> {
         (
             Error::Comm { cause: cause() },
             ["communicator: rank 3 gave up", "expected to finish", "open them anew"],
+        ),
+        (
+            Error::Scope { cause: cause() },
+            ["rank 3 gave up", "expected to finish", "open them anew"],
         ),
         (
             Error::Heap { op: op(), cause: cause() },
