@@ -266,12 +266,8 @@ pub struct Scope<'scope, 'env: 'scope> {
 }
 
 impl<'scope, 'env> Scope<'scope, 'env> {
-<<<<<<< HEAD
-    /// Input of `rows` x `cols`, row-major without gaps, in memory of the host.
-=======
-    /// An input of `rows` x `cols`, row-major without gaps: `memory` has at least `rows * cols`
+    /// Input of `rows` x `cols`, row-major without gaps, in memory of the host: `memory` has at least `rows * cols`
     /// elements. With [`Operand::with_ld`], `(rows - 1) * ld + cols` elements suffice.
->>>>>>> 4582724 (Operand::as_input for layers one after the other; errors of a scope name the operator and no communicator; examples open heaps by Plan::open_heap and end with heap.close and world.close; memory that a leading dimension needs)
     #[allow(unsafe_code, reason = "the scope waits for the calls before the borrow ends")]
     pub fn read<T: Element>(
         &'scope self,
@@ -344,15 +340,9 @@ pub fn scope<'env, T, E: From<Error>>(
     f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T, E>,
 ) -> Result<T, E> {
     // The heap is borrowed so that it is not dropped, which would leave a call running.
-<<<<<<< HEAD
-    heap.check_stream("a scope", stream).map_err(Error::comm)?;
-    // Checks that this thread may wait at all, before anything is lent.
-    stream.sync().map_err(Error::comm)?;
-=======
     heap.check_stream("a scope", stream).map_err(Error::scope)?;
-    // Whether this thread may wait at all is asked before anything is lent.
+    // Checks that this thread may wait at all, before anything is lent.
     stream.sync().map_err(Error::scope)?;
->>>>>>> 4582724 (Operand::as_input for layers one after the other; errors of a scope name the operator and no communicator; examples open heaps by Plan::open_heap and end with heap.close and world.close; memory that a leading dimension needs)
     let scope = Scope { stream: stream.clone(), _scope: PhantomData, _env: PhantomData };
     let outcome = catch_unwind(AssertUnwindSafe(|| f(&scope)));
     let done = stream.sync();

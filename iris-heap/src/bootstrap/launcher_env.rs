@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::Read;
 use std::str::FromStr;
 
-use super::rendezvous::began;
+use super::process::began;
 use crate::env::{read, wrong};
 use crate::error::{Error, Result};
 

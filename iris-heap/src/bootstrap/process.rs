@@ -1,7 +1,9 @@
 //! Processes of other ranks: their ids, and whether they are stopped.
 
 use std::fmt;
+use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
 
 use crate::error::list_texts;
 
@@ -74,10 +76,21 @@ pub(crate) fn list_processes(
     list_texts(ranks.iter().map(text).collect())
 }
 
+/// Start time of a process since boot; `pid` is a number or `self`. `None` if there is no such
+/// process.
+pub(crate) fn began(pid: &str) -> Option<Duration> {
+    // The process name, in parentheses, may contain anything; the start time is the 20th field
+    // after it.
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let ticks: u64 = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
+    let second = rustix::param::clock_ticks_per_second();
+    Some(Duration::from_secs(ticks / second) + Duration::from_secs(ticks % second) / second as u32)
+}
+
 #[cfg(test)]
 mod tests {
     use std::process::Command;
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     use super::*;
 

@@ -532,17 +532,6 @@ fn up() -> Duration {
     Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default()
 }
 
-/// Start time of a process since boot; `pid` is a number or `self`. `None` if there is no such
-/// process.
-pub(crate) fn began(pid: &str) -> Option<Duration> {
-    // The process name, in parentheses, may contain anything; the start time is the 20th field
-    // after it.
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let ticks: u64 = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
-    let second = rustix::param::clock_ticks_per_second();
-    Some(Duration::from_secs(ticks / second) + Duration::from_secs(ticks % second) / second as u32)
-}
-
 /// Checks that the process at the other end belongs to this user.
 pub(crate) fn check_user(socket: &UnixStream) -> Result<(), String> {
     let peer = rustix::net::sockopt::socket_peercred(socket)
