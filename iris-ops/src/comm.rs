@@ -284,7 +284,8 @@ impl Comm {
     }
 
     /// Returns the fault of an enqueued call as an error, if there is one. Does not wait, and may
-    /// be called at any time.
+    /// be called at any time. Kernels write a fault to memory of the host before they end, so after
+    /// a sync of the stream the faults of all calls enqueued before it are seen.
     ///
     /// # Errors
     /// The fault, as [`Error::Comm`]. The communicator is then unusable: drop it on all ranks, and

@@ -178,7 +178,7 @@ impl MatRef {
         !matches!(self.place, Place::External { writable: false, .. })
     }
 
-    /// The same matrix, which an op refuses to write if it lies outside the heap.
+    /// Matrix for inputs only: an op refuses to write it if it lies outside the heap.
     pub(crate) fn read_only(mut self) -> Self {
         if let Place::External { writable, .. } = &mut self.place {
             *writable = false;

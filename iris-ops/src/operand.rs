@@ -62,12 +62,12 @@ enum Lent<'a> {
     Cudarc { stream: &'a CudaStream, until: SyncOnDrop<'a> },
     /// Calls on the stream that a scope waits for: the memory is the host's.
     Host(&'a Stream),
-    /// As the memory of another operand, which is borrowed meanwhile.
+    /// Memory of another operand, which is borrowed meanwhile and lends as its own field says.
     Shared(&'a Lent<'a>),
 }
 
 impl<'a> Lent<'a> {
-    /// How the memory itself is lent: never [`Lent::Shared`].
+    /// Field of the operand that the memory was lent to: never [`Lent::Shared`].
     fn origin(&self) -> &Lent<'a> {
         match self {
             Lent::Shared(other) => other.origin(),
@@ -130,8 +130,8 @@ impl<'a> Operand<'a> {
         Self { matrix: self.matrix.with_ld(ld), ..self }
     }
 
-    /// The same matrix as an input, for a later call on the same stream: the result of a layer is A of
-    /// the next one.
+    /// Input in the memory of this operand, for a later call on the same stream: the result of a layer
+    /// is A of the next one.
     ///
     /// ```
     /// # use iris_heap::World;

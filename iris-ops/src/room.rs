@@ -258,6 +258,28 @@ mod tests {
     }
 
     #[test]
+    fn a_difference_between_plans_has_the_name_of_the_plan() {
+        let types = [iris_heap::DType::F32, iris_heap::DType::BF16];
+        let open = |world: World| -> anyhow::Result<()> {
+            let options = all_reduce::Options::new(8).dtype(types[world.rank()]).name("down");
+            Plan::open_heap(&world, &[&options.plan(&world)?], Room::none())?;
+            Ok(())
+        };
+        let error = World::run_threads(2, open).unwrap_err().to_string();
+        assert!(
+            error.contains("dtype of plan 0 (down) is f32 on rank 0; bf16 on rank 1"),
+            "{error}"
+        );
+        let named = |world: World| -> anyhow::Result<()> {
+            let options = all_reduce::Options::new(8).name(["up", "down"][world.rank()]);
+            Plan::open_heap(&world, &[&options.plan(&world)?], Room::none())?;
+            Ok(())
+        };
+        let error = World::run_threads(2, named).unwrap_err().to_string();
+        assert!(error.contains("name of plan 0 is up on rank 0; down on rank 1"), "{error}");
+    }
+
+    #[test]
     fn a_plan_for_another_world_is_refused_on_all_ranks() {
         let outcomes = World::run_threads(2, |world| -> anyhow::Result<String> {
             let size = 2 + world.rank();

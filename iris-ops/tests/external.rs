@@ -105,6 +105,15 @@ fn a_scope_waits_for_its_calls_also_when_it_fails() {
             );
             let error = op.run(&args, &other).unwrap_err().to_string();
             anyhow::ensure!(error.contains("expected the one of the scope"), "{error}");
+            // Operands that share memory are refused alike.
+            {
+                let [x, y, z] = [&args.a, &args.b, &args.c].map(Operand::as_input);
+                let only_read = MatmulArgs::new(x, y, z);
+                let error = op.run(&only_read, &stream).unwrap_err().to_string();
+                anyhow::ensure!(error.contains("memory of C"), "{error}");
+                let error = op.run(&only_read, &other).unwrap_err().to_string();
+                anyhow::ensure!(error.contains("expected the one of the scope"), "{error}");
+            }
             // Memory of the host can be used beside memory of the heap in one call.
             let sym = heap.full::<f32>(4, 2.0)?;
             let args = MatmulArgs::new(

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::Read;
 use std::str::FromStr;
 
-use super::process::began;
+use super::process::{BY_PARENT, began};
 use crate::env::{read, wrong};
 use crate::error::{Error, Result};
 
@@ -312,18 +312,6 @@ fn number(name: &str, text: &str, least: usize, most: usize, because: &str) -> R
     }
 }
 
-/// Start of the identity of a job that is named by its parent process.
-const BY_PARENT: &str = "parent process ";
-
-/// Name of the parent process's command, such as `bash` or `timeout`, for messages about a job
-/// that the parent identifies; `None` for other jobs, and if the system does not tell. It is no part
-/// of the identity, because a process may change its name between the starts of two ranks.
-pub(crate) fn parent_command(job: &str) -> Option<String> {
-    let pid = rustix::process::getppid().filter(|_| job.contains(BY_PARENT))?;
-    let name = std::fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero())).ok()?;
-    Some(name.trim_end().into())
-}
-
 /// Identity of the process that started this one: its id and start time. All ranks started by one
 /// launcher or one shell have the same parent.
 fn parent() -> String {
@@ -338,6 +326,7 @@ fn parent() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bootstrap::process::parent_command;
 
     fn detect(vars: &[(&str, &str)]) -> Result<Launch> {
         Launch::detect(&|name| Ok(vars.iter().find(|v| v.0 == name).map(|v| v.1.to_string())))

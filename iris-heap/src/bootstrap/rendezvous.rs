@@ -30,9 +30,9 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::frames::{error_of_bytes, error_to_bytes};
-use super::launcher_env::parent_command;
 use super::notice::{Patience, notice};
 use super::presence::Presence;
+use super::process::parent_command;
 use crate::env;
 use crate::error::{Error, Result};
 use crate::limits::explain;
