@@ -32,7 +32,7 @@ use rustix::time::{ClockId, clock_gettime};
 use super::frames::{error_of_bytes, error_to_bytes};
 use super::notice::{Patience, notice};
 use super::presence::Presence;
-use super::process::parent_command;
+use super::process::{began, parent_command};
 use crate::env;
 use crate::error::{Error, Result};
 use crate::limits::explain;
