@@ -14,12 +14,16 @@
 //! skeletons in [`flow`]. A user's own protocol uses [`epoch`], [`lock`], [`barrier`] and
 //! [`tile_flags`].
 //!
+//! **Errors.** Functions fail by [`Stop`] alone: a wait timed out, or the rank or a peer gave up.
+//! All threads of the workgroup then leave the call, and nothing may be retried in it.
+//!
 //! **Debugging.** A wait that times out or is aborted leaves a [`Fault`] with op, call, tile,
 //! awaited rank, the value seen and the value wanted.
 //!
 //! **Limits.** No sequentially consistent access is used or offered. A `Memory` moves words only;
 //! the caller moves the bulk data, between the same two synchronising accesses.
 #![forbid(unsafe_code)]
+#![allow(clippy::missing_errors_doc, reason = "the crate's documentation has the only error, Stop")]
 
 pub mod barrier;
 mod call;

@@ -24,7 +24,8 @@ pub fn now() -> u64 {
 
 /// Runs `kernel` as workgroup `index` of the `count` workgroups of a launch.
 ///
-/// Fails if the call cannot be finished; the reason is then in the control block of the heap.
+/// # Errors
+/// [`Stop`] if the call cannot be finished; the reason is then in the control block of the heap.
 ///
 /// # Safety
 /// Every address in `args` refers to live memory of the size that `args` gives: segments, control
