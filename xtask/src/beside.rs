@@ -11,9 +11,9 @@ use crate::program::cargo;
 /// Features of cudarc that candle-core 0.11.1 requests with its feature `cuda`.
 const CANDLE: &str = r#"["std", "cublas", "cublaslt", "curand", "driver", "nvrtc", "f16", "f8", "cuda-version-from-build-system", "dynamic-linking"]"#;
 
-/// CUDA versions in the format of the variable that cudarc's build script reads before it asks
-/// nvcc.
-const VERSIONS: [&str; 4] = ["12000", "12060", "12090", "13000"];
+/// Oldest and newest CUDA version of cudarc's bindings that programs have, in the format of the
+/// variable that cudarc's build script reads before it asks nvcc.
+const VERSIONS: [&str; 2] = ["12000", "13000"];
 
 /// Source that uses every function with cudarc's types, and the functions that take handles as
 /// numbers.
