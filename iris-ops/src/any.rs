@@ -20,7 +20,8 @@ use crate::ranks::Ranks;
 use crate::spec::Part;
 use crate::workspace::Workspace;
 
-/// Operator of any kind; its plan determines which.
+/// Operator whose kind the program chooses at run time; the plan that it was made with names the
+/// kind.
 #[derive(Debug)]
 pub struct AnyOp {
     operator: Operator,
@@ -135,13 +136,13 @@ impl Operands {
         Self { a, b, c, bias: None, norm: None }
     }
 
-    /// Sets the bias of 1 x N elements, or removes it.
+    /// Sets the bias of 1 x N elements, or removes it if `bias` is `None`.
     #[must_use]
     pub fn bias(self, bias: impl Into<Option<MatRef>>) -> Self {
         Self { bias: bias.into(), ..self }
     }
 
-    /// Sets the matrices of the RMSNorm, or removes them.
+    /// Sets the matrices of the RMSNorm, or removes them if `norm` is `None`.
     #[must_use]
     pub fn norm(self, norm: impl Into<Option<NormArgs>>) -> Self {
         Self { norm: norm.into(), ..self }
@@ -154,7 +155,7 @@ impl Op {
         ops::row(self).multiplies()
     }
 
-    /// Variants of the operator, on any device.
+    /// All variants of the operator, including those that some kinds of device have no kernels for.
     pub fn variants(self) -> Vec<Variant> {
         ops::row(self).forms.iter().map(|form| form.variant).collect()
     }

@@ -41,7 +41,7 @@ impl<M> MatmulArgs<M> {
         self
     }
 
-    /// All matrices that are given.
+    /// Matrices of the call: A, B and C, and the optional ones that are not `None`.
     pub(crate) fn all(&self) -> impl Iterator<Item = &M> {
         let own = [Some(&self.a), Some(&self.b), Some(&self.c), self.bias.as_ref()];
         own.into_iter().flatten().chain(self.norm.iter().flat_map(NormArgs::all))
@@ -147,7 +147,7 @@ impl<M> CollectiveArgs<M> {
         Self { input: Some(input), output, norm: None }
     }
 
-    /// Arguments for a rank without input: every rank of a broadcast but its root.
+    /// Arguments for a rank that only receives: in a broadcast, every rank except the root.
     pub fn receive(output: M) -> Self {
         Self { input: None, output, norm: None }
     }
@@ -159,15 +159,15 @@ impl<M> CollectiveArgs<M> {
         self
     }
 
-    /// All matrices that are given.
+    /// Matrices of the call: input and output, and the optional ones that are not `None`.
     pub(crate) fn all(&self) -> impl Iterator<Item = &M> {
         let own = [self.input.as_ref(), Some(&self.output)];
         own.into_iter().flatten().chain(self.norm.iter().flat_map(NormArgs::all))
     }
 }
 
-/// Matrices of one call of any operator; `None` for those that it does not have. A collective's
-/// input is `a`, its output `c`.
+/// Matrices of one call of any operator; a field is `None` if the operator has no such matrix. For
+/// a collective, `a` is the input and `c` the output.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Matrices {
     pub(crate) a: Option<MatRef>,
@@ -175,7 +175,7 @@ pub(crate) struct Matrices {
     pub(crate) c: Option<MatRef>,
     pub(crate) bias: Option<MatRef>,
     pub(crate) norm: Option<NormArgs>,
-    /// Root of this call; `None` for the plan's root.
+    /// Root of this call, for a broadcast; `None` to use the plan's root.
     pub(crate) root: Option<usize>,
 }
 

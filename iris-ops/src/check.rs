@@ -13,7 +13,7 @@ use crate::spec::{Part, Row};
 /// Call whose matrices have the plan's element types and consistent shapes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
-    /// M and N of the whole product or message, over all ranks.
+    /// M and N of the product or message as a whole: all ranks' rows together.
     pub(crate) m: usize,
     pub(crate) n: usize,
     /// Root of a broadcast.
@@ -22,7 +22,8 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// Size by which the plan picks the choice: M, or the number of elements of a part.
+    /// Size of this call, for which the plan looks up its choice: M, or in a message of elements
+    /// the number of elements of a part.
     pub(crate) fn size(&self, plan: &Plan) -> usize {
         if plan.request().elements { self.n } else { self.m }
     }
@@ -37,7 +38,7 @@ pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Call> {
         return member(plan).map(|()| Call { m: 0, n: 0, root, matrices: Matrices::default() });
     }
     let mut matrices = *matrices;
-    // Matrices that only the root has are ignored on other ranks.
+    // Ranks other than the root may pass a matrix that only the root needs; it is ignored.
     let has = |part| part != Part::Root || root == plan.ranks().rank;
     matrices.a = matrices.a.filter(|_| has(row.a));
     matrices.c = matrices.c.filter(|_| has(row.c));
@@ -200,7 +201,8 @@ fn member(plan: &Plan) -> Result<()> {
     })
 }
 
-/// Checks the shape of a matrix; `why` explains the expected one in the error.
+/// Checks that `matrix` has `rows` x `cols` elements; `why` tells in the error text where that
+/// shape comes from.
 fn shaped(
     op: Op,
     name: &'static str,
@@ -220,7 +222,8 @@ fn shaped(
     })
 }
 
-/// Checks that the call may write a matrix.
+/// Checks that the call may write `matrix`, which it may not if the matrix was made by
+/// `MatRef::external`.
 fn written(op: Op, name: &'static str, matrix: &MatRef) -> Result<()> {
     if matrix.is_writable() {
         return Ok(());
@@ -233,7 +236,7 @@ fn written(op: Op, name: &'static str, matrix: &MatRef) -> Result<()> {
     })
 }
 
-/// Checks the element type of a matrix.
+/// Checks that the elements of `matrix` have the type `expected`.
 fn typed(op: Op, name: &'static str, matrix: &MatRef, expected: DType) -> Result<()> {
     if matrix.dtype() == expected {
         return Ok(());
@@ -270,7 +273,7 @@ mod tests {
                 let made = of(Some(matrix)).unwrap();
                 assert_eq!(made.matrices.c.is_some(), rank == 1);
                 assert_eq!(made.size(&plan), if elements { 12 } else { 3 });
-                // Only the root needs an output.
+                // A call with an output of `None` is an error on the root only.
                 assert_eq!(of(None).is_ok(), rank == 0);
             }
         }

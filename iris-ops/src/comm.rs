@@ -84,13 +84,13 @@ pub use stream::OnStream;
 pub enum ReduceOp {
     /// Sum over ranks.
     Sum,
-    /// Product; refused.
+    /// Product over ranks; not supported.
     Prod,
-    /// Maximum; refused.
+    /// Maximum over ranks; not supported.
     Max,
-    /// Minimum; refused.
+    /// Minimum over ranks; not supported.
     Min,
-    /// Average; refused.
+    /// Average over ranks; not supported.
     Avg,
 }
 
@@ -125,7 +125,7 @@ pub struct Comm {
     heap: Arc<SymmetricHeap>,
     /// World that the communicator closes; `None` if the program closes the world itself.
     owned: Option<World>,
-    /// Whether the communicator closes the heap.
+    /// Whether closing the communicator also closes its heap, because the communicator opened it.
     owns_heap: bool,
     stream: CommStream,
     /// Operators, locked during a call so that the launches of two calls do not mix. `None` once
@@ -142,7 +142,7 @@ struct Operators {
     broadcast: Vec<(DType, Operator)>,
     barrier: Operator,
     workspace: Arc<Workspace>,
-    /// Send and receive buffers for types without alignment.
+    /// Send buffer and receive buffer, for element types with an alignment of one byte.
     stage: [RawSlice; 2],
 }
 
@@ -273,12 +273,13 @@ impl Comm {
         self.heap.size()
     }
 
-    /// Stream on which calls are enqueued.
+    /// Stream on which the communicator enqueues its calls.
     pub fn stream(&self) -> &Stream {
         &self.stream.ours
     }
 
-    /// Heap of the communicator, for further operators and symmetric memory.
+    /// Heap of the communicator, in which a program may make further operators and allocate
+    /// symmetric memory.
     pub fn heap(&self) -> &Arc<SymmetricHeap> {
         &self.heap
     }
@@ -326,7 +327,7 @@ impl Comm {
 }
 
 impl Operators {
-    /// Returns the operators' memory to the heap: collective.
+    /// Frees the operators, which returns their memory to the heap. Collective.
     #[track_caller]
     fn free(self, heap: &SymmetricHeap) -> Result<()> {
         let Operators { all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, .. } = self;
@@ -340,7 +341,7 @@ impl Operators {
     }
 }
 
-/// Makes the operators of these plans in one workspace: collective.
+/// Makes one operator for each of these plans; all share the memory of `workspace`. Collective.
 #[track_caller]
 fn within(workspace: &Arc<Workspace>, plans: &[(DType, Plan)]) -> Result<Vec<(DType, Operator)>> {
     let mut operators = Vec::with_capacity(plans.len());

@@ -40,8 +40,8 @@ impl Problem {
         self.time(machine, program, tile).filter(|us| us.is_finite())
     }
 
-    /// Lower limit in microseconds for any program: the time of the product alone, or of the bytes
-    /// that a rank must send, whichever is longer.
+    /// Lower limit in microseconds for any program of the call: the longer of two times, that of
+    /// the product alone and that of sending the bytes that a rank must send.
     pub(crate) fn limit(&self, machine: &Machine) -> f64 {
         let [m, n, k] = self.shape.map(|it| it as f64);
         let world = self.world as f64;

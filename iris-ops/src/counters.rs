@@ -1,16 +1,16 @@
 use std::fmt;
 
-/// Counts of bytes and words over all calls of one op on this rank, since the op was made.
+/// Numbers of bytes, flags and waits over all calls of one op on this rank, since the op was made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Counters {
-    /// Bytes written to peers' memory.
+    /// Number of bytes written to the memory of peers.
     pub pushed: u64,
-    /// Bytes read from peers' memory.
+    /// Number of bytes read from the memory of peers.
     pub pulled: u64,
-    /// Number of signals and flags that were raised.
+    /// Number of signals and flags that this rank raised.
     pub flags: u64,
-    /// Number of waits that were begun.
+    /// Number of waits that this rank began, for peers or for its own workgroups.
     pub waits: u64,
 }
 

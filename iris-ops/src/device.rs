@@ -69,7 +69,7 @@ impl Device {
         Self { backend, name, arch, multiprocessors, driver: 0, sharing: None, assumed: false }
     }
 
-    /// The host: ranks compute on its cores.
+    /// Host CPU as a device: the kernels of the ranks run on its cores.
     pub const fn host() -> Self {
         Self::gpu(BackendKind::Cpu, std::env::consts::ARCH, std::env::consts::ARCH, 0)
     }
@@ -128,7 +128,7 @@ impl Device {
         self.backend.traits().host_threads || self.has_wgmma()
     }
 
-    /// Whether our own whole-matrix GEMM runs on the device; it uses wgmma instructions.
+    /// Whether our own whole-matrix GEMM runs on the device, which must have wgmma instructions.
     pub(crate) fn has_wgmma(&self) -> bool {
         let target = Target::new(self.backend, self.arch);
         target.is_ok_and(|target| Gemm::is_there(&target, DType::BF16))
@@ -152,7 +152,8 @@ impl Device {
 }
 
 impl From<&DeviceInfo> for Device {
-    /// Device as its driver describes it, with `sharing` unknown.
+    /// Makes a device from its driver's description. `sharing` stays `None`, because no heap is
+    /// open.
     fn from(info: &DeviceInfo) -> Self {
         if info.kind.traits().host_threads {
             return Self::host();

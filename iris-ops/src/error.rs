@@ -1,4 +1,4 @@
-//! The one error type of the crate.
+//! Error type of the crate.
 
 #[cfg(test)]
 mod texts;
@@ -19,15 +19,15 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Name that is no operator or no variant.
+    /// Name that belongs to no operator, variant or device.
     #[error(transparent)]
     Unknown(#[from] UnknownName),
     /// Tuning file that cannot be read or written, or that was measured on another machine.
     #[error("tuning file {} {why}", path.display())]
     Tuning {
-        /// Path of the file.
+        /// Path of the tuning file.
         path: std::path::PathBuf,
-        /// Reason, and what was expected.
+        /// Reason for the refusal, and what was expected.
         why: String,
     },
     /// Call of a function that needs at least one plan, such as `Workspace::for_plans`, with none.
@@ -38,7 +38,7 @@ pub enum Error {
     /// Argument or option with a value that the operator cannot take.
     #[error("{op}: {what} is {value}, expected {expected}")]
     Invalid {
-        /// Operator that refused it.
+        /// Operator that refused the argument or option.
         op: OpLabel,
         /// Name of the argument or option.
         what: String,
@@ -85,9 +85,9 @@ pub enum Error {
     Overlap {
         /// Operator of the call.
         op: OpLabel,
-        /// Name of the matrix that is written.
+        /// Name of the matrix that the operator writes.
         first: &'static str,
-        /// Name of the matrix that overlaps it.
+        /// Name of the matrix that overlaps `first`.
         second: &'static str,
     },
     /// Call with more rows than the plan allows.
@@ -149,11 +149,12 @@ pub enum Error {
     Step {
         /// Operator of the call.
         op: OpLabel,
-        /// Step that failed, as [`Plan::program`](crate::Plan::program) prints it.
+        /// Step that failed, in the notation of [`Plan::program`](crate::Plan::program).
         step: String,
-        /// Error of the heap or the driver.
+        /// Error of the heap or of the driver that made the step fail.
         cause: Box<iris_heap::Error>,
-        /// Recovery: retry the call, close the heap, or discard the graph capture.
+        /// Action that is left to the caller: retry the call, close the heap, or discard the graph
+        /// capture.
         recovery: Recovery,
     },
     /// A communicator could not be opened or closed.
@@ -169,17 +170,17 @@ pub enum Error {
         /// Error that waiting for the stream returned.
         cause: Box<iris_heap::Error>,
     },
-    /// Error of the heap or its world.
+    /// Error of the heap or its world in a call by an operator.
     #[error("{}", named(op, cause))]
     Heap {
         /// Operator that called the heap.
         op: OpLabel,
-        /// Error of the heap.
+        /// Error that the heap or its world returned.
         cause: Box<iris_heap::Error>,
     },
 }
 
-/// Text of `cause`, prefixed by the operator's name unless it starts with it.
+/// Text of `cause`, with the name of the operator in front unless the text already begins with it.
 fn named(op: &OpLabel, cause: &iris_heap::Error) -> String {
     let (label, cause) = (op.to_string(), cause.to_string());
     let says = |name: &str| cause.strip_prefix(name).and_then(|rest| rest.strip_prefix(": "));
@@ -188,17 +189,17 @@ fn named(op: &OpLabel, cause: &iris_heap::Error) -> String {
 }
 
 impl Error {
-    /// Error of a communicator's heap or world.
+    /// Wraps an error of a communicator's heap or world.
     pub(crate) fn comm(cause: iris_heap::Error) -> Self {
         Error::Comm { cause: Box::new(cause) }
     }
 
-    /// Error of the stream of a scope.
+    /// Wraps an error of the stream of a scope.
     pub(crate) fn scope(cause: iris_heap::Error) -> Self {
         Error::Scope { cause: Box::new(cause) }
     }
 
-    /// Gives the operator of the error its label, unless it has one.
+    /// Puts the operator's label into the error, unless the error already has one.
     pub(crate) fn labelled(mut self, label: &Arc<str>) -> Self {
         match &mut self {
             Error::Invalid { op, .. }
@@ -234,7 +235,7 @@ impl Error {
     }
 }
 
-/// Attaches the operator's name to an error of the heap.
+/// Conversion of heap errors to errors that name the operator.
 pub(crate) trait InOp<T> {
     fn in_op(self, op: Op) -> Result<T>;
 }

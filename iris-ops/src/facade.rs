@@ -65,7 +65,7 @@ macro_rules! common_methods {
                 Ok(Self { operator: $crate::nodes::Operator::new(ROW.op, heap, plan)? })
             }
 
-            /// Plan that the op was made with.
+            /// Plan that the operator was made with.
             pub fn plan(&self) -> &$crate::Plan {
                 self.operator.plan()
             }
@@ -110,7 +110,7 @@ macro_rules! common_methods {
     };
 }
 
-/// Defines `in_workspace`, for operators that may share a workspace with others.
+/// Defines `in_workspace`, for operators that may share one workspace with other operators.
 macro_rules! shared_workspace {
     ($op:ident) => {
         impl $op {
@@ -181,7 +181,7 @@ macro_rules! variants {
         }
 
         impl Variant {
-            /// Variant without its options; `None` for `Auto`.
+            /// Variant without its options; `None` for `Auto`, by which the plan chooses.
             pub fn kind(self) -> Option<$crate::Variant> {
                 match self {
                     Variant::Auto => None,
@@ -189,7 +189,7 @@ macro_rules! variants {
                 }
             }
 
-            /// Writes the variant and its options into a request.
+            /// Writes the variant and its options into `request`, which a plan is made from.
             pub(crate) fn write_to(self, request: &mut $crate::options::Request) {
                 request.variant = self.kind();
                 $($(if let Variant::$name($field) = self {
@@ -198,7 +198,7 @@ macro_rules! variants {
             }
         }
 
-        /// Compares the variant only, not its options.
+        /// Compares only the variants; the options of a variant are ignored.
         impl PartialEq<$crate::Variant> for Variant {
             fn eq(&self, other: &$crate::Variant) -> bool {
                 self.kind() == Some(*other)

@@ -5,7 +5,7 @@ use iris_kernels::schedule::{Collective, Items};
 use crate::options::Request;
 use crate::ranks::Ranks;
 
-/// Items of a call whose whole message is `m` x `n`.
+/// Computes the items of a call whose message has `m` x `n` elements over all ranks.
 pub(crate) fn of(
     ranks: Ranks,
     request: &Request,
@@ -20,7 +20,7 @@ pub(crate) fn of(
     Items { collective, size, rows, cols, per_item: 8 / dtype.size() as u32 }
 }
 
-/// Whether rows consist of whole items, as an RMSNorm requires.
+/// Whether each row consists of whole items; true without an RMSNorm, which alone requires it.
 pub(crate) fn are_rows_whole(request: &Request, items: Items) -> bool {
     request.rms_norm.is_none() || request.n.is_multiple_of(items.per_item as usize)
 }

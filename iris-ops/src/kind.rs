@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Name that is not known. Its text lists the valid names.
+/// Error for an unknown name; its text lists the valid names.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{what} {value}: expected one of {expected}")]
 pub struct UnknownName {
@@ -15,7 +15,7 @@ pub struct UnknownName {
     pub expected: String,
 }
 
-/// Defines an enum whose values have names, with `Display`, `FromStr` and serde by name.
+/// Defines an enum whose values have a text name, with `Display`, `FromStr` and serde by that name.
 macro_rules! named {
     ($(#[$doc:meta])* $type:ident, $what:literal {
         $($(#[$about:meta])* $name:ident = $text:expr,)*
@@ -89,7 +89,7 @@ macro_rules! name_operators {
         }
     };
 }
-// The list of operators is in `ops/mod.rs`.
+// `each_operator!` passes the list of operators, from `ops/mod.rs`, to the macro above.
 each_operator!(name_operators);
 
 named! {
@@ -110,9 +110,10 @@ named! {
         /// LL protocol for small messages: each word carries data and flag, so a message takes one
         /// one-way latency.
         Ll = "ll",
-        /// All-gather, barrier, product: the simplest order, as a baseline.
+        /// All-gather, barrier, product, one after the other: the simplest program, for
+        /// comparisons.
         Baseline = "baseline",
-        /// The product reads peers' shards directly from their memory.
+        /// The product reads peers' shards of A directly from their memory.
         Pull = "pull",
         /// Some workgroups fetch peers' shards into a staging buffer while the others multiply.
         Staged = "staged",
@@ -130,7 +131,7 @@ named! {
         CopyEngine = "copy_engine",
         /// Whole-matrix GEMM whose epilogue stores tiles to the peers that own them.
         Epilogue = "epilogue",
-        /// Product of one rank, without communication.
+        /// Product on one rank, without communication.
         Local = "local",
         /// Barrier in which every member signals every other.
         Flat = "flat",
@@ -145,7 +146,7 @@ impl Variant {
     }
 }
 
-/// Reason for which a plan took a variant.
+/// Reason for which a plan chose a variant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ChoiceReason {
     /// The caller asked for the variant.

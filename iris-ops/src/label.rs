@@ -22,7 +22,7 @@ impl OpLabel {
         self.op
     }
 
-    /// Sets the text that names the operator in errors, unless it already has one.
+    /// Sets the text that names the operator in errors, unless a text was set before.
     pub(crate) fn set(&mut self, text: &Arc<str>) {
         self.text.get_or_insert_with(|| text.clone());
     }
@@ -41,7 +41,8 @@ impl PartialEq<Op> for OpLabel {
 }
 
 impl fmt::Display for OpLabel {
-    /// `layer3.down (all_reduce of 64 f32)`, or `all_reduce of 64 f32 at src/main.rs:20:14`.
+    /// Formats as `layer3.down (all_reduce of 64 f32)` or, for an operator without a name,
+    /// `all_reduce of 64 f32 at src/main.rs:20:14`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.text {
             Some(text) => f.write_str(text),

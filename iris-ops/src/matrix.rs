@@ -40,7 +40,7 @@ impl MatRef {
         Self { place, dtype: T::DTYPE, rows, cols, ld: cols, transposed: false }
     }
 
-    /// All elements of a slice of the symmetric heap, as a matrix with one row.
+    /// Matrix with one row, of all elements of a slice of the symmetric heap.
     pub fn vector<T: Element>(slice: SymSlice<T>) -> Self {
         Self::sym(slice, 1, slice.len())
     }
@@ -178,7 +178,8 @@ impl MatRef {
         !matches!(self.place, Place::External { writable: false, .. })
     }
 
-    /// Matrix for inputs only: an op refuses to write it if it lies outside the heap.
+    /// Copy of the reference that only inputs may use: an op refuses to write it if the memory lies
+    /// outside the heap.
     pub(crate) fn read_only(mut self) -> Self {
         if let Place::External { writable, .. } = &mut self.place {
             *writable = false;
@@ -190,19 +191,19 @@ impl MatRef {
         self.transposed
     }
 
-    /// Number of elements if the matrix is contiguous; `None` if it has gaps.
+    /// Number of elements if the matrix has no gaps between its rows; `None` if it has gaps.
     pub(crate) fn elements(&self) -> Option<usize> {
         let (lines, len) =
             if self.transposed { (self.cols, self.rows) } else { (self.rows, self.cols) };
         if lines > 1 && self.ld != len { None } else { lines.checked_mul(len) }
     }
 
-    /// Reshapes a contiguous matrix to `rows` x `cols` with the same elements, row-major.
+    /// Same elements as a matrix of `rows` x `cols`, row-major. This matrix must be contiguous.
     pub(crate) fn in_rows(self, rows: usize, cols: usize) -> Self {
         Self { rows, cols, ld: cols, transposed: false, ..self }
     }
 
-    /// A matrix of `rows` x `cols` without gaps at the start of a block of the heap.
+    /// Matrix of `rows` x `cols`, row-major without gaps, at the start of a block of the heap.
     pub(crate) fn in_block(block: RawSlice, dtype: DType, (rows, cols): (usize, usize)) -> Self {
         Self { place: Place::Sym(block), dtype, rows, cols, ld: cols, transposed: false }
     }
@@ -212,7 +213,8 @@ impl MatRef {
         let step = if self.transposed { 1 } else { self.ld };
         let skipped = (rows.start * step * self.dtype.size()) as u64;
         let place = match self.place {
-            // An empty matrix may start anywhere, so the slice's start is used.
+            // Rows that begin past the end of the slice can only be empty; their matrix then starts
+            // where the slice does.
             Place::Sym(slice) => {
                 let from = usize::try_from(skipped.min(slice.bytes())).unwrap_or(usize::MAX);
                 Place::Sym(slice.slice(from..).unwrap_or(slice))

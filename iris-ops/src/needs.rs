@@ -1,4 +1,5 @@
-//! Memory that ops need of a heap: of one choice of a plan, and the maximum over several.
+//! Memory that ops need in a heap: the needs of one choice of a plan, and the maximum over several
+//! choices.
 
 use iris_sync::{Channel, Shape, Words};
 
@@ -17,7 +18,7 @@ pub(crate) const OWN_WORDS: usize = COUNTER_WORDS + 2;
 pub(crate) struct Needs {
     /// Number of tiles that have a signal, per source.
     pub(crate) tiles: u32,
-    /// Number of flags, of a staged gather or of copies by engines.
+    /// Number of flags: of a staged gather, or of copies by copy engines.
     pub(crate) flags: u32,
     /// Whether each tile has a lock.
     pub(crate) locks: bool,
@@ -37,7 +38,8 @@ pub(crate) struct Needs {
     /// Bytes of the workspace outside the inboxes: f32 sums, staging buffer, or matrices beside a
     /// GEMM.
     pub(crate) workspace: u64,
-    /// Number of columns of A in a unit of a staged gather; 0 if A is not gathered.
+    /// Number of columns of A in a unit, the piece of A that a staged gather fetches at once; 0 if
+    /// A is not gathered.
     pub(crate) k_group: u32,
 }
 
@@ -61,7 +63,7 @@ impl Needs {
 /// call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Extent {
-    /// Number of ranks.
+    /// Number of ranks of the world.
     size: u32,
     tiles: u32,
     flags: u32,
@@ -137,7 +139,7 @@ impl Extent {
         self.words().device as usize
     }
 
-    /// Blocks of the data segment: area and bytes, without empty ones.
+    /// Areas in the data segment with their sizes in bytes, without areas of size 0.
     pub(crate) fn data_blocks(&self) -> Vec<(Area, u64)> {
         let parts = [
             (Area::Inbox, self.inbox_half.saturating_mul(2)),
@@ -160,7 +162,7 @@ impl Extent {
     }
 }
 
-/// Purpose of a block of the data segment.
+/// Area of the data segment, by its purpose.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Area {
     /// Inbox: tiles from peers.

@@ -53,21 +53,22 @@ pub struct Operand<'a> {
     lent: Lent<'a>,
 }
 
-/// Calls to which the memory of a matrix is lent, by their stream.
+/// Calls that may use the memory of a matrix, by their stream.
 enum Lent<'a> {
     /// Calls on any stream: the memory is the heap's, or the maker of a `MatRef` vouches for it.
     Always,
-    /// Calls on one cudarc stream; its guard records when they are done.
+    /// Calls on one cudarc stream; when the guard `until` is dropped, cudarc knows that later work
+    /// must wait for them.
     #[cfg(feature = "cudarc-0-19")]
     Cudarc { stream: &'a CudaStream, until: SyncOnDrop<'a> },
     /// Calls on the stream that a scope waits for: the memory is the host's.
     Host(&'a Stream),
-    /// Memory of another operand, which is borrowed meanwhile and lends as its own field says.
+    /// Memory of another operand that this one borrows; usable by the same calls as that operand's.
     Shared(&'a Lent<'a>),
 }
 
 impl<'a> Lent<'a> {
-    /// Field of the operand that the memory was lent to: never [`Lent::Shared`].
+    /// Follows [`Lent::Shared`] to the operand that the memory was lent to first.
     fn origin(&self) -> &Lent<'a> {
         match self {
             Lent::Shared(other) => other.origin(),
@@ -118,7 +119,8 @@ impl<'a> Operand<'a> {
     ) -> Self {
         let len = memory.len();
         let (address, until) = memory.device_ptr_mut(stream);
-        // SAFETY: as in `read`; the memory is borrowed exclusively.
+        // SAFETY: as in `read`; in addition, the memory is borrowed exclusively, so the call may
+        // write it.
         let matrix = unsafe { MatRef::external_mut(address as *mut T, len, rows, cols) };
         Self { matrix, lent: Lent::Cudarc { stream, until } }
     }
@@ -158,14 +160,15 @@ impl<'a> Operand<'a> {
         Operand { matrix: self.matrix.read_only(), lent: Lent::Shared(&self.lent) }
     }
 
-    /// Transpose: a matrix in the same memory whose rows are the columns of this one.
+    /// Transpose of the operand: a matrix in the same memory, whose rows are the columns of this
+    /// one.
     #[must_use]
     pub fn transposed(self) -> Self {
         Self { matrix: self.matrix.transposed(), ..self }
     }
 }
 
-/// A matrix among the arguments of a call: a [`MatRef`] or an [`Operand`].
+/// Matrix that a call takes as an argument: a [`MatRef`] or an [`Operand`].
 pub trait MatrixArg: sealed::MatrixArg {}
 
 impl MatrixArg for MatRef {}
@@ -178,12 +181,12 @@ pub(crate) mod sealed {
         /// Reference to the matrix.
         fn matrix(&self) -> MatRef;
 
-        /// Checks that the matrix's memory is lent to calls on this stream.
+        /// Checks that calls on this stream may use the matrix's memory.
         fn check(&self, _: Op, _: &SymmetricHeap, _: &Stream) -> Result<()> {
             Ok(())
         }
 
-        /// Notes that a call that takes the matrix was enqueued.
+        /// Tells the matrix's owner that a call that uses its memory was enqueued.
         fn enqueued(&self, _: Op) -> Result<()> {
             Ok(())
         }
@@ -248,7 +251,8 @@ impl sealed::MatrixArg for Operand<'_> {
         if let Lent::Cudarc { until: SyncOnDrop::Record(Some((event, stream))), .. } =
             self.lent.origin()
         {
-            // The event is recorded here too, because a program may leak the guard.
+            // The event is recorded here, in addition to the guard's drop, because a program may
+            // leak the guard.
             let recorded = event.record(stream);
             return recorded.map_err(iris_heap::Error::other).in_op(op);
         }
@@ -257,7 +261,8 @@ impl sealed::MatrixArg for Operand<'_> {
     }
 }
 
-/// Calls whose matrices lie in memory of the host: see [`scope`].
+/// Scope for calls whose matrices lie in borrowed host memory; made by [`scope`], which waits for
+/// the calls.
 #[derive(Debug)]
 pub struct Scope<'scope, 'env: 'scope> {
     stream: Stream,
@@ -289,7 +294,8 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         cols: usize,
     ) -> Operand<'scope> {
         let (pointer, len) = (memory.as_mut_ptr(), memory.len());
-        // SAFETY: as in `read`; the memory is borrowed exclusively.
+        // SAFETY: as in `read`; in addition, the memory is borrowed exclusively, so the call may
+        // write it.
         let matrix = unsafe { MatRef::external_mut(pointer, len, rows, cols) };
         Operand { matrix, lent: Lent::Host(&self.stream) }
     }
@@ -341,7 +347,7 @@ pub fn scope<'env, T, E: From<Error>>(
 ) -> Result<T, E> {
     // The heap is borrowed so that it is not dropped, which would leave a call running.
     heap.check_stream("a scope", stream).map_err(Error::scope)?;
-    // Checks that this thread may wait at all, before anything is lent.
+    // Waiting must be possible on this thread; an error here comes before any memory is lent.
     stream.sync().map_err(Error::scope)?;
     let scope = Scope { stream: stream.clone(), _scope: PhantomData, _env: PhantomData };
     let outcome = catch_unwind(AssertUnwindSafe(|| f(&scope)));

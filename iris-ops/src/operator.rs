@@ -31,10 +31,10 @@ use crate::workspace::Workspace;
 pub(crate) struct Operator {
     heap: Arc<SymmetricHeap>,
     plan: Plan,
-    /// Name of the operator in errors.
+    /// Text that names the operator in errors.
     label: Arc<str>,
     workspace: Arc<Workspace>,
-    /// Whether `free` also frees the workspace, because no other op uses it.
+    /// Whether `free` also frees the workspace, because the operator made it and no other uses it.
     owns: bool,
     /// Device words: counters, and the call number for a kernel beside a call.
     words: DevWords,
@@ -43,12 +43,12 @@ pub(crate) struct Operator {
     ready: Vec<Ready>,
 }
 
-/// Executor and arguments for calls of one choice.
+/// Executor and kernel arguments for the calls of one choice of the plan.
 struct Ready {
     executor: Arc<Executor>,
     /// Maximum number of workgroups of a launch.
     groups: u32,
-    /// Kernel arguments, except those that depend on the call.
+    /// Kernel arguments that are the same for all calls of the choice.
     args: OpArgs,
 }
 
@@ -65,7 +65,7 @@ impl Operator {
         self.labelled(self.enqueue(stream, matrices))
     }
 
-    /// An outcome whose error names this operator.
+    /// Adds this operator's name to the error of `outcome`, if it is one.
     pub(crate) fn labelled<T>(&self, outcome: Result<T>) -> Result<T> {
         outcome.map_err(|error| error.labelled(&self.label))
     }
@@ -120,7 +120,8 @@ impl Operator {
         if work <= *groups { work } else { spread(*groups, self.plan.size()) }
     }
 
-    /// Kernel arguments of a call; an error if the heap has a fault.
+    /// Complete kernel arguments of a call; an error if an earlier call has left a fault in the
+    /// heap.
     fn checked(&self, call: &Call) -> Result<OpArgs> {
         let op = self.plan.op();
         let poisoned = |cause| Error::Poisoned { op: op.into(), cause: Box::new(cause) };

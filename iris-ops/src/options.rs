@@ -16,7 +16,7 @@ use crate::kind::{Op, Variant};
 use crate::ranks::Ranks;
 use crate::spec::{Form, Norm, Row};
 
-/// Maximum number of rows and of columns of a tile.
+/// Maximum number of rows, and maximum number of columns, of a tile.
 pub(crate) const WIDEST: usize = 65536;
 
 /// Shape of a tile, in elements.
@@ -79,12 +79,12 @@ pub struct Staged {
     /// Number of workgroups that only fetch peers' shards; default: a quarter of the launch's
     /// workgroups, at least one.
     pub fetchers: Option<usize>,
-    /// Layout of the staging buffer.
+    /// Layout of the staging buffer, and the order in which the buffer is filled.
     pub layout: StagingLayout,
 }
 
 impl Staged {
-    /// Default options.
+    /// Default options: the plan chooses the columns per flag and the number of fetchers.
     pub fn new() -> Self {
         Self::default()
     }
@@ -118,13 +118,13 @@ pub struct Request {
     /// Name of the operator in errors, the same on all ranks; `None` to name its place in the
     /// program.
     pub name: Option<Arc<str>>,
-    /// Variant; `None` if the plan chooses.
+    /// Variant that the caller asks for; `None` if the plan chooses.
     pub variant: Option<Variant>,
     /// Maximum number of rows of a call. For a message planned by elements: number of its parts.
     pub m: usize,
     /// Number of columns. For a message planned by elements: maximum number of elements of a part.
     pub n: usize,
-    /// Inner dimension K of the product; 0 for an operator without a product.
+    /// Inner dimension K of the matrix product; 0 for an operator without a product.
     pub k: usize,
     /// Whether the message is planned by its number of elements, not by rows and columns.
     pub elements: bool,
@@ -140,7 +140,7 @@ pub struct Request {
     pub epilogue: Epilogue,
     /// Epsilon of the RMSNorm of the result's rows; `None` for no RMSNorm.
     pub rms_norm: Option<f32>,
-    /// Dimension of A that is split over the ranks.
+    /// Dimension of A that is split over the ranks: rows or columns.
     pub shard: Shard,
     /// Options of the variant `staged`.
     pub staged: Staged,
@@ -153,13 +153,14 @@ pub struct Request {
     /// Number of multiprocessors that calls leave free for a kernel of the caller beside them; 0 if
     /// there is no such kernel.
     pub beside: usize,
-    /// GEMM implementation for whole-matrix products: the vendor's, ours, or the faster one.
+    /// GEMM implementation for whole-matrix products: the vendor's, iris's own, or the faster of
+    /// the two.
     pub library: Library,
     /// Whether N and K are the same on all ranks, so that the choice of variant may depend on them.
     pub even: bool,
     /// Number of trace spans per workgroup; 0 for no trace.
     pub trace_spans: u32,
-    /// Whether GPU kernels count the bytes they move and the signals they use.
+    /// Whether GPU kernels count the bytes that they move, and the signals and flags that they use.
     pub counted: bool,
     /// Number of blocks of a call over several nodes; `None` to derive it from the bytes of the
     /// call.
@@ -218,12 +219,12 @@ impl Request {
         self.row.op
     }
 
-    /// Whether GPU kernels are built with tracing and counting.
+    /// Whether GPU kernels of the plan are built with counters or with tracing.
     pub fn is_observed(&self) -> bool {
         self.counted || self.trace_spans > 0
     }
 
-    /// Element type of C, with the default resolved.
+    /// Element type of C: the one that the request sets, or else that of A.
     pub fn output_dtype(&self) -> DType {
         self.output.unwrap_or(self.dtype)
     }
@@ -234,7 +235,8 @@ impl Request {
         self.row.form(self.variant?)
     }
 
-    /// Element type in which partial results travel between ranks, with the default resolved.
+    /// Element type in which partial results travel between ranks: the one that the request sets,
+    /// or else that of C.
     pub fn wire_dtype(&self) -> DType {
         self.wire.unwrap_or(self.output_dtype())
     }
@@ -246,7 +248,8 @@ impl Request {
         self.staged.columns_per_flag.unwrap_or(default)
     }
 
-    /// Checks the range of each option by itself, so that nothing computed from them overflows.
+    /// Checks the range of each option alone, so that no value computed from several of them
+    /// overflows.
     pub(crate) fn check(&self, ranks: Ranks) -> Result<()> {
         let op = self.op();
         let invalid = |what: &str, value: &dyn ToString, expected: &str| {
@@ -357,7 +360,7 @@ impl Request {
         })
     }
 
-    /// Checks of the RMSNorm that do not depend on the variant.
+    /// Checks the parts of the RMSNorm request that hold for every variant.
     fn check_norm(&self) -> Result<()> {
         let Some(epsilon) = self.rms_norm else { return Ok(()) };
         let invalid = |what: &str, value: String, expected: String| {
@@ -403,7 +406,7 @@ macro_rules! options {
             $crate::options::setter!(injected);
         }
 
-        /// Names of the options that the operator reads, except those that every operator has.
+        /// Names of the options that the operator reads, without those that all operators read.
         pub(crate) const READS: &[&str] = &[$(stringify!($setter)),*];
 
         impl AsRef<$crate::options::Request> for Options {
@@ -511,7 +514,7 @@ macro_rules! setter {
         }
     };
     (variant) => {
-        /// Sets the variant. By default the plan chooses one for each size of call.
+        /// Sets the variant of all calls. By default the plan chooses one for each size of call.
         #[must_use]
         pub fn variant(mut self, variant: Variant) -> Self {
             variant.write_to(&mut self.request);
@@ -527,7 +530,7 @@ macro_rules! setter {
         }
     };
     (members) => {
-        /// Sets the ranks that take part in the barrier. Default: all.
+        /// Sets the ranks that take part in the barrier. Default: all ranks of the heap.
         #[must_use]
         pub fn members(mut self, members: Vec<usize>) -> Self {
             self.request.members = Some(members);
@@ -608,7 +611,8 @@ macro_rules! setter {
     };
     (first_call) => {
         #[doc(hidden)]
-        /// Sets the number of the first call, for tests near the wrap-around of the call number.
+        /// Sets the number of the first call, so that a test can reach the wrap-around of the call
+        /// number.
         #[must_use]
         pub fn first_call(mut self, first_call: i32) -> Self {
             self.request.first_call = first_call;
@@ -617,7 +621,7 @@ macro_rules! setter {
     };
     (injected) => {
         #[doc(hidden)]
-        /// Makes the device kernels of a stress test late or wrong on purpose.
+        /// Injects delays or faults into the device kernels, for stress tests.
         #[must_use]
         pub fn injected(mut self, injected: $crate::FaultInjection) -> Self {
             self.request.injected = injected;

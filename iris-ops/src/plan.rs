@@ -43,21 +43,22 @@ pub struct Plan {
     pub(crate) request: Request,
     /// Choices by ascending size; never empty. The last one is for the largest call.
     choices: Vec<Choice>,
-    /// Guard for logging once by which tuning data the plan chose.
+    /// Guard that makes the plan log its tuning data once, not for every operator made from it.
     logged: Arc<Once>,
-    /// Plans of the operator's parts, if the ranks are on several nodes.
+    /// Plans of the parts of which the operator consists if the ranks are on several nodes;
+    /// otherwise `None`.
     composed: Option<Arc<composed::Composed>>,
 }
 
-/// Variant and tile of all calls up to a size.
+/// Variant and tile for the calls of one range of sizes, up to `max_size`.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Choice {
     /// Maximum number of rows of a call, or of elements of a part, for which the choice is made.
     pub max_size: usize,
-    /// Variant of the calls.
+    /// Variant that these calls run.
     pub variant: Variant,
-    /// Shape of a tile.
+    /// Shape of a tile in these calls.
     pub tile: TileShape,
     /// Reason for the choice of the variant.
     pub why: ChoiceReason,
@@ -123,7 +124,7 @@ impl Plan {
         sizes
     }
 
-    /// Choice for calls of up to `max_size` rows, or elements of a part.
+    /// Chooses the variant and tile for calls of up to `max_size` rows, or elements of a part.
     fn choose(&self, max_size: usize) -> Result<Choice> {
         let mut sized = self.request.clone();
         *if sized.elements { &mut sized.n } else { &mut sized.m } = max_size;
@@ -262,13 +263,13 @@ impl Plan {
         })
     }
 
-    /// Number of columns of A in a unit of a gather, at most K.
+    /// Number of columns of A that a staged gather fetches as one unit, at most K.
     fn k_group(&self) -> u32 {
         let columns = self.request.columns_per_flag(self.ranks.device.backend);
         columns.min(self.request.k.max(1)) as u32
     }
 
-    /// Units of A that the largest call's staged gather fetches.
+    /// Units of A (pieces that are fetched at once) of the staged gather in the largest call.
     fn units(&self, tile: TileShape) -> Units {
         let request = &self.request;
         Units {
@@ -315,12 +316,12 @@ impl Plan {
         after.unwrap_or(self.choices.len() - 1)
     }
 
-    /// Variant of the largest call.
+    /// Variant that the largest call runs.
     pub fn variant(&self) -> Variant {
         self.at(self.largest()).variant
     }
 
-    /// Shape of a tile in the largest call.
+    /// Shape of a tile that the largest call has.
     pub fn tile(&self) -> TileShape {
         self.at(self.largest()).tile
     }
@@ -342,7 +343,7 @@ impl Plan {
         part_of(within(m), self.size(), within(row)) as usize
     }
 
-    /// Bytes that the op takes in the data segment of every rank, with padding.
+    /// Number of bytes that the op takes in the data segment of every rank, padding included.
     pub fn data_bytes(&self) -> u64 {
         if let Some(composed) = &self.composed {
             return composed.data_bytes();
@@ -353,7 +354,7 @@ impl Plan {
         })
     }
 
-    /// Bytes that the op takes in the signal segment of every rank, with padding.
+    /// Number of bytes that the op takes in the signal segment of every rank, padding included.
     pub fn signal_bytes(&self) -> u64 {
         if let Some(composed) = &self.composed {
             return composed.sum(Plan::signal_bytes);
@@ -361,7 +362,7 @@ impl Plan {
         self.extent().signal_bytes().next_multiple_of(ALIGNMENT)
     }
 
-    /// Number of 32-bit device-local words that the op takes, with padding.
+    /// Number of 32-bit device-local words that the op takes on every rank, padding included.
     pub fn device_words(&self) -> u64 {
         if let Some(composed) = &self.composed {
             return composed.sum(Plan::device_words);
@@ -384,7 +385,7 @@ impl Plan {
         (spans > 0).then(|| Block::new(Segment::Data, bytes, "trace"))
     }
 
-    /// Tiles of the largest product or message of a form.
+    /// Grid of tiles in the largest call of a form.
     pub(crate) fn grid(&self, form: &Form, tile: TileShape) -> Grid {
         self.grid_of(form, tile, (self.request.m, self.request.n))
     }
@@ -403,7 +404,7 @@ impl Plan {
         Grid { rows, cols, tile_m, tile_n }
     }
 
-    /// The grid with its rows split over the ranks.
+    /// Grid whose rows are split over the ranks, so that each tile lies within one rank's rows.
     pub(crate) fn split_grid(&self, grid: Grid) -> SplitGrid {
         SplitGrid { grid, size: self.size() }
     }
@@ -416,7 +417,7 @@ impl Plan {
         self.request.row
     }
 
-    /// Ranks that take part in a barrier.
+    /// Set of the ranks that take part in the barrier; all ranks if the request names none.
     pub(crate) fn members(&self) -> Members {
         match &self.request.members {
             None => Members::all(self.size()),
@@ -424,7 +425,7 @@ impl Plan {
         }
     }
 
-    /// Whether there is only one rank, so that calls do not communicate.
+    /// Whether the world has only one rank, so that calls do not communicate.
     pub(crate) fn alone(&self) -> bool {
         self.ranks.size == 1
     }

@@ -10,7 +10,7 @@ use iris_kernels::program::{
     always, gemm, kernel, or, step, when,
 };
 
-/// Collective with a single rank: a copy.
+/// Collective with a single rank: copies the input to the output.
 pub(crate) const LOCAL: &[Alternative] = &[always(&[kernel(Kernel::Local)])];
 
 /// Product without communication: a GEMM of any implementation, or else the tile kernel.
@@ -19,7 +19,7 @@ pub(crate) const MATMUL: &[Alternative] = &[always(&[or(
     &[kernel(Kernel::Local)],
 )])];
 
-/// Barrier as a call of its own.
+/// Barrier that is a call of its own, not a step of another operator.
 pub(crate) const BARRIER: &[Alternative] = &[always(&[step(Work::BarrierCall)])];
 
 /// All-reduce by additions under a lock: clear the sums, barrier, add, barrier, convert the sums to
@@ -32,7 +32,7 @@ pub(crate) const ADD_LOCKED: &[Alternative] = &[always(&[
     kernel(Kernel::Convert),
 ])];
 
-/// All-reduce as [`ADD_LOCKED`], but by atomic additions.
+/// All-reduce by the steps of [`ADD_LOCKED`], with atomic additions in place of the lock.
 pub(crate) const ADD_ATOMIC: &[Alternative] = &[always(&[
     kernel(Kernel::Zero),
     step(Work::Barrier(0)),
@@ -48,16 +48,16 @@ pub(crate) const GATHER: &[Alternative] =
 /// GEMM of this rank's partial, M x N, into the workspace.
 const PARTIAL: Item = gemm(Source::Input, Rows::All, Target::Area(Area::Partial));
 
-/// GEMM of this rank's rows of C, from its rows of A.
+/// GEMM from this rank's rows of A to this rank's rows of C.
 const OWN_ROWS: Item = gemm(Source::Shard, Rows::Own, Target::C);
 
-/// GEMM that also does the all-reduce that `kernel` would do.
+/// GEMM that in the same launch does the all-reduce of `kernel`.
 const fn exchange(kernel: Kernel) -> Item {
     let (source, rows, to) = (Source::Input, Rows::All, Target::Area(Area::Partial));
     step(Work::Gemm(Gemm { source, rows, to, core: Core::Exchanging(kernel) }))
 }
 
-/// Kernel that communicates this rank's partial in the workspace.
+/// Step in which `kernel` sends this rank's partial, which lies in the workspace.
 const fn of_partial(kernel: Kernel) -> Item {
     step(Work::Kernel(kernel, Operands::Area(Area::Partial)))
 }
@@ -91,14 +91,14 @@ pub(crate) const UNFUSED_GATHER: &[Alternative] = &[always(&[
     gemm(Source::Area(Area::Gathered), Rows::All, Target::C),
 ])];
 
-/// Waits until all rows of a transfer have come from all peers.
+/// Steps that wait until all rows of a transfer have come from all peers.
 macro_rules! arrive {
     ($transfer:ident) => {
         Item::Peers(&[step(Work::Gate(Transfer::$transfer))])
     };
 }
 
-/// For each part, waits until it has come from all peers and copies it to C.
+/// Steps that, for each part, wait until the part has come from all peers and copy it to C.
 macro_rules! take_parts {
     ($transfer:ident) => {
         Item::Parts(&[Item::Peers(&[
@@ -108,7 +108,7 @@ macro_rules! take_parts {
     };
 }
 
-/// Copies all rows of a transfer to C; the rows must have come.
+/// Step that copies all rows of a transfer to C; must come after the wait for them.
 macro_rules! take_all {
     ($transfer:ident) => {
         Item::Peers(&[step(Work::Take(Transfer::$transfer))])
@@ -179,7 +179,7 @@ const OPEN_BLOCKS: Item = step(Work::Open(Transfer::Blocks));
 const CLOSE_BLOCKS: Item = step(Work::Close(Transfer::Blocks));
 const PUSH_BLOCKS: Item = step(Work::Kernel(Kernel::Blocks, Operands::Of(Transfer::Blocks)));
 
-/// GEMM of one part of the partial, into the workspace.
+/// GEMM of one part of this rank's partial, into the workspace.
 const PART: Item = gemm(Source::Input, Rows::Part, Target::Area(Area::Partial));
 
 /// For each part and peer: the GEMM of the rows that the peer owns, then their copy to the peer.
@@ -288,7 +288,7 @@ pub(crate) const ROWS_COPIED: &[Alternative] = &[
     always(&[OPEN_ROWS, OWN_ROWS, PUSH_ROWS, take_parts!(Rows), CLOSE_ROWS]),
 ];
 
-/// GEMM that stores its tiles to peers.
+/// GEMM whose epilogue stores the finished tiles to peers.
 const fn store(source: Source, to: Target, blocks: bool, results: Option<Transfer>) -> Item {
     let core = Core::Storing { blocks, results };
     step(Work::Gemm(Gemm { source, rows: Rows::All, to, core }))

@@ -1,4 +1,4 @@
-//! Rank of a world and its device: what planning needs to know of a world or a heap.
+//! Rank, world size and device: the properties of a world or a heap that planning needs.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use iris_heap::{BackendKind, SymmetricHeap, World};
 use crate::device::Device;
 use crate::tune::data::Tuning;
 
-/// Rank of a world and its device: what planning needs to know of a world or a heap.
+/// Rank, world size and device: the properties of a world or a heap that planning needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ranks {
     /// Index of this rank, below `size`.
@@ -46,7 +46,7 @@ impl Ranks {
         self.on_device(device)
     }
 
-    /// Splits the ranks evenly over `nodes` nodes.
+    /// Places the ranks on `nodes` nodes, with the same number of ranks on each.
     #[must_use]
     pub fn on_nodes(self, nodes: usize) -> Self {
         Self { nodes: nodes.max(1), ..self }
@@ -57,35 +57,38 @@ impl Ranks {
         self.nodes
     }
 
-    /// Index of this rank within its node, with the number of ranks of a node as `size`.
+    /// This rank among the ranks of its node: `rank` is the index within the node, `size` the
+    /// number of the node's ranks.
     pub(crate) fn local(self) -> Self {
         let size = (self.size / self.nodes).max(1);
         Self { rank: self.rank % size, size, nodes: 1, ..self }
     }
 
-    /// Index of the node of this rank.
+    /// Index of the node that this rank is on.
     pub(crate) fn node(&self) -> usize {
         self.rank / self.local().size
     }
 
-    /// Moves the ranks to this device.
+    /// Replaces the device; tuning data of the former one is dropped.
     #[must_use]
     pub fn on_device(self, device: Device) -> Self {
         Self { device, tuning: None, ..self }
     }
 
-    /// Ignores measurements of `iris tune` on this machine: plans use the built-in tuning data.
+    /// Makes plans use the built-in tuning data, not the measurements of `iris tune` on this
+    /// machine.
     #[must_use]
     pub fn untuned(self) -> Self {
         self.with(Tuning::of(self.device))
     }
 
-    /// Makes plans use this tuning data.
+    /// Makes plans use the tuning data `tuning`.
     pub(crate) fn with(self, tuning: &'static Tuning) -> Self {
         Self { tuning: Some(tuning), ..self }
     }
 
-    /// Tuning data of the device.
+    /// Tuning data that plans use: the data that was looked up, or else the built-in data of the
+    /// device.
     pub(crate) fn tuning(&self) -> &'static Tuning {
         self.tuning.unwrap_or_else(|| Tuning::of(self.device))
     }
@@ -102,7 +105,7 @@ impl From<&World> for Ranks {
 }
 
 impl From<&SymmetricHeap> for Ranks {
-    /// Ranks of a heap, on its device.
+    /// Ranks of the heap's world, on the heap's device.
     fn from(heap: &SymmetricHeap) -> Self {
         Self::from(heap.whole_world()).on_device(heap.into())
     }

@@ -27,7 +27,8 @@ pub struct Room {
 }
 
 impl Room {
-    /// No room: matrices lie in memory of the program's own.
+    /// No room: the heap holds only what the operators need, and matrices lie in the program's own
+    /// memory.
     pub fn none() -> Self {
         Self { matrices: false, more: Bytes::ZERO }
     }
@@ -38,19 +39,19 @@ impl Room {
         Self { matrices: true, more: Bytes::ZERO }
     }
 
-    /// Adds room for an allocation of this size.
+    /// Adds room for one more allocation, of this size.
     #[must_use]
     pub fn and(self, more: Bytes) -> Self {
         Self { more: self.more + more.allocated(), ..self }
     }
 
-    /// Adds room for an allocation of `len` elements.
+    /// Adds room for one more allocation, of `len` elements of type `T`.
     #[must_use]
     pub fn and_elements<T: Element>(self, len: usize) -> Self {
         self.and(Bytes::of::<T>(len))
     }
 
-    /// Bytes that this room takes for these plans of one rank.
+    /// Number of bytes that this room takes in a heap for `plans`, the plans of one rank.
     pub(crate) fn of(self, plans: &[&Plan]) -> Bytes {
         let matrices = plans.iter().filter(|_| self.matrices).map(|plan| plan.matrix_bytes());
         matrices.sum::<Bytes>() + self.more
@@ -150,7 +151,8 @@ impl Plan {
         let told = world.all_ok("opening a heap for plans", outcome(&options)).in_op(op);
         let options = options?;
         told?;
-        // N and K may differ between ranks, but all ranks must open segments of one size.
+        // Sizes may differ, because N and K may differ between ranks; but all ranks must open
+        // segments of the same size.
         let mine = [options.data_bytes, options.signal_bytes, options.device_words];
         let all = world.allgather(bytemuck::cast_slice(&mine)).in_op(op)?;
         let most = |index: usize| {
@@ -189,13 +191,13 @@ impl Plan {
             b = shapes.b.map_or(b, |shape| b.max(room(dtype, shape)));
         }
         let bias = if row.multiplies() { rows } else { Bytes::ZERO };
-        // Residual and normed result have the shape of C, the weight that of one row.
+        // The residual and the normed result each have the shape of C, and the weight has one row.
         let norm = if request.rms_norm.is_some() { c * 2 + rows } else { Bytes::ZERO };
         [a, b, c, bias, norm].into_iter().sum()
     }
 }
 
-/// Options of a heap for these plans, if all plans are for this rank of the world.
+/// Options of a heap with memory for these plans, which must all be for this rank of the world.
 fn options_for(world: &World, plans: &[&Plan], room: Room) -> Result<HeapOptions> {
     let (rank, size) = (world.rank(), world.size());
     let planned = |plan: &Plan| (plan.ranks().rank, plan.ranks().size);

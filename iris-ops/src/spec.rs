@@ -11,26 +11,26 @@ use crate::error::{Error, Result};
 use crate::kind::{Op, Variant};
 use crate::programs::MATMUL;
 
-/// Description of one operator.
+/// Properties of one operator: its collective, shapes, tiles and variants.
 #[derive(Debug)]
 pub(crate) struct Row {
     pub(crate) op: Op,
     /// Collective that the product is combined with; the operator itself if it has no product or
     /// involves no other rank.
     pub(crate) message: Op,
-    /// Whether N and K are the same on all ranks; a dimension that is not may differ between ranks.
+    /// Whether N, and whether K, must be the same on all ranks.
     pub(crate) common: Common,
-    /// Part of A (or of the input) that a rank passes.
+    /// Rows of A (or of the input) that one rank passes.
     pub(crate) a: Part,
-    /// Part of C (or of the output) that a rank gets.
+    /// Rows of C (or of the output) that one rank gets.
     pub(crate) c: Part,
     /// Columns of A and C and the shape of B, as a function of N and K.
     pub(crate) dims: fn(n: usize, k: usize) -> Dims,
-    /// Tiles that a rank works on.
+    /// Tiles of the result that one rank works on.
     pub(crate) tiles: Tiles,
     /// Whether the operator may run in place, with C in the memory of A.
     pub(crate) in_place: bool,
-    /// Program of a call if there is only one rank.
+    /// Program of a call if the world has only one rank.
     pub(crate) alone: &'static [Alternative],
     /// Variants of the operator, with their programs and memory.
     pub(crate) forms: &'static [Form],
@@ -113,7 +113,7 @@ pub(crate) struct Form {
     pub(crate) variant: Variant,
     /// Steps of a call, as alternatives of which the first that applies is taken.
     pub(crate) program: &'static [Alternative],
-    /// Memory that the variant needs in the workspace.
+    /// Memory that the variant needs, in the workspace and as words.
     pub(crate) memory: Memory,
     /// Whether one rank sends every tile to each peer, not only the part that the peer owns.
     pub(crate) sends_all: bool,
@@ -125,23 +125,23 @@ pub(crate) struct Form {
     /// Words that signal a peer's tile of C, for a kernel beside the call: a value of
     /// [`arrival`](iris_kernels::args::arrival). `None` if C's tiles have no signals.
     pub(crate) arrival: Option<u32>,
-    /// Whether some workgroups only fetch peers' shards.
+    /// Whether some workgroups only fetch peers' shards while the others multiply.
     pub(crate) fetches: bool,
     /// Position of a whole-matrix GEMM in the variant.
     pub(crate) gemm: GemmStage,
     /// Whether the whole-matrix GEMM stores its tiles to the peers that own them, on devices that
     /// have such a GEMM.
     pub(crate) stores: bool,
-    /// Step in which rows of the result can be normalised.
+    /// Step in which the variant can apply an RMSNorm to rows of the result.
     pub(crate) norm: Norm,
 }
 
 /// Position of a whole-matrix GEMM in a variant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum GemmStage {
-    /// No whole-matrix GEMM: the operator's kernel multiplies tile by tile.
+    /// No whole-matrix GEMM: the operator's own kernel multiplies tile by tile.
     None,
-    /// The GEMM is the whole variant.
+    /// The variant is a GEMM and nothing else.
     All,
     /// GEMM before the message, which sends this rank's partial.
     Partial,
@@ -154,7 +154,7 @@ pub(crate) enum GemmStage {
 /// Contents of a variant's workspace: inboxes, sums, staging buffers, signals.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Memory {
-    /// No workspace.
+    /// Nothing: the variant needs no workspace.
     None,
     /// Inbox for all tiles from all sources.
     AllTiles,
@@ -180,7 +180,8 @@ pub(crate) enum Memory {
     Gathered,
     /// Staging buffer for all of A, M x K, outside the inbox, with a flag for each unit of it.
     Staged,
-    /// One signal for each tile of the largest part; the data goes to its final place.
+    /// One signal for each tile of the largest part; the data is written to its final place,
+    /// without an inbox.
     Signals,
     /// Signals for what copy engines move, one for each tile of the largest part and round, and a
     /// flag. The field is the number of rounds of a call.
@@ -188,11 +189,12 @@ pub(crate) enum Memory {
 }
 
 impl Form {
-    /// Product of one rank alone.
+    /// Matrix product on one rank, without communication.
     pub(crate) const PRODUCT: Form =
         Form::push(Variant::Local, MATMUL, Memory::None).gemm(GemmStage::All);
 
-    /// Makes a form with this program, whose peers neither read A nor write C directly.
+    /// Makes the form of a variant whose peers neither read A nor write C directly; methods such as
+    /// `direct` change the rest.
     pub(crate) const fn push(
         variant: Variant,
         program: &'static [Alternative],
@@ -213,7 +215,7 @@ impl Form {
         }
     }
 
-    /// Marks the whole-matrix GEMM as one that stores its tiles to the peers that own them.
+    /// Marks that the whole-matrix GEMM stores its tiles to the peers that own them.
     pub(crate) const fn stores(self) -> Form {
         Form { stores: true, ..self }
     }
@@ -228,7 +230,7 @@ impl Form {
         Form { sends_all: true, ..self }
     }
 
-    /// Copies the form, with its memory, for another variant and its program.
+    /// Makes the form of another variant, with the given program and otherwise equal properties.
     pub(crate) const fn renamed(self, variant: Variant, program: &'static [Alternative]) -> Form {
         Form { variant, program, ..self }
     }
@@ -253,7 +255,7 @@ impl Form {
         matches!(self.memory, Memory::Copied(_))
     }
 
-    /// Lets peers read A directly.
+    /// Marks that peers read A directly in this rank's memory.
     pub(crate) const fn pulls(self) -> Form {
         Form { pulls: true, ..self }
     }
@@ -291,7 +293,7 @@ impl Row {
         self.a == Part::Shard
     }
 
-    /// Whether calls involve this rank only.
+    /// Whether the operator has no communication: its calls involve this rank only.
     pub(crate) fn is_local(&self) -> bool {
         self.forms.iter().all(|form| form.variant == Variant::Local)
     }

@@ -1,4 +1,4 @@
-//! Split of rows or columns over ranks.
+//! Even split of rows or columns over ranks.
 
 use std::ops::Range;
 

@@ -25,14 +25,15 @@ use data::Senders;
 /// MiB. With two ranks such a message takes 16 MiB of the signal segment.
 pub(crate) const LL_ITEMS: u32 = 1 << 18;
 
-/// Maximum number of workgroups of a message by the LL protocol on a GPU.
+/// Maximum number of workgroups that a message by the LL protocol uses on a GPU.
 pub(crate) const LL_GROUPS: u32 = 128;
 
 /// Maximum bytes of the signal segment that an op's LL words take if the caller did not ask for the
 /// LL protocol: an eighth of a heap's default size (twice as much with an RMSNorm).
 const LL_SIGNAL_BYTES: usize = 8 << 20;
 
-/// Value used in predictions for N or K where ranks may differ, so that all ranks choose alike.
+/// Stand-in for N or K in predictions where its value may differ between ranks, so that all ranks
+/// predict, and choose, alike.
 const COMMON: usize = 4096;
 
 /// GPU whose tuning data is used for a device that has none of its own: `H200` or `MI300X`; `None`
@@ -52,7 +53,7 @@ pub(crate) fn message_groups(ranks: Ranks) -> u32 {
     ranks.tuning().launches.message_groups.unwrap_or(odd)
 }
 
-/// Launch sizes for the calls of a choice.
+/// Sizes of the launches for the calls of a choice: workgroups and threads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizing {
     /// Maximum number of workgroups of a message.
@@ -62,12 +63,13 @@ pub(crate) struct Sizing {
     /// Larger messages use the number of threads that the kernel is built for, and so do other
     /// messages and those with an RMSNorm, where a workgroup holds whole rows.
     threads: &'static [(usize, u32)],
-    /// Share of workgroups that only send; `None` if all send and receive.
+    /// Share of workgroups that only send, and the message sizes for which they do; `None` if all
+    /// workgroups send and receive.
     senders: Option<Senders>,
 }
 
 impl Sizing {
-    /// Launch sizes for a form of this request.
+    /// Sizes of the launches of `form` for this request.
     pub(crate) fn of(ranks: Ranks, request: &Request, form: &Form) -> Self {
         let launches = &ranks.tuning().launches;
         let plain = request.rms_norm.is_none();
@@ -104,7 +106,7 @@ impl Sizing {
     }
 }
 
-/// Bytes of the whole message in the wire type.
+/// Number of bytes of the whole message, in the type that travels between ranks.
 pub(crate) fn message_bytes(request: &Request, (m, n): (usize, usize)) -> usize {
     m.saturating_mul(n).saturating_mul(request.wire_dtype().size())
 }
@@ -115,7 +117,7 @@ pub(crate) fn sizes(ranks: Ranks, request: &Request) -> Vec<usize> {
     powers.chain(table::ends(ranks, request)).collect()
 }
 
-/// Variant of a call of this size, and the reason for the choice.
+/// Variant for calls of the request's size, with the reason for the choice.
 pub(crate) fn variant(ranks: Ranks, request: &Request) -> (Variant, ChoiceReason) {
     let row = request.row;
     let known = table::variant(ranks, request).and_then(|variant| row.form(variant));
@@ -147,7 +149,8 @@ fn quickest(ranks: Ranks, request: &Request) -> Variant {
     best.or_else(|| forms().next()).map_or(request.row.forms[0].variant, |form| form.variant)
 }
 
-/// Predicted time of a call by this form, in microseconds; `None` if it has no prediction.
+/// Predicted time of the largest call by this form, in microseconds; `None` if a step has no
+/// prediction.
 fn predicted(ranks: Ranks, request: &Request, form: &'static Form) -> Option<f64> {
     let norm = if request.rms_norm.is_some() { form.norm } else { Norm::None };
     let program = Program { norm, ..Program::new(form.program) };
@@ -195,12 +198,13 @@ fn may_take(ranks: Ranks, request: &Request, form: &Form) -> bool {
     ran && in_order && parts && copies && stores && fits_words(ranks, request, form)
 }
 
-/// Whether the form uses no LL protocol, or the message is small enough for it.
+/// Whether the message is small enough for the form's LL words; true for a form without LL words.
 fn fits_words(ranks: Ranks, request: &Request, form: &Form) -> bool {
     let Memory::Pairs(collective) = form.memory else { return true };
     let items = items::of(ranks, request, collective, (request.m, request.n));
     let times = if request.rms_norm.is_some() { 2 } else { 1 };
-    // The words have two slots for each source, and take twice the bytes of the data.
+    // Each source has two slots (one for each parity of calls), and LL words take twice the bytes
+    // of their data.
     let most = times * (LL_SIGNAL_BYTES / (4 * ranks.size));
     (items.most() as usize).saturating_mul(8) <= most
         && items.most() <= LL_ITEMS
@@ -218,7 +222,7 @@ pub(crate) fn takes_part(ranks: Ranks, request: &Request, kind: GemmKind) -> boo
     }
 }
 
-/// Whether the device multiplies operands of this type by wgmma.
+/// Whether our GEMMs multiply operands of this type by wgmma instructions of the device.
 fn has_wgmma(ranks: Ranks, request: &Request) -> bool {
     ranks.device.has_wgmma() && matches!(request.dtype, DType::F16 | DType::BF16)
 }

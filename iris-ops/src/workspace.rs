@@ -38,7 +38,7 @@ use crate::plan::Plan;
 #[derive(Debug)]
 pub struct Workspace {
     heap: Arc<SymmetricHeap>,
-    /// Operator of the first plan, for error messages.
+    /// Operator of the first plan, which error messages name.
     op: Op,
     extent: Extent,
     first_call: i32,
@@ -57,7 +57,7 @@ pub struct Workspace {
 pub struct WorkspaceNotFreed {
     /// Reason why the workspace was not freed.
     pub error: Box<Error>,
-    /// The workspace, for another attempt.
+    /// The workspace that is still in use, for another attempt.
     pub workspace: Arc<Workspace>,
 }
 
@@ -103,7 +103,8 @@ impl Workspace {
         let first = *plans.first().ok_or(Error::NoPlan)?;
         let (op, request) = (first.op(), first.request());
         let extent = plans.iter().fold(first.extent(), |all, plan| all.max(plan.extent()));
-        // Steps that can fail on one rank alone come first, before collective allocation.
+        // Device words are allocated first: that can fail on one rank alone, and must not happen
+        // after a collective allocation.
         let taken = take_words(heap, op, extent.device_words());
         let all_ok = heap.world().all_ok(op.name(), outcome(&taken)).in_op(op);
         let (sequence, words) = taken?;
@@ -183,7 +184,7 @@ impl Workspace {
         let before = first_call.previous().number();
         let mut words = vec![before; (self.signal.bytes() / 4) as usize];
         let start = (self.signal.offset() / 4) as u32;
-        // Locks are the last words of the layout.
+        // Lock words are the last of the layout, and are set to free.
         words[(channel.locks - start) as usize..].fill(iris_sync::lock::FREE);
         heap.write(self.signal.cast::<i32>().in_op(op)?, &words).in_op(op)?;
         let first = (self.words.offset() / 4) as u32;
@@ -193,7 +194,7 @@ impl Workspace {
         heap.write_device_words(self.words, &words).in_op(op)
     }
 
-    /// Layout of the workspace's words, for calls of the op with this id.
+    /// Layout of the workspace's words for the op with the id `id`.
     pub(crate) fn channel(&self, id: u32) -> Channel {
         Channel { op: id, ..self.channel }
     }
@@ -255,7 +256,7 @@ impl Workspace {
         freed.map_err(|error| WorkspaceNotFreed { error: Box::new(error), workspace: self })
     }
 
-    /// Frees the memory of the workspace together with other blocks. Collective.
+    /// Frees the workspace's memory, and the blocks `others` in the same collective step.
     #[track_caller]
     pub(crate) fn give_back(&self, others: &[RawSlice]) -> Result<()> {
         let own = self.data.iter().map(|&(_, slice)| slice);
@@ -315,13 +316,13 @@ pub(crate) fn check_plan(heap: &SymmetricHeap, plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// Allocates device words; returns the word that counts the heap's calls, and the new words.
+/// Allocates `words` device words; returns the heap's word that counts calls, and the new words.
 fn take_words(heap: &SymmetricHeap, op: Op, words: usize) -> Result<(DevWords, DevWords)> {
     let sequence = heap.sequence_word().in_op(op)?;
     Ok((sequence, heap.alloc_device_words(words).in_op(op)?))
 }
 
-/// Outcome of a local step, in the form that `all_ok` sends to the other ranks.
+/// Result of this rank's local step, in the form that `all_ok` sends to the other ranks.
 pub(crate) fn outcome<T>(mine: &Result<T>) -> iris_heap::Result<()> {
     mine.as_ref().map(drop).map_err(|error| iris_heap::Error::other(error.clone()))
 }

@@ -141,7 +141,8 @@ impl Comm {
         })
     }
 
-    /// Runs a summing collective, in place on `output` if there is no input.
+    /// Enqueues a collective that sums, such as an all-reduce; `output` also holds the input if the
+    /// caller passes no input.
     fn sum<T: Summand>(
         &self,
         op: Op,
@@ -192,7 +193,7 @@ impl Comm {
             _ => &all.broadcast,
         };
         let root = (op == Op::Broadcast).then_some(root);
-        // The choice depends on the type only, so that all ranks make the same choice.
+        // The size of `T` alone selects the path, so that all ranks select the same one.
         let stream = &self.stream.ours;
         self.stream.enqueue(|| match align_of::<T>() {
             _ if size == 1 => message.copy(self),
@@ -203,7 +204,8 @@ impl Comm {
         self.done(&[input.as_ref(), Some(&output)])
     }
 
-    /// Byte ranges of a message; its parts have the same length on both sides.
+    /// Address ranges of input and output, checked: the input consists of `sent` parts, the output
+    /// of `got` parts of equal length.
     fn message(
         &self,
         op: Op,
@@ -247,7 +249,8 @@ impl Comm {
         Ok(Message { op, rank, input, sent, output, got, part: (count * element) as u64 })
     }
 
-    /// Waits for the call if host memory is lent to it.
+    /// Waits until the call is complete if one of its arguments is host memory, which is borrowed
+    /// only until this returns.
     fn done(&self, lent: &[Option<&Lent<'_>>]) -> Result<()> {
         if lent.iter().flatten().any(|lent| lent.is_host()) {
             return self.stream.ours.sync().map_err(Error::comm);
@@ -289,13 +292,15 @@ struct Message {
 }
 
 impl Message {
-    /// Ranges of a part for one launch each, of at most `most` bytes.
+    /// Splits a part into byte ranges (offset, length) of at most `most` bytes, one for each
+    /// launch.
     fn ranges(&self, most: u64) -> impl Iterator<Item = (u64, u64)> + use<> {
         let part = self.part;
         (0..part).step_by(most as usize).map(move |from| (from, most.min(part - from)))
     }
 
-    /// Runs the call with an operator for elements of `T`, directly on the given memory.
+    /// Runs the call with an operator for elements of `T`, directly on the caller's input and
+    /// output.
     fn in_words<T: Element>(
         &self,
         operator: &Operator,
@@ -324,7 +329,8 @@ impl Message {
     ) -> Result<()> {
         let parts = self.sent.max(self.got);
         let [sent, got] = all.stage;
-        // Size of each part, rounded down to whole words.
+        // Maximum number of bytes of each part in one launch, rounded down to whole words of four
+        // bytes.
         let most = sent.bytes() / parts as u64 / 4 * 4;
         let [sent, got] =
             [Bytes::of(&comm.heap, sent, self.op)?, Bytes::of(&comm.heap, got, self.op)?];

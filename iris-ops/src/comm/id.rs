@@ -51,7 +51,7 @@ impl Id {
         Ok(Self { internal: std::array::from_fn(|_| bytes.next().unwrap_or_default()) })
     }
 
-    /// Identity from bytes that another rank has passed on.
+    /// Wraps the bytes that rank 0 has passed on, without a check.
     /// [`Comm::from_rank`](crate::comm::Comm::from_rank) refuses bytes that are no identity.
     pub fn uninit(internal: [c_char; BYTES]) -> Self {
         Self { internal }
@@ -62,7 +62,8 @@ impl Id {
         &self.internal
     }
 
-    /// Identifier of the world that ranks with this identity form.
+    /// Identifier of the world that the ranks with this identity form; an error if the bytes are no
+    /// identity.
     pub(super) fn unique(&self) -> Result<UniqueId> {
         let bytes = self.internal.map(|byte| byte as u8);
         let digits = bytes.strip_prefix(MAGIC).and_then(|rest| rest.get(..32));

@@ -34,12 +34,12 @@ pub(super) mod sealed {
     }
 
     pub trait Target<T> {
-        /// Lends the memory for writing; otherwise like `lend` of [`Source`].
+        /// Lends the memory to a call that writes it; see `lend` of [`Source`] for the rest.
         fn lend_mut<'a>(&'a mut self, stream: &'a CommStream) -> Lent<'a>;
     }
 }
 
-/// Location of lent memory.
+/// Place of lent memory: host, GPU or symmetric heap.
 #[derive(Clone, Copy, Debug)]
 enum Place {
     /// Host memory, by address.
@@ -54,13 +54,14 @@ enum Place {
     Sym(RawSlice),
 }
 
-/// Memory that is borrowed until a call is enqueued; host memory, until the call is complete.
+/// Borrow of the memory of a call's argument: until the call is enqueued, and for host memory until
+/// the call is complete.
 pub struct Lent<'a> {
     place: Place,
     /// Number of elements of the lent memory.
     len: usize,
     writable: bool,
-    /// Guard that makes later work of cudarc wait for the call.
+    /// Guard of cudarc; when it is dropped, later work of cudarc waits for the call.
     #[cfg(feature = "cudarc-0-19")]
     _until: Option<SyncOnDrop<'a>>,
     _memory: std::marker::PhantomData<&'a ()>,
@@ -83,12 +84,14 @@ impl Lent<'_> {
         self.len
     }
 
-    /// Whether the call must be waited for, because only the borrow keeps host memory alive.
+    /// Whether the memory is host memory. The caller must then wait for the call, because only the
+    /// borrow keeps the memory alive.
     pub(super) fn is_host(&self) -> bool {
         matches!(self.place, Place::Host(_))
     }
 
-    /// Address range that the device of this heap can access.
+    /// Address range of the lent memory, which must be memory that the device of this heap can
+    /// access.
     pub(super) fn bytes(&self, op: Op, heap: &SymmetricHeap, elements: u64) -> Result<Bytes> {
         let backend = heap.options().backend;
         let invalid = |value: &str, expected: String| Error::Invalid {
@@ -215,7 +218,8 @@ impl<T: Element> sealed::Target<T> for SymSlice<T> {
 mod theirs {
     use super::*;
 
-    /// Memory that was allocated on a stream of a device, with the guard of a call.
+    /// Describes the memory of a cudarc slice: its address on the stream's device, and the guard of
+    /// the call.
     fn lent<'a>(
         (address, until): (Option<u64>, Option<SyncOnDrop<'a>>),
         (allocated, on): (usize, &'a CommStream),

@@ -22,7 +22,7 @@ pub(super) const WORDS: [DType; 2] = [DType::F32, DType::F16];
 /// communicator's own buffers.
 const STAGE_BYTES: u64 = 1 << 20;
 
-/// Minimum value of [`Options::max_bytes`].
+/// Smallest value that [`Options::max_bytes`] accepts.
 const LEAST_BYTES: u64 = 4096;
 
 /// Sizes of a [`Comm`](super::Comm).
@@ -39,7 +39,7 @@ const LEAST_BYTES: u64 = 4096;
 pub struct Options {
     max_bytes: u64,
     sums: Vec<DType>,
-    /// Additional memory for which a heap that the communicator opens has room.
+    /// Room in a heap that the communicator opens, in addition to the communicator's own needs.
     beside: Footprint,
 }
 
@@ -62,7 +62,8 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The defaults: 8 MiB a launch, sums of f32, f16 and bf16, no room for other allocations.
+    /// Default options: at most 8 MiB per launch; sums of f32, f16 and bf16; no room for
+    /// allocations of the program.
     pub fn new() -> Self {
         Self::default()
     }
@@ -116,7 +117,8 @@ impl Options {
         Ok(self.plans(ranks.into())?.footprint())
     }
 
-    /// Options of a heap with room for a communicator of these plans and for the additional memory.
+    /// Options for opening a heap that holds the communicator of these plans and the room that the
+    /// program asked for.
     pub(super) fn heap_options(&self, plans: &Plans) -> HeapOptions {
         let (own, beside) = (plans.footprint(), self.beside);
         let options = HeapOptions::new().backend(plans.barrier.ranks().device.backend);
@@ -130,7 +132,7 @@ impl Options {
             .device_words(words)
     }
 
-    /// Makes the plans of the operators; each rank does so by itself.
+    /// Makes the plans of the communicator's operators. Local: ranks do not communicate.
     pub(super) fn plans(&self, ranks: Ranks) -> Result<Plans> {
         let Self { max_bytes, sums, .. } = self;
         let max_bytes = *max_bytes;
@@ -177,8 +179,8 @@ pub(super) struct Plans {
     pub(super) all_to_all: Vec<(DType, Plan)>,
     pub(super) broadcast: Vec<(DType, Plan)>,
     pub(super) barrier: Plan,
-    /// Size in bytes of each of the two buffers for types without alignment: whole words for each
-    /// rank.
+    /// Size in bytes of the send buffer, and of the receive buffer, for types without alignment; a
+    /// whole number of words for each rank.
     pub(super) stage: u64,
 }
 

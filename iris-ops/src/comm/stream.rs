@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum OnStream {
-    /// New stream of the heap, on a device of this kind.
+    /// New stream of the communicator's heap, on a device of this kind.
     New(BackendKind),
     /// Stream of the heap in which the communicator is made.
     Heap(Stream),
@@ -112,13 +112,13 @@ impl OnStream {
 
 /// Stream of an open communicator.
 pub struct CommStream {
-    /// Stream on which the communicator's calls run.
+    /// Stream of the heap on which the communicator enqueues its calls.
     pub(super) ours: Stream,
-    /// Stream of the program, if it is a cudarc stream.
+    /// Stream that the program passed, if it is a cudarc stream.
     #[cfg(feature = "cudarc-0-19")]
     theirs: Option<Arc<CudaStream>>,
-    /// The communicator's own stream as a cudarc stream; `None` if calls run on the program's
-    /// stream.
+    /// Cudarc's view of `ours` if the communicator has a stream of its own; `None` if calls run on
+    /// the program's stream.
     #[cfg(feature = "cudarc-0-19")]
     apart: Option<Arc<CudaStream>>,
 }
@@ -149,7 +149,8 @@ impl CommStream {
         self.theirs.as_deref()
     }
 
-    /// Enqueues a call in the order of the program's stream.
+    /// Enqueues a call so that it runs after the earlier and before the later work of the program's
+    /// stream.
     pub(super) fn enqueue(&self, call: impl FnOnce() -> Result<()>) -> Result<()> {
         let (Some(theirs), Some(apart)) = (&self.theirs, &self.apart) else { return call() };
         apart.join(theirs).map_err(driver)?;

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Declares the parameters once: fields, names, and the order in which a fit changes them.
+/// Declares each parameter once, as a field with its name. A fit changes the parameters in this
+/// order.
 macro_rules! machine {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// Parameters for predicting the time of a program, for one kind of device and any number
@@ -23,7 +24,8 @@ macro_rules! machine {
                 vec![$(self.$name),*]
             }
 
-            /// Machine with these values, in the order of [`Machine::NAMES`]; missing values are 0.
+            /// Makes a machine from the values of its parameters, in the order of
+            /// [`Machine::NAMES`]; missing values are 0.
             #[must_use]
             pub fn of_values(values: &[f64]) -> Self {
                 let mut values = values.iter().copied();
@@ -39,13 +41,13 @@ machine! {
     /// Time of an empty message by tiles and signals: a launch, the wait for the peers' entry, one
     /// one-way latency, and the copy to C.
     push_us,
-    /// Additional time of a message that is summed, without its bytes; on top of
-    /// [`Machine::push_us`].
+    /// Additional time of a message whose tiles are summed, apart from the time for its bytes;
+    /// added to [`Machine::push_us`].
     sum_us,
     /// Time of a second hop: sums sent back to all ranks, or tiles relayed by a rank of a
     /// broadcast.
     hop_us,
-    /// Additional time of each peer beyond the first, per hop.
+    /// Additional time of a message for each peer after the first, in each hop.
     peer_us,
     /// Time of a barrier of all ranks.
     barrier_us,
@@ -70,11 +72,12 @@ machine! {
     /// Slowdown of the portable tile core: its time per operation relative to that of a library
     /// GEMM.
     tile_core,
-    /// Part of a message's fixed time that overlaps the end of the GEMM before it.
+    /// Fraction of a message's fixed time that overlaps the end of the GEMM before it.
     overlap_us,
     /// Time of a small launch that waits for no peer.
     launch_us,
-    /// Time of a small launch that waits for peers: the entry of a call, a gate, the end of a call.
+    /// Time of a small launch that waits for peers: a call's entry, a gate (wait for copied parts),
+    /// or a call's end.
     gate_us,
     /// Time of an empty copy by a copy engine, until the peer sees its signal.
     engine_us,

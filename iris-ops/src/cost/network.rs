@@ -10,41 +10,42 @@
 //! **Limits.** All ranks are alike, and each has a port of its own. Congestion, switches with
 //! in-network sums, NCCL's LL128 protocol and its algorithms NVLS, PAT and CollNet are left out.
 
-/// Collective, with the bytes that its time depends on.
+/// Collective between nodes, with its number of bytes, from which its time is predicted.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Collective {
-    /// `bytes` on each rank are summed.
+    /// Sums `bytes` of each rank; all ranks get the sum.
     AllReduce { bytes: f64 },
-    /// All ranks get the same `bytes`, of which each rank contributes an equal part.
+    /// Gathers equal parts of all ranks into `bytes`, which all ranks get.
     AllGather { bytes: f64 },
-    /// `bytes` on each rank are summed, and each rank gets an equal part.
+    /// Sums `bytes` of each rank; each rank gets an equal part of the sum.
     ReduceScatter { bytes: f64 },
-    /// Each rank sends `bytes`, in equal parts to all ranks including itself.
+    /// Exchanges `bytes` of each rank: an equal part for each rank, including itself.
     AllToAll { bytes: f64 },
-    /// `bytes` of the root go to all ranks.
+    /// Sends `bytes` of the root to all ranks.
     Broadcast { bytes: f64 },
 }
 
-/// Network between nodes, as an input of predictions: each rank has a port of its own.
+/// Network between nodes, as an input of predictions. Each rank has its own port to the network.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Network {
-    /// Rate in bytes per microsecond at which a port sends, and receives at the same time.
+    /// Rate of a port in each direction, in bytes per microsecond: a port sends and receives at the
+    /// same time.
     pub bytes_per_us: f64,
 }
 
 /// Constants of one of NCCL's algorithms with one of its protocols. Times are in microseconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Algorithm {
-    /// Time of an empty collective without its hops.
+    /// Time of a collective without data, except for the latency of its hops.
     pub(crate) fixed_us: f64,
-    /// Latency of a hop between nodes.
+    /// Latency of a hop between two nodes with several ranks each.
     hop_us: f64,
-    /// Latency of a hop between nodes of one rank each; NCCL takes that of a tree, because no hop
-    /// within the node hides it.
+    /// Latency of a hop between two nodes with one rank each. NCCL uses the tree's latency here,
+    /// because no hop within the node hides it.
     alone_us: f64,
-    /// Latency of a hop within a node.
+    /// Latency of a hop between two ranks of one node.
     near_us: f64,
-    /// Rate of the data as a fraction of the links' rate.
+    /// Rate at which data moves, as a fraction of the line rate of the links.
     share: f64,
     /// Whether hops form a binary tree of the nodes, instead of a ring.
     pub(crate) is_tree: bool,
@@ -90,19 +91,20 @@ pub(crate) const ALGORITHMS: [Algorithm; 4] = [
 ];
 
 impl Algorithm {
-    /// Rate in bytes per microsecond of data that NCCL's algorithm moves over links of `rate`.
+    /// Rate in bytes per microsecond at which the algorithm moves data over links with the line
+    /// rate `rate`.
     pub(crate) fn rate(&self, rate: f64) -> f64 {
         rate * self.share
     }
 
-    /// Latency of a hop between nodes with `local` ranks each.
+    /// Latency in microseconds of a hop between nodes that have `local` ranks each.
     pub(crate) fn far_us(&self, local: usize) -> f64 {
         if local == 1 { self.alone_us } else { self.hop_us }
     }
 }
 
 impl Network {
-    /// Network whose ports have this line rate in Gbit/s.
+    /// Makes a network whose ports each have a line rate of `gbit` Gbit/s.
     pub fn of_gbit(gbit: f64) -> Self {
         Self { bytes_per_us: gbit * 1e3 / 8.0 }
     }
@@ -122,7 +124,8 @@ impl Network {
         times.fold(f64::INFINITY, f64::min)
     }
 
-    /// Time of a collective by one algorithm; `None` if NCCL has no such algorithm.
+    /// Predicted time of a collective by this algorithm, in microseconds; `None` if NCCL does not
+    /// implement the collective by it.
     pub(crate) fn time(
         &self,
         algorithm: &Algorithm,

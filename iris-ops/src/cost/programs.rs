@@ -25,18 +25,18 @@ pub(crate) struct Problem {
     /// Number of multiprocessors of the device; 0 for a host.
     pub(crate) multiprocessors: u32,
     pub(crate) shape: [usize; 3],
-    /// Element types of A, of partials between ranks, and of C.
+    /// Element types: `dtype` of A, `wire` of partials between ranks, `output` of C.
     pub(crate) dtype: DType,
     pub(crate) wire: DType,
     pub(crate) output: DType,
-    /// Whether A is split by columns.
+    /// Whether ranks pass columns of A, not rows.
     pub(crate) columns: bool,
-    /// Whether the device has GEMMs of our own for these operands, which wait for peers and store
-    /// to them.
+    /// Whether our own GEMMs support these operands on the device: GEMMs that wait for peers and
+    /// store to them.
     pub(crate) has_stores: bool,
-    /// Whether a GEMM that waits for parts of A from copy engines may be used.
+    /// Whether programs may use a GEMM that waits for the parts of A that copy engines bring.
     pub(crate) gated: bool,
-    /// Whether the device has copy engines.
+    /// Whether the device has engines that copy to peers without using multiprocessors.
     pub(crate) has_engines: bool,
 }
 
@@ -50,7 +50,7 @@ struct Clock<'a> {
     parts: usize,
     main_us: f64,
     side_us: f64,
-    /// Arrival time by transfer and part.
+    /// Arrival times in microseconds, by transfer and number of the part.
     arrived_us: BTreeMap<(Transfer, u32), f64>,
     /// Whether the last step of the main stream was a GEMM.
     behind_gemm: bool,
@@ -77,7 +77,8 @@ impl Problem {
         }
     }
 
-    /// Whether the calls of this problem meet the condition `when`, as the executor will decide it.
+    /// Predicts whether the calls of this problem meet the condition `when`, which the executor tests
+    /// at run time.
     fn meets(&self, when: When, parts: usize) -> bool {
         match when {
             // One launch takes as long as two, except for their overlap, so the model needs no case
@@ -146,7 +147,8 @@ impl Clock<'_> {
         Some(())
     }
 
-    /// Adds a launch that reads and writes this number of bytes.
+    /// Adds a short launch to the main timeline, which reads and writes `bytes` bytes of device
+    /// memory.
     fn small(&mut self, bytes: f64) {
         self.main_us += self.machine.launch_us + bytes / self.machine.memory_bytes_per_us;
     }
@@ -161,13 +163,13 @@ impl Clock<'_> {
         m as f64 * k as f64 * self.problem.dtype.size() as f64
     }
 
-    /// Bytes of a rank's rows of C, or of one part of them.
+    /// Number of bytes of the rows of C that one rank owns, or of one part of those rows.
     fn rows_of_c(&self, at: At) -> f64 {
         let own = self.bytes_of_c(self.problem.output) / self.problem.world as f64;
         if at.part.is_some() { own / self.parts as f64 } else { own }
     }
 
-    /// Bytes of one rank's rows of a transfer, or of one part of them.
+    /// Number of bytes that one rank contributes to the transfer `of`, or of one part of them.
     fn bytes(&self, of: Transfer, part: Option<u32>) -> f64 {
         let all = match of {
             Transfer::Shards => self.bytes_of_a(),
@@ -299,7 +301,8 @@ impl Clock<'_> {
         }
     }
 
-    /// Time at which a part of a transfer, or all of it, has arrived from the peers.
+    /// Time in microseconds at which a part of the transfer `of` has arrived from all peers; for no
+    /// part, the whole transfer.
     fn arrival(&self, of: Transfer, at: At) -> f64 {
         let parts = self.arrived_us.range((of, 0)..=(of, at.part.unwrap_or(u32::MAX)));
         parts.map(|(_, &us)| us).fold(0.0, f64::max)

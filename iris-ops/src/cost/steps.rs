@@ -5,7 +5,7 @@ use iris_kernels::Kernel;
 
 use super::Machine;
 
-/// Time of a message, as a fixed part and a part that grows with its bytes.
+/// Time of a message in two parts: a fixed one, and one that is proportional to its bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Message {
     pub(super) fixed_us: f64,
@@ -41,10 +41,11 @@ impl Machine {
         let (peers, others) = (world - 1.0, world - 2.0);
         let entry = self.push_us + self.peer_us * others;
         let sums = entry + self.sum_us;
-        // Bytes that each rank sends: everything to each peer, or to each peer its part.
+        // Bytes that a rank sends to its peers together: `all` if each gets everything, `parts` if
+        // each gets its part.
         let (all, parts) = (peers * bytes, peers * bytes / world);
         let pushed = |sent: f64| self.sent(sent, peers, self.link_bytes_per_us);
-        // Sums read what arrived and write the result once.
+        // Owners of a sum read what arrived and write the result once.
         let summed = |sent: f64, read: f64| pushed(sent) + read / self.sum_bytes_per_us;
         let words = |others: f64, sent: f64| Message {
             fixed_us: self.ll_us + self.peer_us * others,
@@ -84,8 +85,8 @@ impl Machine {
         (bytes / rate).max(bytes / peers.max(1.0) / self.peer_link_bytes_per_us)
     }
 
-    /// Time of an RMSNorm of rows of this many bytes: the rows and the residual are read, the
-    /// result is written.
+    /// Time of an RMSNorm over rows of `bytes` bytes: it reads the rows and the residual, and
+    /// writes the result.
     pub(super) fn norm(&self, bytes: f64) -> f64 {
         self.launch_us + 3.0 * bytes / self.memory_bytes_per_us
     }

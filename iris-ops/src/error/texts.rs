@@ -16,7 +16,8 @@ variants! { Error:
     Unknown, Tuning, NoPlan, Invalid, Shape, Dtype, Overlap, TooManyRows, TooManyElements, OtherWorld, Poisoned, Step, Comm, Scope, Heap,
 }
 
-/// Errors, each with its value, expectation and action as they stand in its text.
+/// Example of each error, with three pieces of its text: the value, the expectation, and the
+/// action.
 fn examples() -> Vec<(Error, [&'static str; 3])> {
     let op = || OpLabel::from(Op::AllReduce);
     let cause = || Box::new(iris_heap::Error::GaveUp { rank: 3 });
@@ -128,7 +129,8 @@ fn a_label_is_said_once() {
     }
 }
 
-/// Example of a cause whose text begins with a name, as the text of a fault does.
+/// Heap error whose text begins with the name `name`, as the text of a fault begins with its
+/// operator.
 fn panicked(name: &str) -> iris_heap::Error {
     iris_heap::Error::Panicked { name: name.into(), group: None, message: "by design".into() }
 }

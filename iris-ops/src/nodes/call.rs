@@ -18,16 +18,17 @@ use crate::options::Shard;
 use crate::plan::composed::{Area, Role, slot_bytes};
 use crate::split::split;
 
-/// Call that is being enqueued.
+/// Call over several nodes while its parts are being enqueued.
 struct Calling<'a> {
     op: &'a Composite,
     call: &'a Call,
     /// The caller's stream.
     stream: &'a Stream,
-    /// Stream on which steps between nodes are enqueued.
+    /// Stream of the heap on which the steps between nodes are enqueued, one after the other.
     lane: Stream,
     record: CallRecord,
-    /// Whether part of the call has been enqueued.
+    /// Whether some part of the call has been enqueued, so that the call can no longer be taken
+    /// back.
     begun: Cell<bool>,
 }
 
@@ -103,7 +104,7 @@ impl Calling<'_> {
         }
     }
 
-    /// Enqueues the operator of this node that has the role `role`.
+    /// Enqueues this node's operator for the role `role` on the caller's stream.
     fn part(&self, role: Role, matrices: Matrices) -> Result<()> {
         #[cfg(test)]
         {
@@ -121,7 +122,7 @@ impl Calling<'_> {
         self.op.log.lock().unwrap().push(step);
     }
 
-    /// Enqueues a copy on this rank.
+    /// Enqueues a copy from `from` to `to` within this rank's memory, by the operator for `role`.
     fn copy(&self, role: Role, from: MatRef, to: MatRef) -> Result<()> {
         self.part(role, Matrices { a: Some(from), c: Some(to), ..Matrices::default() })
     }
@@ -142,7 +143,8 @@ impl Calling<'_> {
         self.lane.record().in_op(op)
     }
 
-    /// Makes the caller's stream wait for the end of a step; an error of the step is returned.
+    /// Makes the caller's stream wait until the step whose event is `end` is complete; returns the
+    /// step's error if it failed.
     fn wait(&self, end: &Event) -> Result<()> {
         let op = self.record.op;
         self.stream.wait(end).in_op(op)?;
@@ -150,13 +152,14 @@ impl Calling<'_> {
         self.stream.call_cpu("end of a step between nodes", move || control.outcome()).in_op(op)
     }
 
-    /// Slice of an area, given by its range in bytes.
+    /// Slice of the operator's memory `area`, for the byte range `bytes` of the area.
     fn area(&self, area: Area, bytes: Range<u64>) -> Result<RawSlice> {
         let range = bytes.start as usize..bytes.end as usize;
         self.op.areas[&area].slice(range).in_op(self.record.op)
     }
 
-    /// Matrix at slot `at` of an area; slots have `bytes` bytes.
+    /// Matrix at the start of slot `at` of the area `area`, which consists of slots of `bytes`
+    /// bytes.
     fn slot(
         &self,
         area: Area,
@@ -172,7 +175,8 @@ impl Calling<'_> {
         self.op.plan.ranks().nodes()
     }
 
-    /// All nodes with this one last, so that data for other nodes is computed first.
+    /// Indices of all nodes, this node last, so that the data that other nodes wait for is computed
+    /// first.
     fn others_first(&self) -> impl Iterator<Item = usize> + use<> {
         let (nodes, node) = (self.nodes(), self.op.plan.ranks().node());
         (1..=nodes).map(move |step| (node + step) % nodes)
@@ -203,7 +207,7 @@ impl Calling<'_> {
         (plan.rows_of_node(node, m), plan.rows_of(rank, m))
     }
 
-    /// Sums A over the ranks of the node; `to` gets the sums as f32.
+    /// Sums A over the ranks of this node, each rank its own rows; `to` receives the sums as f32.
     fn scatter(&self, a: MatRef, to: MatRef, slot: (usize, u64)) -> Result<()> {
         let b = self.call.matrices.b;
         let scattered = |c| Matrices { a: Some(a), b, c: Some(c), ..Matrices::default() };
@@ -247,7 +251,7 @@ impl Calling<'_> {
         let composed = self.op.plan.composed().map_or(1, |composed| composed.blocks);
         let blocks = composed.min(m.max(1));
         let rank = self.op.heap.rank();
-        // First row and number of rows of this rank in each block.
+        // Rows of block `block` of M, and the rows among them that this rank owns.
         let rows_of = |block: usize| {
             let all = split(m, blocks, block);
             let own = split(all.len(), local, rank);
@@ -333,7 +337,7 @@ impl Calling<'_> {
         let node = self.op.plan.ranks().node();
         let longest = (self.op.plan.rows_of(0, self.call.m).len(), self.call.n);
         let (slot, end) = self.gather(a, longest)?;
-        // The rows of this node need no data from other nodes.
+        // These rows of C come from this node only, so they need no step between nodes.
         self.copy(Role::Main, a, c.some_rows(self.rows(node).0))?;
         self.wait(&end)?;
         for other in self.others_first().take(self.nodes() - 1) {
@@ -417,7 +421,7 @@ impl Calling<'_> {
             let rows = plan.rows_of_node(other, self.call.m);
             let to = self.slot(Area::Send, (other, slot), dtype, (rows.len(), n))?;
             let from = a.some_rows(rows.clone());
-            // A message of elements is copied as one row.
+            // In a message of elements, the part is copied as a matrix of one row.
             let as_row =
                 |matrix: MatRef| if elements { matrix.in_rows(1, rows.len() * n) } else { matrix };
             self.copy(Role::Copy, as_row(from), as_row(to))?;
@@ -457,7 +461,7 @@ impl Calling<'_> {
 
     fn barrier(&mut self) -> Result<()> {
         self.part(Role::Main, Matrices::default())?;
-        // Rank 0 of each node exchanges with the other nodes for its whole node.
+        // Rank 0 of each node takes part in the exchange between nodes, for all ranks of its node.
         if self.op.heap.rank() == 0 {
             let nothing = self.area(Area::Send, 0..0)?;
             let end = self.step(Exchange::AllGather, nothing, nothing)?;

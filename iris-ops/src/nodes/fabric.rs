@@ -10,8 +10,8 @@ use iris_heap::{AwaitedNode, Control, RawSlice, Stream, SymmetricHeap, World};
 
 use crate::kind::Op;
 
-/// Collective between nodes. Sums are f32, in the order of nodes, so that all nodes get the same
-/// bits.
+/// Collective between nodes, from a block `from` to a block `to` of equal slots. Sums are f32,
+/// added in the order of nodes, so that all nodes get the same bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Exchange {
     /// `to` = sum over nodes of `from`; `to` may be `from`.
@@ -31,7 +31,7 @@ pub(crate) enum Exchange {
 
 #[cfg(test)]
 impl Exchange {
-    /// Kind of the exchange, without its root.
+    /// Kind of the exchange, which for a broadcast leaves out the root.
     pub(crate) fn kind(self) -> super::steps::Kind {
         use super::steps::Kind;
         match self {
@@ -58,11 +58,11 @@ pub(crate) struct CallRecord {
     pub(crate) op: Op,
     /// Number of the call among the calls between nodes, counted over all operators of the heap.
     pub(crate) call: u64,
-    /// Number of the step in the call.
+    /// Index of the step within its call.
     pub(crate) step: u64,
-    /// Rows of the call, or number of parts.
+    /// Number of rows of the call, or number of parts in a message of elements.
     pub(crate) m: u64,
-    /// Columns of the call, or elements of a part; 0 if each rank has its own number.
+    /// Number of columns of the call, or of elements of a part; 0 if it differs between ranks.
     pub(crate) n: u64,
     /// Hash of the plan's properties that all ranks must agree on.
     pub(crate) plan: u64,
@@ -98,7 +98,7 @@ pub(crate) struct Sockets {
     heap: Weak<SymmetricHeap>,
     control: Arc<Control>,
     across: World,
-    /// For each node: the rank with this local rank, and the host's name.
+    /// Rank and host name of this rank's counterpart (equal local rank) on each node.
     ranks: Arc<Vec<(usize, String)>>,
 }
 
@@ -142,7 +142,7 @@ impl Fabric for Sockets {
             let done = exchange(&heap, &across, (&ranks, engine.as_deref()), step, record);
             control.publish_step(None);
             if let Err(error) = done {
-                // The other ranks of this node wait for this one, so they are notified too.
+                // Other ranks of this node wait for this one in the call, so they must abort too.
                 control.fail_elsewhere(error);
                 let _ = heap.poison(abort::ELSEWHERE);
             }
@@ -151,7 +151,7 @@ impl Fabric for Sockets {
     }
 }
 
-/// Node that a rank waits for before it is known which nodes are missing.
+/// Node that this rank reports as awaited until the step knows which nodes are missing.
 fn awaited_first(exchange: Exchange, across: &World) -> AwaitedNode {
     match (exchange, across.rank(), across.size()) {
         (Exchange::Broadcast { root }, node, _) if node != root => AwaitedNode::Node(root),
@@ -160,7 +160,8 @@ fn awaited_first(exchange: Exchange, across: &World) -> AwaitedNode {
     }
 }
 
-/// Failure of a step: a rank failed before it, or the ranks are in different calls.
+/// Reason for which a step failed: another rank failed before it, or the ranks are in different
+/// calls.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StepError {
     #[error(
@@ -189,7 +190,7 @@ pub(crate) enum StepError {
 }
 
 impl CallRecord {
-    /// Numbers of the record, each with its name.
+    /// Values of the record's fields, each with its name for error messages.
     fn fields(&self) -> [(&'static str, u64); 6] {
         let op = Op::ALL.iter().position(|&op| op == self.op).unwrap_or_default() as u64;
         [
@@ -202,7 +203,7 @@ impl CallRecord {
         ]
     }
 
-    /// Value of a field in a form for error messages.
+    /// Text of the field `what` with the value `value`, for error messages.
     fn show(what: &str, value: u64) -> String {
         match what {
             "operator" => Op::ALL.get(value as usize).map_or("unknown".into(), |op| op.to_string()),
@@ -212,10 +213,11 @@ impl CallRecord {
     }
 }
 
-/// Size in bytes of the record before the data, including the length of the failure's text.
+/// Size in bytes of the header before a step's data: the record, and the length of the failure's
+/// text.
 const HEADER: usize = 7 * 8;
 
-/// Runs a step, on the thread of its stream.
+/// Executes a step between nodes, on the thread that runs the stream of steps.
 fn exchange(
     heap: &SymmetricHeap,
     across: &World,
@@ -285,7 +287,7 @@ fn exchange(
         }
         data.push((&rest[text..], rank, host));
     }
-    // Failure of this rank itself, which it has already sent.
+    // If this rank itself has failed, return its error, which its peers got in place of data.
     heap.control().outcome()?;
     if let Some(engine) = engine {
         let result = engine.exchange(exchange, heap.read(from)?, (node, data.len()))?;
@@ -322,7 +324,7 @@ fn exchange(
     heap.write(to, &result)
 }
 
-/// Sums f32 parts, in order.
+/// Sums arrays of f32, given as bytes, element by element in the order of `parts`.
 pub(super) fn sum(parts: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
     let mut sums: Vec<f32> = Vec::new();
     for part in parts {

@@ -10,11 +10,11 @@ use crate::spec::Part;
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub struct Forecast {
-    /// Time of the call.
+    /// Time of the whole call, with overlap of the node's work and the steps between nodes.
     pub total_us: f64,
-    /// Time of the node's operators in the call, without waits for other nodes.
+    /// Time of the call's operators within the node, without the waits for other nodes.
     pub node_us: f64,
-    /// Time of the steps between nodes.
+    /// Time of all steps between nodes, also where they overlap the node's work.
     pub network_us: f64,
     /// Time of the baseline: a GEMM alone, then one collective by NCCL over all ranks (for an
     /// all-gather before a product, in the other order).
@@ -24,7 +24,8 @@ pub struct Forecast {
 }
 
 impl Kind {
-    /// Collective of an exchange whose input has `bytes` bytes on each node.
+    /// Collective of the cost model for an exchange of this kind, whose input has `bytes` bytes on
+    /// each node.
     pub(crate) fn collective(self, bytes: f64, nodes: usize) -> Collective {
         match self {
             Kind::AllReduce => Collective::AllReduce { bytes },
@@ -81,7 +82,7 @@ impl Plan {
         Some(Forecast { total_us, node_us, network_us, unfused_us, blocks })
     }
 
-    /// Time of a GEMM alone and one collective over all ranks.
+    /// Time of the unfused baseline: a GEMM alone, and one collective by NCCL over all ranks.
     fn unfused(&self, network: &Network, m: usize) -> Option<f64> {
         let (request, row, ranks) = (&self.request, self.row(), self.ranks);
         let machine = &ranks.tuning().machine;

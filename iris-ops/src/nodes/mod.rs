@@ -31,12 +31,12 @@ use crate::plan::composed::{Area, Role};
 use crate::workspace::{Workspace, outcome};
 use fabric::{Engine, Fabric, Sockets};
 
-/// Operator over the nodes of its heap's world.
+/// Operator of a rank, whose world may have one node or several.
 #[derive(Debug)]
 pub(crate) enum Operator {
-    /// All ranks are on one node.
+    /// Operator of a world whose ranks are all on one node.
     Node(Box<operator::Operator>),
-    /// Ranks are on several nodes.
+    /// Operator of a world whose ranks are on several nodes.
     Nodes(Box<Composite>),
 }
 
@@ -81,7 +81,8 @@ impl Operator {
         }
     }
 
-    /// Enqueues a call on matrices in memory that is lent to it.
+    /// Enqueues a call on the matrices `lent`: checks first that `stream` may use the memory of
+    /// each, and then tells each that a call uses its memory.
     pub(crate) fn run_lent<'a, M: MatrixArg + 'a, I: Iterator<Item = &'a M>>(
         &self,
         stream: &Stream,
@@ -95,7 +96,8 @@ impl Operator {
         };
         lent().try_for_each(|matrix| matrix.check(op, heap, stream))?;
         let outcome = self.run(stream, matrices);
-        // Lenders are told of a failed call too, because some of its steps may have been enqueued.
+        // Operands are told of a failed call too, because some of its steps may already be enqueued
+        // and use their memory.
         let told = lent().try_for_each(|matrix| matrix.enqueued(op));
         outcome.and(told)
     }
@@ -202,7 +204,8 @@ impl Composite {
         })
     }
 
-    /// Allocates this node's operators and memory.
+    /// Makes the operators of this node for the plan's parts, and allocates memory for the steps
+    /// between nodes.
     #[track_caller]
     #[allow(clippy::type_complexity)]
     fn make(

@@ -23,7 +23,7 @@ use mpi::traits::{CommunicatorCollectives, Root};
 
 use super::fabric::{Engine, Exchange, sum};
 
-/// Reason why MPI cannot be used, and what to do.
+/// Reason why MPI cannot be used, with the action that helps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct MpiError(&'static str);
@@ -31,7 +31,7 @@ pub struct MpiError(&'static str);
 /// MPI, initialised for this process. Operators over several nodes that are made while it exists
 /// use it; keep it until they have been freed. Dropping it finalizes MPI, which all ranks must do.
 pub struct Mpi {
-    /// `None` if the program had initialised MPI before.
+    /// Guard that finalises MPI when dropped; `None` if the program had initialised MPI itself.
     _universe: Option<Universe>,
 }
 
@@ -102,7 +102,8 @@ impl Communicator {
         Self(ManuallyDrop::new(part.expect("a color was given")))
     }
 
-    /// Returns slot `node` of each node's bytes, in the order of nodes.
+    /// Exchanges slots: returns slot `node` of each node's `from`, where `node` is this node, in
+    /// the order of nodes.
     fn all_to_all(&self, from: &[u8]) -> Vec<u8> {
         let mut to = vec![0; from.len()];
         self.0.all_to_all_into(from, &mut to);

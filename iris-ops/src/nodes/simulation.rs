@@ -16,35 +16,35 @@ use crate::options::Request;
 use crate::plan::Plan;
 use crate::ranks::Ranks;
 
-/// Number of chunks of a tree's data.
+/// Number of chunks into which an algorithm with a tree splits its data.
 const CHUNKS: usize = 64;
 /// Number of chunks of a broadcast, which passes through all nodes one after the other.
 const LINKS: usize = 2048;
 
 #[derive(Default)]
 struct Task {
-    /// Time for which the task holds its resource.
+    /// Time in microseconds for which the task occupies its resource.
     us: f64,
-    /// Time from the release of the resource to the end of the task.
+    /// Time in microseconds from the release of the resource to the end of the task.
     latency_us: f64,
     resource: Option<usize>,
     after: Vec<usize>,
     node: usize,
-    /// End of the task; `None` if it never ends.
+    /// Time at which the task ends, in microseconds; `None` if it never ends.
     end_us: Option<f64>,
 }
 
-/// Disturbance of a simulated call.
+/// Disturbance of a simulated call, or a planted fault of the simulation itself.
 #[derive(Clone, Copy)]
 enum Fault {
     None,
-    /// One rank is late by this time before its step with this index.
+    /// Rank `rank` begins its step number `step` late, by a delay of `us` microseconds.
     Late {
         rank: usize,
         step: usize,
         us: f64,
     },
-    /// A node does nothing from the time `us` on.
+    /// Node `node` stops at the time `us`, in microseconds, and does nothing afterwards.
     Lost {
         node: usize,
         us: f64,
@@ -70,7 +70,7 @@ impl Simulation<'_> {
         self.tasks.len() - 1
     }
 
-    /// Message over the port of a rank; its end is the arrival.
+    /// Adds the task of a message over the port of a rank; the task ends when the message arrives.
     fn message(
         &mut self,
         (node, port): (usize, usize),
@@ -99,7 +99,7 @@ impl Simulation<'_> {
         let port = |node: usize| (node, node * local.1 + local.0);
         let begun: Vec<_> =
             (0..nodes).map(|node| self.task(node, algorithm.fixed_us, vec![start[node]])).collect();
-        // Tasks that a node has to see before it has finished.
+        // For each node, the tasks that must end before the node has finished the exchange.
         let mut seen: Vec<Vec<usize>> = begun.iter().map(|&it| vec![it]).collect();
         match kind {
             Kind::AllReduce if algorithm.is_tree => {
@@ -174,7 +174,7 @@ impl Simulation<'_> {
         seen.into_iter().enumerate().map(|(node, after)| self.task(node, 0.0, after)).collect()
     }
 
-    /// NCCL's algorithm with the least predicted time for this exchange.
+    /// Algorithm of NCCL that has the least predicted time for an exchange of this kind and size.
     fn algorithm(&self, kind: Kind, bytes: f64, nodes: usize) -> &'static Algorithm {
         let collective = kind.collective(bytes, nodes);
         let time = |it: &Algorithm| self.network.time(it, collective, (nodes, 1), f64::INFINITY);
@@ -242,7 +242,7 @@ impl Simulation<'_> {
         streams
     }
 
-    /// Runs all tasks in the order of time.
+    /// Runs all tasks in the order of their times, with the disturbance `fault`.
     fn run(&mut self, fault: Fault) {
         let mut next: Vec<Vec<usize>> = vec![Vec::new(); self.tasks.len()];
         let mut missing = vec![0; self.tasks.len()];
@@ -308,14 +308,14 @@ fn plans((nodes, local): (usize, usize)) -> Vec<(Plan, usize)> {
     plans
 }
 
-/// Largest part by which a simulated call may be slower, or faster, than its closed form.
+/// Largest fraction by which the simulated time of a call may be above or below the closed form's.
 const BOUND: f64 = 0.05;
 /// Largest part by which a simulated call with several all-reduces by trees may be faster: a node
 /// that has finished one starts the next while the last nodes still receive, which the closed form
 /// does not count.
 const OVERLAP: f64 = 0.25;
 
-/// Whether the simulation agrees with the closed form.
+/// Whether the simulated time of a call agrees with the closed-form prediction.
 fn agrees(plan: &Plan, m: usize, fault: Fault) -> bool {
     let forecast = plan.forecast(&NETWORK, m).unwrap();
     let faster = if forecast.blocks > 1 { OVERLAP } else { BOUND };
@@ -325,7 +325,8 @@ fn agrees(plan: &Plan, m: usize, fault: Fault) -> bool {
 
 #[test]
 fn the_closed_form_is_that_of_the_simulated_messages() {
-    // Planted faults, by number, and the operators for which they were seen.
+    // Planted faults, by their index below, that changed the time of a call; each with the
+    // operator.
     let mut seen = BTreeSet::new();
     for world in [(2, 1), (2, 8), (3, 2), (4, 2), (16, 2), (64, 1)] {
         for (plan, m) in plans(world) {

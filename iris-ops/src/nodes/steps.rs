@@ -8,7 +8,7 @@ use crate::plan::composed::{Role, slot_bytes};
 use crate::split::split;
 use iris_heap::DType;
 
-/// Step of a call, in the order of enqueueing.
+/// Step that a call over several nodes enqueues, in the order of enqueueing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NodeStep {
     /// Operator of the node, for a call of `size` rows or, in a message by elements, parts of
@@ -17,11 +17,11 @@ pub(crate) enum NodeStep {
     /// Exchange between nodes that starts on its own stream after the steps before it. `bytes` is
     /// the length of its input.
     Exchange { kind: Kind, bytes: u64 },
-    /// Wait of the caller's stream for the exchange with this index.
+    /// The caller's stream waits for the exchange with this index in the list of steps.
     Wait(usize),
 }
 
-/// Kind of an exchange between nodes.
+/// Kind of an exchange between nodes: the collective, without its root.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     AllReduce,

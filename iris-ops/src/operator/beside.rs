@@ -29,8 +29,8 @@ impl Operator {
         let form = self.plan.at(call.size(&self.plan)).form;
         let _issuing = self.heap.issue();
         let args = self.checked(&call)?;
-        // With one rank the tiles are complete when the call is over, so any kind of arrival will
-        // do.
+        // With one rank, no tile comes from a peer: all are complete when the call is over, and any
+        // kind of arrival describes that.
         let alone = self.plan.alone().then_some(arrival::RESULTS);
         let arrival = form.arrival.or(alone).filter(|_| self.plan.request().beside > 0);
         let arrival = arrival.ok_or_else(|| {

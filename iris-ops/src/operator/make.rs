@@ -1,4 +1,4 @@
-//! Construction of an op, which is the collective step, and its release.
+//! Collective construction of an op, and its release.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -97,7 +97,8 @@ impl Own {
 
 fn executor(heap: &SymmetricHeap, plan: &Plan, choice: &Choice) -> Result<Executor> {
     let (op, request) = (plan.op(), plan.request());
-    // Unfused variants launch the kernels of the message only.
+    // An unfused variant runs a GEMM and then the kernels of its collective alone, so the build is
+    // that of the collective without a product.
     let unfused = choice.form.is_unfused() && !plan.alone();
     let build = OpBuild {
         op: if unfused { plan.row().message.name() } else { op.name() },
@@ -140,7 +141,7 @@ fn agree_on_libraries(
     Ok(())
 }
 
-/// Items that all ranks must have in common: the plan, the crate version and the kernel sources.
+/// Properties that must be equal on all ranks: the plan, the crate version and the kernel sources.
 pub(super) fn agreed(plan: &Plan) -> Vec<(&'static str, String)> {
     let mut items = plan.fingerprint();
     items.push(("iris-ops version", env!("CARGO_PKG_VERSION").into()));
@@ -159,7 +160,7 @@ impl Operator {
         Self::make(op, heap, plan, None, Workspace::prepare_words)
     }
 
-    /// Makes an op in an existing workspace. Collective.
+    /// Makes an op in an existing workspace, which other ops may share. Collective.
     #[track_caller]
     pub(crate) fn within(op: Op, workspace: &Arc<Workspace>, plan: &Plan) -> Result<Self> {
         Self::make(op, workspace.heap(), plan, Some(workspace), Workspace::prepare_words)

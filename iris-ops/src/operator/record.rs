@@ -61,7 +61,7 @@ impl Operator {
             record.fields[Field::Config as usize] ^= hash(place.as_flattened());
         }
         let a = call.matrices.a.and_then(|a| a.sym_offset());
-        // Peers may not write C directly if it is A itself or transposed.
+        // Peers write C directly unless it is transposed or lies in the memory of A.
         if form.direct
             && let Some(c) = call.matrices.c.filter(|c| !c.is_transposed())
             && let (Some(offset), Ok(ld)) = (c.sym_offset(), i32::try_from(c.ld()))
@@ -74,7 +74,7 @@ impl Operator {
     }
 }
 
-/// 32-bit hash, folded from a 128-bit one.
+/// Folds a 128-bit hash of `bytes` into 32 bits, the size of a field of the record.
 fn hash(bytes: &[u8]) -> i32 {
     let all = fnv(&[bytes]);
     (all ^ all >> 32 ^ all >> 64 ^ all >> 96) as i32

@@ -1,4 +1,5 @@
-//! Construction of operators if one rank fails or differs from the others.
+//! Tests that operators are made on all ranks or on none, if one rank fails or differs from the
+//! others.
 
 use iris_heap::{HeapOptions, Segment, World};
 
@@ -61,7 +62,8 @@ fn words_that_one_rank_cannot_prepare_are_prepared_by_none() {
     .expect("every rank");
 }
 
-/// Ranks from different builds would run different versions of a protocol with each other.
+/// Tests that ranks with different kernel sources are refused, because their kernels would disagree
+/// about the protocol.
 #[test]
 fn kernel_sources_are_compared_when_an_op_is_made() {
     let plan = Options::rows(8, 6).plan(Ranks::new(0, 2)).expect("a plan");

@@ -22,7 +22,7 @@ operator! {
 beside_method!(AllGather(CollectiveArgs));
 
 options! { ROW,
-    /// Options of [`AllGather`].
+    /// Options of [`AllGather`], from which its plan is made.
     {
         /// Options for at most `count` elements of input per rank; the output has `size` times as
         /// many.

@@ -1,4 +1,4 @@
-//! All-gather of A before a product: the first half of a sequence-parallel layer.
+//! All-gather of A before a matrix product: the first half of a sequence-parallel layer.
 
 use iris_kernels::Kernel;
 use iris_kernels::program::{always, kernel};
@@ -36,7 +36,8 @@ options! { ROW,
 variants! { ROW;
     /// Shards are pushed to all ranks; then a barrier, then the product. A may be in any memory.
     Baseline,
-    /// The product reads peers' shards in place. A must be in the symmetric heap.
+    /// The product reads the peers' shards of A directly in their memory. A must be in the
+    /// symmetric heap.
     Pull,
     /// Some workgroups fetch peers' shards into a staging buffer and raise a flag for each unit;
     /// the others multiply, and wait for the units they need. A must be in the symmetric heap.

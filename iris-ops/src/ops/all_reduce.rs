@@ -1,4 +1,4 @@
-//! All-reduce: the sum over ranks, on all ranks.
+//! All-reduce: every rank gets the sum over all ranks' inputs.
 
 use crate::CollectiveArgs;
 use crate::facade::{beside_method, operator, variants};
@@ -31,7 +31,8 @@ variants! { ROW;
     /// The owner of a tile adds it up, its own part first, and sends the sum to all, so all ranks
     /// get the same bits.
     TwoShot,
-    /// LL protocol (data and flag in one word), with the sums of `OneShot`: for at most 2 MiB.
+    /// LL protocol (data and flag in one word); each rank adds all inputs as in `OneShot`. For at
+    /// most 2 MiB.
     Ll,
     /// Ranks add into the owner's f32 tile under a spinlock. The order of additions varies between
     /// runs, and with it the last bits.

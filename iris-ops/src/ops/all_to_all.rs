@@ -1,4 +1,4 @@
-//! All-to-all: each rank has a part for every rank.
+//! All-to-all: every rank sends a part of its input to each rank.
 
 use iris_kernels::Kernel;
 use iris_kernels::program::{always, kernel};

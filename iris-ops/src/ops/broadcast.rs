@@ -1,4 +1,4 @@
-//! Broadcast: the data of the root, on all ranks.
+//! Broadcast: every rank gets a copy of the root's data.
 
 use iris_kernels::Kernel;
 use iris_kernels::args::arrival;
@@ -29,7 +29,7 @@ options! { ROW,
 }
 
 variants! { ROW;
-    /// The root pushes everything to every other rank.
+    /// The root pushes all of its data to every other rank.
     Push,
     /// The root pushes each tile to one of the other ranks, which passes it on to the remaining
     /// ranks as soon as it has arrived: a scatter and an all-gather in one launch. For large

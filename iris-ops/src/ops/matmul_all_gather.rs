@@ -29,7 +29,7 @@ options! { ROW,
 }
 
 variants! { ROW;
-    /// Each rank pushes tiles to all others as they are finished.
+    /// Each rank pushes a tile to all others as soon as the tile is finished.
     Push,
     /// Whole-matrix GEMM of the library that the options choose, then the all-gather.
     Unfused,

@@ -31,7 +31,7 @@ options! { ROW,
 }
 
 variants! { ROW;
-    /// Each rank pushes tiles to their owners as they are finished.
+    /// Each rank pushes a tile to its owner as soon as the tile is finished.
     Push,
     /// Whole-matrix GEMM of the library that the options choose, then the reduce-scatter.
     Unfused,

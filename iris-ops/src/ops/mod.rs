@@ -37,7 +37,8 @@ mod tests;
 use crate::kind::Op;
 use crate::spec::Row;
 
-/// Re-exports the operators' types, and defines the look-up of their rows and options.
+/// Re-exports the operators' types, and defines `row` and `options`, which look up an operator's
+/// table row and options.
 macro_rules! rows {
     ($($module:ident: $op:ident,)*) => {
         $(pub use $module::$op;)*

@@ -1,4 +1,4 @@
-//! Reduce-scatter: the sum over ranks, of which each rank gets a part.
+//! Reduce-scatter: every rank gets its own part of the sum over all ranks' inputs.
 
 use iris_kernels::Kernel;
 use iris_kernels::program::{always, kernel};

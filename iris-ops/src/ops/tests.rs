@@ -31,7 +31,7 @@ fn a_message_on_a_gpu_takes_as_many_workgroups_as_it_has_work_for() {
     assert_eq!(tiles(OneShot, 8, 4096), (32, 32));
     assert_eq!(tiles(OneShot, 1, 5000), (5, 5));
     assert_eq!(tiles(OneShot, 16, 4096), (32, 32));
-    // Each of the 4 ranks owns 32 tiles.
+    // Rows are split over 4 ranks, each of which owns 32 tiles.
     assert_eq!(tiles(TwoShot, 128, 4096), (128, 128));
     // Larger messages have four times as many tiles, of at most 128 KiB each.
     assert_eq!(tiles(TwoShot, 2048, 4096), (512, message_groups(ranks)));
@@ -44,7 +44,7 @@ fn a_message_on_a_gpu_takes_as_many_workgroups_as_it_has_work_for() {
     let choice = plan.at(2048);
     let split = plan.split_grid(plan.grid(choice.form, choice.tile));
     assert_eq!((split.tiles(), work(2048)), (512, 128));
-    // A call with fewer rows has fewer workgroups.
+    // Calls with fewer rows launch fewer workgroups, at least one.
     assert_eq!((work(64), work(0)), (4, 1));
 }
 
@@ -65,7 +65,7 @@ fn a_small_message_on_a_gpu_takes_workgroups_of_few_threads() {
     assert_eq!(taken(Ll, (32, 4096), false), (74, Some(512)));
     assert_eq!(taken(Ll, (1, 4096), true), (3, Some(512)));
     assert_eq!(taken(TwoShot, (512, 4096), false).1, Some(256));
-    // `None` is the number of threads that the kernel is built for.
+    // `None`: the launch has as many threads per workgroup as the kernel is built for.
     assert_eq!(taken(TwoShot, (16384, 4096), false).1, None);
     assert_eq!(taken(TwoShot, (512, 4096), true).1, None);
 }
@@ -110,7 +110,7 @@ fn some_workgroups_of_a_large_message_only_send() {
     let options = reduce_scatter::Options::rows(16384, 4096).dtype(DType::BF16);
     let senders = |m| of(options.clone().plan(ranks(two)).unwrap(), m);
     assert_eq!((senders(8191), senders(8192), senders(16384)), (0, 49, 49));
-    // All-gather, whose messages are not summed.
+    // All-gather: its messages are not summed, and have other limits.
     let options = all_gather::Options::rows(16384, 4096).dtype(DType::BF16);
     let senders = |world, m| of(options.clone().plan(ranks(world)).unwrap(), m);
     assert_eq!((senders(two, 4095), senders(two, 4096), senders(two, 16384)), (0, 65, 65));
@@ -144,7 +144,7 @@ fn an_automatic_plan_serves_small_and_large_calls() {
     assert_eq!((plan.at(1).variant, plan.at(4096).variant), (Variant::OneShot, Variant::TwoShot));
     assert_eq!((plan.variant(), plan.choices().last().unwrap().max_size), (Variant::TwoShot, 4096));
     assert!(plan.choices().windows(2).all(|two| two[0].max_size < two[1].max_size), "{plan}");
-    // A variant that the caller asked for holds for all sizes.
+    // If the caller asks for a variant, the plan uses it for calls of all sizes.
     let one = matmul_all_reduce::Options::new(4096, 512, 64);
     let one = one.variant(matmul_all_reduce::Variant::TwoShot).plan(ranks).unwrap();
     assert_eq!(one.choices().len(), 1);
@@ -210,7 +210,7 @@ fn gpu_products_use_whole_matrix_gemms() {
         (sum(256, 2, Cuda), sum(511, 2, Cuda)),
         (Variant::UnfusedOneShot, Variant::Epilogue)
     );
-    // A row of the table chooses the variant for calls like the measured ones.
+    // A row of the tuning table, measured for this shape, chooses the variant.
     assert_eq!(sum(512, 2, Cuda), Variant::Epilogue);
     let gelu = matmul_all_reduce::Options::new(512, 8192, 3584).dtype(DType::BF16);
     let gelu = gelu
@@ -221,7 +221,7 @@ fn gpu_products_use_whole_matrix_gemms() {
     assert_eq!((sum(16, 4, Cuda), sum(64, 4, Cuda)), (Variant::UnfusedLl, Variant::UnfusedOneShot));
     assert_eq!((sum(64, 3, Cuda), sum(128, 4, Cuda)), (Variant::UnfusedOneShot, Variant::Unfused));
     assert_eq!((sum(64, 1, Cuda), sum(4096, 4, Cpu)), (Variant::OneShot, Variant::TwoShot));
-    // Bytes to each peer: 8 MiB with two ranks, 16 MiB with four.
+    // The limit counts bytes to each peer: 8 MiB with two ranks, 16 MiB with four.
     assert_eq!((sum(1024, 2, Cuda), sum(4096, 4, Cuda)), (Variant::Epilogue, Variant::CopyEngine));
     assert_eq!(
         (sum(1024, 4, Cuda), sum(4096, 2, BackendKind::Hip)),
@@ -314,7 +314,8 @@ fn norms_of_large_products_are_behind_what_stores_itself() {
     let by_rows = [16, 384, 512, 4096].map(|m| variant(options(m)));
     let [words, tiles, stores] = [Variant::UnfusedLl, Variant::UnfusedOneShot, Variant::Epilogue];
     assert_eq!(by_rows, [words, tiles, stores, stores]);
-    // The number of workgroups changes nothing. There is no storing GEMM for f32.
+    // The number of workgroups does not change the choice. For f32 there is no GEMM that stores to
+    // peers.
     assert_eq!(variant(options(512).workgroups(64)), stores);
     assert_eq!(variant(options(4096).dtype(DType::F32)), Variant::Unfused);
 }
@@ -412,7 +413,7 @@ fn small_messages_go_in_words_that_carry_their_data() {
     let four = plan(16384, 4, Cuda);
     assert_eq!([32, 33].map(|m| four.at(m).variant), [Variant::Ll, Variant::OneShot]);
     assert!((2..=8).all(|size| plan(1, size, Cuda).variant() == Variant::Ll));
-    // The LL protocol has not run with nine ranks.
+    // The LL protocol is not chosen for nine ranks, with which it has not run, nor for one rank.
     for (size, backend) in [(2, Cpu), (9, Cuda), (1, Cuda)] {
         assert_ne!(plan(1, size, backend).variant(), Variant::Ll, "{size} ranks on {backend}");
     }
@@ -440,7 +441,7 @@ fn plans_are_said_in_a_line() {
     let said = "all_reduce of 1000 f32, rank 2 of 3 on cpu: one_shot by tiles of 1 x 500; \
                 24576 bytes of data, 3072 of signals";
     assert_eq!(plan.to_string(), said);
-    // Choices of the plan are printed with their reason.
+    // The plan prints each choice with the reason for it.
     let ranks = Ranks::new(0, 2).on_device(Device::assumed(BackendKind::Cuda));
     let options = matmul_all_reduce::Options::new(640, 8192, 3584).dtype(DType::BF16);
     let said = options.plan(ranks).unwrap().to_string();
@@ -475,7 +476,7 @@ fn operators_go_to_other_threads() {
     shared::<crate::Workspace>();
 }
 
-/// First variant of the operator whose tiles of C have signals.
+/// First variant of the operator that raises a signal for each tile of C.
 fn signalled(op: Op) -> Option<Variant> {
     op.variants().into_iter().find(|it| row(op).form(*it).is_some_and(|it| it.arrival.is_some()))
 }

@@ -24,7 +24,7 @@ use crate::ranks::Ranks;
 use crate::spec::{Common, Dims, Form, Memory, Norm, Part, Row, Tiles};
 use crate::split::split;
 
-/// Role of a node's operator in an operator over several nodes.
+/// Role of an operator of this node as a part of an operator over several nodes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Role {
     /// The fused operator or the collective itself.
@@ -33,24 +33,24 @@ pub(crate) enum Role {
     Gather,
     /// Copy of the data that this rank sends to other nodes.
     Copy,
-    /// Conversion of this rank's partial sums to f32.
+    /// Conversion of this rank's partial sums to f32, the type that is summed between nodes.
     Widen,
     /// Final step from this rank's sums to results: bias, epilogue, RMSNorm, rounding.
     Finish,
-    /// Copy of the results out of the padded message.
+    /// Copy of the results out of the padded output message.
     CopyOut,
-    /// GEMM with the whole of A.
+    /// GEMM of the node, with the whole of A.
     Product,
 }
 
-/// Memory of an operator over several nodes, in the data segment.
+/// Memory area of an operator over several nodes, in the data segment of each rank.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Area {
-    /// Partial sums in a type other than f32.
+    /// Partial sums of this node, in a type other than f32.
     Partial,
-    /// Input of steps between nodes.
+    /// Input of the steps between nodes.
     Send,
-    /// Output of steps between nodes.
+    /// Output of the steps between nodes.
     Receive,
     /// Results of this rank's rows.
     Result,
@@ -78,7 +78,8 @@ impl Area {
     }
 }
 
-/// Parts of an operator over several nodes.
+/// Parts of an operator over several nodes: the node's operators, and memory for the steps between
+/// nodes.
 #[derive(Debug)]
 pub(crate) struct Composed {
     pub(crate) parts: BTreeMap<Role, Plan>,
@@ -88,7 +89,7 @@ pub(crate) struct Composed {
     pub(crate) blocks: usize,
 }
 
-/// Copy on this rank that also applies the epilogue to finished elements.
+/// Operator that copies on this rank, and also applies the epilogue to finished elements.
 static COPY: Row = Row {
     op: Op::AllReduce,
     message: Op::AllReduce,
@@ -106,7 +107,7 @@ static COPY: Row = Row {
 /// 12.5 GB/s (one 100 Gbit/s port). More blocks overlap more of the transfer with the node's work,
 /// but each adds one latency.
 const BYTES_OF_LATENCY: f64 = 250e3;
-/// Maximum number of blocks of a call.
+/// Maximum number of blocks into which the rows of a call are split.
 const MOST_BLOCKS: usize = 16;
 
 /// Number of blocks with the least predicted time. With `b` blocks of a transfer that takes `w`,
@@ -120,17 +121,17 @@ fn blocks_of(bytes: u64) -> usize {
 /// GiB.
 const MOST_BYTES: u64 = (1 << 30) - (1 << 20);
 
-/// Alignment in bytes of the slots that steps between nodes move.
+/// Alignment in bytes of the slots that are sent in steps between nodes.
 const SLOT: u64 = 256;
 
-/// Size in bytes of a slot for a matrix.
+/// Size in bytes of a slot that holds a matrix of `rows` x `cols`, rounded up to [`SLOT`].
 pub(crate) fn slot_bytes(rows: usize, cols: usize, dtype: DType) -> u64 {
     let bytes = (rows as u64).saturating_mul(cols as u64).saturating_mul(dtype.size() as u64);
     bytes.max(1).next_multiple_of(SLOT)
 }
 
 impl Composed {
-    /// Sum of a quantity over all parts.
+    /// Sum of `of` (such as the data bytes of a plan) over the plans of all parts.
     pub(super) fn sum(&self, of: impl Fn(&Plan) -> u64) -> u64 {
         self.parts.values().fold(0, |sum: u64, part| sum.saturating_add(of(part)))
     }
@@ -141,7 +142,7 @@ impl Composed {
     }
 }
 
-/// Builder for the parts of one operator.
+/// Builder of the parts of an operator over several nodes.
 struct Maker<'a> {
     ranks: Ranks,
     request: &'a Request,
@@ -180,7 +181,7 @@ impl Maker<'_> {
         Ok(())
     }
 
-    /// Adds the main operator, to which the user's choices apply.
+    /// Adds the main operator, which gets the variant and tile that the caller chose.
     fn main(
         &mut self,
         row: &'static Row,
@@ -378,7 +379,8 @@ impl Maker<'_> {
         }
     }
 
-    /// Refuses steps too large for the connections between nodes, which CPUs use.
+    /// Refuses steps between nodes of more than [`MOST_BYTES`], which the connections used by CPUs
+    /// cannot carry.
     fn check_step(&self) -> Result<()> {
         if !self.ranks.device.backend.traits().host_threads {
             return Ok(());
@@ -395,7 +397,7 @@ impl Maker<'_> {
         }
     }
 
-    /// Refuses options that no part supports, with the option's name.
+    /// Refuses options that no part supports; the error names the option.
     fn check(&self) -> Result<()> {
         let Request { beside, trace_spans, ref members, .. } = *self.request;
         if !self.ranks.size.is_multiple_of(self.ranks.nodes()) {
@@ -438,7 +440,7 @@ impl Plan {
         self.composed.as_ref()
     }
 
-    /// Plans of the node's operators; on one node, the plan itself.
+    /// Plans of this node's operators; if there is only one node, the plan itself.
     pub(crate) fn parts(&self) -> Vec<&Plan> {
         self.composed.as_ref().map_or_else(|| vec![self], |it| it.parts.values().collect())
     }

@@ -1,4 +1,4 @@
-//! Fingerprint of a plan, which ranks compare.
+//! Fingerprint of a plan: the properties that ranks compare when they make an operator.
 
 use super::Plan;
 use crate::options::Request;

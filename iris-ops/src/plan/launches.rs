@@ -21,7 +21,7 @@ impl Plan {
         self.program_of(choice.form)
     }
 
-    /// Program of a call by the form `form`.
+    /// Program that calls by the variant of `form` run.
     pub(super) fn program_of(&self, form: &Form) -> Program {
         let (alternatives, norm) = match self.alone() {
             true => (self.row().alone, Norm::Last),

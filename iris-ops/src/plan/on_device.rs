@@ -96,7 +96,7 @@ mod tests {
         options().plan(Ranks::new(0, 2).on_device(device)).expect("a plan")
     }
 
-    /// Levels and messages of log events.
+    /// Subscriber that collects the levels and messages of log events.
     #[derive(Clone, Default)]
     struct Log(Arc<Mutex<Vec<(Level, String)>>>);
 
@@ -195,7 +195,8 @@ mod tests {
         assert_eq!(plan(named("a100")).device(), named("a100"));
     }
 
-    /// Tests every size of call, because both the prediction and a table row can choose a variant.
+    /// Tests calls of every size, because the prediction chooses some variants and table rows
+    /// choose others.
     #[test]
     fn plans_have_fused_stores_only_where_there_are_kernels() {
         let stores = |name| plan(named(name)).choices().iter().any(|choice| choice.form.stores);
@@ -214,7 +215,7 @@ mod tests {
              multiprocessors) is epilogue, expected auto, one_shot, two_shot, spinlock, atomic, unfused, \
              unfused_one_shot, unfused_ll, copy_engine"
         );
-        // With one rank there is no peer to store to.
+        // With one rank no tile is stored to a peer, so any device will do.
         assert!(planned(1, "a100").is_ok() && planned(2, "cpu").is_ok());
         let asked = planned(2, "h200").expect("a plan");
         asked.check_device(named("h100")).expect("kernels");
@@ -234,7 +235,8 @@ mod tests {
         assert_eq!(plan(named("h200")).fingerprint(), plan(named("h100")).fingerprint());
     }
 
-    /// Constants for the 132 multiprocessors of an H200 must stay as measured.
+    /// Tests limits that are computed from a GPU's number of multiprocessors; for the 132 of an
+    /// H200 they must stay as measured.
     #[test]
     fn constants_of_a_gpu_follow_from_its_multiprocessors() {
         let ranks = |name, size| Ranks::new(0, size).on_device(named(name));

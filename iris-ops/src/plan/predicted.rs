@@ -21,7 +21,8 @@ impl Plan {
         self.predicted_us_on(&self.ranks.tuning().machine, size)
     }
 
-    /// Predicted time as [`Plan::predicted_us`], with the parameters of another machine.
+    /// Predicted time in microseconds, as [`Plan::predicted_us`], but on a machine with these
+    /// parameters.
     pub fn predicted_us_on(&self, machine: &Machine, size: usize) -> Option<f64> {
         if self.composed.is_some() {
             return None;
@@ -50,7 +51,7 @@ impl Plan {
         self.ranks.tuning().file.as_deref()
     }
 
-    /// Input of the cost model for a call of this size.
+    /// Input of the cost model for a call of `size` rows, or elements of a part.
     fn problem(&self, size: usize) -> Problem {
         let mut request = self.request.clone();
         *if request.elements { &mut request.n } else { &mut request.m } = size;

@@ -1,4 +1,4 @@
-//! Shapes of a rank's matrices in a call.
+//! Shapes of one rank's matrices in a call.
 
 use super::Plan;
 use crate::options::Shard;

@@ -21,7 +21,7 @@ impl Plan {
         let Request { m, n, k, .. } = self.request;
         // For an all-gather before a GEMM the tiles are those of A, which has K columns.
         let n = if form.gemm == spec::GemmStage::Gathered { k } else { n };
-        // Splitting the rows can add one short tile per rank.
+        // Splitting the rows over the ranks can add one shorter tile for each rank.
         let blocks = |total: usize, each: usize| (total.div_ceil(each) + self.ranks.size) as u64;
         let rows = blocks(m, tile.m);
         let tiles = rows * blocks(n, tile.n);
@@ -66,7 +66,7 @@ impl Plan {
         })
     }
 
-    /// Items that the LL protocol sends in a call of this shape.
+    /// Items that a call of this shape sends by the LL protocol.
     pub(super) fn items(&self, collective: Collective, (m, n): (usize, usize)) -> Items {
         items::of(self.ranks, &self.request, collective, (m, n))
     }

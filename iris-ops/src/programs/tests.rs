@@ -1,4 +1,4 @@
-//! Rules that every program keeps, and the sources of their kernels.
+//! Tests of rules that the programs of all operators keep, and of the sources of their kernels.
 
 use iris_heap::DType;
 use iris_kernels::build::OpBuild;
@@ -19,7 +19,7 @@ fn every_kernel_is_in_the_source_that_is_asked_for() {
     let ahead = ahead::builds(ARCH);
     for op in Op::ALL {
         for form in row(op).forms {
-            // Unfused programs launch the kernels of the message.
+            // An unfused variant launches the kernels of its collective, `row.message`.
             let (name, unfused) = (op.name(), form.is_unfused());
             let message = row(op).message.name();
             let plain = OpBuild {
@@ -32,7 +32,7 @@ fn every_kernel_is_in_the_source_that_is_asked_for() {
                 injected: crate::FaultInjection::default(),
                 observed: false,
             };
-            // With a single rank there is only the product (or a copy), and the norm.
+            // With a single rank, a call launches only the product (or a copy) and the norm.
             let mut kernels = vec![(Kernel::Local, plain), (Kernel::Norm, plain)];
             let program = Program { members: Members::all(2), ..Program::new(form.program) };
             program.each_step(&mut |step| {

@@ -1,4 +1,4 @@
-//! Tuning data of a kind of device: one file in `tuning/` each.
+//! Tuning data: built-in measurements and limits, one file in `tuning/` for each kind of device.
 
 use std::ops::Range;
 use std::sync::LazyLock;
@@ -10,7 +10,7 @@ use crate::cost::Machine;
 use crate::device::Device;
 use crate::kind::{Op, Variant};
 
-/// One tuning file; `tuning/sm90.toml` documents its tables.
+/// Content of a tuning file; `tuning/sm90.toml` documents the tables and fields.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Tuning {
@@ -31,13 +31,14 @@ pub(crate) struct Tuning {
     /// Path and digest of this machine's own tuning file, if one was merged in.
     #[serde(skip)]
     pub(crate) file: Option<String>,
-    /// Number of rows from this machine's own file; they come first in `row`.
+    /// Number of rows from this machine's own file, which precede the built-in ones in `row`.
     #[serde(skip)]
     pub(super) own_rows: usize,
 }
 
 impl PartialEq for Tuning {
-    /// Compares identity: a process reads each file once, so equal data is the same object.
+    /// Two references are equal if they are to the same object: a process reads each file only
+    /// once.
     fn eq(&self, other: &Self) -> bool {
         std::ptr::eq(self, other)
     }
@@ -45,7 +46,7 @@ impl PartialEq for Tuning {
 
 impl Eq for Tuning {}
 
-/// Numbers of workgroups and threads of launches.
+/// Numbers of workgroups, and of threads per workgroup, in launches.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Launches {
@@ -126,7 +127,7 @@ pub(crate) struct Row {
     pub(super) m: [usize; 2],
     pub(super) n: usize,
     pub(super) k: Option<usize>,
-    /// Whether A is split by columns.
+    /// Whether the row is for calls in which ranks pass columns of A.
     #[serde(default)]
     pub(super) columns: bool,
     /// Whether the row holds only for calls planned with `even`: N and K are those of the row on
@@ -141,7 +142,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// Whether two rows are for the same calls.
+    /// Whether two rows apply to the same calls.
     pub(super) fn is_for_calls_of(&self, other: &Row) -> bool {
         let calls = |row: &Row| {
             let Row { op, world, ref dtype, m, n, k, columns, even, .. } = *row;

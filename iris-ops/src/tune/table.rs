@@ -5,7 +5,7 @@ use crate::kind::Variant;
 use crate::options::{Request, Shard, TileShape};
 use crate::ranks::Ranks;
 
-/// Rows of the table for calls like those of `request`, with any M.
+/// Rows of the tuning table for calls of this operator, type and shape, with any M.
 fn like(ranks: Ranks, request: &Request) -> impl Iterator<Item = &'static Row> {
     let (op, dtype) = (request.op(), request.dtype.name());
     let (common, n_decides) = (request.row.common, request.row.n_decides());
@@ -28,12 +28,12 @@ fn find(ranks: Ranks, request: &Request) -> Option<&'static Row> {
     like(ranks, request).find(|known| (known.m[0]..=known.m[1]).contains(&request.m))
 }
 
-/// Sizes of calls at which the rows for calls like these begin and end.
+/// Sizes of calls at which the table rows for such calls begin or end.
 pub(super) fn ends(ranks: Ranks, request: &Request) -> impl Iterator<Item = usize> {
     like(ranks, request).flat_map(|known| [known.m[0].saturating_sub(1), known.m[1]])
 }
 
-/// Whether the row for this call comes from this machine's own file.
+/// Whether the table row that applies to this call comes from this machine's own file.
 pub(super) fn is_own(ranks: Ranks, request: &Request) -> bool {
     let own = &ranks.tuning().row[..ranks.tuning().own_rows];
     find(ranks, request).is_some_and(|found| own.iter().any(|row| std::ptr::eq(row, found)))
@@ -43,7 +43,7 @@ pub(super) fn variant(ranks: Ranks, request: &Request) -> Option<Variant> {
     find(ranks, request)?.variant
 }
 
-/// Measured tile of a call with this variant; `None` if no row has one.
+/// Tile of a call by this variant, from the table; `None` if no row for the call has one.
 pub(super) fn tile(ranks: Ranks, request: &Request, variant: Variant) -> Option<TileShape> {
     let known =
         find(ranks, request).filter(|known| known.variant.is_none_or(|it| it == variant))?;

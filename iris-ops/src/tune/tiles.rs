@@ -20,7 +20,7 @@ fn enough_tiles(device: Device) -> usize {
     (device.multiprocessors as usize / 2 / 8 * 8).max(1)
 }
 
-/// Tile of the product before a message, for calls that no GEMM library does.
+/// Tile of the product before a message, used where no GEMM library multiplies.
 pub(crate) fn whole_tile(ranks: Ranks, request: &Request) -> TileShape {
     tile(ranks, request, &Form::PRODUCT)
 }
@@ -39,13 +39,13 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
     if form.stores && !product {
         // Number of rows that this rank multiplies.
         let rows = if form.gemm == GemmStage::Rows { m.div_ceil(ranks.size) } else { m };
-        // A host runs all tiles as one wave.
+        // A host runs all tiles as one wave, as a device with unlimited multiprocessors would.
         let host = ranks.device.backend.traits().host_threads;
         let multiprocessors = if host { u32::MAX } else { ranks.device.multiprocessors };
         let [m, n] = Scattering::signalled(rows, n, multiprocessors).map(|it| it as usize);
         return TileShape { m, n };
     }
-    // Tile of a GEMM that does the message itself, in place of a message kernel.
+    // Tile of the GEMM that does the all-reduce itself, without a separate kernel for the message.
     let exchanges = form.variant == Variant::UnfusedOneShot && has_stores(ranks, request);
     let exchanged = || Exchanging::tile(m, n, ranks.device.multiprocessors);
     if let Some([m, n]) = (exchanges && !product).then(exchanged).flatten()
@@ -67,7 +67,7 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
         };
     }
     if !product {
-        // Messages of elements are contiguous, with any number of columns.
+        // A message of elements is contiguous, so its tiles may take any number of columns.
         let (m, n) = match form.gemm {
             GemmStage::Gathered => {
                 let Message { m, n, .. } = Message::of(ranks, request, form);
@@ -88,8 +88,8 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
 /// there are only as many tiles as the overlap needs; large messages have more, because sums begin
 /// when the first tiles arrive.
 fn device_message_tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
-    /// Elements of a vector; maximum number of elements of a tile; number of tiles of a rank's
-    /// part.
+    /// Limits of a tile: `VECTOR` elements of one vector, at most `MOST` elements per tile; `TILES`
+    /// is the number of tiles wanted in a rank's part.
     const VECTOR: usize = 8;
     const MOST: usize = 64 << 10;
     const TILES: usize = 32;
@@ -137,7 +137,7 @@ fn copied_tile(
     TileShape { m: m.div_ceil(parts).clamp(1, WIDEST), n: n.clamp(1, WIDEST) }
 }
 
-/// Matrix that the tiles of a message belong to.
+/// Matrix that a message sends tile by tile.
 struct Message {
     /// Maximum rows and columns of a tile: those of the matrix, or of one rank's part if it is
     /// split.
@@ -149,7 +149,7 @@ struct Message {
 }
 
 impl Message {
-    /// Matrix of the message: C, or A if it is gathered before a product.
+    /// The matrix is C, or A if A is gathered before a product.
     fn of(ranks: Ranks, request: &Request, form: &Form) -> Self {
         let Request { row, m, n, k, shard, .. } = *request;
         let parts = if form.sends_all { 1 } else { ranks.size };

@@ -27,7 +27,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ranks::Ranks;
 
-/// Version of the file format.
+/// Version of the format of tuning files; other versions are refused.
 const VERSION: u32 = 1;
 
 /// Tuning file: measurements of this machine, with the device, driver and number of ranks for which
@@ -150,7 +150,7 @@ fn device(device: Device) -> String {
     }
 }
 
-/// Whether `IRIS_TUNING` is set.
+/// Whether the environment variable `IRIS_TUNING` is set and not empty.
 fn is_set() -> bool {
     std::env::var_os("IRIS_TUNING").is_some_and(|value| !value.is_empty())
 }
@@ -174,7 +174,8 @@ fn path(ranks: Ranks) -> Option<PathBuf> {
     }
 }
 
-/// Reads a file; returns its content and a digest of its text, or `None` if it does not exist.
+/// Reads a tuning file; returns its content and a digest of its text, or `None` if there is no
+/// file.
 fn read(path: &Path) -> Result<Option<(TuningFile, u128)>> {
     let wrong = |why: String| Error::Tuning { path: path.into(), why };
     let text = match fs::read_to_string(path) {
