@@ -10,7 +10,7 @@ use iris_ops::{
     Epilogue, Matmul, MatmulAllReduce, MatmulArgs, Plan, Room, matmul, matmul_all_reduce, scope,
 };
 
-/// Rows (tokens), columns of input and output, and all inner columns.
+/// Number of rows (tokens), of columns of input and output, and of inner columns over all ranks.
 const SHAPE: (usize, usize, usize) = (4, 6, 8);
 
 fn rank(world: World) -> anyhow::Result<Vec<f32>> {
@@ -18,7 +18,8 @@ fn rank(world: World) -> anyhow::Result<Vec<f32>> {
     let up = matmul::Options::new(m, inner, hidden).epilogue(Epilogue::Gelu).name("up");
     let down = matmul_all_reduce::Options::new(m, hidden, inner).name("down");
     let (up, down) = (up.plan(&world)?, down.plan(&world)?);
-    // The matrices lie elsewhere: the heap has room for what the operators exchange.
+    // The heap needs room only for the operators' exchanges, because the matrices lie in host
+    // memory.
     let heap = Plan::open_heap(&world, &[&up, &down], Room::none())?;
     let (up, down) = (Matmul::new(&heap, &up)?, MatmulAllReduce::new(&heap, &down)?);
 

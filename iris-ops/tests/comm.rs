@@ -12,7 +12,7 @@ use iris_ops::{Device, OpResult, Ranks};
 
 const CPU: BackendKind = BackendKind::Cpu;
 
-/// Options with which calls of more than 4096 bytes are done in parts.
+/// Options of a communicator that splits calls of more than 4096 bytes into several launches.
 fn small() -> Options {
     Options::new().max_bytes(4096).room(1 << 16)
 }
@@ -27,7 +27,8 @@ fn ranks(size: usize, f: impl Fn(&Comm) -> Result<()> + Sync) {
     World::run_threads(size, rank).unwrap();
 }
 
-/// The value that `rank` has at `index`: its sums are exact in all types.
+/// Element `index` of rank `rank`'s input: a small integer, so that sums over ranks are exact in
+/// all types.
 fn value(rank: usize, index: usize) -> f64 {
     ((index * 7 + rank * 3) % 16) as f64
 }
@@ -182,7 +183,8 @@ fn wrong_calls_are_refused_by_name_and_harm_nobody() {
     assert!(error.contains("max_bytes is 100, expected at least 4096"), "{error}");
 }
 
-/// Ranks that know an id and nothing else of each other, here as threads of a process.
+/// Tests that ranks that have only an id in common, here as threads of a process, form a
+/// communicator.
 #[test]
 fn ranks_meet_by_an_id() {
     let id = Id::new().unwrap();
@@ -213,7 +215,7 @@ fn a_communicator_that_has_lost_a_rank_is_followed_by_another() {
         if rank == 1 {
             drop(comm);
         } else {
-            // The peer does not arrive.
+            // Rank 1, the peer, does not make this call.
             let error = comm.all_reduce_in_place(&mut [1.0_f32; 4], &ReduceOp::Sum).unwrap_err();
             assert!(error.to_string().contains("rank 1"), "{error}");
             assert!(comm.check().is_err());
@@ -276,7 +278,7 @@ fn threads_may_race_for_calls_that_are_alike() {
     });
 }
 
-/// A sum of some 400 parts, with elements that differ from part to part.
+/// Sums some 400 parts in one call; the elements differ from part to part.
 fn alike(comm: &Comm) -> Result<()> {
     let mut data: Vec<f32> = (0..400_000).map(|index| (index + comm.rank()) as f32).collect();
     comm.all_reduce_in_place(&mut data, &ReduceOp::Sum)?;
@@ -344,7 +346,7 @@ fn a_communicator_takes_its_footprint_of_a_heap() {
     }
 }
 
-/// Table of workspace sizes, as the documentation must show it.
+/// Table of workspace sizes as it must stand in the documentation.
 fn table() -> String {
     let mib = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 20));
     let mut text = String::from(

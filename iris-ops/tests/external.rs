@@ -1,4 +1,4 @@
-//! Matrices in memory of the caller, outside the heap, on the CPU.
+//! Tests of matrices in memory of the caller, outside the heap, on the CPU.
 
 use iris_heap::{HeapOptions, SymmetricHeap, World};
 use iris_ops::{
@@ -15,7 +15,7 @@ fn inputs_are_only_read_and_no_output() {
         let (a, b, mut c) = ([1.0_f32, 2.0], [3.0_f32, 4.0, 5.0, 6.0], [0.0_f32; 2]);
         let op = Matmul::new(&heap, &Options::new(1, 2, 2).plan(&heap)?)?;
         let stream = heap.stream()?;
-        // SAFETY: the arrays outlive the calls, which are waited for.
+        // SAFETY: the arrays live until the calls that use them have been waited for.
         let [a, b, read] = unsafe {
             [
                 MatRef::external(a.as_ptr(), 2, 1, 2),
@@ -27,7 +27,8 @@ fn inputs_are_only_read_and_no_output() {
         let says = "memory of C is MatRef::external, which is only read, expected \
                     MatRef::external_mut or MatRef::sym";
         assert!(error.ends_with(says), "{error}");
-        // SAFETY: C outlives the calls, which are waited for, and is written by nothing else.
+        // SAFETY: C lives until the call that writes it has been waited for, and nothing else
+        // writes it.
         let written = unsafe { MatRef::external_mut(c.as_mut_ptr(), 2, 1, 2) };
         op.run(&MatmulArgs::new(a, b, written), &stream)?;
         stream.sync()?;
@@ -56,7 +57,8 @@ fn a_scope_waits_for_its_calls_also_when_it_fails() {
         let (a, b) = ([1.0_f32, 2.0], [3.0_f32, 4.0, 5.0, 6.0]);
         let call = |c: &mut [f32], failing: bool| -> anyhow::Result<()> {
             scope(&heap, &stream, |scope| {
-                // The call is still waiting when the closure of the scope returns.
+                // Because of this slow task, the call has not begun when the closure of the scope
+                // returns.
                 slow()?;
                 let args = MatmulArgs::new(
                     scope.read(&a, 1, 2),
@@ -91,7 +93,7 @@ fn a_scope_waits_for_its_calls_also_when_it_fails() {
         let message = panicked.expect_err("it panics").downcast::<&str>().ok();
         assert_eq!(message.as_deref(), Some(&"in a scope"));
         assert_eq!(c, [13.0, 16.0], "the call was waited for");
-        // An input as output is refused, and so is a stream that the scope does not wait for.
+        // Errors: an input passed as output, and a stream that the scope does not wait for.
         let mut c = [0.0_f32; 2];
         let refused = scope(&heap, &stream, |scope| -> anyhow::Result<()> {
             let [x, y, z] = [scope.read(&a, 1, 2), scope.read(&b, 2, 2), scope.read(&a, 1, 2)];
@@ -105,7 +107,8 @@ fn a_scope_waits_for_its_calls_also_when_it_fails() {
             );
             let error = op.run(&args, &other).unwrap_err().to_string();
             anyhow::ensure!(error.contains("expected the one of the scope"), "{error}");
-            // Operands that share memory are refused alike.
+            // Operands made by `as_input` share the memory of another operand, and are refused for
+            // the same two reasons.
             {
                 let [x, y, z] = [&args.a, &args.b, &args.c].map(Operand::as_input);
                 let only_read = MatmulArgs::new(x, y, z);
@@ -114,7 +117,7 @@ fn a_scope_waits_for_its_calls_also_when_it_fails() {
                 let error = op.run(&only_read, &other).unwrap_err().to_string();
                 anyhow::ensure!(error.contains("expected the one of the scope"), "{error}");
             }
-            // Memory of the host can be used beside memory of the heap in one call.
+            // One call may combine host memory with memory of the heap.
             let sym = heap.full::<f32>(4, 2.0)?;
             let args = MatmulArgs::new(
                 scope.read(&a, 1, 2),
@@ -132,7 +135,7 @@ fn a_scope_waits_for_its_calls_also_when_it_fails() {
     World::run_threads(1, rank).unwrap();
 }
 
-/// The error of a call in a scope begins with the call's operator.
+/// Tests that the error of a call in a scope begins with the operator's name.
 #[test]
 fn an_error_of_a_scope_names_the_operator() {
     let rank = |world: World| -> anyhow::Result<()> {
@@ -162,7 +165,7 @@ fn external(op: Op, variant: Variant) -> anyhow::Result<[String; 7]> {
         let (m, n, k) = (6, 4, 8);
         let mut request = op.request(m, n, k);
         request.variant = Some(variant);
-        // An RMSNorm is added if the variant can normalise rows.
+        // If the variant can normalise rows, the plan also has an RMSNorm.
         let with_norm = {
             let mut request = request.clone();
             request.rms_norm = Some(1e-5);
@@ -188,7 +191,7 @@ fn external(op: Op, variant: Variant) -> anyhow::Result<[String; 7]> {
             if op == Op::Barrier || given[which].is_none() {
                 continue;
             }
-            // All matrices lie in the heap, except one.
+            // One matrix lies in memory of the caller, all others in the heap.
             let mut matrices = Vec::new();
             for (index, shape) in given.iter().enumerate() {
                 let (rows, cols) = shape.unwrap_or((0, 0));
@@ -224,10 +227,10 @@ fn external(op: Op, variant: Variant) -> anyhow::Result<[String; 7]> {
     Ok(World::run_threads(2, rank)?.swap_remove(0))
 }
 
-/// Matrix in memory of the caller.
+/// Matrix of `rows` x `cols` in `memory`, which belongs to the caller.
 #[allow(unsafe_code, reason = "memory of the caller's is given by its address")]
 fn mine(memory: &mut [f32], (rows, cols): (usize, usize)) -> MatRef {
-    // SAFETY: the caller keeps the memory until the calls are waited for.
+    // SAFETY: the caller keeps `memory` until the calls on the matrix have been waited for.
     unsafe { MatRef::external_mut(memory.as_mut_ptr(), memory.len(), rows, cols) }
 }
 

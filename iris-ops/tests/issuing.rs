@@ -16,7 +16,7 @@ static ALLOCATOR: Counting = Counting;
 
 const RANKS: usize = 2;
 const SHAPE: [usize; 3] = [8, 16, 8];
-/// Minimum number of elements of each matrix: those of the largest one.
+/// Number of elements that is allocated for each matrix: enough for the largest one.
 const ELEMENTS: usize = 16 * 16;
 
 /// Outcome of rank 0's call if one of its launches fails.
@@ -24,7 +24,7 @@ const ELEMENTS: usize = 16 * 16;
 enum Outcome {
     /// All launches were enqueued; holds the elements of C.
     Done(Vec<f32>),
-    /// The named step failed and the second attempt succeeded; holds the elements of C.
+    /// The named step failed, and a second attempt at the call succeeded; holds the elements of C.
     Retried(String, Vec<f32>),
     /// The named step failed, and both ranks learned that their heap is poisoned.
     Poisoned(String),
@@ -105,7 +105,7 @@ fn calls_after_the_first_allocate_nothing() {
     }
 }
 
-/// Opens a heap and makes the operator on it.
+/// Opens a heap, and makes the operator in it with the given variant.
 fn make(world: &World, op: Op, variant: Variant) -> iris_heap::Result<(Arc<SymmetricHeap>, AnyOp)> {
     let [m, n, k] = SHAPE;
     let mut request = op.request(m, n, k);
@@ -144,7 +144,7 @@ fn run(op: Op, variant: Variant, launches: Option<u32>) -> Outcome {
     first
 }
 
-/// Issues the call, a second time if it can be retried, and waits for it.
+/// Issues the call, issues it again if the error allows a retry, and waits for it.
 fn call(
     heap: &SymmetricHeap,
     op: &AnyOp,
@@ -174,19 +174,19 @@ fn call(
             let OpError::Step { step, .. } = error else { unreachable!() };
             Outcome::Poisoned(step)
         }
-        // The peer has poisoned the heap.
+        // The peer's call failed and has poisoned the heap for this rank too.
         Err(OpError::Poisoned { cause, .. }) if !fails => Outcome::Poisoned(cause.to_string()),
         Err(other) => panic!("{name}: {other}"),
     }
 }
 
-/// Operands of a call, filled with ones, and the slice of C.
+/// Operands of a call in new heap memory filled with ones, and the slice that holds C.
 fn operands(
     heap: &Arc<SymmetricHeap>,
     plan: &Plan,
 ) -> iris_heap::Result<(Operands, SymSlice<f32>)> {
     let Shapes { a, b, c, .. } = plan.shapes(SHAPE[0]);
-    // All ranks allocate the same size, because allocation is collective; a rank may use less.
+    // Allocation is collective, so all ranks allocate the same size, of which a rank may use less.
     let ones = |(rows, cols): (usize, usize)| {
         Ok::<_, iris_heap::Error>(MatRef::sym(heap.ones::<f32>(ELEMENTS)?, rows, cols))
     };

@@ -1,4 +1,4 @@
-//! Names for a program that glob-imports iris_heap and iris_ops, and variants by name.
+//! Tests of names: of two crates that a program glob-imports, and of variants in text.
 
 use iris_heap::*;
 use iris_ops::*;

@@ -15,7 +15,7 @@ use iris_testkit::suite::{Case, Options, plan, room_for, run_case};
 
 type Result<T> = anyhow::Result<T>;
 
-/// Element `at` of rank `rank`'s input in call `call`.
+/// Element `at` of the input of rank `rank` in call number `call`.
 fn value(rank: usize, call: usize, at: usize) -> f32 {
     ((at * 7 + rank * 13 + call * 5) % 64) as f32
 }
@@ -50,7 +50,7 @@ fn one_op_serves_small_and_large_calls() {
     }
 }
 
-/// Opens a heap with an input and an output of `count` elements for each rank.
+/// Opens a heap and allocates an input and an output of `count` elements on each rank.
 fn messages(
     world: &World,
     plan: &Plan,
@@ -81,7 +81,7 @@ fn collectives_take_any_number_of_elements() {
                     request.root = root;
                 }
                 let plan = request.plan(&world)?;
-                // The oracle works on rows: one row is one part.
+                // The oracle computes on rows, so each part of the message is one row.
                 let meaning = Meaning::of(op);
                 let one = [meaning.gives, meaning.gets]
                     .iter()

@@ -1,4 +1,4 @@
-//! Ops on the CPU accept streams of their own heap only.
+//! Tests that ops on the CPU accept only streams of their own heap.
 
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
@@ -25,7 +25,7 @@ fn args(x: SymSlice<f32>, y: SymSlice<f32>) -> CollectiveArgs {
     CollectiveArgs::new(MatRef::sym(x, M, N), MatRef::sym(y, M, N))
 }
 
-/// Keeps a stream busy until the returned sender is dropped.
+/// Enqueues a task that occupies `stream` until the returned sender is dropped.
 fn hold(stream: &Stream) -> mpsc::Sender<()> {
     let (go, gone) = mpsc::channel::<()>();
     let wait = move || {
@@ -77,7 +77,7 @@ fn an_op_does_not_alternate_over_streams_of_two_heaps() {
             op.run(&args(x, y), &own).unwrap();
             refused(op.run(&args(x, y), &theirs));
         }
-        // Streams of the op's own heap are ordered.
+        // Streams of the op's own heap are accepted, and calls on them are ordered.
         op.run(&args(x, y), &mine.stream()?).unwrap();
         mine.finish()?;
         op.check().unwrap();

@@ -4,12 +4,12 @@
 use crate::wait::{Awaited, wait_for};
 use crate::{Access, Call, Channel, Limit, Memory, Stop, divergent};
 
-/// Set of ranks, one bit each.
+/// Set of ranks, as 64 bits: bit r stands for rank r.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Members(u64);
 
 impl Members {
-    /// The ranks 0 to `size` - 1, at most 64.
+    /// Set of the ranks 0 to `size` - 1; `size` is at most 64.
     pub const fn all(size: u32) -> Self {
         Self(if size >= 64 { u64::MAX } else { (1 << size) - 1 })
     }

@@ -20,12 +20,12 @@ pub struct Call(i32);
 pub const RESTAMP_PERIOD: i32 = 1 << 29;
 
 impl Call {
-    /// Makes a call from its number.
+    /// Makes a call from its number, which wraps around after `i32::MAX`.
     pub const fn new(number: i32) -> Self {
         Self(number)
     }
 
-    /// The call number as stored in memory.
+    /// Number of the call, as words in memory hold it.
     pub const fn number(self) -> i32 {
         self.0
     }
@@ -43,7 +43,8 @@ impl Call {
         Self(self.0.wrapping_sub(1))
     }
 
-    /// Whether a word that holds `seen` was set by this call or a later one.
+    /// Whether a word that holds `seen` was set by this call or a later one; right across the
+    /// wrap-around of call numbers.
     pub const fn reached_by(self, seen: i32) -> bool {
         seen.wrapping_sub(self.0) >= 0
     }
@@ -53,7 +54,7 @@ impl Call {
         (self.0 & 1) as u32
     }
 
-    /// The call before this one that used the same slot.
+    /// Last call before this one that used the same slot: two calls ago.
     #[must_use]
     pub const fn of_same_slot_before(self) -> Self {
         Self(self.0.wrapping_sub(2))
@@ -65,7 +66,8 @@ impl Call {
         self.0 & (RESTAMP_PERIOD - 1) <= 1
     }
 
-    /// Whether writers refresh all of their words in this call, see [`RESTAMP_PERIOD`].
+    /// Whether writers refresh all of their words in this call, used or not; see
+    /// [`RESTAMP_PERIOD`].
     pub const fn restamps(self) -> bool {
         self.0 & (RESTAMP_PERIOD - 1) == 0
     }

@@ -23,9 +23,9 @@ pub const PRIVATE_SEQUENCE: u32 = 2;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub struct Channel {
-    /// Id of the op in its heap.
+    /// Number that identifies the op within its heap.
     pub op: u32,
-    /// Number of this rank in the world.
+    /// Number of this rank in its world.
     pub rank: u32,
     /// Number of ranks.
     pub size: u32,
@@ -35,27 +35,30 @@ pub struct Channel {
     /// First word of the entry records (each source rank's description of the call that it has
     /// entered), `[source][parity][LINE_WORDS]`.
     pub entries: u32,
-    /// First of the signal words, `[source][tiles]`, each set by the source of a tile.
+    /// Index of the first signal word, `[source][tiles]`; each is set by the rank that sends the
+    /// tile.
     pub signals: u32,
     /// First of the result words, `[owner][tiles]`, each set by the owner of a tile when the tile's
     /// result is there.
     pub results: u32,
-    /// First of the done words, `[reader][LINE_WORDS]`, each set by the reader.
+    /// Index of the first done word, `[reader][LINE_WORDS]`; each is set by the rank that has read
+    /// this rank's data.
     pub done: u32,
-    /// First of the barrier words, `[phase][source][LINE_WORDS]`, for two phases.
+    /// Index of the first barrier word, `[phase][source][LINE_WORDS]`; an op has two barrier
+    /// phases.
     pub barriers: u32,
-    /// First of the lock words, `[tile]`, used at the owner of the tile.
+    /// Index of the first lock word, `[tile]`; the lock of a tile is the word at the tile's owner.
     pub locks: u32,
-    /// Index of the device word with the number of the call.
+    /// Index of the device word that holds the number of the present call.
     pub call: u32,
-    /// Index of the device word that counts finished workgroups.
+    /// Index of the device word that counts the workgroups that have finished a launch.
     pub finished: u32,
     /// Index of the heap's device word that counts finished calls of all its ops.
     pub sequence: u32,
     /// First device word of the flags of a staged gather, `[unit]`: one for each unit of the
     /// staging buffer, set when the unit is filled.
     pub flags: u32,
-    /// Number of staging flags.
+    /// Number of staging flags: one for each unit of the staging buffer.
     pub flag_count: u32,
     /// Number of pairs of LL words per source: header and data of the largest plan, rounded up to a
     /// line. The pairs lie after the barrier words, `[parity][source][pair_count]`.
@@ -65,9 +68,9 @@ pub struct Channel {
 /// Number of words that a channel needs; known before the heap assigns positions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Words {
-    /// Number of words in the signal segment.
+    /// Number of 4-byte words in the signal segment.
     pub signal: u32,
-    /// Number of words of the device.
+    /// Number of 4-byte device words.
     pub device: u32,
 }
 
@@ -137,7 +140,7 @@ impl Channel {
         SymWord { rank: at, index: self.results + owner * self.tiles + tile }
     }
 
-    /// Done word at rank `at` that `reader` sets.
+    /// Done word at rank `at`, which `reader` sets when it has read what it pulls from `at`.
     pub fn done(&self, at: u32, reader: u32) -> SymWord {
         SymWord { rank: at, index: self.done + reader * LINE_WORDS }
     }
@@ -162,7 +165,7 @@ impl Channel {
         SymWord { rank: owner, index: self.locks + tile }
     }
 
-    /// Word of this device that is set when the `unit` of the staging buffer is filled.
+    /// Device word that is set when unit `unit` of the staging buffer is filled.
     pub fn flag(&self, unit: u32) -> DevWord {
         debug_assert!(unit < self.flag_count, "unit {unit} of {}", self.flag_count);
         DevWord { index: self.flags + unit }
@@ -184,12 +187,12 @@ impl Channel {
     }
 }
 
-/// Input of [`Channel::lay_out`]: the op and the numbers of its words.
+/// Input of [`Channel::lay_out`]: id of the op, and how many words of each kind it needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Shape {
-    /// Id of the op in its heap.
+    /// Number that identifies the op within its heap.
     pub op: u32,
-    /// Number of ranks.
+    /// Number of ranks of the world.
     pub size: u32,
     /// Number of tiles of the largest plan.
     pub tiles: u32,
@@ -197,7 +200,7 @@ pub struct Shape {
     pub flags: u32,
     /// Whether the op needs a lock for each tile.
     pub locks: bool,
-    /// Index of the heap's device word that counts calls.
+    /// Index of the heap's device word that counts finished calls of all ops.
     pub sequence: u32,
     /// Number of pairs of LL words (data only, without header) from one rank to another in the
     /// largest plan.

@@ -23,7 +23,7 @@ pub struct Record {
     /// Leading dimension of C in elements if peers may write this rank's C directly; 0 if they must
     /// write results to the inbox.
     pub direct: i32,
-    /// Offset of C in the data segment, in bytes: low and high 32 bits.
+    /// Offset of C from the start of the data segment in bytes, as low and high 32 bits.
     pub c_offset: [i32; 2],
 }
 
@@ -37,12 +37,12 @@ fn number(record: SymWord) -> SymWord {
     word(record, LINE_WORDS as usize - 1)
 }
 
-/// Load, without waiting, the number of the last call of this parity that `peer` has entered.
+/// Load, without waiting, the number of the last call with parity `parity` that `peer` has entered.
 pub fn look_at_credit<M: Memory + ?Sized>(m: &M, channel: &Channel, peer: u32, parity: u32) -> i32 {
     m.load(number(channel.entry(channel.rank, peer, parity)), Access::CreditLoad)
 }
 
-/// Wait until `peer` has entered the previous call, so that its slots for this call are free.
+/// Wait until `peer` has entered the previous call: it then reads no slot that this call writes.
 pub fn wait_credit<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,

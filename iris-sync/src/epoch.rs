@@ -12,7 +12,8 @@ pub fn publish<M: Memory + ?Sized>(m: &M, word: SymWord, version: Call) {
     m.store(word, version.number(), Access::VersionStore);
 }
 
-/// Wait until `producer` has published `version` or a later one; returns the value of the word.
+/// Wait until `producer` has published `version` or a later version in `word`; returns the value of
+/// the word.
 pub fn wait<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,

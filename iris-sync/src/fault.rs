@@ -1,17 +1,18 @@
 use core::fmt;
 
-/// Error that ends a workgroup; the reason is in the fault record of this rank or of a peer.
+/// Error that ends a workgroup's part in a call; the fault record of this rank, or of a peer, has
+/// the reason.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stop;
 
-/// Kind of a fault.
+/// Kind of a fault: the reason for which a rank could not finish a call.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 #[repr(i32)]
 pub enum FaultKind {
-    /// A peer did not enter the call before the deadline.
+    /// A peer did not enter the call within the deadline for entering.
     NotEntered = 1,
-    /// A peer entered the call and then stopped making progress.
+    /// A peer entered the call and then made no progress within the deadline for progress.
     NoProgress = 2,
     /// A peer entered the call with other arguments; `field` names the argument.
     Mismatch = 3,
@@ -19,7 +20,7 @@ pub enum FaultKind {
     PeerGaveUp = 4,
     /// The process of a peer has ended.
     PeerLost = 5,
-    /// Abort by this rank's host; `seen` is the host's code.
+    /// This rank's host aborted the kernels; `seen` is the host's abort code.
     HostAbort = 6,
 }
 
@@ -38,21 +39,21 @@ impl FaultKind {
 #[non_exhaustive]
 #[repr(i32)]
 pub enum Field {
-    /// Id of the op in its heap, in order of creation.
+    /// Id of the op in its heap: ops are numbered in order of creation.
     Op = 0,
-    /// Number of the call among all calls of the heap's ops.
+    /// Number of the call, counted over the calls of all ops of the heap.
     Sequence = 1,
-    /// Rows of the matrix product.
+    /// M: number of rows of the matrix product.
     M = 2,
-    /// Columns of the matrix product.
+    /// N: number of columns of the matrix product.
     N = 3,
-    /// Depth of the matrix product.
+    /// K: inner dimension of the matrix product.
     K = 4,
-    /// Element types of A, B, C and of transferred data, one byte each.
+    /// Element types of A, B, C and of the data sent between ranks; one byte for each.
     Dtypes = 5,
-    /// The variant of the op.
+    /// Variant of the op, as a number.
     Variant = 6,
-    /// Tile shape and other options, hashed.
+    /// Hash of the tile shape and of other options.
     Config = 7,
     /// Whether peers may write results directly into C. Not part of the comparison of every call;
     /// only a kernel that runs beside the op and takes tiles from C requires it.
@@ -60,7 +61,7 @@ pub enum Field {
 }
 
 impl Field {
-    /// All fields that every op compares, in the order of the record's words.
+    /// Fields that the ranks of every op compare, in the order of the record's words.
     pub const ALL: [Field; 8] = [
         Field::Op,
         Field::Sequence,
@@ -79,17 +80,17 @@ impl Field {
 pub struct Fault {
     /// Kind of the fault.
     pub kind: FaultKind,
-    /// Id of the op in its heap.
+    /// Number that identifies the op within its heap.
     pub op: i32,
-    /// Number of the call.
+    /// Number of the call that could not be finished.
     pub call: i32,
     /// Number of the awaited tile or unit; -1 if the wait was for no tile.
     pub tile: i32,
-    /// Number of the awaited, differing or lost rank.
+    /// Number of the rank that was awaited, that differs, or that is lost.
     pub rank: i32,
-    /// Value seen; in a mismatch, the peer's value.
+    /// Value that was found in the awaited word; in a mismatch, the peer's value.
     pub seen: i32,
-    /// Value wanted; in a mismatch, this rank's value.
+    /// Value that was expected; in a mismatch, this rank's value.
     pub wanted: i32,
     /// Number of the differing [`Field`] in a mismatch; -1 in other faults.
     pub field: i32,
@@ -200,7 +201,7 @@ mod tests {
         );
         let order = Fault { field: Field::Sequence as i32, ..fault };
         assert!(order.to_string().contains("not issued the same operators before it"), "{order}");
-        // Values that are not call numbers are not shown.
+        // Values that are no call numbers are left out of the text.
         let other = |kind| Fault { kind, seen: 11, wanted: 13, ..fault }.to_string();
         let absent = other(FaultKind::NotEntered);
         assert!(absent.starts_with("rank 2 has not entered call 13 of operator 3"), "{absent}");

@@ -31,8 +31,8 @@ pub const AT_ONCE: usize = 8;
 /// thread already holds part of a row in registers.
 pub const HEADS_OF_ROWS: usize = 2;
 
-/// Rows of items, each taken as a whole by one workgroup. Every rank sends all items to every other
-/// rank.
+/// Message of rows of items, each row taken as a whole by one workgroup. Every rank sends all its
+/// items to every other rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rows {
     /// Number of items in all rows together.
@@ -55,16 +55,17 @@ pub struct Rows {
 pub struct Strip {
     /// Number of rows of the message.
     pub rows: u32,
-    /// Number of items in a row of the message.
+    /// Number of items in a whole row of the message.
     pub across: u32,
-    /// Column of the tile's first item in a row.
+    /// Position in its row of the tile's first item.
     pub first: u32,
     /// Number of items in a row of the tile; must divide the number of threads, so that each thread
     /// stays in one column.
     pub line: u32,
-    /// Number of items per row of the tile that exist; less than `line` at the right edge.
+    /// Number of items per row of the tile that the message has; less than `line` at the right edge
+    /// of the message.
     pub there: u32,
-    /// Number of items that a thread waits for together, at most [`AT_ONCE`].
+    /// Number of items that a thread waits for in one poll, at most [`AT_ONCE`].
     pub at_once: u32,
 }
 
@@ -162,7 +163,7 @@ pub fn wait<M: Memory + ?Sized>(
     })
 }
 
-/// Push the header of this call to `peer`: the fields of `record`.
+/// Push the header of this call to `peer`: the record's fields, which ranks must agree on.
 pub fn push_head<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -283,7 +284,8 @@ pub(crate) fn stamp<M: Memory + ?Sized>(
 mod tests {
     use super::*;
 
-    /// Strips side by side, divided among threads, cover each item of the message exactly once.
+    /// Tests that strips side by side, divided among threads, cover each item of the message
+    /// exactly once.
     #[test]
     fn strips_cover_the_rows_of_a_message() {
         for (threads, line) in [(256, 16), (384, 32), (8, 4), (4, 4)] {

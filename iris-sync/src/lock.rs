@@ -1,4 +1,4 @@
-//! Spinlock: one word, taken by compare-and-exchange.
+//! Spinlock for a tile: one word, which a rank takes by compare-and-exchange.
 
 use crate::wait::Awaited;
 use crate::{Access, Call, Channel, Limit, Memory, Stop, SymWord};
@@ -43,7 +43,7 @@ pub fn take<M: Memory + ?Sized>(
     }
 }
 
-/// Release a spinlock.
+/// Release a spinlock that this rank holds, after its stores under the lock (release store).
 pub fn give<M: Memory + ?Sized>(m: &M, word: SymWord) {
     m.store(word, FREE, Access::LockGive);
 }

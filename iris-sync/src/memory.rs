@@ -28,7 +28,7 @@ pub struct SymPair {
 pub struct LlWord {
     /// Four bytes of data.
     pub data: u32,
-    /// Number of the call that pushed the data.
+    /// Number of the call to which the data belongs.
     pub call: i32,
 }
 
@@ -69,9 +69,9 @@ pub enum Order {
 /// Set of threads for which an access is coherent.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Scope {
-    /// The workgroups of one device.
+    /// All workgroups of one device.
     Device,
-    /// Every device and the host.
+    /// All devices and the host.
     System,
 }
 
@@ -85,20 +85,20 @@ macro_rules! accesses {
         pub enum Access { $($(#[$doc])* $name,)* }
 
         impl Access {
-            /// All accesses, in the order of the table.
+            /// All kinds of access, in the order of the table.
             pub const ALL: &'static [Access] = &[$(Access::$name,)*];
 
-            /// The memory order of this access.
+            /// Memory order that the protocol needs for this access.
             pub const fn order(self) -> Order {
                 match self { $(Access::$name => Order::$order,)* }
             }
 
-            /// The scope of this access.
+            /// Set of threads for which this access must be coherent.
             pub const fn scope(self) -> Scope {
                 match self { $(Access::$name => Scope::$scope,)* }
             }
 
-            /// The name of this access; the device headers use the same spelling.
+            /// Name of this access, spelled as in the device headers.
             pub const fn name(self) -> &'static str {
                 match self { $(Access::$name => stringify!($name),)* }
             }
@@ -169,7 +169,7 @@ accesses! {
     LlStamp: Relaxed, System;
 }
 
-/// Deadline that applies to a wait.
+/// Choice of the deadline for a wait.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Limit {
     /// Deadline for a peer to enter a call; long, because the peer's host may be compiling or
@@ -186,7 +186,7 @@ pub enum Span {
     Fetch,
     /// Producing a tile: the matrix product, or loading it.
     Gemm,
-    /// Waiting for a peer or another workgroup.
+    /// Waiting for a signal of a peer or of another workgroup.
     Wait,
     /// Writing a tile to a peer and raising its signal.
     Signal,
@@ -292,7 +292,7 @@ pub trait Memory {
         seen == want.number()
     }
 
-    /// Begin a span of a trace; `what` is the number of a tile, a unit or a rank.
+    /// Begin a span of the trace; `what` is the number of the tile, unit or rank that it is about.
     fn begin(&self, span: Span, what: u32) {
         let _ = (span, what);
     }

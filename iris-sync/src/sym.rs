@@ -16,7 +16,7 @@ pub const SIGNAL_RESERVED: u64 = 4 * crate::RESERVED_WORDS as u64;
 /// Index of the sticky abort word in a signal segment. Peers may set it; it is never cleared.
 pub const ABORT_WORD: usize = crate::ABORT_WORD as usize;
 
-/// Number of 32-bit words of a fault record.
+/// Number of 32-bit words in the fault record of a [`ControlBlock`].
 pub const FAULT_WORDS: usize = 14;
 
 /// Byte offset in a [`ControlBlock`] of the number of milliseconds by which a test has advanced the
@@ -27,20 +27,20 @@ pub const PASSED: usize = size_of::<ControlBlock>() - 4;
 /// last.
 pub const SEEN: usize = PASSED - 4;
 
-/// Values of the host's abort word; zero means that kernels may continue.
+/// Codes that the host writes to its abort word; 0 means that kernels may continue.
 pub mod abort {
     /// The heap was dropped or closed while work was waiting.
     pub const CLOSED: i32 = 1;
-    /// A workgroup panicked.
+    /// A workgroup of a CPU kernel panicked.
     pub const PANICKED: i32 = 2;
-    /// The program aborted the heap.
+    /// The program aborted the heap's kernels.
     pub const USER: i32 = 3;
-    /// The process that carries this world's messages has ended.
+    /// The process that forwards the messages between the ranks of this world has ended.
     pub const HUB_LOST: i32 = 4;
     /// A call was enqueued only in part: one of its launches failed after another had been
     /// enqueued.
     pub const INCOMPLETE: i32 = 5;
-    /// The ranks issue the calls of the heap in different orders.
+    /// The ranks issued the calls of the heap in different orders.
     pub const DISORDER: i32 = 6;
     /// A rank of another node is lost, or a step between nodes failed.
     pub const ELSEWHERE: i32 = 7;
@@ -65,9 +65,9 @@ pub struct HeapView {
     pub control: u64,
     /// Address of this rank's device-local words.
     pub device_words: u64,
-    /// Deadline of a wait for a peer's entry, in nanoseconds.
+    /// Deadline of a wait for a peer to enter a call, in nanoseconds.
     pub entry_deadline_ns: u64,
-    /// Deadline of any other wait, in nanoseconds.
+    /// Deadline of all other waits, in nanoseconds.
     pub progress_deadline_ns: u64,
 }
 
@@ -77,7 +77,7 @@ pub struct HeapView {
 pub struct SliceView {
     /// Offset in bytes from the start of the data segment, equal on every rank.
     pub offset: u64,
-    /// Number of elements.
+    /// Number of elements of the slice.
     pub len: u64,
 }
 

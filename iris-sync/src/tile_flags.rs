@@ -11,8 +11,8 @@ pub fn raise<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call, unit: u32
     m.dev_store(channel.flag(unit), call.number(), Access::FlagStore);
 }
 
-/// Wait until a workgroup of this device has filled staging unit `unit` with data of rank `source`.
-/// Called by one thread.
+/// Wait until a workgroup of this device has filled unit `unit` of the staging buffer with data of
+/// rank `source`. Only one thread of the workgroup may call it.
 pub fn wait<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,

@@ -3,18 +3,18 @@ use crate::{
     Stop, SymWord,
 };
 
-/// Description of a wait: the value that it waits for, and the data for its fault record.
+/// Description of a wait: the awaited value, and the data for a fault record if the wait fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Awaited {
-    /// The call this workgroup is in.
+    /// Call that this workgroup is in.
     pub call: Call,
-    /// The call that the word must have reached.
+    /// Call whose number, or a later one, the word must hold.
     pub want: Call,
-    /// The rank that is to set the word.
+    /// Rank that has to set the word.
     pub rank: u32,
     /// Number of the tile waited for; -1 if the wait is for no tile.
     pub tile: i32,
-    /// Deadline that applies to the wait.
+    /// Choice of the deadline after which the wait fails.
     pub limit: Limit,
 }
 
@@ -113,7 +113,7 @@ pub fn wait_for<M: Memory + ?Sized>(
     Ok(found)
 }
 
-/// Wait for `word`, the signal of `tile` from rank `rank`. One thread calls this.
+/// Wait for `word`, which rank `rank` sets as the signal of `tile`. Only one thread calls this.
 pub(crate) fn wait_signal<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -175,7 +175,8 @@ pub(crate) fn poll<M: Memory + ?Sized>(
                 return Err(Stop);
             }
             if absent.is_none() {
-                // The late rank has entered: restart the progress deadline with its full time.
+                // The late rank has entered the call: the wait goes on, with the full deadline for
+                // progress.
                 (late, spins) = (false, 0);
                 continue;
             }
@@ -186,7 +187,8 @@ pub(crate) fn poll<M: Memory + ?Sized>(
     }
 }
 
-/// First peer that has not entered this call, with the value of its entry word; `None` if all have.
+/// Finds the first peer that has not entered this call; returns its rank and the value of its entry
+/// word, or `None` if all have entered.
 fn absent<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call) -> Option<(u32, i32)> {
     channel.peers().find_map(|peer| {
         let record = channel.entry(channel.rank, peer, call.parity());
@@ -196,7 +198,7 @@ fn absent<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call) -> Option<(u
     })
 }
 
-/// Give up with a fault because the awaited rank makes no progress.
+/// Give up, with the fault that the awaited rank makes no progress.
 pub(crate) fn no_progress<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -215,7 +217,7 @@ mod tests {
     use super::*;
     use crate::{DevWord, LlWord, Shape, SymPair};
 
-    /// Memory of a rank whose words all hold `word` and whose host has set the abort code `host`.
+    /// Memory stub: all words of the rank hold `word`, and its host has set the abort code `host`.
     struct Broken {
         word: i32,
         host: i32,

@@ -10,12 +10,12 @@ use crate::{
     tile_flags,
 };
 
-/// Effect of a launch on the call number when its last workgroup finishes.
+/// Effect of a launch on the call number, when the last workgroup of the launch finishes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
-    /// The call number stays, because more launches of this call follow.
+    /// The call number stays as it is, because more launches of this call follow.
     Keep,
-    /// The call number advances: the call is over.
+    /// The call number advances by one, because the call is over.
     Advance,
     /// The call number advances after an exchange of done words: this rank tells its peers that it
     /// has read what it pulls from them, and waits until they have read what they pull from it.
@@ -44,7 +44,7 @@ pub struct Workgroup<'a, M: Memory + ?Sized> {
     entered: u64,
     asked: u64,
     directs: u64,
-    /// Whether the rank had given up when this launch began.
+    /// Whether this rank had already given up when the launch began.
     given_up: bool,
     /// Whether `count_out` has already counted this workgroup as finished.
     counted: bool,
@@ -81,7 +81,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         }
     }
 
-    /// The call this workgroup is in.
+    /// Call that this workgroup takes part in.
     pub fn call(&self) -> Call {
         self.call
     }
@@ -91,7 +91,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         self.call.parity()
     }
 
-    /// Items of 0..`count` of this workgroup: `index`, then every `self.count`-th item.
+    /// Items of 0..`count` that this workgroup works on: item `index`, then every `self.count`-th
+    /// one.
     pub fn share(&self, count: u32) -> impl Iterator<Item = u32> + use<M> {
         (self.index..count).step_by(self.count as usize)
     }
@@ -189,7 +190,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         ll::wait_head(self.m, self.channel, self.call, &self.record, (sources, together))
     }
 
-    /// Combine the results of single threads: fails on all threads if one of them failed.
+    /// Combine the results of the workgroup's threads: all fail if one of them failed.
     pub fn leave_together(&self, result: Result<(), Stop>) -> Result<(), Stop> {
         if self.m.vote(result.is_ok()) { Ok(()) } else { Err(Stop) }
     }
@@ -218,7 +219,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         )
     }
 
-    /// Rows that this workgroup takes as a whole: every `self.count`-th row.
+    /// Rows that this workgroup takes as a whole: row `index`, then every `self.count`-th one.
     pub fn share_of_rows(&self, rows: &Rows) -> impl Iterator<Item = u32> + use<M> {
         let count = rows.items.div_ceil(rows.len.max(1));
         (self.count - 1 - self.index..count).step_by(self.count as usize)
@@ -259,7 +260,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Ok(())
     }
 
-    /// Wait until `peer` has finished reading the slot that this call writes at it.
+    /// Wait until `peer` no longer reads the slots that this call writes there.
     pub fn credit(&mut self, peer: u32) -> Result<(), Stop> {
         if self.credited >> peer & 1 == 0 {
             self.waiting(|wg| wg.credit_of(peer))?;
@@ -402,7 +403,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         })
     }
 
-    /// Run `critical` under the lock of `tile` at `owner`.
+    /// Run `critical` while this rank holds the lock of `tile` at `owner`.
     pub fn locked(&mut self, owner: u32, tile: u32, critical: impl FnOnce()) -> Result<(), Stop> {
         let word = self.channel.lock(owner, tile);
         self.waiting(|wg| {
@@ -469,7 +470,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
 
     /// Count this workgroup as finished. Returns true for the last one of the launch.
     fn count_one(&self) -> bool {
-        // The only workgroup of a launch need not count.
+        // A launch of a single workgroup needs no count.
         if self.count == 1 {
             return true;
         }
@@ -509,7 +510,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         })
     }
 
-    /// Number of threads that items are assigned to: all but the last, or the only one.
+    /// Number of threads that items are assigned to: all except the last one, or 1 if there is only
+    /// one.
     fn carriers(&self) -> u32 {
         (self.m.threads() - 1).max(1)
     }
@@ -525,7 +527,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         barrier::Members::all(self.channel.size).bits() & !(1 << self.channel.rank)
     }
 
-    /// Call `each` for this thread's share of these peers until one call returns false.
+    /// Call `each` for the peers in the bit set `peers` that fall to this thread, until a call
+    /// returns false.
     fn share_of_peers(&self, peers: u64, each: impl Fn(&Self, u32) -> bool) -> bool {
         divergent(self.m, || {
             let (thread, threads) = (self.m.thread() as usize, self.m.threads() as usize);
@@ -554,7 +557,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         self.timed(tile, |wg| wait_signal(wg.m, wg.channel, wg.call, word, (rank, tile)))
     }
 
-    /// Run one wait of this thread as a `Wait` span of the trace.
+    /// Run `wait`, a wait of this thread, and trace it as a span `Wait`.
     fn timed(&self, what: u32, wait: impl FnOnce(&Self) -> Result<(), Stop>) -> Result<(), Stop> {
         self.m.begin(Span::Wait, what);
         let passed = wait(self);
@@ -606,7 +609,7 @@ fn settle<M: Memory + ?Sized>(
     Ok(())
 }
 
-/// Record a fault saying that this rank or a peer gave up, unless there is a fault already.
+/// Record the fault that this rank or a peer has given up, unless the record already holds a fault.
 fn keep_leaving<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call) {
     let awaited =
         Awaited { call, want: call, rank: channel.rank, tile: -1, limit: Limit::Progress };
@@ -648,7 +651,8 @@ mod tests {
         ABORT_WORD, DevWord, Fault, FaultKind, LlWord, PEER_LOST, RESERVED_WORDS, Shape, SymPair,
     };
 
-    /// Symmetric words of all ranks, with a log of the stores, as one rank uses them.
+    /// Test memory: the symmetric words of all ranks as one rank uses them, with a log of the
+    /// stores.
     #[derive(Default)]
     struct Words {
         host: i32,
@@ -742,7 +746,7 @@ mod tests {
         }
     }
 
-    /// A rank that ends a pulled call well sets no abort word.
+    /// Tests that a rank that ends a pulled call without error sets no abort word.
     #[test]
     fn a_pulled_call_that_ends_well_tells_nobody() {
         let shape = Shape { op: 0, size: 2, tiles: 1, ..Shape::default() };

@@ -1,4 +1,5 @@
-//! Kernel of the caller beside an op, which consumes each tile of C when it has arrived.
+//! Tests of a kernel of the caller that runs beside an op and consumes each tile of C as soon as it
+//! has arrived.
 
 use std::ffi::OsStr;
 use std::sync::{Arc, OnceLock};
@@ -41,7 +42,7 @@ IRIS_KERNEL take(IRIS_ARGS TileView view, Slice<float> c, Slice<float> seen, u32
     }
 }"#;
 
-/// Number of workgroups of the kernel.
+/// Number of workgroups of the kernel beside the op.
 const GROUPS: u32 = 4;
 
 /// Ops whose peers write C directly, so that all tiles have signals.
@@ -61,7 +62,8 @@ pub(crate) fn the_kernel_beside_ops_compiles() {
 
 type HostLaunch = unsafe extern "C" fn(*const *const u8, u32);
 
-/// The kernel as host code, compiled once; each of its threads is a host thread.
+/// Launch function of the kernel, compiled once as host code; each of the kernel's threads is a
+/// host thread.
 fn host() -> HostLaunch {
     static LIBRARY: OnceLock<(Library, HostLaunch)> = OnceLock::new();
     let (_, launch) = LIBRARY.get_or_init(|| {
@@ -71,9 +73,10 @@ fn host() -> HostLaunch {
         std::fs::write(&source, format!("#include \"launch.h\"\n{SOURCE}\n{entry}\n")).unwrap();
         let options = ["-shared", "-std=c++20", "-DIRIS_THREADS=2"].map(OsStr::new);
         harness::compile_for_host(options.into_iter().chain([source.as_os_str()]), &file);
-        // SAFETY: the library was just built from our own source and has no initialisers.
+        // SAFETY: the library was just built from our own source, and opening it runs no
+        // initialisers.
         let library = unsafe { Library::open(Some(&file), RTLD_NOW) }.unwrap();
-        // SAFETY: the source above defines this name with this type.
+        // SAFETY: the compiled source defines `take_launch` with the type `HostLaunch`.
         let launch = *unsafe { library.get::<HostLaunch>(b"take_launch") }.unwrap();
         (library, launch)
     });
@@ -112,7 +115,8 @@ impl OnHost {
         let launch = |which: u32| {
             let [c, seen] = views.each_ref().map(bytes_of);
             let args = [bytes_of(&view), c, seen, bytes_of(&which)].map(<[u8]>::as_ptr);
-            // SAFETY: the arguments match the kernel's parameters and lie in the heap's memory.
+            // SAFETY: the arguments match the kernel's parameters, and their memory lies in the
+            // open heap.
             unsafe { host()(args.as_ptr(), 2) }
         };
         let (op, stream) = (&mut self.op, &self.stream);
@@ -177,13 +181,14 @@ pub(crate) fn tiles_that_do_not_come_are_faults_on_the_host() {
     }
 }
 
-/// C at a different offset on each rank.
+/// Matrix C that begins at a different heap offset on each rank, so that peers do not write it
+/// directly.
 fn shifted(sample: &Sample, room: &Room, rank: usize) -> Result<MatRef> {
     let [_, _, (rows, cols)] = sample.shapes();
     Ok(MatRef::sym(room.c.slice(4 * rank..)?, rows, cols))
 }
 
-/// The kernel on one rank, with C and the copy that it makes.
+/// Kernel beside the op on one rank, with its input C and the copy `seen` that it makes of C.
 struct Taker {
     kernel: UserKernel,
     c: SymSlice<f32>,
@@ -313,7 +318,7 @@ pub(crate) fn tiles_that_do_not_come_are_faults() {
         Sample::new(Op::AllReduce, "two_shot", Default::default(), Ranks::from(world))
             .leaving(GROUPS)
     };
-    // No rank runs the call whose tiles the kernel waits for.
+    // No rank enqueues the call whose tiles the kernel waits for.
     fault("all_reduce", |world, heap| {
         let sample = make(world);
         let (op, room) = (sample.make(heap)?, sample.room(heap)?);
@@ -383,7 +388,7 @@ pub(crate) fn invalid_kernels_beside_an_op_are_refused() {
         let stranger = TileView { heap: other.view(), ..view };
         let error = taker.launch(&heap, &heap.stream()?, &stranger, 0).unwrap_err().to_string();
         ensure!(error.contains("view for take is one of another heap"), "{error}");
-        // No launch was made, so there is nothing to wait for.
+        // All launches were refused, so no kernel runs that must be waited for.
         heap.check()?;
         other.close()?;
 

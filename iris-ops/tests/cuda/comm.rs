@@ -1,4 +1,4 @@
-//! Communicators on memory and streams of cudarc's.
+//! Tests of communicators on memory and streams that cudarc made.
 
 use anyhow::Result;
 use cudarc::driver::CudaContext;
@@ -22,7 +22,7 @@ fn calls(world: &World) -> Result<()> {
         let expected = (0..size).map(|rank| (rank + call) as f32).sum::<f32>();
         assert!(other.clone_dtoh(&y)?.iter().all(|&sum| sum == expected), "call {call}");
     }
-    // Calls on views, with a type that can be moved but not summed.
+    // Collectives on views of a slice, with `u32`, a type that can be moved but not summed.
     let own = stream.clone_htod(&[7, 8, rank as u32, 9])?;
     let mut all = stream.alloc_zeros::<u32>(3 * size)?;
     comm.all_gather(&own.slice(..3), &mut all)?;

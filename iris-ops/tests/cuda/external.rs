@@ -15,14 +15,15 @@ use crate::graphs::callers;
 use crate::open;
 use crate::sample::Sample;
 
-/// Matrix in memory that cudarc allocated.
+/// Matrix over a slice of device memory that cudarc allocated.
 fn external(
     slice: &CudaSlice<f32>,
     stream: &Arc<CudaStream>,
     (rows, cols): (usize, usize),
 ) -> MatRef {
     let (address, _used) = slice.device_ptr(stream);
-    // SAFETY: the caller keeps the slice until the stream is done with the calls that use it.
+    // SAFETY: the caller keeps the slice until the stream has completed the calls that use the
+    // matrix.
     unsafe { MatRef::external_mut(address as *mut f32, slice.len(), rows, cols) }
 }
 

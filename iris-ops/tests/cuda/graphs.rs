@@ -15,7 +15,8 @@ use iris_testkit::suite::Op;
 use crate::sample::{Room, Sample};
 use crate::{numbers, open};
 
-/// Serialises captures: instantiating a graph disturbs another capture in progress.
+/// Lock held while a capture is in progress, because instantiating another graph would disturb the
+/// capture.
 static CAPTURE: Mutex<()> = Mutex::new(());
 
 /// Stream that the caller made with cudarc on the heap's device, and the heap's view of it.
@@ -26,7 +27,7 @@ pub(crate) fn callers(heap: &SymmetricHeap) -> Result<(Arc<CudaStream>, Stream)>
     Ok((theirs, stream))
 }
 
-/// Captures the work that `enqueue` enqueues as a graph.
+/// Captures the work that `enqueue` puts on the stream `theirs`, and returns it as a graph.
 pub(crate) fn captured(
     theirs: &Arc<CudaStream>,
     enqueue: impl FnOnce() -> Result<()>,
@@ -39,7 +40,7 @@ pub(crate) fn captured(
     graph.context("an empty graph")
 }
 
-/// Drops a graph while no capture is in progress, because that would disturb it.
+/// Drops a graph while holding [`CAPTURE`], because dropping it would disturb another capture.
 pub(crate) fn drop_graph(graph: CudaGraph) {
     let _capture = CAPTURE.lock();
     drop(graph);
@@ -56,7 +57,7 @@ fn replayed(world: World) -> Result<()> {
     let barrier = Barrier::new(&heap, &barrier::Options::new().plan(&heap)?)?;
     let (x, y) = (heap.alloc::<f32>(len)?, heap.full::<f32>(len, f32::NAN)?);
     let args = CollectiveArgs::new(MatRef::sym(x, 1, len), MatRef::sym(y, 1, len));
-    // One call before the capture, one after the replays.
+    // The op also runs outside the graph: once before the capture, and once after the replays.
     heap.write(x, &numbers(len, rank, 0))?;
     op.run(&args, &stream)?;
     stream.sync()?;
@@ -64,7 +65,7 @@ fn replayed(world: World) -> Result<()> {
     let graph = captured(&theirs, || {
         op.run(&args, &stream)?;
         barrier.run(&stream)?;
-        // Allocation and waiting are refused without breaking the capture.
+        // Allocations and waits are refused during the capture, which they would break.
         let refused = heap.alloc_device_words(1).map(drop).unwrap_err().to_string();
         ensure!(refused.contains("captured"), "{refused}");
         let refused = stream.sync().unwrap_err().to_string();
@@ -156,24 +157,25 @@ pub(crate) fn allocation_in_a_capture_is_refused() {
     outcome.unwrap();
 }
 
-/// Threads with heaps of their own on the same devices, and the task they are told to do.
+/// Threads that use heaps of their own on the same devices meanwhile, and the task that they are
+/// told to do.
 struct Others {
     what: AtomicU8,
     rounds: AtomicUsize,
 }
 
-/// Tasks: end; use the open heap; also open another heap and close it.
+/// Tasks of the other threads: end; use the open heap; use it and also open and close another heap.
 const STOP: u8 = 0;
 const USE: u8 = 1;
 const OPEN: u8 = 2;
 
 impl Others {
-    /// Runs two ranks until they are told to stop.
+    /// Runs the two ranks of the other threads until their task is `STOP`.
     fn run(&self) -> Result<()> {
         World::run_threads(2, |world| -> Result<()> {
             let heap = small(&world)?;
             loop {
-                // Rank 0's value decides for both ranks.
+                // The task may change at any time, so both ranks take the value that rank 0 read.
                 let what = world.allgather(&[self.what.load(Ordering::Relaxed)])?[0][0];
                 if what == STOP {
                     return Ok(heap.close()?);
@@ -192,7 +194,8 @@ impl Others {
         Ok(())
     }
 
-    /// Waits until the threads have begun and ended a round after this call.
+    /// Waits until the other threads have begun and completed a round of their task since this
+    /// call.
     fn round(&self) -> Result<()> {
         let (before, begun) = (self.rounds.load(Ordering::Relaxed), Instant::now());
         while self.rounds.load(Ordering::Relaxed) < before + 2 {
@@ -250,7 +253,8 @@ fn all_replayed(world: &World, others: &Others, while_replaying: u8) -> Result<(
             if ranks.rank == 0 {
                 others.what.store(what, Ordering::Relaxed);
                 if what == USE {
-                    // Waits until the last heap that the other threads opened is closed.
+                    // Waits one round, after which the last heap that the other threads opened is
+                    // closed.
                     others.round()?;
                 }
             }
@@ -276,7 +280,7 @@ fn all_replayed(world: &World, others: &Others, while_replaying: u8) -> Result<(
                 continue;
             }
             for rank in 0..ranks.size {
-                // A rank may already be in its next call, but cannot be before this one.
+                // Other ranks may already be in the call after this one, but not in an earlier one.
                 let seen = heap.read_from(word, rank)?[0];
                 ensure!((calls..=calls + 1).contains(&seen), "{rank} at {seen}, call {calls}");
             }

@@ -11,7 +11,7 @@ use iris_testkit::suite::Op;
 
 use crate::sample::Sample;
 
-/// Delays of rank 1, as multiples of the deadline for entering a call.
+/// Times after which rank 1 enters the call, as multiples of the deadline for entering a call.
 const LATE: [f64; 5] = [0.9, 0.99, 1.0, 1.01, 1.1];
 
 /// Rank 0 enqueues two calls; rank 1 enqueues the first one when rank 0 may have timed out. Returns
@@ -40,7 +40,7 @@ fn calls(
         op.run(&operands, &stream)
     };
     let failed = run.is_err() | stream.sync().is_err();
-    // Both ranks must be alive while one reads or has found an error.
+    // Both ranks must stay alive until each has read C or found its error.
     let c = heap.read(room.c)?;
     both.wait();
     if !failed && sample.case.op != Op::Barrier {

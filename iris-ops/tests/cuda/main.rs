@@ -88,12 +88,12 @@ fn open(world: &World) -> Result<Arc<SymmetricHeap>> {
     Ok(SymmetricHeap::open(world, options)?)
 }
 
-/// Plan of an all-reduce of `count` elements.
+/// Plan of an all-reduce of `count` elements by the variant `variant`.
 fn message(heap: &Arc<SymmetricHeap>, count: usize, variant: all_reduce::Variant) -> Result<Plan> {
     Ok(all_reduce::Options::new(count).variant(variant).plan(heap)?)
 }
 
-/// Small integers that differ between ranks and calls.
+/// Test data: small integers that differ between ranks and calls.
 fn numbers(len: usize, rank: usize, call: usize) -> Vec<f32> {
     (0..len).map(|i| ((i * 7 + rank * 5 + call * 3) % 9) as f32 - 4.0).collect()
 }
@@ -179,7 +179,7 @@ fn new_streams_are_used_at_the_same_moment() {
     }
 }
 
-/// Tests that calls on alternating streams run one after the other.
+/// Tests that calls issued on two streams in turn run in the order in which they were issued.
 fn ops_of_two_streams_are_in_order() {
     let outcome = World::run_threads(2, |world| -> Result<()> {
         let heap = open(&world)?;
@@ -223,7 +223,8 @@ fn only_ops_that_are_observed_count_and_trace() {
                 Err(error) => ensure!(at != 1 && error.to_string().contains("counted(true)")),
             }
             let spans: usize = op.trace()?.iter().map(Vec::len).sum();
-            // Five tiles, each with a product, a signal and a sum.
+            // The op at index 2 has five tiles, each with a product, a signal and a sum in the
+            // trace.
             ensure!(if at == 2 { spans >= 15 } else { spans == 0 }, "{spans} spans");
             op.free()?;
         }
@@ -252,7 +253,8 @@ fn an_absent_rank_is_a_fault_and_the_process_lives() {
         }
         ensure!(started.elapsed() < Duration::from_secs(20));
         if world.rank() == 1 {
-            // Hosts wait as long as kernels wait for an entry: 6 s.
+            // A host waits at most 6 s in the barrier below, as long as a kernel waits for an
+            // entry; rank 0 comes there 6 s late, so rank 1 must be late too.
             std::thread::sleep(Duration::from_secs(4));
         }
         world.barrier()?;
@@ -261,7 +263,7 @@ fn an_absent_rank_is_a_fault_and_the_process_lives() {
         Ok(heap.close()?)
     });
     each.unwrap().into_iter().collect::<Result<Vec<_>>>().unwrap();
-    // The CUDA context still works.
+    // The faults have left the CUDA context intact: another world can use the device.
     World::run_threads(2, |world| matmul_all_reduce(world, Variant::OneShot)).unwrap();
 }
 
@@ -271,7 +273,7 @@ fn a_tile_that_no_kernel_takes_is_refused_by_the_plan() {
     let large = Options::new(512, 512, 64).dtype(DType::BF16).tile(tile);
     let error = large.plan(ranks).unwrap_err();
     assert!(error.to_string().contains("256 x 64"), "{error}");
-    // Tiles that plans choose have kernels.
+    // For every shape, the kernels include the tile that the plan chooses.
     for (m, n) in [(1, 8192), (16, 1024), (4096, 4096), (3, 5)] {
         let plan = Options::new(m, n, 64).dtype(DType::BF16).plan(ranks).unwrap();
         let tile = plan.tile();

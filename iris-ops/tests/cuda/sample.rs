@@ -8,7 +8,8 @@ use iris_ops::{MatRef, Ranks, Shard, TileShape};
 use iris_testkit::oracle::{Dense, Task};
 use iris_testkit::suite::{AnyOp, Case, Op, Operands, Options, plan};
 
-/// M, N and K: no multiples of the tile, with several tiles of 8 x 16 in each direction.
+/// M, N and K of a call: none is a multiple of the tile, and there are several tiles of 8 x 16 in
+/// each direction.
 const SHAPE: (usize, usize, usize) = (37, 44, 30);
 
 /// Number of workgroups of a launch; small, so that launches of several ops fit on a device
@@ -20,7 +21,7 @@ pub(crate) struct Sample {
     ranks: Ranks,
 }
 
-/// Memory in the heap for A, B and C of any rank.
+/// Symmetric memory for A, B and C, large enough for the shapes of any rank.
 #[derive(Clone, Copy)]
 pub(crate) struct Room {
     pub(crate) a: SymSlice<f32>,
@@ -80,12 +81,12 @@ impl Sample {
 
     pub(crate) fn room(&self, heap: &SymmetricHeap) -> Result<Room> {
         let ((m, n, k), size) = (SHAPE, self.ranks.size);
-        // The output of an all-to-all has a block from each rank.
+        // The output of an all-to-all is larger than M x N: it has a block from each rank.
         let (a, b, c) = (m * n.max(k), n * k, (m + size) * n);
         Ok(Room { a: heap.alloc(a)?, b: heap.alloc(b)?, c: heap.alloc(c)? })
     }
 
-    /// Shapes of A, B and C on this rank.
+    /// Rows and columns of A, B and C on this rank.
     pub(crate) fn shapes(&self) -> [(usize, usize); 3] {
         self.case.shapes(self.ranks, SHAPE.0)
     }
@@ -97,7 +98,7 @@ impl Sample {
         Operands::new(a, b, c)
     }
 
-    /// A (`which` 0) or B (1) of a rank in a call: integers in [-8, 8].
+    /// Input A (`which` 0) or B (1) of rank `rank` in call number `call`: integers in [-8, 8].
     fn input(&self, which: usize, rank: usize, call: usize) -> Dense {
         let (rows, cols) = self.case.shapes(Ranks::new(rank, self.ranks.size), SHAPE.0)[which];
         let seed = (2 * call + which) as u64;
@@ -106,12 +107,13 @@ impl Sample {
         })
     }
 
-    /// A (`which` 0) or B (1) of this rank, as elements in memory.
+    /// Input A (`which` 0) or B (1) of this rank, as the f32 elements to be written to the heap.
     pub(crate) fn elements(&self, which: usize, call: usize) -> Vec<f32> {
         self.input(which, self.ranks.rank, call).data.into_iter().map(|x| x as f32).collect()
     }
 
-    /// Writes the inputs of a call, and NaN to C.
+    /// Writes the inputs of call number `call`, and NaN to C, so that elements that the call leaves
+    /// out are found.
     pub(crate) fn fill(&self, heap: &SymmetricHeap, room: &Room, call: usize) -> Result<()> {
         for (which, slice) in [room.a, room.b].into_iter().enumerate() {
             let values = self.elements(which, call);
@@ -120,7 +122,7 @@ impl Sample {
         Ok(heap.write(room.c, &vec![f32::NAN; room.c.len()])?)
     }
 
-    /// Expected C of this rank after a call.
+    /// Expected elements of this rank's C after call number `call`.
     pub(crate) fn expected(&self, call: usize) -> Vec<f32> {
         let Ranks { rank, size, .. } = self.ranks;
         let task = Task { op: self.case.op, size, m: SHAPE.0, options: self.case.options.clone() };
@@ -133,7 +135,7 @@ impl Sample {
         expected.value.into_iter().map(|x| x as f32).collect()
     }
 
-    /// Compares C after a call with the expected values.
+    /// Compares `got`, the elements of C after call number `call`, with the expected ones.
     pub(crate) fn check(&self, got: &[f32], call: usize) -> Result<()> {
         let expected = self.expected(call);
         let wrong = got.iter().zip(&expected).position(|(got, expected)| got != expected);

@@ -6,7 +6,7 @@ use crate::{End, Memory, Span, Stop};
 pub trait AccumulateTiles {
     /// Set `tile` of this rank's own workspace to zero.
     fn zero(&mut self, tile: u32, parity: u32);
-    /// Compute this rank's partial of `tile`, in the transfer format.
+    /// Compute this rank's partial of `tile`, in the type that is sent between ranks.
     fn produce(&mut self, tile: u32);
     /// Add this rank's partial to the workspace of `owner`; the caller holds the tile's lock, or
     /// the additions are atomic.
@@ -15,7 +15,8 @@ pub trait AccumulateTiles {
     fn convert(&mut self, owner: u32, tile: u32, parity: u32);
 }
 
-/// Clear the tiles that this rank owns. A device barrier must follow before any rank adds.
+/// Clear the tiles that this rank owns in its workspace. A device barrier must follow before any
+/// rank adds to them.
 pub fn zero<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     tiles: u32,
@@ -37,8 +38,8 @@ pub fn zero<M: Memory + ?Sized>(
     })
 }
 
-/// Add this rank's partials to their owners' workspaces, under a lock if `locked`. A device barrier
-/// must follow before any rank reads.
+/// Add this rank's partials to the workspaces of their owners; take the tile's lock for each if
+/// `locked` is true. A device barrier must follow before any rank reads the sums.
 pub fn add<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     tiles: u32,

@@ -7,7 +7,7 @@ use crate::barrier::Members;
 use crate::wait::{has_given_up, raise_signal, wait_signal};
 use crate::{Access, Call, Channel, DevWord, End, Memory, Record, Stop, entry};
 
-/// Copy operations for the parts that this rank sends.
+/// Copies that a launch makes to send this rank's data, part by part.
 pub trait CopiedTiles {
     /// Write `part` of the data for `peer` to its destination at the peer.
     fn copy(&mut self, peer: u32, part: u32);
@@ -72,7 +72,7 @@ pub struct Arrivals<'a, M: Memory + ?Sized> {
 }
 
 impl<'a, M: Memory + ?Sized> Arrivals<'a, M> {
-    /// Begins waiting for parts: reads the number of the call.
+    /// Begins to wait for the parts of the present call, whose number is read here.
     pub fn begin(launch: &Launch<'a, M>) -> Self {
         let Launch { m, channel, .. } = *launch;
         let call = Call::new(m.dev_load(DevWord { index: channel.call }, Access::CallLoad));
@@ -104,7 +104,8 @@ pub struct Departures<'a, M: Memory + ?Sized> {
 }
 
 impl<'a, M: Memory + ?Sized> Departures<'a, M> {
-    /// Reads the number of the call, and whether this rank has given up.
+    /// Reads the number of the call, and whether this rank has given up, after which it must not
+    /// store to peers.
     pub fn begin(launch: &Launch<'a, M>) -> Self {
         let Launch { m, channel, record, .. } = *launch;
         let call = Call::new(m.dev_load(DevWord { index: channel.call }, Access::CallLoad));

@@ -13,7 +13,7 @@ pub trait DeliverTiles {
     fn take(&mut self, source: u32, tile: u32, parity: u32);
 }
 
-/// Number of tiles between ranks; pure functions of values that all ranks agreed on.
+/// Numbers of tiles that each rank produces and sends; they must be the same values on all ranks.
 pub trait Delivery {
     /// Number of tiles that this rank produces.
     fn produced(&self) -> u32;
@@ -53,8 +53,8 @@ pub fn deliver<M: Memory + ?Sized>(
             }
             send(wg, body, to, tile)?;
         }
-        // A workgroup that only takes also produces the tiles, before the first ones from peers
-        // arrive.
+        // A workgroup that does not send also produces tiles: each before it waits for the peers'
+        // tiles with the same number.
         let left = if sends { 0 } else { produced };
         let sent = wg.channel.peers().map(|source| delivery.sent(source, me));
         let most = sent.chain([left]).max().filter(|_| takes);
@@ -75,9 +75,9 @@ pub fn deliver<M: Memory + ?Sized>(
 pub struct Relays {
     /// Number of tiles that the root sends.
     pub tiles: u32,
-    /// The rank that owns the tiles.
+    /// Rank that has the data and sends the tiles.
     pub root: u32,
-    /// Number of ranks, at least two.
+    /// Number of ranks of the world, at least two.
     pub size: u32,
 }
 
@@ -134,7 +134,7 @@ fn produce<M: Memory + ?Sized>(wg: &Workgroup<'_, M>, body: &mut impl DeliverTil
     wg.m.end(Span::Gemm);
 }
 
-/// Write `tile` at these peers and raise their signals.
+/// Write `tile` to each of these peers, and raise its signal there.
 fn send<M: Memory + ?Sized>(
     wg: &mut Workgroup<'_, M>,
     body: &mut impl DeliverTiles,
@@ -173,7 +173,7 @@ fn receive<M: Memory + ?Sized>(
     Ok(())
 }
 
-/// Set of the peers for which `which` is true.
+/// Set of the peers for which `which` returns true.
 fn of(channel: &Channel, which: impl Fn(u32) -> bool) -> Members {
     let bits = |bits, peer| bits | u64::from(which(peer)) << peer;
     Members::from_bits(channel.peers().fold(0, bits))

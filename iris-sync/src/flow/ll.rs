@@ -14,14 +14,14 @@ pub trait Exchange {
 /// Item operations of one thread in an LL exchange; a thread takes only items that it waited for
 /// itself.
 pub trait LlTiles {
-    /// Data of item number `item` for `peer`.
+    /// Data of item number `item` that this rank sends to `peer`.
     fn give(&mut self, peer: u32, item: u32) -> [u32; 2];
     /// Begin item `item`: store this rank's own contribution at its destination, before the
     /// contributions of the peers.
     fn begin(&mut self, item: u32);
     /// Take the data of `item` from `source`. Called in ascending order of sources.
     fn take(&mut self, source: u32, item: u32, data: [u32; 2]);
-    /// End `item`: the contributions of all sources have been taken.
+    /// Finish `item`, after the contributions of all sources have been taken.
     fn end(&mut self, item: u32);
 }
 
@@ -50,7 +50,7 @@ pub fn exchange<M: Memory + ?Sized>(
     body: &mut impl LlTiles,
 ) -> Result<(), Stop> {
     let me = launch.channel.rank;
-    // A message with items begins with the pairs of its header.
+    // A message with items also uses the pairs of its header, which come first.
     let used = |peer| match exchange.sent(me, peer) {
         0 => 0,
         items => HEAD + items,
@@ -141,7 +141,8 @@ fn row_steps<M: Memory + ?Sized>(
         }
     });
     m.end(Span::Signal);
-    // A workgroup without a row waits for the headers, too.
+    // A workgroup that gets no row also waits for the headers, which show whether all ranks made
+    // the same call.
     let mut mine = wg.share_of_rows(rows);
     let (mut at, mut heads) = (mine.next(), all);
     loop {
@@ -187,8 +188,8 @@ fn tile_steps<M: Memory + ?Sized>(
         // overlaps with the product.
         divergent(m, || wg.push_head(all));
     }
-    // The product also ends in a call that has failed, because asynchronous copies to shared memory
-    // must complete before the workgroup leaves.
+    // Multiply even if the call has failed, because `multiply` waits for asynchronous copies to
+    // shared memory, which must complete before the workgroup ends.
     body.multiply();
     begun?;
     m.begin(Span::Signal, 0);
@@ -205,7 +206,7 @@ fn tile_steps<M: Memory + ?Sized>(
     wg.leave_together(taken)
 }
 
-/// Wait for the items of `batch` from all ranks, and take them.
+/// Wait until the items of `batch` have come from all ranks, and take them in the order of ranks.
 fn take_batch<M: Memory + ?Sized>(
     wg: &Workgroup<'_, M>,
     batch: &Batch,
@@ -243,7 +244,7 @@ fn push_batch<M: Memory + ?Sized>(
     }
 }
 
-/// Batches by ascending number, until the first empty one.
+/// Batches that `of` returns for 0, 1, 2, ..., up to the first `None` or empty batch.
 fn batches(of: impl Fn(u32) -> Option<Batch>) -> impl Iterator<Item = Batch> {
     (0..).map_while(of).take_while(|batch| !batch.items().is_empty())
 }

@@ -42,7 +42,7 @@ pub struct Launch<'a, M: Memory + ?Sized> {
     pub m: &'a M,
     /// Layout of the words of the op.
     pub channel: &'a Channel,
-    /// This rank's description of the call, compared with its peers'.
+    /// This rank's description of the call, which is compared with those of its peers.
     pub record: &'a Record,
     /// Index of this workgroup in the launch.
     pub index: u32,
@@ -51,7 +51,7 @@ pub struct Launch<'a, M: Memory + ?Sized> {
 }
 
 impl<M: Memory + ?Sized> Launch<'_, M> {
-    /// Begin the call, run `body`, and count the workgroup as finished whether `body` fails or not.
+    /// Begin the call, run `body`, and count the workgroup as finished even if `body` fails.
     pub fn run(
         &self,
         end: End,
@@ -73,7 +73,7 @@ pub fn barrier<M: Memory + ?Sized>(
     launch.run(end, |wg| wg.barrier(phase, members))
 }
 
-/// Items `first`, `first + step`, ... below `end`: the share of one workgroup.
+/// Items `first`, `first + step`, ... below `end`: the items that one workgroup takes.
 fn every(first: u32, step: u32, end: u32) -> StepBy<Range<u32>> {
     (first..end).step_by(step as usize)
 }

@@ -11,13 +11,14 @@ pub trait ReduceTiles {
     fn at_once(&self) -> bool {
         true
     }
-    /// Compute this rank's partial of `tile`, in the transfer format.
+    /// Compute this rank's partial of `tile`, in the type that is sent between ranks.
     fn produce(&mut self, tile: u32);
     /// Write this rank's partial of `tile` to the slot for this rank in the inbox of `peer`.
     fn push(&mut self, peer: u32, tile: u32, parity: u32);
     /// Store this rank's partial of `tile` in the slot for this rank in its own inbox.
     fn keep(&mut self, tile: u32, parity: u32);
-    /// Add up the partials of `tile` in the op's fixed order of ranks, and write the result to C.
+    /// Add up all ranks' partials of `tile`, in an order of ranks that is fixed for the op, and
+    /// write the sum to C.
     fn reduce(&mut self, tile: u32, parity: u32);
     /// Write the result of `tile` to `peer`: into its C if `direct`, else into its inbox.
     fn push_result(&mut self, peer: u32, tile: u32, parity: u32, direct: bool);
@@ -25,11 +26,12 @@ pub trait ReduceTiles {
     fn take_result(&mut self, tile: u32, parity: u32);
 }
 
-/// Assignment of tiles to the ranks that reduce them.
+/// Assignment of tiles to owners: the ranks that reduce them.
 pub trait Owners {
-    /// Largest number of tiles that any rank owns.
+    /// Maximum number of tiles that one rank owns.
     fn most(&self) -> u32;
-    /// Number of the `place`-th tile of `owner`; `None` if it owns fewer.
+    /// Number of the tile that is at position `place` among the tiles of `owner`; `None` if `owner`
+    /// has fewer.
     fn owned(&self, owner: u32, place: u32) -> Option<u32>;
 }
 
@@ -38,7 +40,7 @@ pub trait Owners {
 pub struct Turns {
     /// Number of tiles.
     pub tiles: u32,
-    /// Number of ranks that own tiles.
+    /// Number of ranks that own tiles: the ranks 0 to `owners` - 1.
     pub owners: u32,
 }
 
@@ -79,7 +81,7 @@ pub fn one_shot<M: Memory + ?Sized>(
                 wg.push_signals(all, next);
                 wg.m.end(Span::Signal);
             }
-            // The first tile has no predecessor to reduce.
+            // In its first round a workgroup has no earlier tile to reduce.
             let Some(tile) = next.checked_sub(launch.count).filter(|_| at_once) else {
                 continue;
             };

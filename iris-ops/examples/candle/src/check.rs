@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::llama::make_weights;
 use crate::{NEW_TOKENS, Ways, generate_by_threads};
 
-/// Maximum number of lines that differ between an engine over NCCL and one over iris.
+/// Limit (exclusive) for the number of lines by which an engine over NCCL and one over iris differ.
 const SWAP_LINES: usize = 40;
 
 pub fn run() -> Result<()> {
@@ -53,14 +53,15 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-/// Command-line arguments of a rank.
+/// Command-line arguments with which a rank of the model is started.
 fn arguments(file: &Path, fused: bool) -> Vec<std::ffi::OsString> {
     let mut arguments = vec!["run".into(), file.into()];
     arguments.extend(fused.then(|| "--fused".into()));
     arguments
 }
 
-/// Runs ranks like `for r in 0 1; do RANK=$r WORLD_SIZE=2 program & done; wait`.
+/// Runs each rank as a process, as the shell does in `for r in 0 1; do RANK=$r WORLD_SIZE=2 program
+/// & done; wait`.
 fn by_loop(file: &Path, size: usize, fused: bool) -> Result<Vec<u32>> {
     let program = std::env::current_exe()?;
     let start = |rank: usize| {
@@ -77,10 +78,10 @@ fn by_loop(file: &Path, size: usize, fused: bool) -> Result<Vec<u32>> {
     tokens(&outputs[0].stdout)
 }
 
-/// `None` if mpirun is not installed.
+/// Runs the ranks by mpirun; returns `None` if mpirun is not installed.
 fn by_mpirun(file: &Path, size: usize, fused: bool) -> Result<Option<Vec<u32>>> {
     let mut command = Command::new("mpirun");
-    // Flags for root and for few cores, as in CI.
+    // mpirun refuses the user root, and more ranks than cores, without these flags; CI has both.
     command.args(["--allow-run-as-root", "--oversubscribe", "-n", &size.to_string()]);
     let command = command.arg(std::env::current_exe()?).args(arguments(file, fused));
     let output = match command.output() {

@@ -17,7 +17,7 @@ use crate::parallel::{ColumnParallel, RowParallel, Shard};
 pub fn make_weights(config: &Config, file: &Path) -> Result<()> {
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
     let mut uniform = || {
-        // xorshift64* generator, with the same numbers on every machine.
+        // xorshift64* generator, which gives the same weights on every machine.
         state ^= state >> 12;
         state ^= state << 25;
         state ^= state >> 27;
@@ -69,12 +69,12 @@ struct Layer {
     down: RowParallel,
 }
 
-/// Part of the model on one rank.
+/// Part of the model that one rank holds.
 pub struct Llama {
     embedding: Tensor,
     layers: Vec<Layer>,
     lm_head: Tensor,
-    /// Number of tokens in the cache.
+    /// Number of tokens whose keys and values are cached.
     seen: usize,
 }
 
@@ -149,7 +149,7 @@ impl Llama {
 impl Attention {
     fn forward(&mut self, x: &Tensor, seen: usize) -> Result<Tensor> {
         let (count, head) = (x.dim(0)?, self.head);
-        // Heads x tokens x head.
+        // Reshapes to heads x tokens x head size.
         let heads = |x: Tensor| -> Result<Tensor> {
             let heads = x.dim(1)? / head;
             Ok(x.reshape((count, heads, head))?.transpose(0, 1)?.contiguous()?)
@@ -175,7 +175,7 @@ impl Attention {
     }
 }
 
-/// A range of items as one of their elements.
+/// Range of elements that the items `range` occupy, with `by` elements for each item.
 fn scaled(range: &std::ops::Range<usize>, by: usize) -> std::ops::Range<usize> {
     range.start * by..range.end * by
 }
@@ -200,7 +200,7 @@ fn mask(count: usize, seen: usize, device: &Device) -> Result<Tensor> {
     Ok(Tensor::from_vec(values.collect::<Vec<f32>>(), (count, all), device)?)
 }
 
-/// Rotary position embeddings of the tokens from number `seen` on.
+/// Rotates the embedding of each token by the token's position, of which the first is `seen`.
 fn rotated(x: &Tensor, seen: usize) -> Result<Tensor> {
     let (_, count, head) = x.dims3()?;
     let half = head / 2;

@@ -31,13 +31,13 @@ use config::Config;
 use llama::Llama;
 use parallel::{RowParallel, Shard};
 
-/// Tokens of the prompt.
+/// Token numbers of the prompt.
 const PROMPT: [u32; 7] = [1, 17, 96, 5, 200, 33, 2];
 
-/// Number of tokens that are generated.
+/// Number of tokens that the model generates after the prompt.
 const NEW_TOKENS: usize = 24;
 
-/// Computation and communication options of the ranks.
+/// Options of a run: how ranks compute and communicate.
 #[derive(Clone, Copy, Debug, Default)]
 struct Ways {
     /// Whether row-parallel layers fuse GEMM and sum in one operator.
@@ -89,16 +89,17 @@ fn run(file: PathBuf, options: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Tokens of each rank, as a thread.
+/// Runs each rank as a thread, and returns the tokens of each.
 fn generate_by_threads(file: &Path, size: usize, ways: Ways) -> Result<Vec<Vec<u32>>> {
     World::run_threads(size, |world| generate(&world, file, ways))
 }
 
-/// Tokens that one rank generates together with the others.
+/// Generates the tokens on this rank, together with the other ranks. Collective.
 fn generate(world: &World, file: &Path, ways: Ways) -> Result<Vec<u32>> {
     let (device, stream) = device(world, ways)?;
     let config = Config::small();
-    // Heads and feed-forward columns are split over the ranks, evenly or not.
+    // Each rank has a part of the heads and of the feed-forward columns; the parts may differ in
+    // size.
     let shard = Shard { rank: world.rank(), size: world.size() };
     let ranks = Ranks::from(world).on(if ways.cuda { BackendKind::Cuda } else { BackendKind::Cpu });
     // Planning is local. Fused row-parallel layers need room in the heap in addition to the
@@ -117,7 +118,7 @@ fn generate(world: &World, file: &Path, ways: Ways) -> Result<Vec<u32>> {
         let mut token = if world.rank() == 0 { [best] } else { [0] };
         match &device {
             Device::Cpu => comm.broadcast_in_place(&mut token, 0)?,
-            // All ranks have the same bits, so all find the same token.
+            // All ranks have computed the same bits, so all find the same best token.
             _ => token = [best],
         }
         tokens.push(token[0]);
@@ -127,7 +128,7 @@ fn generate(world: &World, file: &Path, ways: Ways) -> Result<Vec<u32>> {
     Ok(tokens.split_off(PROMPT.len()))
 }
 
-/// candle's device of this rank, and the stream of its communicator.
+/// Device of candle for this rank, and the stream for its communicator.
 fn device(world: &World, ways: Ways) -> Result<(Device, OnStream)> {
     if !ways.cuda {
         return Ok((Device::Cpu, BackendKind::Cpu.into()));

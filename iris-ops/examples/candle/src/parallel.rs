@@ -14,7 +14,7 @@ use iris_ops::{MatmulAllReduce, MatmulArgs, Plan, Ranks, scope, split};
 
 use crate::config::Config;
 
-/// Rank and number of ranks.
+/// Position of a rank among the ranks over which a layer is split.
 #[derive(Clone, Copy)]
 pub struct Shard {
     pub rank: usize,
@@ -22,7 +22,7 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// Range of `items` that this rank owns.
+    /// Range of the `items` items (such as heads or columns) that this rank owns.
     pub fn of(self, items: usize) -> Range<usize> {
         split(items, self.size, self.rank)
     }
@@ -55,13 +55,13 @@ pub struct RowParallel {
 /// Summation over ranks for row-parallel layers.
 #[derive(Clone)]
 enum Sum {
-    /// GEMM of candle, followed by an all-reduce.
+    /// Candle's own GEMM, followed by an all-reduce.
     After(AllReduce),
     /// GEMM and sum fused in one operator.
     Fused(MatmulSum),
 }
 
-/// Makes row-parallel layers that share an operator.
+/// Factory for row-parallel layers that share one all-reduce or one fused operator.
 pub struct Maker(Sum);
 
 impl RowParallel {
@@ -72,7 +72,7 @@ impl RowParallel {
         Ok([plan(heads * config.head())?, plan(shard.of(config.feed_forward).len())?])
     }
 
-    /// Makes the fused operator if there is a plan; then collective.
+    /// Makes the factory, with a fused operator if there is a plan. Collective if there is a plan.
     pub fn maker(comm: &Arc<Comm>, plan: Option<&Plan>) -> Result<Maker> {
         Ok(Maker(match plan {
             None => Sum::After(AllReduce { comm: comm.clone() }),
@@ -113,7 +113,7 @@ impl AllReduce {
     }
 }
 
-/// Elements of a tensor, in order.
+/// Elements of a tensor in host memory, in order; an error if the tensor is not contiguous.
 fn elements<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> candle_core::Result<&'a [T]> {
     match layout.contiguous_offsets() {
         Some((from, to)) => Ok(&storage.as_slice::<T>()?[from..to]),
@@ -161,7 +161,7 @@ pub struct MatmulSum {
     op: Arc<MatmulAllReduce>,
 }
 
-/// Rows of x, rows and columns of the weight.
+/// Number of rows of x, and of rows and columns of the weight.
 fn sizes(x: &Layout, weight: &Layout) -> candle_core::Result<(usize, usize, usize)> {
     let ((m, k), (n, _)) = (x.shape().dims2()?, weight.shape().dims2()?);
     Ok((m, n, k))
@@ -226,7 +226,7 @@ mod on_cuda {
     use cudarc::driver::CudaView;
     use iris_ops::comm::{Comm, ReduceOp, Summand};
 
-    /// Elements of a tensor, in order.
+    /// Elements of a tensor in device memory, in order; an error if the tensor is not contiguous.
     pub(super) fn view<'a, T: CudaDType>(
         x: &'a CudaStorage,
         layout: &Layout,

@@ -28,7 +28,7 @@ pub fn open(stream: Arc<CudaStream>, rank: usize, size: usize, file: &Path) -> R
     Comm::from_rank(stream, rank, size, id).map_err(|error| format!("{error:?}"))
 }
 
-/// Sum over ranks of their partial results of a layer.
+/// Returns the sum over ranks of their partial results of a layer.
 pub fn sum(
     comm: &Comm,
     stream: &Arc<CudaStream>,
