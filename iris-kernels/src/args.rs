@@ -15,7 +15,7 @@ use iris_sync::{Channel, Record};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct Matrix {
-    /// Address of element (0, 0); 0 for no matrix.
+    /// Address of element (0, 0); 0 if there is no matrix.
     pub address: u64,
     /// Leading dimension in elements: the stride between rows, or between columns if `transposed`
     /// is 1.
@@ -118,7 +118,7 @@ pub struct OpArgs {
     pub residual: Matrix,
     /// Weights of the RMSNorm: one row of N factors.
     pub weight: Matrix,
-    /// Output of the RMSNorm of the rows of C; address 0 for none.
+    /// Output of the RMSNorm: the normalised rows of C; address 0 for none.
     pub normed: Matrix,
     /// Byte offset, in the data segment, of the inbox to which peers push tiles.
     pub inbox: u64,
@@ -143,7 +143,7 @@ pub struct OpArgs {
     pub m: u32,
     /// Number of columns of this rank's product or message.
     pub n: u32,
-    /// Depth of the product: of this rank's factors, or of the gathered A.
+    /// Inner dimension K of the product: of this rank's factors, or of the gathered A.
     pub k: u32,
     /// Number of rows of a tile.
     pub tile_m: u32,
@@ -175,9 +175,9 @@ pub struct OpArgs {
     /// Storage order of the staging buffer: 1 for column-major, with units fetched along M first; 0
     /// for row-major.
     pub m_contiguous: u32,
-    /// Number of spans per workgroup that fit in the trace buffer.
+    /// Maximum number of spans per workgroup in the trace buffer.
     pub trace_spans: u32,
-    /// Number of sources for which the inbox has slots.
+    /// Number of source ranks for which the inbox has slots.
     pub sources: u32,
     /// Padding to a multiple of 8 bytes; always 0.
     pub padding: u32,
@@ -219,7 +219,7 @@ pub struct TileView {
     /// Layout of the op's synchronisation words; `call` and `sequence` refer to copies of the op's
     /// words, which do not change when the op ends the call.
     pub channel: Channel,
-    /// This rank's description of the call.
+    /// This rank's record of the call's parameters, which peers compare with theirs.
     pub record: Record,
     /// Number of rows of C.
     pub rows: u32,
@@ -237,7 +237,7 @@ pub struct TileView {
     pub groups: u32,
 }
 
-/// Indices of a rank's counters.
+/// Indices of the counters that a rank keeps for an op.
 pub mod counter {
     /// Number of bytes written to peers.
     pub const PUSHED: usize = 0;
@@ -259,7 +259,7 @@ const _: () = {
     assert!(std::mem::offset_of!(TileView, rows) == 1172);
     assert!(size_of::<TileView>() == 1200);
 };
-/// Restricts a matrix to the rows `rows`.
+/// Matrix that consists of the rows `rows` of `matrix`, in the same memory.
 pub(crate) fn rows_of(matrix: Matrix, rows: &Range<u32>) -> Matrix {
     let apart = if matrix.transposed == 0 { matrix.ld } else { 1 };
     let address =

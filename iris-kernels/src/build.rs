@@ -16,9 +16,10 @@ pub struct FaultInjection {
     /// Maximum random delay before each access of the protocols, in nanoseconds. If `IRIS_DELAY` is
     /// longer, it applies instead.
     pub delay_ns: u32,
-    /// Access whose waits are left out, so that results must become wrong, to show that a test can
-    /// fail. Without [`Access::EntryLoad`] records are not compared, either, because they would
-    /// belong to other calls and every run would end in a mismatch fault.
+    /// Access of the protocols whose waits are removed from the kernels, so that results become
+    /// wrong: this shows that a test can fail. If the access is [`Access::EntryLoad`], the
+    /// comparison of entry records is removed too: the records would belong to other calls, and
+    /// every run would end in a mismatch fault.
     pub without: Option<Access>,
     /// Point at which workgroups are delayed, and the delay in nanoseconds. The point is one that a
     /// wait protects, so that leaving out the wait fails reliably.
@@ -30,8 +31,8 @@ pub struct FaultInjection {
     pub whole: Option<OmittedWait>,
 }
 
-/// Kernels that leave out the wait in a call with a fused whole-matrix GEMM; all others keep their
-/// waits.
+/// Kernels from which the wait is removed, in a call with a fused whole-matrix GEMM; all other
+/// kernels keep their waits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OmittedWait {
     /// The whole-matrix GEMM leaves out the wait; the kernels around it keep their waits.
@@ -60,12 +61,13 @@ pub enum Hold {
 }
 
 impl FaultInjection {
-    /// Adds the options for these faults, for all kernels except whole-matrix GEMMs.
+    /// Adds the compile options for these faults to the options of any kernel except whole-matrix
+    /// GEMMs.
     pub fn options(self, options: Options) -> Options {
         self.with(options, self.whole != Some(OmittedWait::Products))
     }
 
-    /// Adds the options for these faults, for whole-matrix GEMMs.
+    /// Adds the compile options for these faults to the options of whole-matrix GEMMs.
     pub fn options_of_products(self, options: Options) -> Options {
         self.with(options, self.whole == Some(OmittedWait::Products))
     }
@@ -98,7 +100,7 @@ impl FaultInjection {
 /// Properties of an op that determine the builds of its kernels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OpBuild {
-    /// Name of the op.
+    /// Name of the op, by which its kernel source is found.
     pub op: &'static str,
     /// Whether the op contains a matrix product.
     pub product: bool,
@@ -147,7 +149,7 @@ impl Build {
         Self { source, options: tile.options(), threads: THREADS, tile: Some(tile) }
     }
 
-    /// Bytes of dynamic shared memory per workgroup of `kernel`; this build must contain `kernel`.
+    /// Bytes of dynamic shared memory per workgroup of `kernel`, one of the kernels of this build.
     pub fn shared_bytes(&self, kernel: Kernel) -> u32 {
         match self.tile {
             Some(tile) if kernel.multiplies() => tile.shared_bytes(),
@@ -271,7 +273,7 @@ pub(crate) mod tests {
             let [products, rest] = [injected.options_of_products(none()), injected.options(none())];
             assert_eq!(goes_without(&products), product, "{whole:?}");
             assert_eq!(goes_without(&rest), others, "{whole:?}");
-            // Both sets of options still contain the delay.
+            // Both sets of options, those of products and the rest, still contain the delay.
             assert!([&products, &rest].iter().all(|it| it.defines.len() >= 2), "{whole:?}");
             assert_eq!(injected.is_by_messages(), whole.is_none());
         }

@@ -36,7 +36,7 @@ impl Key {
     }
 }
 
-/// Folder that holds the files of compiled kernels.
+/// Folder that holds machine code of compiled kernels, one file for each.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Cache {
     folder: PathBuf,
@@ -51,7 +51,7 @@ impl Cache {
         Self::open(&Self::user_folder())
     }
 
-    /// Folder that [`Cache::of_user`] uses; it need not exist yet.
+    /// Folder that [`Cache::of_user`] opens; it may not exist yet.
     pub fn user_folder() -> PathBuf {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         match (variable("IRIS_CACHE"), variable("XDG_CACHE_HOME"), variable("HOME")) {
@@ -90,7 +90,7 @@ impl Cache {
         Ok(Self { folder: folder.into() })
     }
 
-    /// Machine code of an entry; `None` if the entry is absent or damaged.
+    /// Machine code that is stored under `key`; `None` if there is none or its file is damaged.
     pub fn get(&self, key: &Key) -> Option<Vec<u8>> {
         let path = self.folder.join(&key.file);
         let mut bytes = Vec::new();
@@ -142,7 +142,8 @@ pub fn carried_folder() -> Option<PathBuf> {
     Some(std::env::current_exe().ok()?.with_file_name("kernels"))
 }
 
-/// Returns the cache in [`carried_folder`]; `None` if there is no such folder.
+/// Cache of the kernels that are shipped with the program, in [`carried_folder`]; `None` if there
+/// is no such folder.
 pub(crate) fn carried() -> Option<Cache> {
     let folder = carried_folder()?;
     folder.is_dir().then_some(Cache { folder })
@@ -231,7 +232,7 @@ mod tests {
         fs::write(&file, "").expect("room");
         assert!(Cache::open(&file).is_err());
 
-        // The test needs a folder of another user: `/`, unless this user is root.
+        // The test needs a folder that another user owns: `/`, except if this user is root.
         if user() != 0 {
             let error = Cache::open("/".as_ref()).expect_err("not ours").to_string();
             assert!(error.contains("belongs to user"), "{error}");

@@ -34,7 +34,7 @@ use kernels::KernelSet;
 pub use kernels::Workgroups;
 pub(crate) use kernels::{fits, share};
 
-/// Executor of one program on the device of one heap.
+/// Executor of a program, which enqueues calls on the device of one heap.
 #[derive(Debug)]
 pub struct Executor {
     program: Program,
@@ -43,7 +43,7 @@ pub struct Executor {
     kernels: KernelSet,
     gemms: Option<Gemms>,
     areas: Areas,
-    /// Transfers of rows between ranks that the steps of the program contain.
+    /// Transfers of rows between ranks that the program's steps carry out.
     transfers: Vec<Transfer>,
     /// Whether workgroups must do the transfers instead of copy engines: transferred bytes are
     /// counted, delays are injected, or ranks share the device.
@@ -55,16 +55,16 @@ pub struct Executor {
 pub struct Failure {
     /// Step that failed.
     pub step: Work,
-    /// Error of the step.
+    /// Error that the step returned.
     pub cause: Error,
-    /// Action that the failure requires.
+    /// Action that is left to the caller.
     pub recovery: Recovery,
 }
 
 /// Action that is required after a call has failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Recovery {
-    /// Try the call again if wanted: no peer can see any part of it.
+    /// Nothing, or another attempt: no peer can see any part of the call.
     Retry,
     /// Close the heap: peers may wait in the call, so the heap can no longer be used on any rank.
     Close,
@@ -126,7 +126,7 @@ impl Executor {
         Ok(Self { program, alternatives, kernels, gemms, areas, transfers, by_workgroups })
     }
 
-    /// Names of the libraries whose GEMMs the executor uses; `None` if it uses none.
+    /// Names of the GEMM libraries that the executor uses; `None` if it uses none.
     pub fn library(&self) -> Option<String> {
         self.gemms.as_ref()?.library()
     }
@@ -195,11 +195,12 @@ impl Executor {
         Err(Box::new(Failure { step, cause, recovery }))
     }
 
-    /// Enqueues the steps of a call until one fails.
+    /// Enqueues the steps of a call in order, until one fails.
     fn steps(&self, mut call: Call<'_>, progress: &mut Progress) -> Result<(), Box<(Work, Error)>> {
         let of = call.alternative().map_err(|error| Box::new((self.first_step(), error)))?;
         if !of.direct {
-            // All launches of a call must have equal records.
+            // All launches of a call must publish equal records, so `direct` is cleared for all of
+            // them.
             call.args.record.direct = 0;
         }
         let parts = if self.transfers.is_empty() { 0 } else { call.places().parts() };
@@ -219,7 +220,7 @@ impl Executor {
     }
 }
 
-/// Alternatives of `program` whose conditions calls can meet with these GEMMs.
+/// Alternatives of `program` whose conditions some call can meet with these GEMMs.
 fn possible(program: &Program, gemms: Option<&Gemms>) -> Vec<&'static Alternative> {
     let may = |when: &When| gemms.is_none_or(|gemms| gemms.may_meet(*when));
     program.alternatives.iter().filter(|of| of.when.iter().all(may)).collect()

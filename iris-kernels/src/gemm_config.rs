@@ -15,7 +15,8 @@
 use crate::args::DTYPES;
 use crate::rtc::Options;
 
-/// Number of threads per workgroup of device kernels that multiply, and of users' kernels.
+/// Number of threads per workgroup of device kernels that contain a tile GEMM, and of users'
+/// kernels.
 pub const THREADS: u32 = 256;
 
 /// Number of threads per workgroup of message kernels. Few large workgroups with many bytes in
@@ -34,7 +35,7 @@ pub struct TileSize {
 }
 
 impl TileSize {
-    /// All sizes that kernels are built for, largest first.
+    /// All tile sizes that kernels are built for, largest first.
     pub const ALL: [TileSize; 3] =
         [TileSize { m: 128, n: 128 }, TileSize { m: 64, n: 64 }, TileSize { m: 32, n: 32 }];
 
@@ -92,7 +93,7 @@ pub struct TileConfig {
     pub size: TileSize,
     /// Element type of A and B, as a [`crate::args::dtype_code`].
     pub dtype: u32,
-    /// Instruction set that the GEMM uses.
+    /// Instruction set by which the GEMM multiplies.
     pub core: Core,
     /// Bytes of one row of A, and of one column of B, in a slab along K.
     pub slab_bytes: u32,
@@ -108,7 +109,7 @@ pub struct TileConfig {
 const DIES_GFX94: u32 = 8;
 
 impl TileConfig {
-    /// Returns the parameters for an architecture, element type code and tile size.
+    /// Parameters of the tile GEMM for an architecture, element type code and tile size.
     pub fn of(arch: &str, dtype: u32, size: TileSize) -> TileConfig {
         let core = Core::of(arch, dtype, size);
         let smallest = size.m <= 32;
@@ -132,7 +133,7 @@ impl TileConfig {
         TileConfig { size, dtype, core, slab_bytes, stages, dies }
     }
 
-    /// Number of columns of A, and of rows of B, in a slab.
+    /// Number of columns of A, and of rows of B, that a slab holds.
     pub fn depth(&self) -> u32 {
         self.slab_bytes / element_bytes(self.dtype)
     }
@@ -174,7 +175,7 @@ pub struct CoreConfig {
     pub groups: u32,
     /// Number of workgroups per cluster.
     pub cluster: u32,
-    /// Number of stages of the shared-memory ring.
+    /// Number of stages (slabs of A and B) in the shared-memory ring.
     pub stages: u32,
     /// Whether a tile is stored while the next tile is multiplied (deferred store).
     pub hold: bool,
@@ -239,7 +240,7 @@ impl CoreConfig {
         }
     }
 
-    /// Whether A and B are stored column-major, as the pair (A, B).
+    /// Storage orders of A and B as a pair: true for column-major.
     pub fn layout(&self) -> (bool, bool) {
         if self.flipped { (self.b_across, !self.a_across) } else { (self.a_across, !self.b_across) }
     }

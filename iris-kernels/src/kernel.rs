@@ -9,7 +9,7 @@ use crate::schedule::{Collective, Items};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Kernel {
-    /// Product of this rank alone, without communication.
+    /// Matrix product of this rank alone, without communication.
     Local,
     /// All-reduce in which every rank reduces every tile.
     OneShot,
@@ -110,9 +110,10 @@ pub struct Effects {
 }
 
 impl Effects {
-    /// Effects of a step that no peer can see.
+    /// Effects of a step that no other rank can see.
     pub(crate) const NONE: Effects = Effects { opens: false, peers: false, ends: false };
-    /// Effects of a call that consists of one launch.
+    /// Effects of a launch that is a whole call: it opens the call, involves peers, and ends the
+    /// call.
     pub(crate) const ALL: Effects = Effects { opens: true, peers: true, ends: true };
 
     /// Whether a peer can see that the step was enqueued; a call that fails after such a step can

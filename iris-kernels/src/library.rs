@@ -1,4 +1,4 @@
-//! Description of a requested whole-matrix GEMM: its shape, and the preferred library.
+//! Request for a whole-matrix GEMM: its shape, types, and the preferred library.
 
 use iris_heap::{BackendKind, DType};
 
@@ -14,7 +14,7 @@ pub enum Library {
     Auto,
     /// The vendor's library if it is installed, else the built-in GEMM.
     Vendor,
-    /// The built-in GEMM.
+    /// The built-in GEMM, for every shape that it supports.
     Ours,
     /// No whole-matrix GEMM: operators use their own tile GEMM.
     None,
@@ -52,7 +52,7 @@ pub struct GemmRequest {
     pub library: Library,
     /// Kind of device on which the GEMM runs.
     pub backend: BackendKind,
-    /// Maximum values of m, n and k.
+    /// Maximum values of m, n and k, for which the GEMM is prepared.
     pub shape: [usize; 3],
     /// Number of rows of the largest call that uses this GEMM; may be smaller than the maximum m in
     /// `shape`.

@@ -62,7 +62,8 @@ mod tests {
 
     #[test]
     fn jobs_run_side_by_side() {
-        // Each job waits until all four have begun.
+        // Each job waits until all four have begun, so the test ends only if they run at the same
+        // time.
         let (begun, change) = (Mutex::new(0), Condvar::new());
         let wait_for_all = |_: &usize| {
             let mut count = begun.lock().expect("nobody panicked");

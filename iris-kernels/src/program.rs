@@ -79,7 +79,7 @@ pub struct Alternative {
     pub when: &'static [When],
     /// Steps and loops, in the order in which they are enqueued.
     pub items: &'static [Item],
-    /// Whether peers may store directly into C if the call allows it.
+    /// Whether peers may store directly into this rank's C, if the call allows it.
     pub direct: bool,
 }
 
@@ -112,14 +112,14 @@ vocabulary! {
 /// Step or loop of a program.
 #[derive(Clone, Copy, Debug)]
 pub enum Item {
-    /// One step, enqueued once.
+    /// One step, enqueued once per pass through the surrounding loops.
     Do(Step),
     /// Loop over the parts of the rows that a rank sends; each part is one row of tiles.
     Parts(&'static [Item]),
     /// Steps, in a loop over parts, that process the previous part; they follow the steps for the
     /// current part, and run once more after the loop, for the last part.
     PreviousPart(&'static [Item]),
-    /// Loop over the peers, starting with the next rank.
+    /// Loop over the peers, starting with the rank after this one.
     Peers(&'static [Item]),
 }
 
@@ -138,7 +138,7 @@ pub struct Step {
 /// over peers the peer's rows; without a loop it works on all rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Work {
-    /// Launch of a kernel of the operator over all tiles of its operands.
+    /// Launch of a kernel of the operator, over all tiles of the operands.
     Kernel(Kernel, Operands),
     /// Matrix product.
     Gemm(Gemm),
@@ -155,7 +155,7 @@ pub enum Work {
         /// Destination of the sum.
         to: Target,
     },
-    /// Copy of the received rows of the loop's peer to their position in C.
+    /// Copy of the rows received from the loop's peer to their position in C.
     Take(Transfer),
     /// End of the call, after copies on the side stream have been joined.
     Close(Transfer),
@@ -198,7 +198,7 @@ vocabulary! {
     }
 }
 
-/// Matrix product of a program.
+/// Matrix product as a step of a program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Gemm {
     /// Factor A of the product.
@@ -366,14 +366,14 @@ impl Program {
         })
     }
 
-    /// Whether some alternative has the condition `when`.
+    /// Whether some alternative of the program has the condition `when`.
     pub fn asks(&self, when: When) -> bool {
         self.alternatives.iter().any(|it| it.when.contains(&when))
     }
 }
 
 impl Source {
-    /// Returns the workspace matrix that is the source, or `None` if A of the call is.
+    /// Workspace area that is factor A; `None` if factor A is the call's matrix A.
     pub(crate) fn area(self) -> Option<Area> {
         match self {
             Source::Area(area) => Some(area),
@@ -383,7 +383,7 @@ impl Source {
 }
 
 impl Target {
-    /// Returns the workspace matrix that is the destination, or `None` if C of the call is.
+    /// Workspace area that receives the result; `None` if the result goes to the call's C.
     pub(crate) fn area(self) -> Option<Area> {
         match self {
             Target::Area(area) => Some(area),
@@ -423,7 +423,7 @@ impl Work {
         }
     }
 
-    /// Earliest time at which the launch of the work may begin.
+    /// Earliest time at which the work's launch may begin, relative to the previous step.
     pub fn early(self) -> EarliestStart {
         match self {
             Work::Gemm(Gemm { core: Core::Gated | Core::Storing { .. }, .. }) => {
@@ -436,7 +436,7 @@ impl Work {
         }
     }
 
-    /// Stream on which the work is enqueued.
+    /// Stream on which the work is enqueued: the call's, or the side stream.
     pub fn lane(self) -> Lane {
         match self {
             Work::Copies(_) => Lane::Side,

@@ -36,7 +36,7 @@ pub fn die_swizzle(workgroup: u32, count: u32, dies: u32) -> u32 {
     split(count, dies, workgroup % dies).start + workgroup / dies
 }
 
-/// Rectangle of a matrix, in elements.
+/// Rectangle of a matrix, in elements from element (0, 0).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "row, column, rows, columns")]
 pub struct Tile {
@@ -68,7 +68,7 @@ impl Grid {
         self.rows.div_ceil(self.tile_m) * self.across()
     }
 
-    /// Position and size of tile `tile`.
+    /// Position and size of tile number `tile`; smaller at the edges of the matrix.
     pub fn tile(&self, tile: u32) -> Tile {
         let (row, col) = (tile / self.across() * self.tile_m, tile % self.across() * self.tile_n);
         Tile {
@@ -111,7 +111,7 @@ impl SplitGrid {
         self.first(self.size)
     }
 
-    /// Rank that owns tile `tile`.
+    /// Rank that owns the rows of tile number `tile`.
     pub fn owner(&self, tile: u32) -> u32 {
         let mut after = 0;
         for rank in 0..self.size {
@@ -166,7 +166,7 @@ impl Units {
         }
     }
 
-    /// Number of row blocks and of K groups in the shard of `source`.
+    /// Numbers of row blocks and of K groups into which the shard of `source` is divided.
     pub fn blocks(&self, source: u32) -> (u32, u32) {
         let (rows, cols) = self.shard_of(source);
         let rows = (rows.end - rows.start).div_ceil(self.tile_m);
@@ -184,7 +184,7 @@ impl Units {
             .sum()
     }
 
-    /// Number of units, including this rank's own.
+    /// Number of units of all ranks together, this rank's own included.
     pub fn units(&self) -> u32 {
         self.first(self.size)
     }
@@ -321,7 +321,8 @@ pub enum Collective {
     ReduceScatter,
     /// Each rank's rows go to all ranks.
     AllGather,
-    /// Block `to` of each rank's rows goes to rank `to`.
+    /// Block `to` of each rank's rows goes to rank `to`, which stores the blocks in the order of
+    /// their sources.
     AllToAll,
     /// The root's message goes to all ranks.
     Broadcast {

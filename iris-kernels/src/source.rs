@@ -22,7 +22,8 @@ pub enum SourceKind {
     Header,
     /// Barrier kernel, which has one workgroup.
     Barrier,
-    /// Copy or RMSNorm of a rank's own rows; two workgroups share a multiprocessor.
+    /// Copy, or RMSNorm, of a rank's own rows; built so that two workgroups fit on a
+    /// multiprocessor.
     Local,
     /// Message kernels without a GEMM, compiled without element type and tile size.
     Message,
@@ -104,7 +105,7 @@ pub const HEADERS: &[Text] = embed![Header:
     "iris/body/reduce.h",
 ];
 
-/// Kernel sources, one per op.
+/// Sources of kernels, one file per op.
 pub const KERNELS: &[Text] = embed![
     Barrier: "barrier.cu";
     Local: "copy.cu";

@@ -7,7 +7,7 @@ use iris_heap::{BackendKind, DeviceInfo, Error, Result};
 use crate::rtc::Vendor;
 use crate::vendor::{self, Blas, Dialect, Prepared};
 
-/// Compiler vendor and architecture for a device.
+/// Compilation target of a device: the compiler's vendor, and the architecture.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Target {
     /// Vendor of the compiler.
@@ -49,7 +49,8 @@ impl Target {
     }
 }
 
-/// Names and numbers of the vendor's GEMM library for a kind of device; `None` for the CPU.
+/// Description of the vendor's GEMM library for a kind of device (names and numbers); `None` for
+/// the CPU.
 pub(crate) fn dialect(kind: BackendKind) -> Option<&'static Dialect> {
     match kind {
         BackendKind::Cuda => Some(&Dialect::CUBLASLT),

@@ -5,16 +5,16 @@
 
 use bytemuck::{Pod, Zeroable};
 
-/// Largest number of workgroups for which a trace buffer has room.
+/// Maximum number of workgroups of a launch for which a trace buffer has room.
 pub const MAX_GROUPS: usize = 512;
 
-/// Span of time in which one workgroup did one thing.
+/// Span of time in which one workgroup was occupied with one activity.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub struct TraceSpan {
     /// Start time in nanoseconds, on a clock that all ranks of a host share.
     pub begin: u64,
-    /// End time in nanoseconds, of the same clock as `begin`.
+    /// End time in nanoseconds, on the same clock as `begin`.
     pub end: u64,
     /// Activity of the workgroup: the number of an [`iris_sync::Span`].
     pub kind: u32,

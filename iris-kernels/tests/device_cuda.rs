@@ -13,7 +13,7 @@ use iris_kernels::source::KERNELS;
 use iris_sync::Access;
 use iris_testkit::harness::{self, Group, named};
 
-/// Example programs whose kernel source is a raw string, with their text.
+/// Example programs that contain a kernel's source as a raw string, each with the program's text.
 const EXAMPLES: [(&str, &str); 2] = [
     ("ring.rs", include_str!("../examples/ring.rs")),
     ("wait_on_tile.rs", include_str!("../../iris-ops/examples/wait_on_tile.rs")),
@@ -125,14 +125,17 @@ fn a_users_source_compiles_and_errors_carry_the_log() {
     assert!(code.starts_with(b"\x7fELF"));
 
     for (text, message) in [
-        // Words of system scope and words of device scope do not convert to each other.
+        // Words of system scope and words of device scope have different types, which do not
+        // convert to each other.
         ("DevWord f(const HeapView& heap) { return heap.word(0, 0); }", "no suitable"),
-        // The access table fixes the scope of each access.
+        // The access table fixes the scope of each access, so an access of device scope is refused
+        // on a word of system scope.
         (
             "i32 f(const Words& m, SymWord w) { return m.load<Access::FlagLoad>(w); }",
             "the table's scope of this access",
         ),
-        // The address of a word is private.
+        // The address of a word is private, so that a kernel cannot access the word without an
+        // order and a scope.
         ("u64 f(SymWord w) { return w.address; }", "inaccessible"),
         ("void f(SymWord w) { w.store<Order::Acquire>(1); }", "a store is relaxed or release"),
     ] {
@@ -230,7 +233,7 @@ fn products_that_are_held_up_or_do_not_wait_compile() {
     };
     let with =
         |without, hold, whole| FaultInjection { without, hold, whole, ..FaultInjection::default() };
-    // If only the gates leave out their wait, the GEMM's options do not change.
+    // If only the gates leave out their wait, the GEMM is built with unchanged options.
     let gates = with(Some(Access::SignalLoad), None, Some(OmittedWait::Others));
     let defines = |injected: FaultInjection| injected.options_of_products(Options::new()).defines;
     assert_eq!(defines(gates), defines(FaultInjection::default()));
@@ -284,7 +287,7 @@ fn a_slow_first_start_is_shown_on_a_terminal_only() {
     let cache = folder.path().join("cache");
     let program = std::env::current_exe().expect("this program");
     let start = |terminal: bool| {
-        // `script` runs the program with a pseudo-terminal for stdout and stderr.
+        // `script` runs the program with a pseudo-terminal as stdout and stderr.
         let mut command =
             Command::new(if terminal { "script".as_ref() } else { program.as_os_str() });
         if terminal {

@@ -27,7 +27,8 @@ fn main() -> ExitCode {
     ])
 }
 
-/// First clang on this machine that can compile for AMD's devices.
+/// Name of the first clang on this machine that can compile for AMD's devices; `None` if there is
+/// none.
 fn find_clang() -> Option<&'static str> {
     ["clang-19", "clang-20", "clang"].into_iter().find(|name| {
         let targets = Command::new(name).arg("-print-targets").output();
@@ -78,7 +79,7 @@ fn clang_makes_what_a_device_loads() {
     let source = KERNELS.iter().find(|text| text.kind == SourceKind::Barrier).expect("a kernel");
     for (arch, machine) in [("gfx90a", 0x3f), ("gfx942", 0x4c)] {
         let code = clang.compile((*source).into(), &Options::new(), arch).expect("it compiles");
-        // The ELF header names AMD's machine type, and the architecture in its flags.
+        // The ELF header holds AMD's machine type (0xe0), and the architecture in its flags.
         assert!(code.starts_with(b"\x7fELF") && code[18..20] == [0xe0, 0]);
         assert_eq!(code[48], machine, "{arch}");
         let name = b"iris_barrier.kd";

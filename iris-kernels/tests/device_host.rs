@@ -33,7 +33,8 @@ fn main() -> ExitCode {
     )])
 }
 
-/// Builds a shared library from the device sources `sources`; the folder must outlive the library.
+/// Builds a shared library from the device sources `sources`, in a folder that must outlive the
+/// library.
 fn library(sources: &[&str], options: &[&str]) -> (Library, TempDir) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = folder.path().join("kernels.so");
@@ -54,7 +55,7 @@ fn symbol<T: Copy>(library: &Library, name: &str) -> T {
     *unsafe { library.get::<T>(name.as_bytes()) }.expect("the function")
 }
 
-/// Deterministic generator of pseudo-random numbers, seeded by its field.
+/// Deterministic generator of pseudo-random numbers; the field is its state, at first the seed.
 struct Numbers(u64);
 
 impl Numbers {
@@ -93,7 +94,7 @@ fn accesses(library: &Library) {
     let row: Row = symbol(library, "mirror_access");
     for (index, access) in Access::ALL.iter().enumerate() {
         let (mut name, mut order, mut scope) = (std::ptr::null(), -1, -1);
-        // SAFETY: `name`, `order` and `scope` receive the contents of the row.
+        // SAFETY: `name`, `order` and `scope` are valid places into which `row` writes.
         let count = unsafe { row(index as u32, &mut name, &mut order, &mut scope) };
         assert_eq!(count as usize, Access::ALL.len());
         // SAFETY: the name is a string literal of the library.
@@ -110,7 +111,7 @@ fn dtypes(library: &Library) {
     let row: Row = symbol(library, "mirror_dtype");
     for (place, dtype) in DTYPES.into_iter().enumerate() {
         let (mut name, mut code, mut bytes) = (std::ptr::null(), 0, 0);
-        // SAFETY: `name`, `code` and `bytes` receive the contents of the row.
+        // SAFETY: `name`, `code` and `bytes` are valid places into which `row` writes.
         let count = unsafe { row(place as u32, &mut name, &mut code, &mut bytes) };
         // SAFETY: the row exists, so the name is a string literal of the library.
         let name = unsafe { CStr::from_ptr(name) }.to_str().expect("utf-8");
@@ -164,7 +165,7 @@ fn offsets(library: &Library) {
         size_of::<TileView>(),
     ];
     for (field, ours) in ours.into_iter().enumerate() {
-        // SAFETY: the function accepts any number.
+        // SAFETY: `offset` has no preconditions; it accepts any number of a field.
         assert_eq!(unsafe { offset(field as u32) }, ours as u64, "field {field}");
     }
 }
@@ -176,7 +177,7 @@ fn grids(library: &Library) {
     let theirs_dealt: unsafe extern "C" fn(u32, u32, u32) -> u32 = symbol(library, "mirror_dealt");
     for (count, dies) in [(1, 8), (7, 8), (64, 8), (304, 8), (301, 8), (20, 1)] {
         for workgroup in 0..count {
-            // SAFETY: the function accepts any numbers.
+            // SAFETY: `theirs_dealt` has no preconditions; it accepts any numbers.
             let theirs = unsafe { theirs_dealt(workgroup, count, dies) };
             assert_eq!(
                 theirs,
@@ -195,7 +196,7 @@ fn grids(library: &Library) {
         let split_grid = SplitGrid { grid, size };
         for part in 0..size {
             let (range, mut out) = (split(rows, size, part), [0; 2]);
-            // SAFETY: the array has room for two numbers.
+            // SAFETY: `parts` writes two numbers, for which `out` has room.
             unsafe { parts(rows, size, part, out.as_mut_ptr()) };
             assert_eq!(out, [range.start, range.end]);
         }
@@ -212,7 +213,8 @@ fn grids(library: &Library) {
         for (theirs, ours) in theirs.iter().zip(&ours) {
             for tile in 0..=ours.len() as u32 {
                 let mut out = [0; 5];
-                // SAFETY: the arrays have five input numbers, and room for five output numbers.
+                // SAFETY: `theirs` reads five numbers of `shape`, and writes five numbers, for
+                // which `out` has room.
                 let tiles = unsafe { theirs(shape.as_ptr(), tile, out.as_mut_ptr()) };
                 assert_eq!(tiles as usize, ours.len(), "{shape:?}");
                 if let Some(ours) = ours.get(tile as usize) {
@@ -240,12 +242,13 @@ fn staging(library: &Library) {
         let shape = [shard as u32, size, m, k, tile_m, k_group, u32::from(m_contiguous)];
         for unit in 0..units.units() {
             let (at, mut out) = (units.area(unit), [0; 5]);
-            // SAFETY: the arrays have seven input numbers, and room for five output numbers.
+            // SAFETY: `unit_at` reads seven numbers of `shape`, and writes five numbers, for which
+            // `out` has room.
             let count = unsafe { unit_at(shape.as_ptr(), unit, out.as_mut_ptr()) };
             assert_eq!(count, units.units());
             assert_eq!(out, [units.source(unit), at.row, at.col, at.rows, at.cols], "{units:?}");
             for rank in 0..size {
-                // SAFETY: the array has seven input numbers.
+                // SAFETY: `fetched` reads seven numbers, which `shape` has.
                 let theirs = unsafe { fetched(shape.as_ptr(), unit, rank) };
                 assert_eq!(theirs, units.unit_at(unit, rank), "{units:?}");
             }
@@ -257,8 +260,8 @@ fn staging(library: &Library) {
             let needs: Vec<u32> = units.needs(block, rank).collect();
             for i in 0..=needs.len() {
                 let (mut out, mut need) = ([0; 5], 0);
-                // SAFETY: the arrays have seven input numbers, and room for five output numbers and
-                // one.
+                // SAFETY: `block_at` reads seven numbers of `shape`, and writes five numbers to
+                // `out` and one to `need`, which have room.
                 let blocks = unsafe {
                     block_at(shape.as_ptr(), block, rank, i as u32, out.as_mut_ptr(), &mut need)
                 };
@@ -276,7 +279,7 @@ fn values(library: &Library) {
     let erf: unsafe extern "C" fn(f32) -> f32 = symbol(library, "mirror_erf");
     for bits in 0..=u16::MAX {
         let (half, brain) = (half::f16::from_bits(bits), half::bf16::from_bits(bits));
-        // SAFETY: the function accepts any bit pattern.
+        // SAFETY: `widen` has no preconditions; it accepts any bit pattern.
         let theirs = unsafe { [widen(1, bits), widen(2, bits)] };
         for (theirs, ours) in theirs.into_iter().zip([half.to_f32(), brain.to_f32()]) {
             assert!(theirs == ours || theirs.is_nan() && ours.is_nan(), "{bits:x}");
@@ -284,7 +287,8 @@ fn values(library: &Library) {
     }
     let mut numbers = Numbers(3);
     for _ in 0..2_000_000 {
-        // Values with any exponent; half of the values are ties or next to a tie.
+        // Bits of values with any exponent; half of the values are ties between two results, or
+        // next to a tie.
         let high = numbers.below(1 << 16) << 16;
         let low = [0, 1 << 15, (1 << 15) + 1, numbers.below(1 << 16)][numbers.below(4) as usize];
         let tie = if numbers.below(2) == 0 { 1 << 12 } else { 0 };
@@ -292,18 +296,18 @@ fn values(library: &Library) {
         if value.is_nan() {
             continue;
         }
-        // SAFETY: the function accepts any value.
+        // SAFETY: `narrow` has no preconditions; it accepts any value.
         let theirs = unsafe { [narrow(1, value), narrow(2, value)] };
         let ours = [half::f16::from_f32(value).to_bits(), half::bf16::from_f32(value).to_bits()];
         assert_eq!(theirs, ours, "{value:e} ({:x})", value.to_bits());
     }
     for i in -60_000..60_000 {
         let x = i as f32 / 10_007.0;
-        // SAFETY: the functions accept any value.
+        // SAFETY: both functions have no preconditions; they accept any value.
         let (theirs, ours) = unsafe { (erf(x), libm::erff(x)) };
         assert!((theirs - ours).abs() <= 3e-7 * ours.abs(), "erf({x}) = {ours}, not {theirs}");
     }
-    // SAFETY: the function accepts any value.
+    // SAFETY: `erf` has no preconditions; it accepts any value.
     let ends = unsafe { [erf(f32::INFINITY), erf(f32::NEG_INFINITY), erf(f32::NAN)] };
     assert!(ends[0] == 1.0 && ends[1] == -1.0 && ends[2].is_nan(), "{ends:?}");
 }
@@ -400,7 +404,7 @@ fn products(
             let curved = sum * 0.5 * (1.0 + libm::erff(sum * std::f32::consts::FRAC_1_SQRT_2));
             let expected = if gelu { curved } else { sum };
             let seen = at(&c, across_c, m, n, row, col);
-            // The products are exact integers, so only GELU may round.
+            // Products of small integers are exact sums, so only GELU may round.
             let allowed = if gelu { 1e-6 * expected.abs().max(1.0) } else { 0.0 };
             assert!(
                 (seen - expected).abs() <= allowed,

@@ -41,8 +41,8 @@ fn main() -> ExitCode {
     ])
 }
 
-/// Builds of every kind: different widths and clusters, with and without deferred store, and
-/// flipped.
+/// GEMM builds that differ in every parameter: width, cluster, deferred store, and operands flipped
+/// or not.
 fn builds() -> Vec<Config> {
     let wide = [(256, 2, 4), (224, 2, 4), (192, 2, 4), (160, 2, 5), (128, 2, 6), (64, 1, 7)];
     let wide = wide.map(|(width, cluster, stages)| Config::wide(width, cluster, stages));
@@ -101,7 +101,8 @@ fn every_build_compiles() {
     }
 }
 
-/// Runs `test` on one rank with a heap on the GPU, if the GPU supports the built-in GEMM.
+/// Runs `test` on one rank with a heap on the GPU. If the GPU does not support the built-in GEMM,
+/// checks instead that the error names the architecture.
 fn on_the_gpu(test: impl Fn(&Arc<SymmetricHeap>) -> Result<(), Error> + Send + Sync) {
     let outcome = World::run_threads(1, |world| {
         let options = HeapOptions::new().backend(BackendKind::Cuda).data_bytes(600 << 20);
@@ -138,7 +139,7 @@ fn mixed(seed: usize) -> u32 {
     (mixed ^ mixed >> 15).wrapping_mul(0x85eb_ca6b) >> 8
 }
 
-/// Real numbers that are exact in f16 and in bf16.
+/// Pseudo-random real number that f16 and bf16 hold exactly.
 fn real(seed: usize) -> f32 {
     ((mixed(seed) & 0xff) as f32 - 127.0) / 64.0
 }
@@ -163,7 +164,7 @@ fn value_of(dtype: DType, bits: u16) -> f32 {
     }
 }
 
-/// Matrix in the heap, with the bits of its elements.
+/// Matrix in the heap, with the bits of its elements as they were written.
 struct Placed {
     slice: SymSlice<u8>,
     matrix: Matrix,
@@ -204,8 +205,9 @@ impl Placed {
 
 const POISON: f32 = 1000.0;
 
-/// Multiplies by each build, compares all elements of C or `samples` random ones with the
-/// reference, and checks that the gaps of C are unchanged.
+/// Multiplies A by B once with each GEMM build in `configs` and each storage order in `layouts`.
+/// Compares C with the reference (all elements, or `samples` random ones), and checks that the gaps
+/// between the rows of C are unchanged.
 fn compare(
     heap: &SymmetricHeap,
     [m, n, k]: [usize; 3],
@@ -224,7 +226,8 @@ fn compare(
             Some(count) => {
                 let random =
                     (0..count).map(|i| (mixed(i) as usize % m, mixed(i + count) as usize % n));
-                // Take samples along the last row and the last column, too, some in each tile.
+                // Sample the last row and the last column too, with some elements in each tile,
+                // because tiles are cut off there.
                 let bottom = (0..n).step_by(16).chain([n - 1]).map(|col| (m - 1, col));
                 let right = (0..m).step_by(64).map(|row| (row, n - 1));
                 random.chain(bottom).chain(right).collect()
@@ -280,7 +283,7 @@ fn compare(
             let ld = c.matrix.ld as usize;
             for (at, &bits) in result.iter().enumerate() {
                 let poisoned = bits == c.held[at];
-                // Only gaps still hold the poison value, because no sum equals it.
+                // Only the gaps between rows may still hold the poison value, which no sum equals.
                 assert_eq!(poisoned, at % ld >= n, "{config:?}: element {at} of lines of {ld}");
             }
         }
@@ -306,7 +309,7 @@ fn odd_shapes_are_right_in_every_element() {
 
 fn integers_are_exact() {
     on_the_gpu(|heap| {
-        // All sums are at most 200 ones, which are exact in both types.
+        // Every sum is at most 200 (200 products of ones), which both types hold exactly.
         for dtype in [DType::F16, DType::BF16] {
             compare(heap, [200, 264, 200], dtype, (&builds(), &LAYOUTS), (&integer, None))?;
         }
@@ -424,7 +427,8 @@ fn a_whole_product_is_that_of_whichever_library() {
             results.push(heap.read(c.slice)?);
             heap.free(workspace)?;
         }
-        // Sums of small integers are exact, so they do not depend on the order of additions.
+        // Sums of small integers are exact, so the results of all libraries must be equal bit by
+        // bit.
         assert!(results.iter().all(|it| *it == results[0]), "the products differ");
         assert!(results[0] != bytemuck::cast_slice::<u16, u8>(&c.held));
         Ok(())

@@ -21,7 +21,7 @@ use libloading::os::unix::{Library, RTLD_NOW};
 const SOURCE: KernelSource<'_> =
     KernelSource { name: "user_kernels.cu", text: include_str!("user_kernels.cu") };
 
-/// Device on which the kernels run: a GPU, or the host as compiled by g++.
+/// Device on which the kernels run: a GPU, or the host, as code that g++ compiled.
 #[derive(Clone, Copy)]
 enum On {
     Gpu,
@@ -69,7 +69,7 @@ const HOST_THREADS: u32 = 4;
 
 type HostLaunch = unsafe extern "C" fn(*const c_char, *const *const u8, u32) -> bool;
 
-/// Returns the function that launches kernels compiled as host code; they are compiled once.
+/// Function that launches the kernels as host code, which is compiled at the first call only.
 fn host() -> HostLaunch {
     static LIBRARY: OnceLock<(Library, HostLaunch)> = OnceLock::new();
     let (_, launch) = LIBRARY.get_or_init(|| {
@@ -81,7 +81,7 @@ fn host() -> HostLaunch {
         // SAFETY: the library was built just now from this crate's sources, and has no
         // initialisers.
         let library = unsafe { Library::open(Some(&file), RTLD_NOW) }.unwrap();
-        // SAFETY: user.cpp declares this type for this name.
+        // SAFETY: user.cpp defines `user_launch` with this type.
         let launch = *unsafe { library.get::<HostLaunch>(b"user_launch") }.unwrap();
         (library, launch)
     });
@@ -140,25 +140,27 @@ fn call(heap: &SymmetricHeap, kernel: &Kernel, groups: u32, args: &[&[u8]]) -> R
     match kernel {
         Kernel::Gpu(kernel) => {
             let stream = heap.stream()?;
-            // SAFETY: the tests pass each kernel its parameters, and the heap outlives the launch.
+            // SAFETY: the callers pass the parameters that the kernel declares, and the heap
+            // outlives the launch.
             unsafe { kernel.launch(&stream, groups, &args)? };
             stream.sync()
         }
         Kernel::Host(name) => {
             let args: Vec<_> = args.iter().map(|bytes| bytes.as_ptr()).collect();
-            // SAFETY: the tests pass each kernel its parameters, aligned for their types.
+            // SAFETY: the callers pass the parameters that the kernel declares, aligned for their
+            // types.
             assert!(unsafe { host()(name.as_ptr(), args.as_ptr(), groups) }, "no kernel {name:?}");
             heap.check()
         }
     }
 }
 
-/// Words, on the rank after `rank`, before the kernel `operate` runs.
+/// Contents of the words on the rank after `rank`, before the kernel `operate` changes them.
 fn before(rank: usize, wide: i64) -> Vec<i64> {
     (0..16).map(|i| (i * 321 + rank as i64 * 50 - 2000) ^ ((i % 3) * wide)).collect()
 }
 
-/// Words after the kernel `operate` has run, and the old values that the kernel returns.
+/// Contents of the words after `operate`, and the old values that its operations return.
 fn after(before: &[i64], wide: i64) -> (Vec<i64>, Vec<i64>) {
     let mut words = before.to_vec();
     let mask = 0x0ff0 | wide;
@@ -180,7 +182,7 @@ fn after(before: &[i64], wide: i64) -> (Vec<i64>, Vec<i64>) {
     ];
     words[2..].copy_from_slice(&new);
     let mut old = before.to_vec();
-    // Two of the operations are stores, which return no old value.
+    // The operations 2 and 3 are stores, which return no old value.
     (old[2], old[3]) = (0, 0);
     (words, old)
 }
@@ -208,7 +210,7 @@ fn words<T: Word>(on: On, world: &World, heap: &SymmetricHeap, name: &str) -> Re
     let (rank, size) = (world.rank(), world.size());
     let all = |values: Vec<i64>| values.into_iter().map(T::of).collect::<Vec<_>>();
     let (words, old) = (heap.alloc::<T>(16)?, heap.zeros::<T>(16)?);
-    // The words of this rank are changed by the rank before it.
+    // This rank's words are changed by the kernel of the rank before it.
     let mine = before((rank + size - 1) % size, T::WIDE);
     heap.write(words, &all(mine.clone()))?;
     let operate = on.kernel(heap, name)?;
@@ -286,7 +288,7 @@ fn nothing_is_lost_among_all_threads_on_the_host() {
 /// Test cases of (target, source, number of elements) for elements of `width` bytes, and the number
 /// of bytes that they need.
 fn cases(width: usize) -> (Vec<[u32; 3]>, usize) {
-    // The last length exceeds four vectors per thread, and is odd.
+    // The last length is odd, and more than four vectors per thread.
     let lengths = [0, 1, 2, 3, 7, 8, 15, 17, 63, 255, 1023, 17_700 / width + 1];
     let (mut cases, mut end) = (Vec::new(), 0);
     for count in lengths {
@@ -301,7 +303,7 @@ fn cases(width: usize) -> (Vec<[u32; 3]>, usize) {
     (cases, end)
 }
 
-/// Byte number `at` of the test data of `rank`.
+/// Byte number `at` of the test data that `rank` writes.
 fn byte(rank: usize, at: usize) -> u8 {
     (at.wrapping_mul(167) ^ at >> 8 ^ rank.wrapping_mul(91)) as u8
 }
@@ -410,7 +412,7 @@ fn launches_that_do_not_fit_are_refused() {
             let error = launched.unwrap_err().to_string();
             assert!(error.contains("operate_i32"), "{error}");
         }
-        // The stream belongs to another heap, on the same device.
+        // Launch on a stream of another heap on the same device.
         let other = On::Gpu.open(&world)?;
         // SAFETY: the launch is refused, so no kernel runs.
         let launched = unsafe { kernel.launch(&other.stream()?, 1, &[]) };

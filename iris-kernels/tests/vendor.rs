@@ -67,7 +67,7 @@ fn products_over_a_library_of_our_own() {
     let (output, calls) = fake::Fake::with_libraries().run(&own, &[], &[(CHILD, "1")]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
-    // One call must fail: the one without a result address.
+    // Exactly one call of the library fails: the product that was given no address for its result.
     let refused = ["blaslt Matmul on 0 = 3"];
     assert_eq!(fake::failed(&calls), refused);
     for product in ["256 x 128 x 64", "256 x 128 x 64 and C"] {
@@ -91,7 +91,7 @@ fn prepared(
     Ok((prepared, heap.alloc::<u8>(Prepared::WORKSPACE as usize)?))
 }
 
-/// Enqueues a call on `stream`; returns whether the library took it.
+/// Enqueues a product on `stream`; returns false if the library refused it.
 fn enqueue(
     heap: &SymmetricHeap,
     stream: &Stream,
@@ -270,7 +270,7 @@ fn a_whole_product_adds_what_is_like_its_result() {
         assert!(product.fits_adding(&args, &addend) && adding(&args, &addend)?);
         stream.sync()?;
         sample.check(heap, &case)?;
-        // The built-in GEMM, if available, multiplies but does not add.
+        // The built-in GEMM, if the GPU supports it, multiplies but cannot add a matrix.
         let ours = GemmRequest { library: Library::Ours, ..whole };
         if let Some(ours) = WholeGemm::new(heap, &ours)? {
             assert!(ours.fits(&args) && !ours.fits_adding(&args, &addend));

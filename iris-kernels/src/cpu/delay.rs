@@ -18,7 +18,7 @@ pub(crate) fn seed(rank: u32, group: u32) -> u64 {
     0x9e37_79b9_7f4a_7c15 ^ (u64::from(rank) << 32 | u64::from(group))
 }
 
-/// Sleeps for a random time up to the maximum, in one of eight calls on average.
+/// Sleeps in one of eight calls on average, for a random time up to the maximum.
 pub(crate) fn sleep_sometimes(state: &Cell<u64>) {
     if *LONGEST == 0 {
         return;

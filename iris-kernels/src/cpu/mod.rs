@@ -33,7 +33,8 @@ pub fn now() -> u64 {
 /// not overlap another. While the call runs, no other code of this process accesses the matrices,
 /// except peers in the same call, because the kernels' accesses are plain.
 pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Result<(), Stop> {
-    // SAFETY: the caller guarantees that the addresses in `args` are valid.
+    // SAFETY: the caller guarantees that the addresses in `args` are valid, as `Words::new`
+    // requires.
     let words = unsafe { Words::new(args, index) };
     let launch = Launch { m: &words, channel: &args.channel, record: &args.record, index, count };
     let partial = Partial::new(args);
@@ -129,7 +130,7 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
         Kernel::Sums => sums::run(&launch, grid, partial),
         Kernel::Gate { source, first, parts } => flow::gate(&launch, source, (first, parts)),
         Kernel::Close => flow::close(&launch),
-        // CPU kernels write their own spans, so no stamps are needed.
+        // CPU kernels trace their own spans, so a time stamp from outside is not needed.
         Kernel::Stamp { .. } => Ok(()),
         Kernel::Norm => {
             norm::run(args, index, count);
@@ -147,7 +148,7 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
     }
 }
 
-/// Matrix product of this rank alone, without synchronisation words and call number.
+/// Matrix product of this rank alone, which needs neither synchronisation words nor a call number.
 fn local(launch: &Launch<'_, Words<'_>>, grid: Grid, mut partial: Partial<'_>) -> Result<(), Stop> {
     use iris_sync::{Memory, Span};
     for tile in (launch.index..grid.tiles()).step_by(launch.count as usize) {

@@ -18,7 +18,7 @@ use crate::schedule::Tile;
 /// Number of columns of A that are converted to f32 at once, which bounds the buffer.
 const DEPTH: usize = 512;
 
-/// Buffers for converted elements, which a workgroup reuses from tile to tile.
+/// Buffers for elements converted to f32, which a workgroup reuses from tile to tile.
 #[derive(Default)]
 pub(crate) struct Scratch {
     left: Vec<f32>,
@@ -42,7 +42,7 @@ fn check(matrix: &Matrix, tile: Tile) {
     assert!(matrix.address != 0, "the matrix has no address");
 }
 
-/// Address of element (`row`, `col`) of a matrix.
+/// Address of element (`row`, `col`) of the matrix, in its row-major or column-major storage.
 fn at(matrix: &Matrix, row: u32, col: u32) -> *mut u8 {
     let (row, col) = (u64::from(row), u64::from(col));
     let index = if matrix.transposed == 1 { col * matrix.ld + row } else { row * matrix.ld + col };
@@ -54,7 +54,8 @@ fn at(matrix: &Matrix, row: u32, col: u32) -> *mut u8 {
 /// # Safety
 /// The elements are mapped, aligned for `T`, and not written while the slice lives.
 unsafe fn run<'a, T>(address: *mut u8, len: usize) -> &'a [T] {
-    // SAFETY: the caller keeps this function's contract, which covers that of `from_raw_parts`.
+    // SAFETY: the caller keeps the contract of this function, which covers that of
+    // `from_raw_parts`.
     unsafe { std::slice::from_raw_parts(address.cast::<T>(), len) }
 }
 
@@ -63,7 +64,8 @@ unsafe fn run<'a, T>(address: *mut u8, len: usize) -> &'a [T] {
 /// # Safety
 /// Contract of [`run`], and the elements are not read by others while the slice lives.
 unsafe fn run_mut<'a, T>(address: *mut u8, len: usize) -> &'a mut [T] {
-    // SAFETY: the caller keeps this function's contract, which covers that of `from_raw_parts_mut`.
+    // SAFETY: the caller keeps the contract of this function, which covers that of
+    // `from_raw_parts_mut`.
     unsafe { std::slice::from_raw_parts_mut(address.cast::<T>(), len) }
 }
 
@@ -251,7 +253,7 @@ pub(crate) fn copy(
     if layout(source) == layout(target)
         && at(source, from.row, from.col) == at(target, to.row, to.col)
     {
-        // Source and target are the same memory, so the data is already there.
+        // Source and target are the same elements in memory, so nothing has to be copied.
         return 0;
     }
     let size = element_bytes(source.dtype);

@@ -17,12 +17,12 @@ const SPINS: u32 = 100;
 const YIELDS: u32 = 2_000;
 const NAP: Duration = Duration::from_micros(50);
 
-/// Synchronisation words, trace and counters as one workgroup of one rank accesses them.
+/// Synchronisation words, trace and counters, as seen by one workgroup of one rank.
 pub(crate) struct Words<'a> {
     args: &'a OpArgs,
     group: u32,
     waiting_since: Cell<Instant>,
-    /// Milliseconds that a test had added to the clock when the wait began.
+    /// Milliseconds that a test had added to the clock of kernels when the current wait began.
     passed: Cell<i32>,
     span_begin: [Cell<(u64, u32)>; 5],
     delays: Cell<u64>,
@@ -65,7 +65,8 @@ impl<'a> Words<'a> {
 
     fn dev(&self, word: DevWord) -> &AtomicI32 {
         let base = self.args.heap.device_words as *const AtomicI32;
-        // SAFETY: `new` requires live device words at this address.
+        // SAFETY: `new` requires live device words at this address; the index is from the channel's
+        // layout.
         unsafe { &*base.add(word.index as usize) }
     }
 
@@ -78,7 +79,8 @@ impl<'a> Words<'a> {
         assert!(which < counter::COUNT, "counter {which}");
         // SAFETY: `new` requires `counter::COUNT` counters at this address.
         let [low, high] = unsafe { &*counters.add(which) };
-        // The addition is done in two halves, because the host reads device words of 32 bits.
+        // The 64-bit counter is two device words of 32 bits, which the host reads singly, so the
+        // carry is added separately.
         let (_, carry) = low.fetch_add(by as u32, Ordering::Relaxed).overflowing_add(by as u32);
         let upper = (by >> 32) as u32 + u32::from(carry);
         if upper > 0 {

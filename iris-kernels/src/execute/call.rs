@@ -1,4 +1,4 @@
-//! One call: selects its alternative, and enqueues each of its steps.
+//! Enqueueing of one call: the choice of its alternative, and each of its steps.
 
 use std::cell::OnceCell;
 use std::ops::Range;
@@ -28,7 +28,7 @@ pub(super) struct Call<'a> {
     /// Arguments of the call, from which those of each step are derived.
     pub(super) args: OpArgs,
     groups: Workgroups,
-    /// Whether copy engines do the transfers; empty until this is needed.
+    /// Whether copy engines carry out the transfers of this call; determined when first needed.
     engines: OnceCell<bool>,
 }
 
@@ -79,7 +79,7 @@ impl<'a> Call<'a> {
         ))
     }
 
-    /// Whether the call meets condition `when` of alternative `of`.
+    /// Whether the call meets `when`, a condition of the alternative `of`.
     fn meets(&self, when: When, of: &Alternative) -> Result<bool> {
         let OpArgs { shard, n, ref channel, .. } = self.args;
         let gemm = self.of.program.special_gemm(of);
@@ -128,7 +128,7 @@ impl<'a> Call<'a> {
         Ok(*self.engines.get_or_init(|| has))
     }
 
-    /// Enqueues a step, or its alternative steps if this call cannot do it.
+    /// Enqueues a step, or the steps that replace it if this call cannot do it.
     pub(super) fn step<Peers: Iterator<Item = u32>>(
         &self,
         step: &Step,
@@ -143,7 +143,7 @@ impl<'a> Call<'a> {
             joined.map_err(|error| Box::new((work, error)))?;
         }
         let done = self.enqueue(work, at);
-        // Copies that failed half-way may have been enqueued on the side stream, too.
+        // If copies fail half-way, some may already be enqueued on the side stream.
         progress.forked |= work.lane() == Lane::Side && !matches!(done, Ok(false));
         if done.map_err(|error| Box::new((work, error)))? {
             progress.visible |= effects.are_visible();
@@ -230,7 +230,7 @@ impl<'a> Call<'a> {
         args: OpArgs,
         launch: &impl Fn(Kernel, OpArgs, Workgroups) -> Result<bool>,
     ) -> Result<bool> {
-        /// Smallest number of elements of a tile: several vectors per thread.
+        /// Minimum number of elements of a tile, so that each thread adds several vectors.
         const ENOUGH: u32 = 16 << 10;
         let (rows, tile_n) = (args.a.rows, args.n.clamp(1, ENOUGH));
         let tile_m = (ENOUGH / tile_n).clamp(1, rows.max(1));

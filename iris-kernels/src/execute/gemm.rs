@@ -91,7 +91,7 @@ impl Gemms {
         }
     }
 
-    /// Whether the library can add the matrix `addend` to the product of a call.
+    /// Whether the library can compute the product of a call and add the matrix `addend` to it.
     pub(super) fn adds(&self, args: &OpArgs, addend: &Matrix) -> bool {
         self.library.as_ref().is_some_and(|it| it.fits_adding(args, addend))
     }
@@ -156,7 +156,8 @@ impl Call<'_> {
             }
             (Core::Exchanging(kernel), Fused::Exchanging(exchanging)) => {
                 let Some(product) = places.product(gemm, at) else { return Ok(true) };
-                // SAFETY: `Call::new` requires live operands.
+                // SAFETY: `Call::new` requires live operands; `self.args` are those of the open
+                // call.
                 self.stamped(product.m, || unsafe {
                     exchanging.launch(gpu()?, kernel, (&product, &self.args))
                 })
@@ -233,7 +234,7 @@ impl Call<'_> {
         Some(Parts { shard, part, first: message.first, step, columns })
     }
 
-    /// Messages that a GEMM replaces by storing at peers.
+    /// Messages that a GEMM replaces, because it stores their tiles directly at the peers.
     fn stored(&self, blocks: bool, results: Option<Transfer>) -> Stored {
         let places = self.places();
         Stored {
@@ -263,7 +264,8 @@ fn workspace(args: &OpArgs) -> u64 {
     args.heap.data[args.heap.rank as usize] + args.workspace
 }
 
-/// Whether a program has a plain product without alternative steps, so that it needs the tile GEMM.
+/// Whether a program multiplies by [`Core::Any`] without steps to replace it, so that the tile GEMM
+/// must be loaded.
 fn needs_tiles(program: &Program) -> bool {
     let mut found = false;
     program.each_step(&mut |Step { work, or }| {

@@ -19,10 +19,10 @@ use crate::rtc::progress::Level;
 use crate::target::Target;
 use crate::trace::MAX_GROUPS;
 
-/// Size of a launch.
+/// Size of a launch: its number of workgroups, and their threads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Workgroups {
-    /// Number of workgroups.
+    /// Number of workgroups of the launch.
     pub count: u32,
     /// Largest number of threads per workgroup on a GPU; `None` stands for the number for which the
     /// kernel is built.
@@ -64,12 +64,12 @@ enum Code {
     Loaded(Vec<Loaded>),
 }
 
-/// Kernel that a device has loaded.
+/// Kernel that is loaded on a device.
 #[derive(Clone, Debug)]
 struct Loaded {
     name: &'static str,
     function: Function,
-    /// Number of threads per workgroup.
+    /// Number of threads per workgroup for which the kernel is built.
     threads: u32,
     shared_bytes: u32,
     /// Number of co-resident workgroups; checked only for the variants for pairs of ranks, which
@@ -152,7 +152,8 @@ impl KernelSet {
         let &Loaded { ref function, threads, shared_bytes, .. } = of_name.ok_or_else(|| {
             unsupported(format!("kernel {name}"), "the operator was created without this kernel")
         })?;
-        // Workgroups of norm kernels do not wait for each other, so they need not be co-resident.
+        // Workgroups of norm kernels do not wait for each other, so any number of them may be
+        // launched.
         let most = if kernel == Kernel::Norm { u32::MAX } else { self.resident };
         fits(name, groups.count, most)?;
         let threads = groups.threads.map_or(threads, |most| most.min(threads));
@@ -208,7 +209,7 @@ struct HostLaunch {
     run: CpuKernel,
 }
 
-/// Launch of a kernel on the CPU.
+/// Launch of a CPU kernel that is enqueued or running.
 struct Launch {
     kernel: Kernel,
     args: OpArgs,
@@ -226,7 +227,7 @@ impl HostLaunches {
     /// are allocated and freed.
     const MOST: usize = 32;
 
-    /// Enqueues a CPU kernel with a launch object that is free, or a new one.
+    /// Enqueues a CPU kernel by a launch object that is free, or by a new one if none is.
     fn enqueue(
         &self,
         heap: &Arc<SymmetricHeap>,
@@ -282,7 +283,7 @@ impl Launch {
     }
 }
 
-/// Guard that counts a workgroup as ended when it is dropped, even by a panic.
+/// Guard that counts a workgroup as ended when it is dropped, even if the workgroup panics.
 struct EndGuard<'a>(&'a Launch);
 
 impl Drop for EndGuard<'_> {
@@ -312,7 +313,8 @@ fn load<'a>(
     Ok((new, move || share(heap, &function, threads, shared_bytes)))
 }
 
-/// Number of co-resident workgroups of a kernel that this rank may use, if ranks share the device.
+/// Number of a kernel's co-resident workgroups that this rank may use: all, or its share if ranks
+/// share the device.
 pub(crate) fn share(
     heap: &SymmetricHeap,
     function: &Function,
@@ -333,7 +335,7 @@ pub(crate) fn share(
     }
 }
 
-/// Checks that `groups` workgroups can be co-resident, of which `resident` is the largest number.
+/// Checks that `groups` workgroups can be co-resident, for which `resident` is the limit.
 pub(crate) fn fits(name: &str, groups: u32, resident: u32) -> Result<()> {
     match groups {
         0 => Err(Error::Invalid {

@@ -44,7 +44,7 @@ impl Message {
         Self { args, first: 0, pattern: Pattern::Scatter }
     }
 
-    /// Returns this message with its signals numbered after the signals of `other`.
+    /// Same message with its signals numbered after the signals of `other`.
     pub(super) fn with_signals_after(self, other: &Self) -> Self {
         Self { first: other.signals(), ..self }
     }
@@ -135,7 +135,7 @@ impl Message {
         })
     }
 
-    /// Copy of columns `cols` of rows `from` of A to rows `to` of this rank's own C.
+    /// Copies columns `cols` of the rows `from` of A to the rows `to` of C; both are on this rank.
     fn copy(&self, (to, from): (&Range<u32>, &Range<u32>), cols: &Range<u32>) -> DeviceCopy {
         let OpArgs { a, c, .. } = self.args;
         let bytes = a.element_bytes();
@@ -157,18 +157,18 @@ impl Message {
     }
 }
 
-/// Tile grid of a message with the arguments `args`.
+/// Grid of tiles that a message with the arguments `args` has, with its rows split over the ranks.
 pub(super) fn grid(args: &OpArgs) -> SplitGrid {
     let OpArgs { m, n, tile_m, tile_n, .. } = *args;
     SplitGrid { grid: Grid { rows: m, cols: n, tile_m, tile_n }, size: args.channel.size }
 }
 
-/// Parts of the rows of `rank`: each part is one row of tiles.
+/// Parts in which the rows of `rank` are sent: each part is one row of tiles.
 pub(super) fn parts(grid: &SplitGrid, rank: u32) -> impl Iterator<Item = Part> + use<> {
     let part = grid.part(rank);
     let across = part.across();
     (0..part.rows.div_ceil(part.tile_m)).map(move |at| {
-        // A matrix without columns still has rows, but no tiles.
+        // Rows are computed from `at`, because a matrix without columns has rows but no tiles.
         let row = at * part.tile_m;
         let rows = row..part.rows.min(row + part.tile_m);
         Part { tiles: at * across..(at + 1) * across, rows }

@@ -37,7 +37,7 @@ impl Places<'_> {
         split(self.args.m, self.args.channel.size, rank)
     }
 
-    /// Returns `matrix`, or only the rows of it that this rank owns if `to` is [`Target::OwnOfC`].
+    /// All of `matrix`, or only the rows that this rank owns if `to` is [`Target::OwnOfC`].
     fn target(&self, matrix: Matrix, to: Target) -> Matrix {
         match to {
             Target::OwnOfC if matrix.address != 0 => rows_of(matrix, &self.own()),
@@ -45,7 +45,7 @@ impl Places<'_> {
         }
     }
 
-    /// Largest number of parts in which a rank's rows are sent.
+    /// Maximum number of parts in which the rows of one rank are sent.
     pub(super) fn parts(&self) -> u32 {
         message::parts(&message::grid(self.args), 0).count() as u32
     }
@@ -113,7 +113,8 @@ impl Places<'_> {
         let taken = own.start + rows.start..own.start + rows.end;
         let a = rows_of(self.args.a, &taken);
         let c = rows_of(self.target(self.args.c, to), rows);
-        // The inbox has one block per source, including this rank's own.
+        // The inbox has one block per source, this rank's own block included, in the order of
+        // ranks.
         let peer = (1 - self.args.channel.rank) * (own.end - own.start);
         let inbox = self.message(Transfer::Blocks).args.c;
         let addend = rows_of(inbox, &(peer + rows.start..peer + rows.end));
@@ -157,7 +158,7 @@ impl Places<'_> {
         Some(OpArgs { a, c, sources: 1, root: source, ..message })
     }
 
-    /// Arguments of an operator's kernel with the operands `of`.
+    /// Arguments for launching an operator's kernel with the operands `of`.
     pub(super) fn operands(&self, of: Operands) -> OpArgs {
         let loads = |a| OpArgs { a, producer: producer::LOAD, ..*self.args };
         match of {
@@ -171,7 +172,7 @@ impl Places<'_> {
         }
     }
 
-    /// Message that carries out a transfer.
+    /// Message by which the transfer `of` is carried out.
     pub(super) fn message(&self, of: Transfer) -> Message {
         let OpArgs { c, ref channel, .. } = *self.args;
         let own = self.own();

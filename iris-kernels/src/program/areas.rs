@@ -34,7 +34,7 @@ vocabulary! {
 
 const ALL: [Area; 5] = [Area::Gathered, Area::Partial, Area::Blocks, Area::Sums, Area::Rows];
 
-/// Set of the areas that a program uses.
+/// Set of areas: those that a program uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Areas([bool; ALL.len()]);
 
@@ -58,7 +58,7 @@ impl Sizes {
         Some(Sizes { shape, ranks, dtypes: [a?, wire?, c?] })
     }
 
-    /// Sizes of the call with arguments `args`.
+    /// Sizes for the call with the arguments `args`.
     pub(crate) fn of(args: &OpArgs) -> Self {
         let OpArgs { m, n, k, ref channel, ref a, ref c, wire, .. } = *args;
         Sizes { shape: [m, n, k], ranks: channel.size, dtypes: [a.dtype, wire, c.dtype] }
@@ -91,13 +91,13 @@ impl Areas {
         u64::from(cols).next_multiple_of(LINE)
     }
 
-    /// Number of bytes of the used areas that precede area number `end`.
+    /// Number of bytes before area number `end`: the sum of the used areas that precede it.
     fn before(self, end: usize, of: &Sizes) -> u64 {
         let used = ALL.into_iter().take(end).filter(|&area| self.0[area as usize]);
         used.fold(0, |sum: u64, area| sum.saturating_add(area.bytes(of)))
     }
 
-    /// Area `area` as a matrix; `address` is the address of the first area.
+    /// Area `area` as a matrix; the first area begins at `address`.
     pub(crate) fn matrix(self, area: Area, of: &Sizes, address: u64) -> Matrix {
         let (rows, cols, dtype) = area.shape(of);
         let address = address + self.before(area as usize, of);
@@ -117,7 +117,7 @@ impl Area {
         }
     }
 
-    /// Number of rows, number of columns, and type code of the area's matrix.
+    /// Shape of the area's matrix: number of rows, number of columns, and type code.
     fn shape(self, of: &Sizes) -> (u32, u32, u32) {
         let Sizes { shape: [m, n, k], ranks, dtypes: [a, wire, c] } = *of;
         match self {

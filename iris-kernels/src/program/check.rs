@@ -1,4 +1,4 @@
-//! Rules that every program must keep.
+//! Check of a program against the rules that every program must keep.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use crate::kernel::Kernel;
 pub struct Broken {
     /// Index of the alternative, from 0.
     pub alternative: usize,
-    /// Description of the violation, with the step.
+    /// Description of the violation, with the step that violates the rule.
     pub what: String,
 }
 
@@ -22,7 +22,7 @@ impl fmt::Display for Broken {
 
 impl std::error::Error for Broken {}
 
-/// State of an imagined call while the steps of a program are checked.
+/// State of a simulated call, while the steps of a program are checked one after the other.
 #[derive(Default)]
 struct State {
     opened: bool,

@@ -1,4 +1,4 @@
-//! Printing of programs, one step per line.
+//! Text form of programs, one step per line.
 
 use std::fmt;
 

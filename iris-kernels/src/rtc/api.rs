@@ -57,7 +57,7 @@ pub(super) struct Compiled {
     pub(super) code: Vec<u8>,
 }
 
-/// Compiler library that is loaded, with its functions.
+/// Loaded compiler library (NVRTC or hiprtc), with its functions.
 #[derive(Debug)]
 pub(super) struct Api {
     path: PathBuf,
@@ -157,7 +157,7 @@ impl Api {
         let program = self.create(source, headers)?;
         let options = c_strings(options.iter().map(String::as_str), "an option")?;
         let pointers = pointers(&options);
-        // SAFETY: the program is live, and the array has the given number of strings.
+        // SAFETY: the program object is live, and the array has as many strings as the length says.
         let code =
             unsafe { (self.compile)(program.program, pointers.len() as c_int, pointers.as_ptr()) };
         if code != 0 {
@@ -202,7 +202,7 @@ impl Api {
 
     fn output(&self, program: &Handle<'_>, output: Output) -> Result<Vec<u8>> {
         let mut size = 0;
-        // SAFETY: the program is live, and `size` receives the answer.
+        // SAFETY: the program object is live, and `size` receives the number of bytes.
         let code = unsafe { (output.size)(program.program, &mut size) };
         self.check(output.name, code)?;
         if size == 0 {
@@ -223,7 +223,7 @@ impl Api {
     }
 
     fn error_name(&self, code: c_int) -> String {
-        // SAFETY: the library's function accepts any number.
+        // SAFETY: the library returns the name of an error for any code.
         let name = unsafe { (self.error)(code) };
         if name.is_null() {
             return "unknown".into();

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Error, KernelSource, Result};
 
-/// An installed clang program.
+/// Program clang that was found on this machine, with its version.
 #[derive(Debug)]
 pub(super) struct Clang {
     program: PathBuf,
@@ -21,7 +21,7 @@ pub(super) struct Clang {
 const NAMES: [&str; 5] = ["clang-19", "clang-20", "clang-21", "clang", "/opt/rocm/llvm/bin/clang"];
 
 impl Clang {
-    /// Finds the first clang that has AMD's devices as targets.
+    /// Finds the first clang, in the order of [`NAMES`], that can compile for AMD's devices.
     pub(super) fn find() -> Result<Self> {
         let mut looked = Vec::new();
         for name in NAMES {

@@ -6,14 +6,14 @@ use std::path::PathBuf;
 /// Result of the run-time compilation functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Error of a compilation of device source.
+/// Error of compiling device source, or of keeping the compiled code.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The compiler library was not found.
     #[error("{what} is not there; expected it as {}: install it, or name it by its variable (`iris doctor --verbose`)", looked.join(", "))]
     NotFound {
-        /// Name of the compiler library.
+        /// Name of the compiler library that was searched.
         what: &'static str,
         /// Places that were searched, in order, each with the problem of the library there.
         looked: Vec<String>,
@@ -44,9 +44,9 @@ pub enum Error {
     Call {
         /// Name of the function.
         function: String,
-        /// Error code that the library's function returned.
+        /// Error code that the function returned.
         code: i32,
-        /// Name that the library gives the code.
+        /// Name that the library gives the error code.
         name: String,
     },
     /// A source does not compile.
@@ -84,7 +84,7 @@ pub enum Error {
     /// A text contains a zero byte, which the compilers do not accept.
     #[error("{what} contains a zero byte, expected none: take it out")]
     ZeroByte {
-        /// Name of the text.
+        /// Name of the text that contains the zero byte.
         what: String,
     },
     /// The cache folder cannot be used.

@@ -50,7 +50,7 @@ impl Vendor {
     }
 }
 
-/// Source to be compiled, with a file name for messages.
+/// Device source to be compiled, with a file name for the compiler's messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KernelSource<'a> {
     /// File name for messages.
@@ -72,7 +72,7 @@ impl<'a> From<&'a str> for KernelSource<'a> {
     }
 }
 
-/// Options of a compilation.
+/// Options of a compilation: macros, and further arguments.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Options {
@@ -109,7 +109,7 @@ impl Options {
     }
 }
 
-/// Compiler of this machine, loaded and ready for use.
+/// Compiler of device source on this machine, ready for use.
 #[derive(Debug)]
 pub struct Compiler {
     vendor: Vendor,
@@ -314,8 +314,8 @@ pub fn compile(
     let compiler = Compiler::of(vendor, arch)?;
     let cache = Cache::of_user()?;
     let key = key(source, options, arch, Some(compiler.version));
-    // Ranks that are threads request the same code at the same time: one compiles, and the others
-    // wait.
+    // Ranks that are threads request the same code at the same time: one thread compiles, and the
+    // others wait for its result.
     let lock = compile_lock(&key);
     let _guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(code) = cache.get(&key) {

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, ThreadId};
 use std::time::{Duration, Instant};
 
-/// Time after which the progress line is shown.
+/// Time that a compilation takes before the progress line is shown.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Interval between two drawings of the line.
@@ -30,9 +30,9 @@ struct Gauge {
 }
 
 struct State {
-    /// Thread whose levels are shown; `None` if no level is open.
+    /// Thread whose levels the line shows; `None` if no level is open.
     owner: Option<ThreadId>,
-    /// Open levels, the outermost first.
+    /// Open levels, nested, the outermost first.
     levels: Vec<Count>,
     /// Name of the source that is being compiled, and its architecture.
     source: String,
@@ -40,14 +40,14 @@ struct State {
     drawing: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
-/// Steps of a level: number of the current step, from 1, and number of all steps.
+/// Progress of a level: number of the current step, from 1, and number of all its steps.
 struct Count {
     unit: &'static str,
     current: usize,
     total: usize,
 }
 
-/// Gauge that all threads of the process share.
+/// Gauge that all threads of the process use.
 static GAUGE: Mutex<Option<Arc<Gauge>>> = Mutex::new(None);
 
 fn gauge() -> Arc<Gauge> {
@@ -198,7 +198,7 @@ impl State {
 mod tests {
     use super::*;
 
-    /// Output of the gauge under test, and a waker of its reader.
+    /// Everything that the gauge under test has drawn, which tests read.
     static DRAWN: Mutex<String> = Mutex::new(String::new());
 
     /// Serialises the tests, which share [`DRAWN`].
@@ -222,7 +222,7 @@ mod tests {
         Gauge::new(patience, Duration::from_millis(1), || Some(Box::new(Sink)))
     }
 
-    /// Waits until the output contains `part`.
+    /// Waits until the gauge under test has drawn a text that contains `part`.
     fn await_drawn(part: &str) {
         for _ in 0..20_000 {
             if DRAWN.lock().expect("no panic").contains(part) {
@@ -245,7 +245,7 @@ mod tests {
         gauge.naming("gemm.cu for sm_90a", || {
             await_drawn("iris: compiling gemm.cu for sm_90a: variant 1/2, kernel 2/7, 0 s");
         });
-        // The levels of another thread are ignored.
+        // Levels that another thread begins meanwhile are not shown.
         let other = gauge.clone();
         let ignored = thread::spawn(move || other.begin("other", 9).gauge.is_none());
         assert!(ignored.join().expect("no panic"));

@@ -52,7 +52,7 @@ pub(crate) fn cuda_folders(wheels: &[&str]) -> Vec<PathBuf> {
     folders
 }
 
-/// Files that this process has mapped and whose names begin with `name`.
+/// Files mapped into this process (loaded libraries, for example) whose names begin with `name`.
 pub(crate) fn loaded(name: &str) -> Vec<PathBuf> {
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let files = maps.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..])));
@@ -65,7 +65,7 @@ pub(crate) fn loaded(name: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Paths in a folder whose names match, latest version first.
+/// Paths of the files in a folder whose names match, latest version first.
 pub(crate) fn named(folder: &Path, matches: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let mut found: Vec<PathBuf> = entries
@@ -83,7 +83,7 @@ pub(crate) fn named(folder: &Path, matches: impl Fn(&str) -> bool) -> Vec<PathBu
     found
 }
 
-/// Folder that an environment variable names; `None` if it is not set or empty.
+/// Path that an environment variable holds; `None` if it is unset or empty.
 pub(crate) fn variable(name: &str) -> Option<PathBuf> {
     env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }

@@ -62,7 +62,7 @@ library! { Table,
     ) -> c_int;
 }
 
-/// Loaded GEMM library of a vendor.
+/// Vendor's GEMM library, loaded into this process.
 pub struct Blas {
     table: Table,
     version_api: VersionApi,
@@ -123,14 +123,14 @@ impl Blas {
     }
 }
 
-/// GEMM library with a handle for one device.
+/// GEMM library together with its handle for one device.
 pub struct Multiplier {
     blas: Arc<Blas>,
     handle: Handle,
     version: Version,
 }
 
-// SAFETY: the library's handle may be used by any thread.
+// SAFETY: the library allows its handle to be used by any thread.
 unsafe impl Send for Multiplier {}
 // SAFETY: any thread may use the handle, and the library does its own locking.
 unsafe impl Sync for Multiplier {}
@@ -161,7 +161,7 @@ impl Multiplier {
     /// [`Error::Call`].
     pub fn new(blas: &Arc<Blas>) -> Result<Multiplier> {
         let mut handle = null_mut();
-        // SAFETY: `handle` receives the answer.
+        // SAFETY: `handle` is a valid place, into which the library writes the new handle.
         blas.check("Create", unsafe { (blas.table.Create)(&mut handle) })?;
         let oldest = blas.dialect.oldest;
         let mut new = Multiplier { blas: blas.clone(), handle, version: oldest };
@@ -175,7 +175,7 @@ impl Multiplier {
         Ok(new)
     }
 
-    /// The library to which the handle belongs.
+    /// Library to which the handle belongs.
     pub fn blas(&self) -> &Arc<Blas> {
         &self.blas
     }
@@ -245,7 +245,7 @@ impl Multiplier {
 
 impl Drop for Multiplier {
     fn drop(&mut self) {
-        // SAFETY: this value owns the handle.
+        // SAFETY: `Multiplier` owns the handle, and nothing uses it after the drop.
         unsafe { (self.blas.table.Destroy)(self.handle) };
     }
 }
@@ -257,7 +257,7 @@ impl Described {
         let (of, layouts, swapped) = (blas.clone(), [null_mut(); 4], seen.swapped);
         let mut new = Described { blas: of, desc: null_mut(), layouts, swapped };
         let sums = (dialect.compute_f32, dialect.f32);
-        // SAFETY: the first argument receives the new descriptor.
+        // SAFETY: `new.desc` is a valid place, into which the library writes the new descriptor.
         let code = unsafe { (table.MatmulDescCreate)(&mut new.desc, sums.0, sums.1) };
         blas.check("MatmulDescCreate", code)?;
         let [of_left, of_right] = dialect.desc_transposes;
@@ -282,7 +282,7 @@ impl Described {
         for (to, of) in new.layouts.iter_mut().zip(stored) {
             let Stored { dtype, rows, cols, ld, .. } = of;
             let kind = kind(dtype)?;
-            // SAFETY: the first argument receives the new layout.
+            // SAFETY: `to` is a valid place, into which the library writes the new layout.
             let code = unsafe { (table.MatrixLayoutCreate)(to, kind, rows, cols, ld as i64) };
             blas.check("MatrixLayoutCreate", code)?;
         }
@@ -295,7 +295,7 @@ impl Described {
         if addend.is_null() { result } else { addend }
     }
 
-    /// Sets the address of the bias, for a product that has one.
+    /// Sets the address of the bias in the descriptor of a product that has a bias.
     fn set_bias(&self, address: u64) -> Result<()> {
         self.set(self.blas.dialect.desc_bias, &address)
     }
@@ -312,17 +312,17 @@ impl Described {
 impl Drop for Described {
     fn drop(&mut self) {
         for layout in self.layouts.into_iter().filter(|it| !it.is_null()) {
-            // SAFETY: this value owns the layout.
+            // SAFETY: `Described` owns the layout, and nothing uses it after the drop.
             unsafe { (self.blas.table.MatrixLayoutDestroy)(layout) };
         }
         if !self.desc.is_null() {
-            // SAFETY: this value owns the descriptor.
+            // SAFETY: `Described` owns the descriptor, and nothing uses it after the drop.
             unsafe { (self.blas.table.MatmulDescDestroy)(self.desc) };
         }
     }
 }
 
-/// Preferences of a query of the heuristic, such as the workspace.
+/// Limits for a query of the heuristic, such as the bytes of workspace.
 struct Preference<'a> {
     blas: &'a Blas,
     handle: Handle,
@@ -331,7 +331,7 @@ struct Preference<'a> {
 impl<'a> Preference<'a> {
     fn new(blas: &'a Blas, problem: &Problem) -> Result<Preference<'a>> {
         let mut new = Preference { blas, handle: null_mut() };
-        // SAFETY: the argument receives the new preference.
+        // SAFETY: `new.handle` is a valid place, into which the library writes the new preference.
         let code = unsafe { (blas.table.MatmulPreferenceCreate)(&mut new.handle) };
         blas.check("MatmulPreferenceCreate", code)?;
         new.set(blas.dialect.pref_workspace, &problem.workspace)?;
@@ -357,7 +357,7 @@ impl<'a> Preference<'a> {
 
 impl Drop for Preference<'_> {
     fn drop(&mut self) {
-        // SAFETY: this value owns the preference.
+        // SAFETY: `Preference` owns its handle, and nothing uses it after the drop.
         unsafe { (self.blas.table.MatmulPreferenceDestroy)(self.handle) };
     }
 }
@@ -413,7 +413,7 @@ impl Product {
         algorithms.into_iter().map(|algorithm| Product::by(algorithm, of, problem)).collect()
     }
 
-    /// Problem that the product solves.
+    /// Problem for which the product was prepared.
     pub fn problem(&self) -> &Problem {
         &self.problem
     }

@@ -11,7 +11,7 @@ use libloading::Library;
 
 use super::library;
 
-/// Opaque handle of the library, or of a stream of the driver.
+/// Opaque pointer: a handle of the library, or a stream of the driver.
 pub(super) type Handle = *mut c_void;
 
 /// Names and numbers of a vendor's library. Its functions differ from another vendor's only in
@@ -28,7 +28,7 @@ pub struct Dialect {
     /// it.
     pub(super) file: &'static str,
     pub(super) bare: &'static [&'static str],
-    /// Returns the usual folders of the library.
+    /// Returns the folders in which the library is usually installed.
     pub(super) folders: fn() -> Vec<PathBuf>,
     pub(super) version_api: fn(Library) -> Result<VersionApi, String>,
     /// Oldest release to which these numbers apply.
@@ -39,33 +39,34 @@ pub struct Dialect {
     /// Whether a call checks that its algorithm fits and fails otherwise, so that an algorithm
     /// chosen for more rows may be tried.
     pub refuses: bool,
-    /// Compute type: number for sums in f32.
+    /// Number that stands for the compute type with sums in f32.
     pub compute_f32: c_int,
-    /// Element type: number of f32.
+    /// Number that stands for the element type f32.
     pub f32: c_int,
-    /// Element type: number of f16.
+    /// Number that stands for the element type f16.
     pub f16: c_int,
-    /// Element type: number of bf16.
+    /// Number that stands for the element type bf16.
     pub bf16: c_int,
-    /// Operation on a factor: number for transposition.
+    /// Number that stands for the transposition of a factor.
     pub transpose: c_int,
-    /// Descriptor attributes: operation on the left factor, and on the right factor.
+    /// Numbers of the descriptor attributes for the operation on the left and on the right factor.
     pub desc_transposes: [c_int; 2],
-    /// Descriptor attribute: epilogue.
+    /// Number of the descriptor attribute for the epilogue.
     pub desc_epilogue: c_int,
-    /// Descriptor attribute: address of the bias.
+    /// Number of the descriptor attribute for the address of the bias.
     pub desc_bias: c_int,
     /// Descriptor attribute: type of the bias; set only for a library whose releases have different
     /// defaults.
     pub desc_bias_type: Option<c_int>,
-    /// Epilogue: number for adding a bias.
+    /// Number that stands for the epilogue that adds a bias.
     pub epilogue_bias: c_int,
-    /// Preference attribute: bytes of workspace.
+    /// Number of the preference attribute for the bytes of workspace.
     pub pref_workspace: c_int,
     /// Preference attribute for how parts of a split K may be added, with the value that allows no
     /// split or sums in the compute type.
     pub pref_reduction: Option<(c_int, u32)>,
-    /// Preference attributes: alignments of A, B, C and D.
+    /// Numbers of the preference attributes for the alignments of A, B, C and D; `None` if the
+    /// library has none.
     pub pref_alignment: Option<[c_int; 4]>,
     /// Status code of a call for an unsupported product.
     pub not_supported: c_int,
@@ -144,7 +145,8 @@ impl Dialect {
         no_kernels: Some(3),
     };
 
-    /// Number by which the library knows an element type; `None` if the type is not used with it.
+    /// Number that stands for an element type in the library; `None` if iris does not use the type
+    /// with it.
     pub(super) fn kind(&self, dtype: DType) -> Option<c_int> {
         match dtype {
             DType::F32 => Some(self.f32),
@@ -202,7 +204,7 @@ impl VersionApi {
     pub(super) fn name_of(&self, code: c_int) -> String {
         match self {
             VersionApi::Global(table) => {
-                // SAFETY: the function accepts any number.
+                // SAFETY: `GetStatusName` has no preconditions; it accepts any number.
                 let name = unsafe { (table.GetStatusName)(code) };
                 if name.is_null() {
                     return "unknown".into();

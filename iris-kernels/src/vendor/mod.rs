@@ -61,7 +61,7 @@ pub enum Error {
          Library::Ours"
     )]
     TooOld {
-        /// Library and its version.
+        /// Name and version of the library.
         library: String,
         /// Oldest supported version.
         oldest: String,
@@ -73,9 +73,9 @@ pub enum Error {
     Call {
         /// Name of the function.
         function: String,
-        /// Status code that the function returned.
+        /// Status code that the library's function returned.
         code: i32,
-        /// Name that the library gives the code.
+        /// Name that the library gives the status code.
         name: String,
     },
     /// The library has no algorithm for the problem.
@@ -83,14 +83,14 @@ pub enum Error {
         "{library} has no algorithm for {problem}, expected one: use Library::Ours or a variant that multiplies itself"
     )]
     NoAlgorithm {
-        /// Library and its version.
+        /// Name and version of the library.
         library: String,
-        /// Description of the problem.
+        /// Description of the problem: its shape, types and layouts.
         problem: String,
     },
 }
 
-/// Result of functions of vendors' libraries.
+/// Result with the error type of GEMM libraries.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// Defines a struct of functions of a C library, loaded by name; the common prefix of the names is

@@ -1,4 +1,5 @@
-//! Algorithms of an operator whose calls differ in rows, layouts, alignment and addends.
+//! GEMM-library algorithms for an operator whose calls differ in rows, layouts, alignment and
+//! addends.
 
 #![allow(unsafe_code, reason = "a product is enqueued on addresses that the caller vouches for")]
 
@@ -38,7 +39,7 @@ pub struct Prepared {
     products: Mutex<Recent<Problem, Option<Product>>>,
 }
 
-/// Number of rows of the second bucket; the first bucket has one row.
+/// Maximum number of rows of the second bucket of call sizes; the first bucket is for one row.
 const LEAST_ROWS: usize = 16;
 
 /// Form of a call, without its rows: which factors are column-major (`a`, `b`), what is added to
@@ -67,7 +68,8 @@ impl CallForm {
 }
 
 impl Prepared {
-    /// Bytes of workspace for the library's products; enough for compute capability 9.0.
+    /// Bytes of workspace that the library's products may use; 32 MiB are enough on GPUs of compute
+    /// capability 9.0.
     pub const WORKSPACE: u64 = 32 << 20;
 
     /// Number of problems for which descriptions and algorithms are kept; the least recently called
@@ -251,7 +253,8 @@ impl Prepared {
         // SAFETY: the caller guarantees that the addresses are valid and the stream is alive, as
         // `Product::enqueue` requires.
         match unsafe { product.enqueue(at, stream) } {
-            // The algorithm was chosen for more rows and does not fit this call.
+            // The library refuses the call, because its algorithm was chosen for more rows and does
+            // not fit.
             Err(Error::Call { code, .. }) if dialect.refuses && code == dialect.not_supported => {
                 *kept = None;
                 Ok(false)
@@ -284,7 +287,7 @@ fn bucket_of(rows: usize, most: usize) -> usize {
     }
 }
 
-/// Largest number of rows in bucket `bucket`.
+/// Maximum number of rows of the calls in bucket number `bucket`.
 fn rows_of(bucket: usize, most: usize) -> usize {
     match bucket {
         0 => 1,

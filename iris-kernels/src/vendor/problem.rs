@@ -1,10 +1,10 @@
-//! Problem description for a GEMM library, and its column-major view.
+//! Description of a matrix product for a GEMM library, and the library's column-major view of it.
 
 use std::fmt;
 
 use iris_heap::DType;
 
-/// Layout of a matrix in memory.
+/// Layout of a matrix in memory: element type, storage order and stride.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Layout {
     /// Type of an element.
@@ -38,7 +38,7 @@ pub struct Problem {
     pub addend: Option<u64>,
     /// Alignment, in bytes, that every address has at least.
     pub alignment: u32,
-    /// Maximum bytes of workspace.
+    /// Maximum number of bytes of workspace that an algorithm may use.
     pub workspace: u64,
 }
 
@@ -59,11 +59,11 @@ pub struct Addresses {
     pub workspace: u64,
 }
 
-/// Column-major matrix as the BLAS library sees it: `rows` x `cols` elements as stored.
+/// Matrix as the column-major library sees it in memory: `rows` x `cols` elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Stored {
     pub(super) dtype: DType,
-    /// Whether the factor is the transpose of the stored matrix.
+    /// Whether the factor of the product is the transpose of the stored matrix.
     pub(super) transpose: bool,
     pub(super) rows: u64,
     pub(super) cols: u64,
@@ -145,7 +145,7 @@ impl fmt::Display for Problem {
 mod tests {
     use super::*;
 
-    /// Reference implementation of a column-major GEMM library.
+    /// Reference product over matrices as a column-major GEMM library sees them.
     fn multiply(seen: &ByColumns, [left, right, addend]: [&[i64]; 3], result: &mut [i64]) {
         let at = |s: &Stored, from: &[i64], row: u64, col: u64| {
             let (row, col) = if s.transpose { (col, row) } else { (row, col) };

@@ -1,4 +1,4 @@
-//! Counts of library objects and memory allocations that calls make, over a fake GEMM library.
+//! Tests of how many library objects and memory allocations calls make, with a fake GEMM library.
 
 use std::ffi::c_int;
 use std::path::PathBuf;
@@ -13,12 +13,12 @@ use libloading::Library;
 
 use super::numbers::{Held, WORKSPACE, built};
 
-/// Counters of the objects that the fake library has made.
+/// Counters of the objects that the fake GEMM library has made.
 struct Counts(Library);
 
 impl Counts {
     fn ask(&self, name: &str) -> u64 {
-        // SAFETY: the type is that of the function in blaslt.cpp.
+        // SAFETY: blaslt.cpp defines the function `name` with this type.
         let count = unsafe { self.0.get::<extern "C" fn() -> u64>(name.as_bytes()) };
         count.unwrap()()
     }
@@ -28,14 +28,14 @@ impl Counts {
         self.ask("fake_made")
     }
 
-    /// Number of objects that have not been destroyed.
+    /// Number of objects that were made and not yet destroyed.
     fn live(&self) -> u64 {
         self.ask("fake_live")
     }
 
     /// Makes the fake library reject products with `rows` rows.
     fn refuse(&self, rows: u64) {
-        // SAFETY: the type is that of the function in blaslt.cpp.
+        // SAFETY: blaslt.cpp defines `fake_refuse` with this type.
         let refuse = unsafe { self.0.get::<extern "C" fn(u64) -> c_int>(b"fake_refuse") };
         assert_eq!(refuse.unwrap()(rows), 0);
     }
@@ -45,7 +45,7 @@ pub(crate) fn a_problem_is_described_once() {
     for dialect in [&Dialect::CUBLASLT, &Dialect::HIPBLASLT] {
         let folder = built(dialect);
         let blas = Arc::new(Blas::load(dialect, &[PathBuf::from(folder.path())]).unwrap());
-        // SAFETY: the fake library may be loaded by any program, and is loaded already.
+        // SAFETY: loading the fake library has no preconditions, and the library is loaded already.
         let counts = Counts(unsafe { Library::new(blas.path()) }.unwrap());
         let [most, n, k] = [200, 8, 16];
         let kept = Prepared::PRODUCTS;
@@ -79,10 +79,10 @@ pub(crate) fn a_problem_is_described_once() {
         for rows in 1..=most {
             let (taken, made, _) = call(rows, &biases[0]);
             assert!(taken && made > 0, "{} of {rows} rows", dialect.name);
-            // Repeating a problem with a bias at another address creates no objects.
+            // The same problem again, with the bias at another address, makes no objects.
             assert_eq!(call(rows, &biases[1]), (true, 0, 0), "{} of {rows} rows", dialect.name);
         }
-        // One descriptor and three layouts are kept per problem.
+        // For each problem the library keeps one descriptor and three layouts.
         assert_eq!(counts.live() - before, 4 * kept as u64, "{}", dialect.name);
         assert_eq!(call(most - kept + 1, &biases[0]), (true, 0, 0), "{}", dialect.name);
         assert!(call(most - kept, &biases[0]).1 > 0, "{} kept too many", dialect.name);

@@ -10,7 +10,7 @@ use iris_sync::{Channel, RESERVED_WORDS, RESTAMP_PERIOD, Shape};
 
 use super::{Numbers, library, symbol};
 
-/// Memory of one rank: data and signal segment, device words, control block.
+/// Memory of one rank: data segment, signal segment, device words and control block.
 struct Rank {
     data: Vec<u128>,
     signal: Vec<u128>,
@@ -59,7 +59,8 @@ impl Message {
         row >= rows || col >= self.cols
     }
 
-    /// Buffer for `rows` rows and one more, with all bits set, so that every element is NaN.
+    /// Buffer for `rows` rows and one more, with all bits set: every element is NaN until it is
+    /// written.
     fn room(self, rows: u32) -> Vec<u32> {
         let elements = ((rows + 1) * (self.cols + self.gap)) as usize;
         vec![u32::MAX; (elements * self.element_bytes()).div_ceil(4)]
@@ -149,15 +150,15 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
         (Kernel::AllGatherLl, Collective::AllGather),
         (Kernel::AllToAllLl, Collective::AllToAll),
         (Kernel::BroadcastLl, Collective::Broadcast { root: 1 }),
-        // Reductions by tiles, in which a thread has several vectors in flight.
+        // Reductions tile by tile, in which a thread loads several vectors at a time.
         (Kernel::OneShot, Collective::AllReduce),
         (Kernel::TwoShot, Collective::AllReduce),
         (Kernel::ReduceScatter, Collective::ReduceScatter),
-        // Collectives whose tiles arrive through inboxes.
+        // Collectives in which tiles arrive in inboxes.
         (Kernel::AllGather, Collective::AllGather),
         (Kernel::AllToAll, Collective::AllToAll),
         (Kernel::Broadcast, Collective::Broadcast { root: 1 }),
-        // Broadcast whose tiles are forwarded by a relay.
+        // Broadcast in which a relay forwards each tile.
         (Kernel::Relay, Collective::Broadcast { root: 1 }),
     ];
     let messages = [
@@ -170,11 +171,12 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
         Message { dtype: 2, wire: 2, gelu: false, norm: false, rows: 18, cols: 88, gap: 8 },
         Message { dtype: 1, wire: 1, gelu: false, norm: false, rows: 14, cols: 88, gap: 8 },
         Message { dtype: 0, wire: 0, gelu: false, norm: false, rows: 13, cols: 88, gap: 8 },
-        // Messages so small that no thread has more than one vector of a tile.
+        // Messages so small that each thread has at most one vector of a tile.
         Message { dtype: 1, wire: 1, gelu: false, norm: false, rows: 7, cols: 16, gap: 0 },
         Message { dtype: 0, wire: 0, gelu: false, norm: false, rows: 11, cols: 8, gap: 8 },
     ];
-    // Rows with as many vectors as a thread can hold, with more, and without full vectors.
+    // Rows with at most as many vectors as a thread holds in registers, with more, and with none
+    // that is full.
     let normed = |dtype, cols, gap| Message {
         dtype,
         wire: dtype,
@@ -203,7 +205,7 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
         let entry: usize = symbol(&library, &format!("iris_{}{kind}", kernel.name()));
         let of_pair = kernel.name_of_pair().filter(|_| !messages[0].norm);
         let of_pair = of_pair.map(|name| symbol::<usize>(&library, &format!("iris_{name}")));
-        // A world of nine ranks has more sources than one wait polls together.
+        // Nine ranks: more sources than one wait polls together.
         let worlds = match messages[0].norm {
             true => vec![(2, messages), (3, &messages[1..])],
             false => {
@@ -220,7 +222,7 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
         };
         for (size, message) in worlds.into_iter().flat_map(each).filter(are_items) {
             let rust = |args: &OpArgs, index, count| {
-                // SAFETY: every address in `args` is that of memory that outlives the calls.
+                // SAFETY: `args` holds addresses of memory that outlives the calls.
                 unsafe { iris_kernels::cpu::run(kernel, args, index, count) }.expect("a call");
             };
             // SAFETY: `entry` is a kernel of this library; every address in `args` is that of
@@ -228,7 +230,7 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
             let device =
                 |args: &OpArgs, index, count| unsafe { run(entry, args, index, count, 0, 0, 0, 0) };
             let rust_norm = |args: &OpArgs, index, count| {
-                // SAFETY: every address in `args` is that of memory that outlives the calls.
+                // SAFETY: `args` holds addresses of memory that outlives the calls.
                 unsafe { iris_kernels::cpu::run(Kernel::Norm, args, index, count) }
                     .expect("a norm");
             };
@@ -238,7 +240,7 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
                 |args: &OpArgs, index, count| unsafe { run(norm, args, index, count, 0, 0, 0, 0) };
             // Only the LL variant includes the RMSNorm; for the others it is a second launch.
             let behind = usize::from(message.norm && kernel != Kernel::OneShotLl);
-            // In a two_shot, the owner of a tile reduces it.
+            // In `two_shot` the owner of a tile reduces it, and adds its own partial first.
             let at_owners = kernel == Kernel::TwoShot;
             let runs: [&Run<'_>; 2] = [&rust, &rust_norm];
             exchange(collective, at_owners, size, message, &runs[..=behind]);
@@ -264,7 +266,7 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
     }
 }
 
-/// Function that runs workgroup `index` of `count` of a launch: (arguments, index, count).
+/// Runs one workgroup of a launch, from (arguments, index of the workgroup, number of workgroups).
 type Run<'a> = dyn Fn(&OpArgs, u32, u32) + Sync + 'a;
 
 fn exchange(
@@ -282,7 +284,8 @@ fn exchange(
     let tile_n = cols.min(48);
     let tile_m = if rows > 8 { 4 } else { 2 };
     let grid = Grid { rows, cols, tile_m, tile_n };
-    // Inboxes need at least as many tiles as a split of the rows over the ranks has.
+    // Inboxes get the larger number of tiles: of the whole grid, or of the grid with its rows split
+    // over ranks.
     let tiles = SplitGrid { grid, size }.tiles().max(grid.tiles());
     let slot = u64::from(tile_m * tile_n * 4).next_multiple_of(128);
     let (inbox, results) = (2 * u64::from(size * tiles) * slot, 2 * u64::from(tiles) * slot);
@@ -329,14 +332,14 @@ fn exchange(
                 data
             })
             .collect();
-        // From the third call on, sums have a bias, as a message after a product may have.
+        // From the third call on, sums have a bias, as a message after a product has.
         let mut bias = message.room(1);
         let has_bias = reduces && call >= 2;
         for col in 0..cols {
             message.set(&mut bias, 0, col, numbers.below(1 << 10) as f32 - 511.5);
         }
         let outputs: Vec<Vec<u32>> = (0..size).map(|rank| message.room(taken(rank))).collect();
-        // Every other call has a residual, if it has an RMSNorm.
+        // If there is an RMSNorm, every other call also has a residual.
         let has_residual = message.norm && call % 2 == 0;
         let (mut residual, mut weight) = (message.room(rows), message.room(1));
         for (row, col) in (0..rows).flat_map(|r| (0..cols).map(move |c| (r, c))) {
@@ -381,7 +384,7 @@ fn exchange(
                 args
             })
             .collect();
-        // The ranks have different numbers of workgroups: 2, 1, 3, 2, ...
+        // The ranks launch different numbers of workgroups: 2, 1, 3, 2, ...
         for &run in launches {
             std::thread::scope(|scope| {
                 for (args, groups) in args.iter().zip([2, 1, 3].into_iter().cycle()) {

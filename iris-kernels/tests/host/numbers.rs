@@ -18,7 +18,7 @@ use tempfile::TempDir;
 
 use super::fake;
 
-/// Builds the fake GEMM library with the function names and numbers of a vendor's library.
+/// Builds the fake GEMM library, with the function names and numbers of `dialect`.
 pub(crate) fn built(dialect: &Dialect) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let (file, options): (_, &[&str]) = match dialect.name {
@@ -55,7 +55,7 @@ impl Held {
         at * self.layout.dtype.size()
     }
 
-    /// Fills the matrix with small integers, so that all sums are exact.
+    /// Fills the matrix with small integers that depend on `by`, so that all sums are exact.
     pub(crate) fn fill(mut self, by: usize) -> Held {
         for row in 0..self.shape.0 {
             for col in 0..self.shape.1 {
@@ -95,7 +95,7 @@ impl Held {
     }
 }
 
-/// Size of the workspace in bytes.
+/// Size in bytes of the workspace for the fake library's products.
 pub(crate) const WORKSPACE: u64 = 1 << 16;
 
 /// Multiplies by the fake library with the numbers of `dialect`, in all layouts and types, directly
@@ -224,7 +224,8 @@ pub(crate) fn wrong_numbers_are_found() {
         }
         let mut wrong = *dialect;
         wrong.not_supported += 1;
-        // hipBLASLt reports zero algorithms instead of failing, so this number is not used.
+        // hipBLASLt reports zero algorithms in place of an error, so the code for "not supported"
+        // is unused there.
         assert_eq!(right(&wrong, &folder).is_err(), dialect.refuses, "not supported");
     }
     let mut bias = Dialect::HIPBLASLT;
@@ -238,7 +239,7 @@ pub(crate) fn wrong_numbers_are_found() {
     assert!(right(&alignment, &built(&alignment)).is_err(), "how parts are added up");
 }
 
-/// Reason why AMD's header is missing; `None` if it is installed.
+/// Reason why AMD's header cannot be checked (no g++, or no header); `None` if it can.
 pub(crate) fn no_header() -> Option<String> {
     harness::no_program("g++").or_else(|| {
         let found = with_header(&["-E"]).output().ok()?.status.success();

@@ -1,4 +1,4 @@
-//! Matrices of a product in a heap on the GPU, with reference results computed in f64.
+//! Sample products in a heap on the GPU, with reference results computed in f64.
 
 use std::sync::Arc;
 
@@ -12,7 +12,8 @@ use iris_kernels::vendor::Layout;
 /// library.
 pub(crate) const CHILD: &str = "VENDOR_TEST_CHILD";
 
-/// Kind of GPU to test; a child process uses HIP, because it runs on the fake runtime.
+/// Kind of GPU to test: CUDA if there is one; otherwise HIP, which a child process has through the
+/// fake runtime.
 pub(crate) fn here() -> BackendKind {
     match BackendKind::Cuda.device_count() {
         Ok(1..) if std::env::var_os(CHILD).is_none() => BackendKind::Cuda,
@@ -31,7 +32,8 @@ pub(crate) fn on_the_gpu(test: impl Fn(&Arc<SymmetricHeap>) -> Result<(), Error>
     outcome.unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// Real numbers of both signs that are exact in all types, but whose sums are not.
+/// Pseudo-random real number of either sign that all types hold exactly; sums of such numbers are
+/// not exact.
 pub(crate) fn number(seed: usize) -> f32 {
     let mixed = (seed as u32).wrapping_mul(0x9e37_79b9) ^ 0x5bd1_e995;
     ((mixed >> 13 & 0xff) as f32 - 127.0) / 64.0
@@ -59,7 +61,7 @@ fn values_of(dtype: DType, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// Matrix in the heap, with the type of its elements.
+/// Matrix in the heap, with its element type and layout.
 pub(crate) struct Placed {
     slice: SymSlice<u8>,
     pub(crate) matrix: Matrix,
@@ -68,7 +70,8 @@ pub(crate) struct Placed {
 }
 
 impl Placed {
-    /// Makes a matrix with gaps between its rows, `shift` elements after an aligned address.
+    /// Allocates and writes a matrix with gaps between its rows, which begins `shift` elements
+    /// after an aligned address.
     pub(crate) fn new(
         heap: &SymmetricHeap,
         dtype: DType,
@@ -116,7 +119,7 @@ impl Placed {
     }
 }
 
-/// Matrices of a product, with the contents of A, B, bias and addend.
+/// Matrices of a product in the heap, and the values of A, B, bias and addend for the reference.
 pub(crate) struct Sample {
     pub(crate) a: Placed,
     pub(crate) b: Placed,
@@ -184,7 +187,8 @@ impl Sample {
         self.addend.as_ref().map(|it| &it.matrix)
     }
 
-    /// Whether all addresses, and strides of more than one row, are multiples of 16 bytes.
+    /// Whether all addresses are multiples of 16 bytes, and so are the strides of matrices with
+    /// several rows.
     pub(crate) fn is_aligned(&self) -> bool {
         let added = [&self.bias, &self.addend].into_iter().flatten();
         [&self.a, &self.b, &self.c].into_iter().chain(added).all(|it| {
@@ -198,7 +202,8 @@ impl Sample {
         self.c.fill(heap, |_| POISON).map(drop)
     }
 
-    /// Compares all elements of C, and checks that its gaps are unchanged.
+    /// Compares all elements of C with the reference, and checks that the gaps between rows are
+    /// unchanged.
     pub(crate) fn check(
         &self,
         heap: &SymmetricHeap,
@@ -218,7 +223,8 @@ impl Sample {
                 expected[self.c.at(row, col)] = Some(products.sum::<f64>() + bias + addend);
             }
         }
-        // Rounding unit of the result's type, and the error of k terms of this size in f32.
+        // `unit` is the rounding unit of C's type; the error of sums of k such terms in f32 comes
+        // in addition.
         let unit = match self.c.dtype {
             DType::F32 => 0.0,
             DType::F16 => 1.0 / 2048.0,

@@ -48,7 +48,7 @@ impl Plan {
         if matches!(self, Plan::Broadcast { .. }) { 0 } else { source }
     }
 
-    /// Number of rows of C at rank `to`.
+    /// Number of rows that C has at rank `to`.
     fn rows_at(&self, to: u32) -> u32 {
         match self {
             Plan::AllGather(grid) => grid.grid.rows,
@@ -116,7 +116,8 @@ impl Deliver<'_> {
         self.partial.args.producer == producer::GEMM
     }
 
-    /// Writes `tile` of this rank's data for rank `to` into `place` of `target`.
+    /// Writes `tile` of this rank's data for rank `to` to the position `place` of the matrix
+    /// `target`.
     fn write(&mut self, to: u32, tile: u32, target: &Matrix, place: Tile) {
         if self.product() {
             view::store(target, place, &self.partial.sum, self.partial.ld());

@@ -10,7 +10,7 @@ pub(crate) struct Gather<'a> {
     pub(crate) partial: Partial<'a>,
     pub(crate) words: &'a Words<'a>,
     pub(crate) units: Units,
-    /// Whether A is read from the peers' own memory rather than from the inbox.
+    /// Whether A is read from the peers' own memory (variant `pull`), not from the inbox.
     pub(crate) pulls: bool,
     /// Whether the accumulator already holds a part of the current tile, so that the next product
     /// is added to it.
@@ -59,7 +59,7 @@ impl Gather<'_> {
         self.inbox(args.channel.rank, source, parity)
     }
 
-    /// Part of the gathered A of rank `at` that belongs to the shard of `source`.
+    /// Part of rank `at`'s inbox that holds the shard of `source`, as a matrix.
     fn inbox(&self, at: u32, source: u32, parity: u32) -> Matrix {
         let args = self.partial.args;
         let size = element_bytes(args.a.dtype) as u64;
@@ -77,7 +77,7 @@ impl Gather<'_> {
         }
     }
 
-    /// Staging buffer as a matrix that has the size of the whole gathered A.
+    /// Staging buffer as a matrix, with the rows and columns of the whole gathered A.
     fn staging(&self) -> Matrix {
         let args = self.partial.args;
         let across = args.m_contiguous == 1;
@@ -160,7 +160,7 @@ impl StagedTiles for Gather<'_> {
         let (area, _) = self.tile(tile);
         let part = self.units.area(unit);
         let source = self.units.source(unit);
-        // This rank's own units are read from its A in place.
+        // Units of this rank's own shard are not staged; they are read from A in place.
         let (a, left) = if source == self.partial.args.channel.rank {
             let (rows, cols) = self.units.shard_of(source);
             let from = Tile { row: part.row - rows.start, col: part.col - cols.start, ..part };

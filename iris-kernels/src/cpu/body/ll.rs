@@ -52,12 +52,12 @@ struct Body<'a> {
     args: &'a OpArgs,
     words: &'a Words<'a>,
     items: Items,
-    /// Element type in transfers.
+    /// Element type in which data is sent.
     dtype: u32,
     /// Whether the received data is added up; if not, it is copied to its destination.
     reduces: bool,
     sum: [f32; MOST],
-    /// Whether this rank's own data has been added to the sum.
+    /// Whether this rank's own data has already been added to the sum.
     own: bool,
 }
 

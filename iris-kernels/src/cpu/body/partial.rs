@@ -1,11 +1,12 @@
-//! State shared by all bodies: the partial of the current tile, slots of inboxes, finished values.
+//! State that all bodies use: the partial of the current tile, inbox slots as matrices, and the
+//! step to finished values.
 
 use crate::args::{Matrix, OpArgs, element_bytes, producer};
 use crate::cpu::body::epilogue::{add_residual, finish_values};
 use crate::cpu::view::{self, Scratch};
 use crate::schedule::Tile;
 
-/// Current tile of a workgroup as f32 values, and the arguments of its launch.
+/// Current tile of a workgroup as f32 values, with the arguments of the launch.
 pub(crate) struct Partial<'a> {
     pub(crate) args: &'a OpArgs,
     pub(crate) scratch: Scratch,
@@ -44,7 +45,7 @@ impl<'a> Partial<'a> {
         view::store(&self.args.c, tile, &self.sum, self.ld());
     }
 
-    /// Add the bias and apply the epilogue to the sum of `tile`.
+    /// Add the bias to the sum of `tile`, and apply the epilogue.
     pub(crate) fn epilogue(&mut self, tile: Tile) {
         let ld = self.ld();
         finish_values(self.args, tile, &mut self.sum, ld);
@@ -77,7 +78,8 @@ impl<'a> Partial<'a> {
         Matrix { address: heap.data[at as usize] + offset, rows, ..self.args.c }
     }
 
-    /// Returns a tile that begins at byte `offset` of the data segment of rank `at`, as a matrix.
+    /// Tile with elements of type `dtype`, as a matrix at byte `offset` of the data segment of rank
+    /// `at`.
     pub(crate) fn tile_at(&self, at: u32, offset: u64, dtype: u32) -> Matrix {
         let address = self.args.heap.data[at as usize] + offset;
         let (rows, cols) = (self.args.tile_m, self.args.tile_n);
@@ -85,7 +87,7 @@ impl<'a> Partial<'a> {
     }
 }
 
-/// Moves a tile to row 0, column 0, which is its position in a slot.
+/// Same tile at row 0, column 0: its position in a slot, which holds one tile.
 pub(crate) fn in_slot(tile: Tile) -> Tile {
     Tile { row: 0, col: 0, ..tile }
 }
