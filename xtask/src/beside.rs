@@ -15,8 +15,8 @@ const CANDLE: &str = r#"["std", "cublas", "cublaslt", "curand", "driver", "nvrtc
 /// variable that cudarc's build script reads before it asks nvcc.
 const VERSIONS: [&str; 2] = ["12000", "13000"];
 
-/// Source that uses every function with cudarc's types, and the functions that take handles as
-/// numbers.
+/// Source of the checked program: it uses every function that takes or returns cudarc's types, and
+/// the functions that take handles as numbers.
 const SOURCE: &str = "//! Made by `cargo xtask beside`.
 
 use std::sync::Arc;

@@ -12,12 +12,14 @@ use crate::steps::Step;
 
 const PROGRAM: &str = "check-protocols";
 
-/// Replaces this process by `check-protocols ARGUMENTS`; returns only if that could not be started.
+/// Replaces this process by the program `check-protocols` with `arguments`; returns only if the
+/// program could not be started.
 pub(crate) fn run(root: &Path, arguments: &[OsString]) -> Result<()> {
     become_program(root, PROGRAM, arguments)
 }
 
-/// Becomes `prove ARGUMENTS`, the proof alone; returns only if that could not be started.
+/// Replaces this process by the program `prove`, which runs the proof alone; returns only if the
+/// program could not be started.
 pub(crate) fn prove(root: &Path, arguments: &[OsString]) -> Result<()> {
     become_program(root, "prove", arguments)
 }

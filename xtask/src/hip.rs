@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::program::cargo;
 use crate::steps::Step;
 
-/// Path of the header below a root of ROCm, or below `/usr` on Debian.
+/// Path of HIP's header below the root folder of ROCm, or below `/usr` on Debian.
 const HEADER: &str = "include/hip/hip_runtime_api.h";
 
 /// Root folder of HIP's headers; `None` if they are not installed. In CI a missing header is an
@@ -20,8 +20,9 @@ fn headers() -> Option<PathBuf> {
     found.or_else(|| ci.then(|| "/usr".into()))
 }
 
-/// Enables the feature if the headers are installed. All steps that build programs use it, so that
-/// no step rebuilds the workspace.
+/// Enables iris-heap's feature `hip` for a cargo command if HIP's headers are installed. All steps
+/// that build programs use this function, so that no step rebuilds the workspace with other
+/// features.
 pub(crate) fn with_feature(mut command: Command) -> Command {
     if let Some(root) = headers() {
         command.args(["--features", "iris-heap/hip"]).env("HIP_PATH", root);
@@ -29,7 +30,7 @@ pub(crate) fn with_feature(mut command: Command) -> Command {
     command
 }
 
-/// Step of `cargo xtask test` that runs the tests of the table.
+/// Step of `cargo xtask test` that tests the table of HIP's functions.
 pub(crate) fn step(root: &Path) -> Step {
     let mut command = with_feature(cargo(root, &["test", "--release", "-p", "iris-heap", "--lib"]));
     command.arg("hip::");

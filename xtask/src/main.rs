@@ -94,7 +94,7 @@ enum Task {
     Dist(dist::Options),
 }
 
-/// Arguments that are passed to the started program, including `--help`.
+/// Arguments that are passed on to the started program unchanged, including `--help`.
 #[derive(clap::Args)]
 struct Passed {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]

@@ -9,10 +9,10 @@ use anyhow::{Context, Result, bail};
 
 use crate::program::cargo;
 
-/// Packages that are published, each after those that it depends on.
+/// Packages to be published, in an order in which each follows the packages that it depends on.
 const PACKAGES: [&str; 4] = ["iris-sync", "iris-heap", "iris-kernels", "iris-ops"];
 
-/// Toolchain of the oldest Rust that the workspace promises, `rust-version` of its manifest.
+/// Oldest Rust toolchain that the workspace supports: `rust-version` of its manifest.
 const OLDEST: &str = "1.88";
 
 #[derive(clap::Args)]
@@ -30,7 +30,7 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
     pack(root, &folder)?;
     let crates = unpack(&folder, &packed)?;
     write_program(&folder, &crates)?;
-    // Use the versions that the workspace is tested with.
+    // The program is built with the dependency versions of the workspace's lock file.
     fs::copy(root.join("Cargo.lock"), folder.join("Cargo.lock")).context("Cargo.lock")?;
     let arguments = ["run", "--release", "--target-dir", "target/program"];
     let command = match options.oldest {
@@ -40,23 +40,25 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
     run_to_end(command)
 }
 
-/// A command of the oldest toolchain's cargo: rustup's stand-in chooses by its first argument.
+/// Cargo command of the oldest toolchain, run through rustup.
 fn oldest(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new("rustup");
     command.args(["run", OLDEST, "cargo"]).args(arguments).current_dir(folder);
-    // The toolchain that runs xtask has set these variables to its own programs.
+    // These variables name programs of the toolchain that runs xtask, which would be used in place
+    // of the oldest one's.
     for variable in ["RUSTUP_TOOLCHAIN", "CARGO", "RUSTC", "RUSTDOC"] {
         command.env_remove(variable);
     }
     command
 }
 
-/// A command that fails where the oldest toolchain is not installed.
+/// Command that fails if the oldest toolchain is not installed.
 pub(crate) fn oldest_probe(root: &Path) -> Command {
     oldest(root, &["--version"])
 }
 
-/// Makes the `.crate` files. They are built by the program, so cargo need not build each by itself.
+/// Makes the `.crate` files of the packages, without building each: the program below builds them
+/// all.
 fn pack(root: &Path, folder: &Path) -> Result<()> {
     let target = folder.join("target/packages");
     let _ = fs::remove_dir_all(target.join("package"));
@@ -68,7 +70,7 @@ fn pack(root: &Path, folder: &Path) -> Result<()> {
     run_to_end(command)
 }
 
-/// Unpacks the files; returns the folder of each crate, with its name.
+/// Unpacks the `.crate` files into the folder `to`; returns the name and the folder of each crate.
 fn unpack(folder: &Path, to: &Path) -> Result<Vec<(String, PathBuf)>> {
     let packed = folder.join("target/packages/package");
     let mut crates = Vec::new();
@@ -92,7 +94,8 @@ fn unpack(folder: &Path, to: &Path) -> Result<Vec<(String, PathBuf)>> {
     Ok(crates)
 }
 
-/// The README's program, with versions for dependencies and the unpacked crates in place of a registry.
+/// Writes the program of the README, whose manifest names the unpacked crates by path, and versions
+/// of all other dependencies.
 fn write_program(folder: &Path, crates: &[(String, PathBuf)]) -> Result<()> {
     let mut manifest = String::from(
         "[package]\nname = \"outside\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n[workspace]\n\n\

@@ -1,4 +1,4 @@
-//! Starting cargo, and the workspace's programs.
+//! Functions that start cargo and the workspace's programs.
 
 use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// Makes a command for the cargo that started xtask.
+/// Makes a command for the cargo that started xtask, run in the folder `root`.
 pub(crate) fn cargo(root: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments).current_dir(root);
@@ -27,7 +27,8 @@ pub(crate) fn build(root: &Path, package: &str, name: &str) -> Result<PathBuf> {
     if !status.success() {
         bail!("cargo {} ended with {status}", arguments.join(" "));
     }
-    // Cargo puts all programs of a profile into one folder, wherever the target folder is.
+    // Cargo puts all programs of a profile into one folder, so the built program lies beside xtask
+    // itself.
     let own = std::env::current_exe().context("where xtask lies is not known")?;
     let program = own.with_file_name(name);
     if !program.is_file() {

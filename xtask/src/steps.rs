@@ -13,17 +13,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// Named action of a task.
+/// Named step of a task, such as `clippy` of `cargo xtask test`.
 pub(crate) struct Step {
     name: &'static str,
-    /// Command that runs this step alone.
+    /// Shell command that runs this step alone, shown if the step fails.
     rerun: String,
-    /// Name of a required program, and a command that fails if the program is missing.
+    /// Program without which the step is skipped: its name, and a command that fails if it is
+    /// missing.
     needs: Option<(&'static str, Command)>,
     action: Box<dyn FnOnce() -> Result<()>>,
 }
 
-/// Program that runs beside steps, with the file that receives its output.
+/// Program that runs in the background while other steps run, with the file that receives its
+/// output.
 struct Running {
     child: Child,
     log: PathBuf,
@@ -39,7 +41,7 @@ impl Drop for Running {
 }
 
 impl Step {
-    /// Makes a step from a function.
+    /// Makes a step that calls a function.
     pub(crate) fn function(
         name: &'static str,
         rerun: &str,
@@ -48,7 +50,7 @@ impl Step {
         Step { name, rerun: rerun.to_owned(), needs: None, action: Box::new(action) }
     }
 
-    /// Makes a step from a program, which gets no standard input.
+    /// Makes a step that runs a command, without standard input.
     pub(crate) fn command(name: &'static str, mut command: Command) -> Step {
         let rerun = shown(&command);
         let action = move || {
@@ -104,7 +106,7 @@ impl Step {
         self
     }
 
-    /// Runs the step; returns its result for the table.
+    /// Runs the step; returns the text of its result for the table.
     fn run(self) -> Result<String> {
         if let Some((program, mut probe)) = self.needs {
             let quiet = probe.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -158,7 +160,7 @@ fn table(rows: &[(&str, String, Duration)]) -> String {
     text
 }
 
-/// Command as a shell accepts it, with its environment variables first.
+/// Text of a command as a shell accepts it, with the environment variables that it sets first.
 fn shown(command: &Command) -> String {
     let set = command.get_envs().filter_map(|(name, value)| {
         value.map(|value| format!("{}={}", name.to_string_lossy(), quoted(value)))

@@ -30,7 +30,7 @@ pub(crate) struct Options {
     backend: Option<String>,
 }
 
-/// Runs the steps for these options.
+/// Runs the steps of `cargo xtask test` that the options ask for.
 pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
     let level = match (options.quick, options.full) {
         (true, _) => Level::Quick,
@@ -43,7 +43,8 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
     }
     let mut steps = lint_steps(root);
     steps.push(build_step(root));
-    // Many tests wait or use one thread only, so the models can use the idle cores.
+    // The models run beside the tests, many of which wait or use one thread only and leave cores
+    // idle.
     let [begin, end] = check_protocols::steps(root, level == Level::Full);
     steps.push(begin);
     steps.push(test_step(root, level));
@@ -55,7 +56,7 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
     steps::run(steps)
 }
 
-/// Static checks: tidy, fmt, clippy.
+/// Steps of static checks: tidy, fmt and clippy.
 pub(crate) fn lint_steps(root: &Path) -> Vec<Step> {
     let tree = root.to_owned();
     let clippy = ["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"];
@@ -68,13 +69,13 @@ pub(crate) fn lint_steps(root: &Path) -> Vec<Step> {
     ]
 }
 
-/// Builds the tests, and the programs that they start.
+/// Step that builds the tests, and the programs that the tests start.
 fn build_step(root: &Path) -> Step {
     let build = ["test", "--release", "--workspace", "--no-run"];
     Step::command("build", hip::with_feature(cargo(root, &build)))
 }
 
-/// Runs the workspace's tests at one level.
+/// Step that runs the tests of the workspace at the level `level`.
 pub(crate) fn test_step(root: &Path, level: Level) -> Step {
     let mut command = hip::with_feature(cargo(root, &["test", "--release", "--workspace"]));
     // Make the tests independent of the caller's environment and of measurements on this machine.

@@ -21,7 +21,7 @@ use anyhow::{Result, bail};
 
 use tree::Tree;
 
-/// Violation of a rule.
+/// Violation of a rule at a place in the tree.
 #[derive(Debug, PartialEq, Eq)]
 struct Finding {
     path: String,
@@ -90,7 +90,7 @@ const RULES: &[(&str, Rule)] = &[
     ("links", links::check),
 ];
 
-/// Checks the tree at `root`; prints the long files and all violations.
+/// Checks the tree at `root` against all rules; prints the long files and all violations.
 pub(crate) fn run(root: &Path) -> Result<()> {
     let tree = Tree::read(root)?;
     for (lines, path) in sizes::long(&tree) {
@@ -114,7 +114,8 @@ pub(crate) fn run(root: &Path) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// Violations that `rule` finds in a tree of these files, as `path:line`.
+    /// Violations that `rule` finds in a tree of the files (path, text) in `files`, each as
+    /// `path:line`.
     pub(super) fn found(rule: Rule, files: &[(&str, &str)]) -> Vec<String> {
         let folder = tempfile::tempdir().expect("no temporary folder");
         for (path, text) in files {

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Finding;
 use super::tree::{Tree, code_of};
 
-/// Path of a module, from the root of its crate.
+/// Path of a module, as the names of the modules from the root of its crate.
 type Module = Vec<String>;
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
@@ -26,7 +26,8 @@ fn circles(tree: &Tree, folder: &str) -> Vec<Finding> {
         .iter()
         .filter_map(|file| {
             let module = module_of(file.path.strip_prefix(folder)?.strip_suffix(".rs")?);
-            // Test modules stand at the end of a file and may import everything.
+            // Test modules, which stand at the end of a file, are left out: they may import
+            // everything.
             let code = code_of(&file.text, true);
             let code = code.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
             let mut paths = imports(code);
@@ -58,7 +59,7 @@ fn circles(tree: &Tree, folder: &str) -> Vec<Finding> {
     findings
 }
 
-/// Files that `file` imports, directly or not.
+/// Modules that `from` imports, directly or through other modules.
 fn reached<'a>(
     below: &BTreeMap<&'a Module, BTreeSet<&'a Module>>,
     from: &'a Module,
@@ -108,7 +109,7 @@ fn target<'a>(
     })
 }
 
-/// File of each name that the root exports.
+/// Names that the crate's root exports, each with the file that defines the name.
 fn exports(files: &BTreeMap<Module, (&str, Vec<Module>)>) -> BTreeMap<String, Module> {
     let Some((_, paths)) = files.get(&Vec::new()) else { return BTreeMap::new() };
     let exported = paths.iter().filter_map(|path| {
@@ -118,7 +119,7 @@ fn exports(files: &BTreeMap<Module, (&str, Vec<Module>)>) -> BTreeMap<String, Mo
     exported.collect()
 }
 
-/// Paths in the `use` declarations of some code.
+/// Module paths that the `use` declarations of `code` import.
 fn imports(code: &str) -> Vec<Module> {
     let mut paths = Vec::new();
     let mut rest = code;
@@ -134,7 +135,7 @@ fn imports(code: &str) -> Vec<Module> {
     paths
 }
 
-/// Paths in some code, macros included, that begin at a module known without a `use`.
+/// Module paths in `code`, macros included, that begin at a module known without a `use`.
 fn named(code: &str) -> Vec<Module> {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let mut paths = Vec::new();
@@ -152,7 +153,7 @@ fn named(code: &str) -> Vec<Module> {
     paths
 }
 
-/// Paths that a tree of imports names after the prefix `before`.
+/// Adds the paths that the `use` tree `text` names after the prefix `before` to `paths`.
 fn expand(text: &str, before: &[String], paths: &mut Vec<Module>) {
     let (head, group) = match text.split_once('{') {
         Some((head, rest)) => (head, Some(rest.strip_suffix('}').unwrap_or(rest))),
@@ -182,7 +183,7 @@ mod tests {
     use super::*;
     use crate::tidy::tests::found;
 
-    /// Findings for a library of two files with these texts.
+    /// Findings for a library of two modules, `a` and `b`, with these texts.
     fn two(a: &str, b: &str) -> Vec<String> {
         let lib = "pub mod a;\npub mod b;\npub use b::Thing;\n";
         let files =

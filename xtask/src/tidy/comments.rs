@@ -23,7 +23,7 @@ const CODE_LINES: usize = 4;
 /// Block of adjacent comment lines, with the code that it describes.
 struct Comment<'a> {
     path: &'a str,
-    /// First line, from 1.
+    /// Number of the first line in the file, from 1.
     line: usize,
     /// Text of the lines, without slashes.
     text: Vec<&'a str>,
@@ -32,7 +32,7 @@ struct Comment<'a> {
 }
 
 impl<'a> Comment<'a> {
-    /// Comments of a file that stand on lines of their own.
+    /// All comments of a file, except those that follow code on a line.
     fn all(file: &'a File) -> Vec<Comment<'a>> {
         let mut all: Vec<Comment<'_>> = Vec::new();
         // Comment marker of the last line, `None` if it was no comment. A change of the marker,
@@ -72,7 +72,8 @@ impl<'a> Comment<'a> {
         })
     }
 
-    /// Number by which the comments of a sample are drawn.
+    /// Number by which comments are ordered for a sample; depends on the seed and on the comment's
+    /// place.
     fn lot(&self, seed: &str) -> u64 {
         // FNV-1a, whose last bytes reach all bits by the finalizer of SplitMix64. Both stay the same from one release of
         // Rust to the next.
@@ -100,7 +101,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     beyond(ALLOWED, tree)
 }
 
-/// Violations that [`check`] reports if `allowed` comments may have a bad opening.
+/// Violations, if more than `allowed` comments have a bad opening; otherwise none.
 fn beyond(allowed: usize, tree: &Tree) -> Vec<Finding> {
     let comments = files(tree).flat_map(Comment::all).filter(Comment::opens_badly);
     let finding = |it: Comment<'_>| {

@@ -1,4 +1,4 @@
-//! Rules of device source: constructs that may be used only in the headers made for them.
+//! Rules of device source: constructs that may be used only in the headers that are made for them.
 
 use super::Finding;
 use super::tree::Tree;
@@ -6,7 +6,7 @@ use super::tree::Tree;
 /// Folder of the device source.
 const KERNELS: &str = "iris-kernels/kernels/";
 
-/// Identifiers that may be used in few files only.
+/// Rule for some identifiers, which may be used only in the files for which `may` is true.
 struct Confined {
     what: &'static str,
     /// Identifiers; a `*` at the end matches any suffix, a `(` at the end matches calls only.
@@ -91,7 +91,7 @@ const RULES: &[Confined] = &[
     },
 ];
 
-/// Headers that operate on words.
+/// Headers that operate on synchronisation words.
 const WORDS: [&str; 10] = [
     "sym.h",
     "memory.h",
@@ -109,7 +109,7 @@ fn is_port(path: &str) -> bool {
     path.starts_with("iris/port") && path.ends_with(".h")
 }
 
-/// Name of a header in `iris/`; empty for any other file.
+/// Name of a device header below `iris/`; empty for any other file.
 fn header(path: &str) -> &str {
     path.strip_prefix("iris/").unwrap_or_default()
 }
@@ -144,7 +144,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// File that embeds the headers in the order of their layers.
+/// Rust file that embeds the device headers, in the order of their layers.
 const SOURCE: &str = "iris-kernels/src/source.rs";
 
 /// Rule: a header includes only headers that precede it in the list of embedded headers, so there
@@ -181,7 +181,8 @@ pub(super) fn check_assembly(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in tree.files().iter().filter(|file| file.path.starts_with(KERNELS)) {
         let mut line = 1;
-        // The text between one `asm` and the next contains one statement.
+        // Each piece of the text between one `asm` and the next contains at most one assembly
+        // statement.
         for (number, statement) in file.text.split("asm").enumerate() {
             let first = line;
             line += statement.matches('\n').count();
@@ -198,7 +199,7 @@ pub(super) fn check_assembly(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Whether the line calls `word`.
+/// Whether the line contains a call of the function `word`.
 fn calls(line: &str, word: &str) -> bool {
     let before = |at: usize| line[..at].chars().next_back();
     line.match_indices(&format!("{word}("))

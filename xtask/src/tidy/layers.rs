@@ -88,7 +88,7 @@ fn words(tree: &Tree, member: &str, members: &[&str]) -> BTreeSet<String> {
     own.flat_map(File::identifiers).map(|(_, word)| word).collect()
 }
 
-/// Reason why `member` may not have `name` among its dependencies of this kind; `None` if it may.
+/// Reason why `member` may not depend on `name` by a dependency of this kind; `None` if it may.
 fn refused(member: &str, may: &[&str], kind: &str, name: &str) -> Option<String> {
     let ours = LAYERS.iter().any(|(layer, _)| *layer == name);
     let test_only = kind == "dev-dependencies";
@@ -102,16 +102,16 @@ fn refused(member: &str, may: &[&str], kind: &str, name: &str) -> Option<String>
         .then(|| format!("{member} may have only {only:?} among its {kind}, not {name}"))
 }
 
-/// Entry of a manifest's tables of dependencies.
+/// Dependency that a manifest lists.
 struct Dependency {
-    /// Name of the table.
+    /// Name of the manifest's table that lists the dependency.
     kind: &'static str,
     /// Name by which the sources refer to the package.
     key: String,
     package: String,
 }
 
-/// All dependencies of a manifest, including target-specific ones.
+/// All dependencies that a manifest lists, including target-specific ones.
 fn dependencies(manifest: &Table, shared: Option<&Table>) -> Vec<Dependency> {
     let targets = table(manifest, "target").into_iter().flat_map(Table::values);
     let tables = targets.filter_map(Value::as_table).chain([manifest]);
@@ -166,7 +166,8 @@ mod tests {
         assert_eq!(member_with("iris-heap", manifest, "// serde_json\nuse serde::Value;"), 1);
     }
 
-    /// A package in the folder of another has its own layer, by its name, and its own uses.
+    /// Tests that a package in another's folder is checked by its own layer, and that its sources
+    /// do not count as uses of the outer one.
     #[test]
     fn a_nested_package_is_one_of_its_own() {
         let root = "[workspace]\nmembers = ['iris-testkit', 'iris-testkit/models']";

@@ -15,7 +15,8 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Targets of `[text](target)` and `[name]: target` outside of code, each with its line.
+/// Targets of the links in a document (`[text](target)`, `[name]: target`) outside of code, each
+/// with its line.
 fn links(text: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for (number, line) in prose(text) {
@@ -74,7 +75,7 @@ fn joined(from: &str, target: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// Anchors of a document's headings.
+/// Anchors by which links refer to the headings of a document.
 fn headings(text: &str) -> Vec<String> {
     // Inline code in a heading belongs to its anchor, so only fenced blocks are left out.
     let outside: Vec<usize> = prose(text).into_iter().map(|(number, _)| number).collect();

@@ -3,7 +3,7 @@
 use super::Finding;
 use super::tree::{File, Tree};
 
-/// Number of lines above which a file needs a reason.
+/// Number of lines above which a source file must give a reason for its length.
 const LONG: usize = 500;
 
 /// Beginning of the sentence with the reason, and the number of lines from the top within which it

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-/// Folders without source files of the project.
+/// Folders that are skipped, because they hold no source files of the project.
 const SKIPPED: &[&str] = &[".git", "target", "dist"];
 
 /// File of the tree.
@@ -39,7 +39,7 @@ impl File {
     }
 }
 
-/// All files of a source tree.
+/// All files of a source tree, in memory.
 pub(super) struct Tree {
     files: Vec<File>,
 }
@@ -61,7 +61,7 @@ impl Tree {
         self.files.iter().find(|file| file.path == path)
     }
 
-    /// Whether a file or folder of this path exists.
+    /// Whether the tree has a file or folder with this path.
     pub(super) fn has(&self, path: &str) -> bool {
         let inside = |file: &File| {
             file.path

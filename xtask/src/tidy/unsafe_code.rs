@@ -45,7 +45,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("iris-kernels/src/rtc/", "the run-time compilers, loaded by path"),
 ];
 
-/// Attribute by which a file justifies its unsafe code.
+/// Attribute by which a file outside of [`ALLOWED`] gives the reason for its unsafe code.
 const SAYS: &str = "allow(unsafe_code, reason = ";
 
 /// Crates without unsafe code: their roots forbid it, so the compiler checks them.
