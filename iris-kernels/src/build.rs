@@ -21,8 +21,8 @@ pub struct FaultInjection {
     /// comparison of entry records is removed too: the records would belong to other calls, and
     /// every run would end in a mismatch fault.
     pub without: Option<Access>,
-    /// Point at which workgroups are delayed, and the delay in nanoseconds. The point is one that a
-    /// wait protects, so that leaving out the wait fails reliably.
+    /// Point at which workgroups are delayed, with the delay in nanoseconds. If the wait that
+    /// protects this point is left out, the delay makes the result wrong reliably.
     pub hold: Option<(Hold, u32)>,
     /// Whether calls use copy engines and fused whole-matrix GEMMs as they do without injection,
     /// even if ranks share a device; the value says which kernels leave out the wait. If `None`,
@@ -42,7 +42,7 @@ pub enum OmittedWait {
 }
 
 /// Point at which workgroups can be delayed; `Hold` in memory.h has the same values. Only rank 0 is
-/// delayed, so that the other ranks continue meanwhile; at `Adding` all ranks are.
+/// delayed, so that the other ranks continue meanwhile; at `Adding` all ranks are delayed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Hold {
     /// Before the kernel that precedes an op accesses the op's operands.

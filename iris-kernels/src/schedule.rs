@@ -424,8 +424,8 @@ pub struct Rounds {
 }
 
 impl Rounds {
-    /// Returns (owner, tile) at `position`: `owner` counts ranks from the next one, so this rank is
-    /// `ranks - 1`, and `tile` is an index among that owner's tiles.
+    /// Returns (owner, tile) at `position`. `owner` is 0 for the rank after this one, 1 for the
+    /// rank after that, and `ranks - 1` for this rank; `tile` is an index among the owner's tiles.
     pub fn at(&self, position: u32) -> (u32, u32) {
         let Self { tiles, span, ranks } = *self;
         let (others, first, last) = (ranks - 1, span.min(tiles), (tiles - 1) / span * span);

@@ -93,8 +93,8 @@ impl AnyOp {
         self.operator.plan()
     }
 
-    /// Bytes moved and words used by the op's calls on this rank so far. Synchronise the stream
-    /// first.
+    /// Bytes moved, flags raised and waits begun by the op's calls on this rank so far. Synchronise
+    /// the stream of the calls first.
     ///
     /// # Errors
     /// [`Invalid`](crate::OpError::Invalid) on a GPU if the plan lacks `counted`; errors of the

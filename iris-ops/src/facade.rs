@@ -38,8 +38,8 @@ macro_rules! operator {
 macro_rules! common_methods {
     ($op:ident) => {
         impl Options {
-            /// Plans calls of up to this size; local and pure. `ranks` is a heap, a world (then the
-            /// plan is for the CPU), or [`Ranks`](crate::Ranks).
+            /// Makes the plan for calls of up to this size, without communication. `ranks` is a
+            /// heap, a world (then the plan is for the CPU), or [`Ranks`](crate::Ranks).
             ///
             /// # Errors
             /// [`Invalid`](crate::OpError::Invalid) for an option that the operator cannot take.
@@ -79,8 +79,8 @@ macro_rules! common_methods {
                 self.operator.check()
             }
 
-            /// Bytes moved and words used by the op's calls on this rank so far. Synchronise the
-            /// stream first.
+            /// Bytes moved, flags raised and waits begun by the op's calls on this rank so far.
+            /// Synchronise the stream of the calls first.
             ///
             /// # Errors
             /// [`Invalid`](crate::OpError::Invalid) on a GPU if the plan lacks

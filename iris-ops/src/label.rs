@@ -7,7 +7,8 @@ use std::sync::Arc;
 use crate::kind::Op;
 use crate::options::Request;
 
-/// An operator in an error: its kind, and where it is known its name or place in the program, with its shape.
+/// Name of an operator in an error: its kind and shape, with its own name or its place in the
+/// program if one is known.
 ///
 /// It is equal to its [`Op`], whatever its name.
 #[derive(Clone, Debug)]

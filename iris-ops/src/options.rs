@@ -539,8 +539,8 @@ macro_rules! setter {
     };
     (workgroups) => {
         /// Sets the number of workgroups of a launch of the operator's kernels. Default and
-        /// maximum: as many as can be resident at once. It changes neither the variant nor the
-        /// launches of GEMMs, which may fill the device.
+        /// maximum: as many as can be resident at once. The option changes neither the variant nor
+        /// the launches of GEMMs, which may fill the device.
         #[must_use]
         pub fn workgroups(mut self, workgroups: usize) -> Self {
             self.request.workgroups = Some(workgroups);
@@ -580,8 +580,9 @@ macro_rules! setter {
         }
     };
     (name) => {
-        /// Name of the operator in errors and faults, such as `layer3.down`: the same on all ranks. By default they name
-        /// the place where the program makes the operator.
+        /// Sets the name of the operator in errors and faults, such as `layer3.down`; it must be
+        /// the same on all ranks. Without a name, errors show the place where the program makes the
+        /// operator.
         #[must_use]
         pub fn name(mut self, name: impl Into<std::sync::Arc<str>>) -> Self {
             self.request.name = Some(name.into());

@@ -33,8 +33,8 @@ impl Room {
         Self { matrices: false, more: Bytes::ZERO }
     }
 
-    /// Room for each matrix of each plan once (A, B, C, a bias, and what belongs to an RMSNorm), as large as in the
-    /// largest call and on the rank that has most.
+    /// Room for the matrices of each plan (A, B, C, a bias, and those of an RMSNorm), each once, as
+    /// large as in the largest call on the rank where the matrix is largest.
     pub fn matrices() -> Self {
         Self { matrices: true, more: Bytes::ZERO }
     }

@@ -183,8 +183,8 @@ pub(crate) enum Memory {
     /// One signal for each tile of the largest part; the data is written to its final place,
     /// without an inbox.
     Signals,
-    /// Signals for what copy engines move, one for each tile of the largest part and round, and a
-    /// flag. The field is the number of rounds of a call.
+    /// Signals for the tiles that copy engines move, one for each tile of the largest part in each
+    /// round, and a flag. The field is the number of rounds of a call.
     Copied(u32),
 }
 

@@ -92,8 +92,8 @@ impl Workspace {
         Workspace::make(heap, plans, Workspace::prepare_words).map(Arc::new)
     }
 
-    /// Makes a workspace for plans that ranks have already compared. Collective. Either every rank
-    /// gets it, or every rank gets an error and nothing stays allocated.
+    /// Makes a workspace for plans that ranks have already compared. Collective. Either all ranks
+    /// get the workspace, or all get an error and no memory stays allocated.
     #[track_caller]
     pub(crate) fn make(
         heap: &Arc<SymmetricHeap>,

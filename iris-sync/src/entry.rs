@@ -55,17 +55,17 @@ pub fn wait_credit<M: Memory + ?Sized>(
     wait_for(m, channel, Access::CreditLoad, awaited, look).map(drop)
 }
 
-/// Store at `peer` the number of the call that this rank has entered. Only after the credit of
-/// `peer`: it has then entered the previous call, and no longer reads the number of two calls ago
-/// that this replaces.
+/// Store at `peer` the number of the call that this rank has entered. Allowed only after
+/// [`wait_credit`] for `peer`: the peer has then entered the previous call, and no longer reads the
+/// number of two calls ago that this store replaces.
 pub fn announce<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call, peer: u32) {
     let place = channel.entry(peer, channel.rank, call.parity());
     m.store(number(place), call.number(), Access::EntryStore);
 }
 
-/// Write this rank's record of `call` at `peer`, then publish its number (release store). Only
-/// after the credit of `peer`: it has then entered the previous call, and no longer reads the
-/// record of two calls ago that this replaces.
+/// Write this rank's record of `call` at `peer`, then publish its number (release store). Allowed
+/// only after [`wait_credit`] for `peer`: the peer has then entered the previous call, and no
+/// longer reads the record of two calls ago that this one replaces.
 pub fn publish<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,

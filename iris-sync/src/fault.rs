@@ -55,8 +55,9 @@ pub enum Field {
     Variant = 6,
     /// Hash of the tile shape and of other options.
     Config = 7,
-    /// Whether peers may write results directly into C. Not part of the comparison of every call;
-    /// only a kernel that runs beside the op and takes tiles from C requires it.
+    /// Whether peers may write results directly into C. Calls do not compare this field; only a
+    /// kernel of the caller that runs beside the op, and reads tiles of C as they arrive, requires
+    /// it.
     Direct = 8,
 }
 

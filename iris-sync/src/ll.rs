@@ -106,9 +106,9 @@ impl Batch {
     }
 }
 
-/// Push `data` to `peer` as pair number `pair` of its receive region. Only after the credit of
-/// `peer`: it has then entered the previous call, and no longer reads the pair of two calls ago
-/// that this replaces.
+/// Push `data` to `peer` as pair number `pair` of its receive region. Allowed only after the credit
+/// of `peer` was seen: the peer has then entered the previous call, and no longer reads the pair of
+/// two calls ago that this one replaces.
 pub fn push<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,

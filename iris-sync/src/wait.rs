@@ -35,8 +35,8 @@ impl Awaited {
 
 /// Whether this rank's host or a peer has given up.
 ///
-/// If so, it records a fault that names the rank, unless this rank has a fault already, and tells
-/// all peers.
+/// If so, this function records a fault that names the rank, unless this rank has a fault already,
+/// and tells all peers.
 pub fn stopped<M: Memory + ?Sized>(m: &M, channel: &Channel, awaited: &Awaited) -> bool {
     let host = m.host_abort();
     let peer = m.load(abort_word(channel.rank), Access::AbortLoad);

@@ -430,8 +430,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     }
 
     /// Count this workgroup as finished, whether `result` is an error or not. The last workgroup of
-    /// the launch ends the call: it settles pulls, refreshes words if due, and advances the call
-    /// number.
+    /// the launch then does what `end` requires: it waits for peers that pull, refreshes words if
+    /// that is due, and advances the call number.
     pub fn finish(self, end: End, result: Result<(), Stop>) -> Result<(), Stop> {
         self.finish_push(end, result, |_| 0)
     }

@@ -166,8 +166,9 @@ impl Call<'_> {
         }
     }
 
-    /// Enqueues by `enqueue` a GEMM that writes no trace itself. In a traced call, two small
-    /// launches around it record it as one span of the first workgroup.
+    /// Enqueues, by calling `enqueue`, a GEMM that writes no trace itself. In a traced call, a
+    /// small launch before the GEMM and one after it record the GEMM as one span of the first
+    /// workgroup.
     fn stamped(&self, rows: u32, enqueue: impl FnOnce() -> Result<bool>) -> Result<bool> {
         if self.args.trace == 0 {
             return enqueue();

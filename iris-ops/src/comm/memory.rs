@@ -160,8 +160,9 @@ impl Bytes {
                 let part = slice.slice(from as usize..end as usize).in_op(op)?;
                 MatRef::sym(part.cast::<T>().in_op(op)?, rows, cols)
             }
-            // SAFETY: the memory is borrowed by the `Lent` that it was made of, which its call holds until the call is
-            // enqueued; after that the stream's order keeps cudarc's memory, and the call waits for the host's.
+            // SAFETY: the range comes from a `Lent`, which borrows the memory and is held until the
+            // call is enqueued. After that cudarc frees its memory only in the order of the stream,
+            // and for host memory the call is waited for.
             None if self.writable => unsafe {
                 MatRef::external_mut((self.address + from) as *mut T, len, rows, cols)
             },

@@ -134,7 +134,7 @@ impl CommStream {
 #[cfg(feature = "cudarc-0-19")]
 impl CommStream {
     /// The per-thread default stream differs between threads, so calls run on a stream of the
-    /// communicator's, after earlier and before later work of the calling thread.
+    /// communicator's own, in order after earlier and before later work of the calling thread.
     fn of(theirs: Arc<CudaStream>, heap: &SymmetricHeap) -> Result<Self> {
         const PER_THREAD: u64 = 2;
         let apart = match theirs.cu_stream() as u64 {

@@ -33,11 +33,11 @@ variants! { ROW;
     Push,
     /// Whole-matrix GEMM of the library that the options choose, then the all-gather.
     Unfused,
-    /// Whole-matrix GEMM in a few parts, each of which a copy engine sends to all while the next is
-    /// multiplied. The rows of the option `tile` are the rows of a part.
+    /// Whole-matrix GEMM in a few parts of rows: a copy engine sends each finished part to all
+    /// ranks while the next one is multiplied. The option `tile` sets the number of rows of a part.
     CopyEngine,
     /// One whole-matrix GEMM whose epilogue stores each tile to all ranks; on NVIDIA's sm_90. On
-    /// other devices, and for operands that this GEMM does not take: `Unfused`.
+    /// other devices, and for operands that this GEMM does not support, calls run as `Unfused`.
     Epilogue,
 }
 

@@ -79,8 +79,8 @@ impl<'a, M: Memory + ?Sized> Arrivals<'a, M> {
         Self { m, channel, call, lost: false }
     }
 
-    /// Waits until this part of `source` has arrived. After one failed wait all later ones fail at
-    /// once: the call has failed, but the launch must still reach its end.
+    /// Waits until part `part` of `source` has arrived. After one failed wait all later waits fail
+    /// at once: the call has failed, but the launch must still reach its end.
     pub fn wait_part(&mut self, source: u32, part: u32) -> Result<(), Stop> {
         if self.lost {
             return Err(Stop);
