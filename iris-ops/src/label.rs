@@ -18,7 +18,7 @@ pub struct OpLabel {
 }
 
 impl OpLabel {
-    /// The kind of operator.
+    /// Kind of the operator that the label names.
     pub fn op(&self) -> Op {
         self.op
     }

@@ -165,11 +165,11 @@ impl Extent {
 /// Area of the data segment, by its purpose.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Area {
-    /// Inbox: tiles from peers.
+    /// Inbox, which receives tiles from peers.
     Inbox,
-    /// Result inbox: finished tiles from their owners.
+    /// Result inbox, which receives finished tiles from their owners.
     Results,
-    /// Workspace: f32 sums, gathered A, or other matrices of a call.
+    /// Workspace, which holds f32 sums, the gathered A, or other matrices of a call.
     Workspace,
 }
 

@@ -90,7 +90,8 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// The items below `end`; `items` must be ascending, so they are the first ones.
+    /// Batch of the items below `end`; `items` must be in ascending order, because they are read
+    /// only up to the first one that is not below.
     pub(crate) fn below(end: u32, items: impl Iterator<Item = u32>) -> Self {
         let mut batch = Self { items: [0; AT_ONCE], count: 0 };
         for item in items.take_while(|&item| item < end) {

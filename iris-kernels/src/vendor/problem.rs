@@ -36,7 +36,7 @@ pub struct Problem {
     /// Leading dimension of the addend; `None` if there is none. The addend has C's type and
     /// storage order, and may be C itself.
     pub addend: Option<u64>,
-    /// Alignment, in bytes, that every address has at least.
+    /// Minimum alignment in bytes of all addresses of a call.
     pub alignment: u32,
     /// Maximum number of bytes of workspace that an algorithm may use.
     pub workspace: u64,

@@ -365,9 +365,10 @@ impl Message {
 
     #[allow(unsafe_code, reason = "memory that is lent until the call is enqueued, or done")]
     fn copy_raw(&self, comm: &Comm, to: u64, from: u64, bytes: u64) -> Result<()> {
-        // SAFETY: one side lies in a buffer of the communicator's, which only its calls use, on one stream; or both are
-        // lent. What is lent stays until the call is enqueued; after that the stream's order keeps cudarc's memory and the
-        // heap its own, and the call waits for the host's.
+        // SAFETY: one side lies in a buffer that only the communicator's calls use, on one stream;
+        // or both sides are lent. Lent memory stays until the call is enqueued. After that cudarc
+        // frees its memory only in the order of the stream, the heap keeps its own, and for host
+        // memory the call is waited for.
         unsafe { comm.heap.copy_raw_on(&comm.stream.ours, to, from, bytes) }.in_op(self.op)
     }
 }

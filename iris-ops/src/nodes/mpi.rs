@@ -43,7 +43,8 @@ impl fmt::Debug for Mpi {
 
 impl Mpi {
     /// Initialises MPI for calls from several threads: collective over all processes that mpirun
-    /// started. If the program has initialised MPI already, it keeps that and finalizes nothing.
+    /// started. If the program has initialised MPI already, MPI is only checked here, and dropping
+    /// the result finalizes nothing.
     ///
     /// # Errors
     /// [`MpiError`] if the library does not support calls from several threads, or has been

@@ -110,7 +110,8 @@ fn executor(heap: &SymmetricHeap, plan: &Plan, choice: &Choice) -> Result<Execut
         injected: request.injected,
         observed: request.is_observed(),
     };
-    // One executor serves all calls up to `upto` rows, so the GEMM library is asked for that size.
+    // One executor serves all calls of the choice, so the GEMM library is asked for the largest
+    // size, `max_size`.
     let whole = plan.whole_gemm(choice.form, (choice.max_size, choice.tile));
     let program = plan.program(choice);
     Executor::new(heap, &build, &program, whole.as_ref(), request.counted).in_op(op)

@@ -35,7 +35,7 @@ variants! { ROW;
     /// ranks as soon as it has arrived: a scatter and an all-gather in one launch. For large
     /// messages with more than two ranks.
     TwoShot,
-    /// LL protocol (data and flag in one word): for at most 2 MiB.
+    /// LL protocol (data and flag in one word), for small messages: at most 2 MiB.
     Ll,
 }
 

@@ -35,15 +35,15 @@ variants! { ROW;
     Push,
     /// Whole-matrix GEMM of the library that the options choose, then the reduce-scatter.
     Unfused,
-    /// GEMMs of the rows that peers own come first, in a few parts, each of which a copy engine
-    /// sends to its owner while the next is multiplied. The rows of this rank come last, and the
-    /// peers' partials are added to them. The GEMMs are those of `Unfused`; the rows of the option
-    /// `tile` are the rows of a part.
+    /// GEMMs of the rows that peers own come first, in a few parts: a copy engine sends each
+    /// finished part to its owner while the next one is multiplied. The rows of this rank come
+    /// last, and the peers' partials are added to them. The GEMMs are those of `Unfused`. The
+    /// option `tile` sets the number of rows of a part.
     CopyEngine,
     /// One whole-matrix GEMM, on NVIDIA's sm_90. It multiplies the rows that peers own first, and
     /// its epilogue stores them to their owners; then the rows of this rank, to which it adds the
     /// peers' partials in f32, in ascending order of ranks. On other devices, and for operands that
-    /// this GEMM does not take: `Unfused`.
+    /// this GEMM does not support, calls run as `Unfused`.
     Epilogue,
 }
 

@@ -213,8 +213,8 @@ impl Taker {
         let views = [heap.slice_view(self.c)?, heap.slice_view(self.seen)?];
         let [c, seen] = views.each_ref().map(bytes_of);
         let which_arg = bytes_of(&which);
-        // SAFETY: the arguments match the kernel's parameters, in memory of the heap, which
-        // outlives the launches.
+        // SAFETY: the arguments match the kernel's parameters, and the matrices lie in the heap,
+        // which outlives the launches.
         let launched = unsafe {
             match which {
                 1 => self.kernel.launch(stream, GROUPS, &[bytes_of(view), c, seen, which_arg]),

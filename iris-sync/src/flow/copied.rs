@@ -50,8 +50,8 @@ pub fn copies<M: Memory + ?Sized>(
     })
 }
 
-/// Waits, before a kernel reads them, until the parts `first..first + parts` of `source` have
-/// arrived; a launch of one workgroup.
+/// Launch of one workgroup that waits until the parts `first..first + parts` of `source` have
+/// arrived, before a later kernel reads them.
 pub fn gate<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     source: u32,

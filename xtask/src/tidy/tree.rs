@@ -126,7 +126,8 @@ pub(super) fn code_of(text: &str, rust: bool) -> String {
     code
 }
 
-/// Index after the block comment that begins at `start`; Rust's are nested.
+/// Index after the block comment that begins at `start`. If `nested` is true, as in Rust, a block
+/// comment may contain others.
 fn comment_end(chars: &[char], start: usize, nested: bool) -> usize {
     let mut depth = 1;
     let mut i = start + 2;

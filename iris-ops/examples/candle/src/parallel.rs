@@ -98,8 +98,8 @@ impl Maker {
     }
 }
 
-/// Sum over ranks as a custom operation of candle, as an engine over NCCL has it, except for one
-/// `use` line.
+/// Sum over ranks as a custom operation of candle. Its code differs from that of an engine over
+/// NCCL by one `use` line.
 #[derive(Clone)]
 pub struct AllReduce {
     comm: Arc<Comm>,
