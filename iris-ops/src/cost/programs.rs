@@ -77,8 +77,8 @@ impl Problem {
         }
     }
 
-    /// Predicts whether the calls of this problem meet the condition `when`, which the executor tests
-    /// at run time.
+    /// Predicts whether the calls of this problem meet the condition `when`, which the executor
+    /// tests at run time.
     fn meets(&self, when: When, parts: usize) -> bool {
         match when {
             // One launch takes as long as two, except for their overlap, so the model needs no case
