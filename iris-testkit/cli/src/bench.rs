@@ -1,4 +1,5 @@
-//! `iris bench`: ratios of times, measured in turns in one run, compared with their limits.
+//! `iris bench`: measures ratios of times, the two sides of each in turns in one run, and compares
+//! the ratios with their limits.
 
 use std::time::SystemTime;
 
@@ -19,7 +20,7 @@ use origin::{date, device};
 pub(crate) mod options;
 pub(crate) mod origin;
 
-/// Cases to measure if no file is given.
+/// Cases to measure on the CPU if the command line names no file of cases.
 const CASES: &str = include_str!("../../../bench/cpu.toml");
 
 #[derive(Deserialize)]
@@ -28,7 +29,7 @@ struct Cases {
     ratio: Vec<Ratio>,
 }
 
-/// Measured ratio, as written to a record with device and commit.
+/// Measured ratio, as written to a record file, together with the device and the commit.
 #[derive(Serialize)]
 struct Measured<'a> {
     #[serde(flatten)]

@@ -11,27 +11,28 @@ use serde::{Deserialize, Serialize};
 
 use crate::problem::{Problem, rows_at_once};
 
-/// Maximum number of multiply-adds that a rank spends on the reference. For larger products only
-/// some rows are checked, evenly spread, including the first and the last.
+/// Maximum number of multiply-adds that a rank spends on the reference. In larger products only
+/// some rows are checked: evenly spread, including the first and the last.
 const WORK: usize = 1 << 29;
 
-/// Result of one rank's comparison of results with the reference and between ranks.
+/// Result of one rank's check: its C compared with the reference, and with the C of the other
+/// ranks.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Found {
-    /// Sum of the squared errors; NaN if an element is NaN.
+    /// Sum of the squared differences from the reference; NaN if an element of C is NaN.
     #[serde(with = "crate::job::bits")]
     errors: f64,
-    /// Sum of the squared expected values.
+    /// Sum of the squared elements of the reference.
     #[serde(with = "crate::job::bits")]
     wanted: f64,
-    /// Largest difference between two ranks' elements.
+    /// Largest difference between the same element on two ranks.
     #[serde(with = "crate::job::bits")]
     difference: f64,
-    /// Whether two ranks have different bits.
+    /// Whether the same element has different bits on two ranks.
     differs: bool,
-    /// Description of the first wrong element; `None` if there is none.
+    /// Description of the first wrong element; `None` if all elements are right.
     pub(crate) refused: Option<String>,
-    /// Number of rows that were checked, and number of all rows.
+    /// Number of rows of C that were checked, and number of rows of C.
     pub(crate) rows: (usize, usize),
 }
 
@@ -55,12 +56,14 @@ impl Found {
         numeric::relative(self.errors.sqrt(), self.wanted.sqrt())
     }
 
-    /// Largest difference between two ranks if all have the same matrix; else 0.
+    /// Largest difference between two ranks' results if every rank has the whole result; 0
+    /// otherwise.
     pub(crate) fn difference(&self) -> f64 {
         self.difference
     }
 
-    /// Description of an error; `None` if everything is right.
+    /// Description of the first error: a wrong element or, with `same_bits`, ranks whose bits
+    /// differ; `None` if there is no error.
     pub(crate) fn wrong(&self, same_bits: bool) -> Option<String> {
         let differs = || format!("ranks differ by up to {:e}", self.difference);
         self.refused.clone().or_else(|| (same_bits && self.differs).then(differs))
@@ -72,12 +75,13 @@ fn larger(a: f64, b: f64) -> f64 {
     if a.is_nan() || a > b { a } else { b }
 }
 
-/// Checks this rank's share: if all ranks have the result, some of its rows on every rank,
-/// otherwise the rank's own result. All ranks must have finished the call.
+/// Checks this rank's share of the results: if every rank has the whole result, some of its rows on
+/// every rank; otherwise this rank's own C. All ranks must have finished the call.
 pub(crate) fn check(heap: &SymmetricHeap, problem: &Problem, op: Op, c: &Matrix) -> Result<Found> {
     let ranks = Ranks::from(heap);
     let (rows, cols) = c.shape();
-    // The memory of other nodes cannot be read: each node checks all rows on its own ranks.
+    // The memory of ranks on other nodes cannot be read, so each node checks all rows, on its own
+    // ranks.
     let (rank, size) = (heap.rank(), heap.size());
     let (rows, holders) = if Meaning::of(op).replicates() {
         let first = (0..size).map(|step| (rank + step) % size);
@@ -127,8 +131,8 @@ pub(crate) fn check(heap: &SymmetricHeap, problem: &Problem, op: Op, c: &Matrix)
     Ok(found)
 }
 
-/// Up to `most` (at least 2) of the numbers below `count`, evenly spread, including the first and
-/// the last.
+/// Returns up to `most` (at least 2) of the numbers 0..`count`, evenly spread, including the first
+/// and the last.
 fn spread(count: usize, most: usize) -> Vec<usize> {
     let most = most.max(2);
     if count <= most {

@@ -1,4 +1,4 @@
-//! Options of a rank's heap, except its size: backend, GPU, and threads.
+//! Options of a rank's heap that the command line sets: backend, GPU and threads.
 
 use std::str::FromStr;
 
@@ -37,7 +37,7 @@ impl Device {
             }
             return Ok(Device { backend, threads, devices });
         }
-        // A missing driver is reported once, before a rank is started.
+        // A missing driver is an error here, once, before any rank is started.
         let visible = backend.device_count()?;
         if let Some(devices) = devices
             && devices.last() >= visible
@@ -62,7 +62,8 @@ impl Device {
     }
 }
 
-/// Selection of GPUs of a host: the first ones (`2`), or those with these numbers (`0,2`).
+/// GPUs of a host that ranks may use, as a bit mask: the first few (`2`), or a list of indices
+/// (`0,2`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Devices(u64);
 
@@ -74,7 +75,7 @@ impl Default for Devices {
 }
 
 impl Devices {
-    /// Selection of the first GPU only.
+    /// Selection of only the first GPU of `self`.
     pub(crate) fn first(self) -> Devices {
         Devices(self.0 & self.0.wrapping_neg())
     }

@@ -1,4 +1,4 @@
-//! Errors that the caller can correct, and exit codes.
+//! Errors that the user of the command line can correct, and exit codes.
 
 use std::fmt::Display;
 
@@ -6,7 +6,7 @@ use anyhow::Error;
 use iris_heap::ErrorKind;
 use iris_testkit::output::{READER_GONE, Unwritten};
 
-/// Invalid argument or file.
+/// Error of an argument or a file that the user can correct.
 #[derive(Debug, thiserror::Error)]
 #[error("{what} is {value}: expected {expected}")]
 struct Usage {
@@ -15,18 +15,20 @@ struct Usage {
     expected: String,
 }
 
-/// Failure of ranks, which have printed the reason; holds the exit code.
+/// Failure of rank processes, which have printed the reason themselves; holds the exit code.
 #[derive(Debug, thiserror::Error)]
 #[error("the job failed, see above")]
 pub(crate) struct Ranks(pub(crate) i32);
 
-/// Error for an invalid value: its name, the value, and what was expected.
+/// Makes an error for an invalid value: name of the option or file, the value, and the expected
+/// values.
 pub(crate) fn usage(what: impl Display, value: impl Display, expected: impl Display) -> Error {
     let (what, value, expected) = (what.to_string(), value.to_string(), expected.to_string());
     Usage { what, value, expected }.into()
 }
 
-/// Refuses the first of these options that has a value, because `reader` does not read it.
+/// Refuses the first of `options` (name and value) that has a value, because `reader` does not read
+/// any of them.
 pub(crate) fn unread(reader: &str, options: &[(&str, Option<String>)]) -> Result<(), Error> {
     match options.iter().find_map(|(name, value)| Some((name, value.as_ref()?))) {
         Some((name, value)) => {
@@ -36,7 +38,7 @@ pub(crate) fn unread(reader: &str, options: &[(&str, Option<String>)]) -> Result
     }
 }
 
-/// Whether the error is that the reader of stdout is gone.
+/// Whether writing failed because the reader of stdout (such as `head`) has ended.
 pub(crate) fn reader_gone(error: &Error) -> bool {
     error.chain().any(|it| it.downcast_ref().is_some_and(Unwritten::reader_gone))
 }

@@ -14,7 +14,7 @@ use crate::errors::{Ranks, usage};
 
 /// Work of every rank of a world. It is passed to rank processes as JSON.
 pub(crate) trait Job: Serialize + DeserializeOwned + Sync {
-    /// Result that rank 0 returns to the starter of the job.
+    /// Result of the whole job, which rank 0 returns to the starter.
     type Report: Serialize + DeserializeOwned + Send;
 
     /// Name of the job on the command line of `iris rank`.
@@ -24,17 +24,17 @@ pub(crate) trait Job: Serialize + DeserializeOwned + Sync {
     fn run_rank(&self, world: &World) -> Result<Option<Self::Report>>;
 }
 
-/// Number of ranks, and whether they are threads or processes.
+/// Number of ranks and of nodes, and whether ranks are threads or processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) ranks: usize,
     pub(crate) threads: bool,
-    /// Number of nodes that this host simulates.
+    /// Number of nodes that this host simulates; the ranks are split evenly over them.
     pub(crate) nodes: usize,
 }
 
 impl Place {
-    /// Checks the number of ranks and the environment, before anything is started.
+    /// Checks the number of ranks and the environment, before any rank is started.
     pub(crate) fn new(ranks: usize, threads: bool) -> Result<Place> {
         if !(1..=MAX_RANKS).contains(&ranks) {
             return Err(usage("--ranks", ranks, format!("1 to {MAX_RANKS}")));
@@ -43,12 +43,12 @@ impl Place {
         Ok(Place { ranks, threads, nodes: 1 })
     }
 
-    /// Description of the ranks, for messages.
+    /// Kind of ranks (threads or processes) in words, for messages.
     pub(crate) fn words(self) -> &'static str {
         if self.threads { "threads of one process" } else { "processes" }
     }
 
-    /// Distributes the ranks over `nodes` nodes, with equal numbers on each.
+    /// Distributes the ranks over `nodes` simulated nodes, equally many on each.
     pub(crate) fn on_nodes(self, nodes: usize) -> Result<Place> {
         match nodes {
             1.. if self.ranks.is_multiple_of(nodes) => Ok(Place { nodes, ..self }),
@@ -59,7 +59,7 @@ impl Place {
         }
     }
 
-    /// Options of a job, to be printed with its result.
+    /// Options of a job and its place, to be printed with its result.
     pub(crate) fn options(self, job: &impl Job) -> Result<serde_json::Value> {
         let mut options = serde_json::to_value(job)?;
         options["threads_as_ranks"] = self.threads.into();
@@ -101,7 +101,7 @@ impl Place {
     }
 }
 
-/// Collected output of rank 0.
+/// Collected output of rank 0, to which its process or thread appends.
 #[derive(Clone, Default)]
 pub(crate) struct Said(Arc<Mutex<Vec<u8>>>);
 
@@ -123,26 +123,27 @@ impl Write for Said {
     }
 }
 
-/// All-gather of a value between the ranks. Collective.
+/// All-gather of `mine`, serialised as JSON, between the ranks. Collective.
 #[track_caller]
 pub(crate) fn gather<T: Serialize + DeserializeOwned>(world: &World, mine: &T) -> Result<Vec<T>> {
     let all = world.allgather(&serde_json::to_vec(mine)?)?;
     all.iter().map(|bytes| Ok(serde_json::from_slice(bytes)?)).collect()
 }
 
-/// Time of the slowest rank in each iteration.
+/// Time of the slowest rank in each iteration; `ranks` holds the times of each rank by iteration.
 pub(crate) fn slowest(ranks: &[Vec<f64>]) -> Vec<f64> {
     let count = ranks.iter().map(Vec::len).min().unwrap_or(0);
     let slowest = |at: usize| ranks.iter().map(|times| times[at]).fold(0.0, f64::max);
     (0..count).map(slowest).collect()
 }
 
-/// Median over the iterations of the slowest rank's time.
+/// Median over the iterations of the time of the slowest rank.
 pub(crate) fn median_of_slowest(ranks: &[Vec<f64>]) -> f64 {
     median(slowest(ranks))
 }
 
-/// Median; the mean of the two middle values if their number is even, 0 if there are none.
+/// Median of `values`; the mean of the two middle ones if their number is even, 0 if there are
+/// none.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     match values.len() {
@@ -164,13 +165,13 @@ pub(crate) mod bits {
         u64::deserialize(from).map(f64::from_bits)
     }
 
-    /// Reads a number, and null as NaN.
+    /// Deserialises a number; null becomes NaN.
     pub(crate) fn or_nan<'d, D: Deserializer<'d>>(from: D) -> Result<f64, D::Error> {
         Option::deserialize(from).map(|value| value.unwrap_or(f64::NAN))
     }
 }
 
-/// Serialises values by their names, which their `FromStr` reads.
+/// Serialises values by their names (`Display`), and deserialises names by `FromStr`.
 pub(crate) mod text {
     use std::fmt::Display;
     use std::str::FromStr;

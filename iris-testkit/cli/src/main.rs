@@ -86,7 +86,7 @@ fn environment() -> &'static [(&'static str, &'static str)] {
     const CUDA: &[(&str, &str)] = &[launch::QUEUES, gpu_bench::NO_MULTICAST];
     let words: Vec<_> =
         std::env::args_os().skip(1).map(|w| w.to_string_lossy().into_owned()).collect();
-    // The backend is named on the command line, or in the JSON of a rank's job.
+    // `--backend` names the backend or, for a rank's process, the JSON of its job does.
     let hip = ["hip", "--backend=hip"];
     let hip = words.iter().any(|w| hip.contains(&w.as_str()) || w.contains("\"backend\":\"hip\""));
     let cuda = words.iter().any(|word| word.contains("cuda"));
@@ -135,7 +135,8 @@ fn run(task: Task) -> anyhow::Result<bool> {
     }
 }
 
-/// Sends log messages of the libraries to stderr, without colours, from the level in `IRIS_LOG` on.
+/// Sends log messages of the libraries to stderr, without colours; `IRIS_LOG` names the lowest
+/// level that is shown.
 fn log() -> anyhow::Result<()> {
     let level = std::env::var("IRIS_LOG").unwrap_or_default();
     let level = match level.as_str() {
@@ -148,7 +149,7 @@ fn log() -> anyhow::Result<()> {
         .with_max_level(level)
         .with_ansi(false)
         .with_writer(std::io::stderr)
-        // A full disk behind stderr must not end in a panic.
+        // Without this, a log message that cannot be written (disk full) would end in a panic.
         .log_internal_errors(false)
         .init();
     Ok(())

@@ -13,7 +13,8 @@ fn available() -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// Refuses ranks that together need more memory than is available; `bytes` is for each rank.
+/// Refuses to start `ranks` ranks if together they need more memory than is available; `bytes` is
+/// the need of each rank.
 pub(crate) fn fits(ranks: usize, bytes: u64) -> Result<()> {
     match available() {
         Some(most) if bytes.saturating_mul(ranks as u64) > most => {

@@ -106,7 +106,7 @@ pub(crate) struct Options {
     layer_prefix: Option<String>,
 }
 
-/// Help text with the meaning of M, N and K for each operator.
+/// Help text that gives the meaning of M, N and K for each operator.
 fn what_they_do() -> String {
     let line = |op: Op| {
         let name = op.name().replace('_', "-");
@@ -135,10 +135,10 @@ pub(crate) fn dtype(text: &str) -> Result<DType, String> {
     }
 }
 
-/// Maximum number of timed calls, because their times are kept in memory.
+/// Maximum number of timed calls; all their times are kept in memory.
 const MOST_CALLS: usize = 1_000_000;
 
-/// Runs the operator or the layer, prints the result, and returns whether everything was right.
+/// Runs the operator or the layer, prints the result, and returns whether all checks passed.
 pub(crate) fn main(options: Options) -> Result<bool> {
     let place = Place::new(options.ranks, options.threads_as_ranks)?.on_nodes(options.nodes)?;
     if !(1..=MOST_CALLS).contains(&options.iters) {
@@ -194,7 +194,7 @@ pub(crate) fn main(options: Options) -> Result<bool> {
     trace::finish(trace_file, text, report.wrong.is_none())
 }
 
-/// Refuses options that a run of this op does not read.
+/// Refuses options that have a value but that a run of `op` does not read.
 fn check_read(options: &Options, op: Op, place: Place) -> Result<()> {
     let variant = options.variant.as_deref().unwrap_or("auto");
     let host = options.backend.traits().host_threads;
@@ -289,11 +289,11 @@ pub(crate) struct OperatorJob {
     problem: Problem,
     device: Device,
     iterations: usize,
-    /// Whether the trace covers only the last timed call.
+    /// Whether the trace covers only the last timed call, to be drawn as a chart.
     chart: bool,
 }
 
-/// Result over all ranks.
+/// Result of the job, combined over all ranks.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Report {
     variant: String,
@@ -333,8 +333,8 @@ impl Job for OperatorJob {
         let mut wrong = None;
         let mut call = |late: bool| -> Result<f64> {
             if let Some(crossing) = &mut crossing {
-                // In a late call the last rank writes late: the barrier must make the others wait
-                // for its write.
+                // In a call with `late`, the last rank writes its word late: the barrier under test
+                // must make the other ranks wait for the write.
                 let late = late && ranks.rank + 1 == ranks.size;
                 crossing.before(
                     heap,
@@ -352,7 +352,8 @@ impl Job for OperatorJob {
         let progress = Progress::new("calls", ranks.rank, self.iterations);
         let (mut times, mut before) = (Vec::new(), Vec::new());
         for left in (0..self.iterations).rev() {
-            // The last call is drawn, because the first ones touch memory for the first time.
+            // The chart shows the last call, because first calls are slower: they touch memory for
+            // the first time.
             if self.chart && left == 0 {
                 before = made.trace()?;
             }
@@ -361,8 +362,8 @@ impl Job for OperatorJob {
         }
         let drawn = if self.chart { Some(trace::since(&before, made.trace()?)) } else { None };
         drop(progress);
-        // The checked call gets another input, so that data left from the timed calls would be
-        // wrong.
+        // The checked call gets input of another seed, so that results left by the timed calls
+        // would be wrong.
         let other = Problem { seed: problem.seed.wrapping_add(0x9e37_79b9), ..problem.clone() };
         other.fill(&rig, &matrices)?;
         call(true)?;

@@ -140,7 +140,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     Ok(true)
 }
 
-/// Numbers of rows to plan for: the powers of two in a range, and its end.
+/// Numbers of rows to plan for: the powers of two in the range, and its end.
 fn sizes(op: Op, (first, last): (usize, usize)) -> Vec<usize> {
     let powers = (0..usize::BITS - 1).map(|bits| 1 << bits);
     let sizes = powers.filter(|it| (first..last).contains(it)).chain([last]);
@@ -148,7 +148,7 @@ fn sizes(op: Op, (first, last): (usize, usize)) -> Vec<usize> {
 }
 
 impl Options {
-    /// Options of the operator for calls of `m` rows.
+    /// Options of the operator for calls of `m` rows on `device`.
     fn call(&self, m: usize, [n, k]: [usize; 2], device: Device) -> OpOptions {
         let of = OpOptions::new(m, n, k).dtype(self.dtype).backend(device.backend).even(true);
         let of = if self.columns { of.shard(Shard::Columns) } else { of };
@@ -156,7 +156,7 @@ impl Options {
     }
 }
 
-/// Refuses options that a plan of this operator does not read.
+/// Refuses options that have a value but that a plan of `op` does not read.
 fn check_read(options: &Options, op: Op) -> Result<()> {
     let number = |it: Option<usize>| it.map(|number| number.to_string());
     let rows = options.rows.map(|(first, last)| format!("{first}..{last}"));
@@ -181,7 +181,7 @@ fn check_read(options: &Options, op: Op) -> Result<()> {
     Ok(())
 }
 
-/// Device with this name; `this` stands for this machine's GPU or host.
+/// Device called `name`; `this` stands for this machine's GPU, or its host if there is none.
 fn device(name: &str) -> Result<Device> {
     if name != "this" {
         return Ok(Device::named(name)?);
@@ -191,7 +191,8 @@ fn device(name: &str) -> Result<Device> {
     Ok(found.map_or_else(|| Device::of_rank(Cpu, 0), Ok)?)
 }
 
-/// Description of the data that times are predicted from.
+/// Description of the data from which times are predicted: this machine's tuning file or built-in
+/// data.
 fn source(ranks: Ranks) -> Result<String> {
     let plan = Op::AllReduce.request(1, 1, 0).plan(ranks)?;
     Ok(match (plan.tuned_by(), plan.borrowed_tuning()) {

@@ -14,10 +14,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::errors::usage;
 
-/// Number of columns of A that the reference multiplies at a time.
+/// Number of columns of A (part of K) that the reference multiplies at a time, to bound its memory.
 const DEPTH: usize = 256;
 
-/// Number of elements, over all ranks' partials, that are checked at a time.
+/// Number of elements, summed over all ranks' partials, that are checked at a time, to bound
+/// memory.
 const SLAB: usize = 1 << 22;
 
 /// Op with its shape. `m`, `n` and `k` are those of the whole problem, of which the ranks have
@@ -30,26 +31,27 @@ pub(crate) struct Problem {
     pub(crate) n: usize,
     pub(crate) k: usize,
     pub(crate) dtype: DType,
-    /// Whether A is split by columns.
+    /// Whether A is split over the ranks by columns.
     pub(crate) columns: bool,
     /// Whether the staging buffer is column-major and filled along M first.
     pub(crate) m_contiguous: bool,
     pub(crate) k_per_flag: Option<usize>,
     pub(crate) fetchers: Option<usize>,
-    /// Name of the GEMM implementation; `None` for the default.
+    /// Name of the implementation of whole-matrix GEMMs; `None` for the default.
     pub(crate) library: Option<String>,
     pub(crate) seed: u64,
     pub(crate) backend: BackendKind,
     pub(crate) trace: bool,
     /// Rows and columns of a tile; `None` if the plan chooses.
     pub(crate) tile: Option<[usize; 2]>,
-    /// Whether plans ignore measurements of this machine and use built-in tuning data.
+    /// Whether plans ignore this machine's tuning file and use the built-in data.
     pub(crate) untuned: bool,
     /// Number of nodes that the ranks are split over.
     pub(crate) nodes: usize,
 }
 
-/// Shapes of A (or the message), B and C of one rank; 0 x 0 if the rank has no such matrix.
+/// Shapes (rows, columns) of A (or the message), B and C of one rank; 0 x 0 if the rank has no such
+/// matrix.
 pub(crate) type Shapes = [(usize, usize); 3];
 
 /// Variant with this name, `None` for `auto`; the error for an unknown one names the op.
@@ -58,13 +60,14 @@ pub(crate) fn known_variant(what: &str, op: Op, name: &str) -> Result<Option<Var
     op.variant(name).map_err(|_| usage(format!("{what} of {op}"), name, format!("auto, {}", all())))
 }
 
-/// Number of rows of `cols` columns that are checked at a time, over all ranks' partials.
+/// Number of rows of `cols` columns that are checked at a time; limits the elements of all ranks'
+/// partials to [`SLAB`].
 pub(crate) fn rows_at_once(cols: usize, size: usize) -> usize {
     (SLAB / cols.saturating_mul(size).max(1)).max(1)
 }
 
 impl Problem {
-    /// Problem with this shape; the plan chooses everything else.
+    /// Problem of this op and whole shape; the plan chooses everything else.
     pub(crate) fn new(op: &str, [m, n, k]: [usize; 3], dtype: DType, backend: BackendKind) -> Self {
         Problem {
             op: op.into(),
@@ -91,12 +94,12 @@ impl Problem {
         Ok(self.op.parse()?)
     }
 
-    /// Range of M, N or K that one rank has.
+    /// Range of M, N or K (`total` in all) that the rank holds.
     fn part(total: usize, ranks: Ranks) -> Range<usize> {
         split(total, ranks.size, ranks.rank)
     }
 
-    /// Options of the op on one rank.
+    /// Options of the op's plan on one rank.
     pub(crate) fn options(&self, op: Op, ranks: Ranks) -> Options {
         let meaning = Meaning::of(op);
         let k = if meaning.splits_k() { Self::part(self.k, ranks).len() } else { self.k };
@@ -136,7 +139,7 @@ impl Problem {
         Task { op, size: ranks.size, m: self.m, options: self.options(op, ranks) }
     }
 
-    /// Largest number of elements of A, B and C on any rank.
+    /// Largest number of elements of A, of B and of C on any rank.
     fn most(&self, size: usize) -> Result<[usize; 3]> {
         let mut most = [0; 3];
         for rank in 0..size {
@@ -148,13 +151,15 @@ impl Problem {
         Ok(most)
     }
 
-    /// Bytes that every rank needs for its plan, its matrices and the test of a barrier.
+    /// Room in the heap that every rank needs for its plan, its matrices and the word that tests a
+    /// barrier.
     pub(crate) fn room(&self, size: usize) -> Result<Room> {
         let plans = Room::of(size, |ranks| self.plan(ranks.on_nodes(self.nodes)))?;
         Ok(plans.matrices(self.dtype, self.most(size)?).matrices(DType::I32, [1]))
     }
 
-    /// Allocates A, B and C of this rank; fills A and B, and C with NaN. Collective.
+    /// Allocates this rank's A, B and C; fills A and B with their values and C with NaN.
+    /// Collective.
     #[track_caller]
     pub(crate) fn matrices(&self, rig: &Rig) -> Result<[Matrix; 3]> {
         let ranks = Ranks::from(&rig.heap);
@@ -163,7 +168,8 @@ impl Problem {
         Ok(matrices)
     }
 
-    /// Fills A and B with their values and C with NaN.
+    /// Fills this rank's A and B with their values, and C with NaN, so that elements that are not
+    /// written are found.
     pub(crate) fn fill(&self, rig: &Rig, [a, b, c]: &[Matrix; 3]) -> Result<()> {
         let (op, ranks, heap) = (self.op()?, Ranks::from(&rig.heap), &rig.heap);
         a.fill(heap, |row, col| self.own_a(op, ranks, row, col))?;
@@ -171,8 +177,8 @@ impl Problem {
         c.poison(heap)
     }
 
-    /// Bytes that a rank needs besides its heap: a row while it is filled in, and the reference for
-    /// the rows that are checked at a time.
+    /// Bytes that a rank needs outside its heap: a row while matrices are filled, and the reference
+    /// for the rows that are checked at a time.
     pub(crate) fn check_bytes(&self, size: usize) -> Result<u64> {
         let op = self.op()?;
         let mut most = 0;
@@ -182,8 +188,8 @@ impl Problem {
             let (rows, cols) = shapes[2];
             let rows = rows_at_once(cols, size).min(rows) as u64;
             let depth = if op.multiplies() { DEPTH.min(self.k) as u64 } else { 0 };
-            // Number of f64 values of each rank's part with its magnitudes, their sums, and their
-            // bounds.
+            // Number of f64 values of the reference: each rank's part with its magnitudes, their
+            // sums, and the error bounds.
             let parts = rows.saturating_mul(cols as u64).saturating_mul(2 * size as u64 + 8);
             let factors = depth.saturating_mul(rows.saturating_add(cols as u64));
             let numbers = [parts, factors, widest].into_iter().fold(0, u64::saturating_add);
@@ -196,22 +202,22 @@ impl Problem {
         rounded(self.dtype, random_unit(self.seed, stream, index))
     }
 
-    /// Element of the whole A, which is the same for all ranks.
+    /// Element of the whole A, before it is split over the ranks.
     fn a(&self, row: usize, col: usize) -> f64 {
         self.element(0, row * self.k + col)
     }
 
-    /// Element of the whole B.
+    /// Element of the whole B, before it is split over the ranks.
     fn b(&self, row: usize, col: usize) -> f64 {
         self.element(1, row * self.n + col)
     }
 
-    /// Element of the message that a rank sends.
+    /// Element of the message that `rank` sends.
     fn sent(&self, rank: usize, row: usize, col: usize) -> f64 {
         self.element(2 + rank, row * self.n + col)
     }
 
-    /// Element of a rank's own A, or of the message that it sends.
+    /// Element of the A that a rank holds, or of the message that it sends.
     fn own_a(&self, op: Op, ranks: Ranks, row: usize, col: usize) -> f64 {
         let meaning = Meaning::of(op);
         let first = |total| Self::part(total, ranks).start;
@@ -224,25 +230,25 @@ impl Problem {
         }
     }
 
-    /// Element of a rank's own B.
+    /// Element of the B that a rank holds.
     fn own_b(&self, op: Op, ranks: Ranks, row: usize, col: usize) -> f64 {
         let meaning = Meaning::of(op);
         let first = |splits, total| if splits { Self::part(total, ranks).start } else { 0 };
         self.b(first(meaning.splits_k(), self.k) + row, first(meaning.splits_n(), self.n) + col)
     }
 
-    /// Expected values of these rows of `rank`'s C.
+    /// Expected values of the given rows of `rank`'s C, with error bounds.
     pub(crate) fn expected(&self, op: Op, ranks: Ranks, rows: &[usize]) -> Expected {
         let (meaning, task) = (Meaning::of(op), self.task(op, ranks));
         let sources: Vec<_> = rows.iter().map(|&row| task.source(ranks.rank, row)).collect();
         let mut options = task.options;
-        // The rows are computed as a smaller call with only these rows.
+        // The rows are computed by a smaller call that has only these rows.
         let call = |op, parts: &[Part], options| {
             let task = Task { op, size: parts.len(), m: rows.len(), options };
             task.expected(0, parts, None, None, None)
         };
-        // Message of `rank` for these rows; a row that only one rank contributes is taken from that
-        // rank.
+        // Message of `rank` for the given rows; a row that only one rank contributes is taken from
+        // that rank.
         let sent = |rank: usize| {
             let element = |r: usize, c| {
                 let (source, row) = sources[r];

@@ -1,4 +1,4 @@
-//! Progress bar for waits of two seconds and more, if stderr is a terminal.
+//! Progress bar that appears on stderr, if it is a terminal, when work lasts two seconds or more.
 
 use std::io::IsTerminal;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Wait after which the bar shows.
+/// Time after which the bar appears.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Number of steps done of all, with the time that is left. It shows by itself, also while the first step lasts.
+/// Bar with the number of steps done, the number of all steps, and the estimated time left. A
+/// thread shows it, so it appears even while the first step lasts.
 pub(crate) struct Progress {
     bar: ProgressBar,
     /// Thread that shows the bar, and the channel that tells it to stop.
@@ -18,13 +19,13 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// A bar of `total` steps. Only rank 0 has one.
+    /// Makes a bar of `total` steps on rank 0; other ranks get a bar that never shows.
     pub(crate) fn new(what: &'static str, rank: usize, total: usize) -> Progress {
         let shown = rank == 0 && std::io::stderr().is_terminal();
         Progress::on(shown.then(ProgressDrawTarget::stderr), PATIENCE, what, total)
     }
 
-    /// A bar that shows on `target` after `patience`, or never without a target.
+    /// Makes a bar that appears on `target` after `patience`; without a target it never appears.
     fn on(
         target: Option<ProgressDrawTarget>,
         patience: Duration,
@@ -33,7 +34,7 @@ impl Progress {
     ) -> Progress {
         let hidden = ProgressDrawTarget::hidden();
         let bar = ProgressBar::with_draw_target(Some(total as u64), hidden).with_message(what);
-        // The style has no colours, whatever NO_COLOR says.
+        // The style names no colours, so NO_COLOR does not matter.
         let style = ProgressStyle::with_template("{msg} [{bar:30}] {pos}/{len}, {eta} left");
         let bar = style.map_or_else(|_| bar.clone(), |style| bar.clone().with_style(style));
         let shows = target.map(|target| {
@@ -80,7 +81,7 @@ mod tests {
 
     use super::*;
 
-    /// Terminal that keeps the text that is drawn; `|` stands for a line that is erased.
+    /// Terminal for tests that keeps the text that is drawn; `|` marks each line that is erased.
     #[derive(Clone, Debug, Default)]
     struct Screen(Arc<Mutex<String>>);
 

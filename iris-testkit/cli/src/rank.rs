@@ -14,7 +14,7 @@ use crate::tune::TuneJob;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Name of the job.
+    /// Name of the job, [`Job::NAME`].
     name: String,
     /// Job as JSON.
     job: String,

@@ -1,4 +1,4 @@
-//! Jobs that measure the ratios of `iris bench`: two sides, timed in turns.
+//! Jobs that measure the ratios of `iris bench`: each times two sides in turns.
 
 use std::time::Instant;
 
@@ -16,19 +16,19 @@ use crate::job::{Job, gather, median, slowest};
 use crate::problem::known_variant;
 use iris_heap::DType::F32;
 
-/// Pair of sides to compare.
+/// Pair of sides whose times a ratio compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Kind {
-    /// One rank's op, against the GEMM crate called directly.
+    /// One rank's op, compared with a direct call of the crate `gemm`.
     Gemm,
-    /// Fused op, against its parts one after the other: product, barrier, reduction.
+    /// Fused op, compared with its parts one after the other: GEMM, barrier, reduction.
     Fusion,
-    /// Op on many ranks, against the op on the first few of them.
+    /// Op on `ranks` ranks, compared with the op on the first `base_ranks` of them.
     Ranks,
 }
 
-/// Ratio of two times in f32, and its limit.
+/// Ratio to measure, in f32, and the limit that it must not exceed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Ratio {
@@ -60,12 +60,12 @@ fn one() -> usize {
     1
 }
 
-/// Job that measures one ratio.
+/// Job that measures one ratio on all ranks.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct RatioJob(Ratio);
 
 impl RatioJob {
-    /// Checks the ratio's fields and makes the job.
+    /// Checks the fields of `ratio` and makes the job.
     pub(crate) fn new(ratio: &Ratio) -> Result<RatioJob> {
         let Ratio { name, kind, ranks, base_ranks, .. } = ratio;
         if *kind == Kind::Gemm && *ranks != 1 {
@@ -81,7 +81,7 @@ impl RatioJob {
     }
 }
 
-/// Plan of the op that is measured.
+/// Plan of the op whose time is the ratio's numerator.
 fn fused(ratio: &Ratio, ranks: Ranks) -> Result<Plan> {
     let k = split(ratio.k, ranks.size, ranks.rank).len();
     let mut options = Options::new(ratio.m, ratio.n, k);
@@ -89,14 +89,14 @@ fn fused(ratio: &Ratio, ranks: Ranks) -> Result<Plan> {
     suite::plan(Op::MatmulAllReduce, &ratio.variant, ranks, &options)
 }
 
-/// Heap, stream and matrices of a rank.
+/// Heap, stream and matrices of a rank, for both sides of a ratio.
 struct Bed {
     rig: Rig,
     matrices: [Matrix; 3],
 }
 
 impl Bed {
-    /// Opens the heap in `world`, with room for the unfused side's workspace, too. Collective.
+    /// Opens the heap in `world`, with room for the workspace of the unfused side, too. Collective.
     #[track_caller]
     fn new(ratio: &Ratio, world: &World) -> Result<Bed> {
         let ranks = Ranks::from(world);
@@ -122,7 +122,7 @@ impl Bed {
         Ok(Operands::new(a.matrix()?, b.matrix()?, c.matrix()?))
     }
 
-    /// Microseconds of ops that are enqueued together; all ranks start together.
+    /// Time in microseconds of `ops`, enqueued together; all ranks start together.
     fn time(&self, ops: &[(&AnyOp, Operands)]) -> Result<f64> {
         self.rig.time(|stream| {
             Ok(ops.iter().try_for_each(|(op, operands)| op.run(operands, stream))?)
@@ -130,16 +130,16 @@ impl Bed {
     }
 }
 
-/// Plan of the all-reduce alone.
+/// Plan of the all-reduce that the unfused side runs after its GEMM.
 fn reduction(ratio: &Ratio, ranks: Ranks) -> Result<Plan> {
     let options = Options::new(ratio.m, ratio.n, 0);
     suite::plan(Op::AllReduce, &ratio.variant, ranks, &options)
 }
 
-/// One repetition of a side; returns its time in microseconds.
+/// Runs one repetition of a side and returns its time in microseconds.
 type Side<'a> = &'a mut dyn FnMut() -> Result<f64>;
 
-/// Runs the two sides in turns; every other repetition starts with the second side. The first
+/// Runs the two sides in turns, and starts every other repetition with the second side. The first
 /// repetition is a warm-up.
 fn turns(ratio: &Ratio, sides: [Side<'_>; 2]) -> Result<[Vec<f64>; 2]> {
     let mut times = [Vec::new(), Vec::new()];
@@ -155,14 +155,15 @@ fn turns(ratio: &Ratio, sides: [Side<'_>; 2]) -> Result<[Vec<f64>; 2]> {
     Ok(times)
 }
 
-/// Result of a ratio: medians over the repetitions of the slowest rank's times.
+/// Measured ratio and times: medians over the repetitions of the slowest rank's times.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Times {
     /// Time of the measured side, in microseconds.
     pub(crate) time: f64,
-    /// Time of the base, in microseconds.
+    /// Time of the base, the side that the other is compared with, in microseconds.
     pub(crate) base: f64,
-    /// Median of the ratios of each repetition, whose two sides ran under the same conditions.
+    /// Median of the repetitions' ratios; the two sides of a repetition ran under the same
+    /// conditions.
     pub(crate) ratio: f64,
 }
 
@@ -253,7 +254,7 @@ impl Job for RatioJob {
     }
 }
 
-/// GEMM crate, called directly with the same number of threads.
+/// Direct calls of the crate `gemm` with the same number of threads, as the base of [`Kind::Gemm`].
 struct DirectGemm {
     shape: [usize; 3],
     parallelism: gemm::Parallelism,
@@ -279,7 +280,7 @@ impl DirectGemm {
     fn time(&mut self) -> f64 {
         let [m, n, k] = self.shape;
         let begun = Instant::now();
-        // SAFETY: the vectors hold m x k, k x n and m x n elements, row-major.
+        // SAFETY: the vectors hold m x k, k x n and m x n elements, row-major, as the strides say.
         #[allow(unsafe_code, reason = "the crate's only interface takes pointers")]
         unsafe {
             gemm::gemm(

@@ -33,16 +33,17 @@ pub(crate) struct Options {
     calls: usize,
 }
 
-/// Step of the report: the arguments of an `iris` command.
+/// Step of the report: the arguments of an `iris` command that is run.
 type Step = Vec<String>;
 
-/// Steps for a backend, the fastest and most informative first.
+/// Steps of the report for a backend, the fastest and most informative first.
 fn steps(backend: BackendKind, calls: usize) -> Vec<Step> {
     let words = |text: &str| text.split(' ').map(String::from).collect::<Step>();
     let on = |task: &str| words(&format!("{task} --backend {backend}"));
     let mut steps = vec![on("doctor"), on("test --level smoke")];
     if backend.traits().host_threads {
-        // The stress test needs a GPU, and all ratios of the CPU would take minutes.
+        // The CPU has no stress test, which needs a GPU, and only one ratio of its benchmark is
+        // measured, because all would take minutes.
         steps.push(["bench", "--only", "crate, 1 thread"].map(String::from).to_vec());
     } else {
         steps.push(on(&format!("stress --calls {calls}")));
@@ -51,7 +52,7 @@ fn steps(backend: BackendKind, calls: usize) -> Vec<Step> {
     steps
 }
 
-/// Runs all steps, also after failures, and writes the file; returns whether all succeeded.
+/// Runs all steps, even after one has failed, and writes the file; returns whether all succeeded.
 pub(crate) fn main(options: &Options) -> Result<bool> {
     let usual = || format!("iris-report-{}.txt", options.backend).into();
     let path = options.out.clone().unwrap_or_else(usual);
@@ -83,7 +84,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     Ok(failed.is_empty())
 }
 
-/// Runs one step with its output in the file; returns a description of its end, and whether it
+/// Runs one step and appends its output to `file`; returns a description of its end, and whether it
 /// succeeded.
 fn run(program: &Path, step: &Step, file: &mut File, limit: Duration) -> Result<(String, bool)> {
     writeln!(file, "\n=== iris {}", step.join(" "))?;
@@ -93,7 +94,7 @@ fn run(program: &Path, step: &Step, file: &mut File, limit: Duration) -> Result<
         .stdin(Stdio::null())
         .stdout(file.try_clone()?)
         .stderr(file.try_clone()?)
-        // Ranks are processes of the step's process group, and are killed with it.
+        // Rank processes belong to the process group of the step, so killing the group kills them.
         .process_group(0)
         .spawn()
         .with_context(|| format!("starting {}", program.display()))?;
@@ -104,14 +105,14 @@ fn run(program: &Path, step: &Step, file: &mut File, limit: Duration) -> Result<
         None => (format!("ended by this program after {limit:.0?}"), false),
     };
     let outcome = format!("{how}, {seconds:.1} s");
-    // The child processes have written after this process's position in the file.
+    // The child process has written to the same file, beyond this process's position in it.
     file.seek(std::io::SeekFrom::End(0))?;
     writeln!(file, "=== {outcome}")?;
     Ok((outcome, ok))
 }
 
-/// Waits for a step; returns `None` if it took too long and was killed, with all processes that it
-/// started.
+/// Waits for a step to end; returns `None` if it took longer than `limit` and was killed, with all
+/// processes that it started.
 fn wait(child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>> {
     let begun = Instant::now();
     loop {

@@ -13,7 +13,7 @@ pub(crate) struct Options {
     file: PathBuf,
 }
 
-/// Writes the file; the secret itself is not printed.
+/// Writes a new secret to the file; the secret itself is not printed.
 pub(crate) fn main(options: &Options) -> Result<bool> {
     Secret::new()?.save(&options.file)?;
     iris_testkit::say!(

@@ -8,19 +8,20 @@ use iris_testkit::suite::{Case, Input, Op, Options};
 /// Number of workgroups of a launch; small enough to be resident on any device.
 const WORKGROUPS: usize = 8;
 
-/// Number of ranks, threads of each on the CPU, and whether ranks are threads. Two ranks run all
-/// cases. Three run those with barriers between launches, those by the LL protocol, and relays.
-/// Four are processes that access each other's memory.
+/// Worlds: number of ranks, threads of each rank on the CPU, and whether ranks are threads. Two
+/// ranks run all cases; three run barriers between launches, the LL protocol, and relays; four are
+/// processes that access each other's memory.
 pub(super) const WORLDS: [(usize, usize, bool); 3] =
     [(2, WORKGROUPS, true), (3, WORKGROUPS, true), (4, WORKGROUPS, false)];
 
-/// Smallest tile with kernels: small matrices have several of them, and they compile fastest.
+/// Smallest tile that has kernels: small matrices have several such tiles, and its kernels compile
+/// fastest.
 const TILE: TileShape = TileShape { m: 32, n: 32 };
 
-/// Variants that contain a device barrier.
+/// Variants that contain a device barrier, which worlds of three ranks test as well.
 const WITH_BARRIERS: [&str; 4] = ["flat", "spinlock", "atomic", "baseline"];
 
-/// Cases for ranks as processes: each way of accessing a peer's memory, once.
+/// Cases for ranks that are processes: each way of accessing a peer's memory, once.
 const AS_PROCESSES: [(Op, &str); 6] = [
     (Op::Barrier, "flat"),
     (Op::MatmulAllReduce, "one_shot"),
@@ -30,7 +31,7 @@ const AS_PROCESSES: [(Op, &str); 6] = [
     (Op::AllToAll, "push"),
 ];
 
-/// Cases for a world of [`WORLDS`].
+/// Cases for a world of `ranks` ranks, one of [`WORLDS`].
 pub(super) fn cases(backend: BackendKind, ranks: usize) -> Vec<Case> {
     match ranks {
         2 => ragged(backend).into_iter().chain(even(backend)).collect(),
@@ -41,8 +42,8 @@ pub(super) fn cases(backend: BackendKind, ranks: usize) -> Vec<Case> {
             });
             let some = Options::new(1, 1, 0).backend(backend).members(vec![0, 2]);
             cases.push(Case::new(Op::Barrier, "flat", some));
-            // With three ranks, LL words come from several peers, which is other code than for two;
-            // 16-bit types use other code than f32.
+            // With three ranks, LL words come from several peers, which takes other code than with
+            // two; 16-bit types take other code than f32.
             cases.extend(even(backend).into_iter().filter(in_words));
             cases
         }
@@ -56,7 +57,7 @@ pub(super) fn cases(backend: BackendKind, ranks: usize) -> Vec<Case> {
     }
 }
 
-/// Whether ranks relay data, which needs at least three ranks.
+/// Whether ranks relay data to each other in this case, which needs at least three ranks.
 fn is_passed_on(case: &Case) -> bool {
     (case.op, case.variant.as_str()) == (Op::Broadcast, "two_shot")
 }
@@ -88,12 +89,13 @@ fn ragged(backend: BackendKind) -> Vec<Case> {
 /// exact.
 fn even(backend: BackendKind) -> Vec<Case> {
     let mut cases = each(&Options::new(64, 64, 64).backend(backend).dtype(DType::BF16));
-    // A barrier has no shape, so the ragged cases have it already.
+    // A barrier has no shape, so its case is left to the ragged ones.
     cases.retain(|case| case.op != Op::Barrier);
     cases
 }
 
-/// Cases for each operator, variant and shard with these options, with tiles that compile fast.
+/// Cases for each operator, variant and shard with these options, with the tile that compiles
+/// fastest.
 fn each(options: &Options) -> Vec<Case> {
     let options = options.clone().tile(TILE).workgroups(WORKGROUPS);
     let mut cases = Case::each(&options);

@@ -43,7 +43,8 @@ pub(crate) struct Options {
     large: bool,
 }
 
-/// Runs all tests; returns whether everything was right, and everything without a wait was wrong.
+/// Runs all tests; returns whether every result was right, and every result without one of the
+/// waits wrong.
 pub(crate) fn main(options: &Options) -> Result<bool> {
     Place::new(options.ranks.unwrap_or(2), true)?;
     let backend = options.backend;
@@ -88,8 +89,8 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     let progress = Progress::new("runs", 0, count);
     let tell = |line: std::fmt::Arguments<'_>| progress.suspended(|| say!("{line}"));
     for &subject in &subjects {
-        // Call numbers begin so that they cross the limits of i32 and include the calls that
-        // refresh all words.
+        // First call numbers are chosen such that calls cross the limits of i32 and include those
+        // that refresh all words.
         let [first, second] = subject.types();
         let calls = subject.calls(options.calls);
         let half = calls as i32 / 2;
@@ -139,7 +140,8 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         };
         let waiting = held(None, HELD_CALLS / 4)?;
         let without = held(Some(access), HELD_CALLS)?;
-        // A fault alone may have another cause, so a call that succeeded must have a wrong result.
+        // A missing wait counts as found only by a wrong result of a call that succeeded, because a
+        // fault may have another cause.
         let found = without.wrong > 0;
         failed += usize::from(!waiting.ok() || !found);
         progress.step();
@@ -167,7 +169,8 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     Ok(failed == 0)
 }
 
-/// Outcome of the worst rank: one with wrong elements if there is one, else one with a fault.
+/// Runs a subject on all ranks and returns the worst rank's outcome: with wrong elements if there
+/// are any, else with a fault.
 fn worst(ranks: usize, subject: Subject, setting: &Setting) -> Result<Outcome> {
     let outcomes = World::run_threads(ranks, |world| run(&world, subject, setting))
         .with_context(|| format!("{subject} in {}", setting.dtype))?;
@@ -176,7 +179,7 @@ fn worst(ranks: usize, subject: Subject, setting: &Setting) -> Result<Outcome> {
     outcomes.into_iter().nth(at).context("a world of no ranks")
 }
 
-/// Description of an outcome.
+/// Describes an outcome in words: number of wrong elements, the first of them, and the fault.
 fn words(outcome: &Outcome) -> String {
     let mut words = match &outcome.first {
         Some(first) => format!(

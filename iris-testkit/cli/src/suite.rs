@@ -88,7 +88,7 @@ fn is_set(variable: &str) -> bool {
 
 const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
-/// M, N, K: ragged shapes, single rows and columns, fewer rows than ranks, K of 0, and empty
+/// Shapes M, N, K: ragged shapes, single rows and columns, fewer rows than ranks, K of 0, and empty
 /// matrices.
 const SHAPES: [(usize, usize, usize); 10] = [
     (33, 65, 17),
@@ -112,10 +112,10 @@ const EDGES: [(usize, usize, usize); 4] = [(1, 72, 13), (67, 1, 29), (1, 1, 9), 
 const FEW: [(usize, usize, usize); 5] =
     [(1, 6280, 72), (17, 8200, 200), (63, 8192, 136), (128, 12808, 40), (127, 8200, 264)];
 
-/// Tiles: the plan's choice, and small ones that cut ragged shapes into several.
+/// Tiles to test: the plan's choice, and small ones that cut ragged shapes into several.
 const TILES: [Option<(usize, usize)>; 3] = [None, Some((8, 16)), Some((5, 3))];
 
-/// Part of the suite that is run.
+/// Part of the suite that the command line selects.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Selection {
     #[serde(with = "text")]
@@ -125,7 +125,7 @@ struct Selection {
 }
 
 impl Selection {
-    /// Cases for a world of `ranks` ranks; the same on every rank.
+    /// Cases for a world of `ranks` ranks, in the same order on every rank.
     fn cases(&self, backend: BackendKind, ranks: usize) -> Vec<Case> {
         let mut cases = match self.level {
             Level::Smoke => smoke::cases(backend, ranks),
@@ -136,7 +136,7 @@ impl Selection {
     }
 }
 
-/// Cases of a level above smoke.
+/// Cases of `level`, which must be above smoke.
 fn cases(level: Level, backend: BackendKind) -> Vec<Case> {
     let mut cases = Vec::new();
     for (index, (m, n, k)) in EDGES.into_iter().enumerate() {
@@ -170,8 +170,8 @@ fn cases(level: Level, backend: BackendKind) -> Vec<Case> {
     cases
 }
 
-/// All-reduces of [`FEW`], in all memory layouts; with some of them only rank 0 can use tensor maps
-/// for A.
+/// All-reduces of the shapes [`FEW`], in all memory layouts; in some of these only rank 0 can use
+/// tensor maps for A.
 fn few(backend: BackendKind) -> Vec<Case> {
     let mut cases = Vec::new();
     for (index, (m, n, k)) in FEW.into_iter().enumerate() {
@@ -200,7 +200,7 @@ fn few(backend: BackendKind) -> Vec<Case> {
     cases
 }
 
-/// Cases for every op, variant and shard with these options; `at` selects further features in turn.
+/// Cases for every op, variant and shard with these options; `at` varies further features in turn.
 fn ops(options: &OpOptions, at: usize) -> Vec<Case> {
     let in_turns = |mut case: Case| {
         case.seed = 1 + at as u64;
@@ -229,17 +229,17 @@ fn ops(options: &OpOptions, at: usize) -> Vec<Case> {
     cases.into_iter().map(in_turns).collect()
 }
 
-/// World in which the suite runs cases.
+/// World in which the suite runs cases: number and kind of its ranks.
 struct Ranks {
     count: usize,
-    /// Number of threads per rank, on the CPU.
+    /// Number of threads of each rank, on the CPU backend.
     threads: usize,
     as_threads: bool,
     /// Whether all ranks share one GPU.
     sharing: bool,
 }
 
-/// Worlds of a level.
+/// Worlds in which a level runs its cases.
 fn worlds(level: Level, backend: BackendKind) -> Vec<Ranks> {
     let worlds: &[(usize, usize, bool)] = match level {
         Level::Smoke => &smoke::WORLDS,
@@ -270,11 +270,11 @@ fn worlds(level: Level, backend: BackendKind) -> Vec<Ranks> {
     worlds.iter().map(ranks).chain(shared).collect()
 }
 
-/// Runs the suite; returns whether nothing failed.
+/// Runs the suite; returns whether no case failed.
 pub(crate) fn main(options: &Options) -> Result<bool> {
     let minutes = options.minutes()?;
     if let Some(minutes) = minutes {
-        // Ranks that are processes read the deadline from the environment.
+        // Ranks that are processes read the deadline from this environment variable.
         with_environment(&[(DEADLINE, &(2.0 * minutes).to_string())]);
     }
     let (level, backend) = (options.level(), options.backend);
@@ -332,12 +332,12 @@ struct SuiteWorld<'a> {
     device: Device,
     selection: &'a Selection,
     cases: &'a [Case],
-    /// Maximum duration of a case; `None` for no limit.
+    /// Maximum duration of one case; `None` for no limit.
     limit: Option<Duration>,
 }
 
 impl SuiteWorld<'_> {
-    /// Runs all cases; after a failed case it continues with the next one in a new world. Returns
+    /// Runs all cases, and continues after a failed case with the next one in a new world. Returns
     /// the number of failures.
     fn to_the_end(&self) -> Result<usize> {
         let (mut first, mut failures) = (0, 0);
@@ -371,12 +371,12 @@ impl SuiteWorld<'_> {
         self.cases.get(at).map_or_else(String::new, title)
     }
 
-    /// Prints the end of a case at level smoke, where cases take long.
+    /// Prints the end of a case at level smoke, where one case may take seconds.
     fn tell(&self, line: Line) {
         if self.selection.level > Level::Smoke {
             return;
         }
-        // An error of stdout is ignored here, because the suite's next line reports it.
+        // An error of stdout is ignored, because the next line that the suite prints reports it.
         let _ = match line {
             Line::Begun(_) => Ok(()),
             Line::Ready(seconds) => say!("kernels of {} cases: {seconds:.1} s", self.cases.len()),
@@ -384,7 +384,7 @@ impl SuiteWorld<'_> {
         };
     }
 
-    /// Ends the program when a case takes too long, because its ranks cannot be stopped one by one.
+    /// Ends the program when case `at` takes too long, because ranks cannot be stopped one by one.
     fn late(&self, at: usize) {
         let limit = self.limit.unwrap_or_default();
         let _ = say!("case {at}, {}, FAILED: it has not ended within {limit:.1?}", self.title(at));
@@ -405,19 +405,19 @@ fn title(case: &Case) -> String {
     format!("{} {}{by}{shape}{normed}", case.op, case.variant)
 }
 
-/// Job that runs the cases from number `first` on, in one world.
+/// Job that runs the cases from index `first` on, in one world.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct SuiteJob {
     device: Device,
     selection: Selection,
     first: usize,
-    /// Output of ranks that are threads; ranks that are processes use stdout.
+    /// Output of ranks that are threads; `None` for processes, which print to stdout.
     #[serde(skip)]
     said: Option<Said>,
 }
 
 impl SuiteJob {
-    /// Reports a line on rank 0.
+    /// Reports a progress line, if this is rank 0.
     fn say(&self, world: &World, line: Line) -> Result<()> {
         let line = format!("{line}\n");
         match &self.said {
@@ -438,7 +438,7 @@ impl Job for SuiteJob {
         let cases = self.selection.cases(backend, world.size());
         let heap = open(world, self.device.heap(world), &cases)?.heap;
         if self.selection.level == Level::Smoke && backend != BackendKind::Cpu {
-            // Kernels are compiled first, so that no case's time or deadline includes the compiler.
+            // All kernels are compiled first, so that no case's time or deadline includes compiling.
             let begun = Instant::now();
             for case in &cases[self.first..] {
                 let plan = plan(case.op, &case.variant, world, &case.options_of(world.rank()))?;

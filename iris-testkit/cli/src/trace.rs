@@ -22,12 +22,13 @@ mod chart;
 /// warning.
 pub(crate) const SPANS: u32 = 2048;
 
-/// Spans of one op on one rank.
+/// Spans of one op on one rank, by workgroup.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub(crate) struct RankTrace {
     pub(crate) op: String,
     pub(crate) rank: usize,
-    /// Spans by workgroup: kind, number of the unit or tile, begin and end in nanoseconds.
+    /// Spans of each workgroup: kind, number of the unit or tile, begin and end in nanoseconds of
+    /// the host's clock.
     groups: Vec<Vec<(u32, u32, u64, u64)>>,
 }
 
@@ -38,18 +39,18 @@ impl RankTrace {
         RankTrace { op: op.into(), rank, groups }
     }
 
-    /// Workgroups that have spans, with their numbers.
+    /// Workgroups that have spans, each with its index.
     fn lanes(&self) -> impl Iterator<Item = (usize, &Vec<(u32, u32, u64, u64)>)> {
         self.groups.iter().enumerate().filter(|(_, spans)| !spans.is_empty())
     }
 }
 
-/// Whether a trace into this file is a chart of one call (.svg) and not JSON.
+/// Whether a trace written to `path` is a chart of one call (.svg) instead of JSON.
 pub(crate) fn is_chart(path: &Path) -> bool {
     path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("svg"))
 }
 
-/// Spans that were added after those of `before`.
+/// Spans of `now` that were added after those of `before`, by workgroup.
 pub(crate) fn since(
     before: &[Vec<TraceSpan>],
     mut now: Vec<Vec<TraceSpan>>,
@@ -76,19 +77,19 @@ const KINDS: [Kind; 5] = [
     Kind { span: Span::Reduce, name: "reduce", counts: "tile", colour: 2 },
 ];
 
-/// Kind with this number; an unknown number gives a generic kind.
+/// Kind of the span with this number; a generic kind if the number is unknown.
 fn kind(number: u32) -> Kind {
     let unknown = Kind { span: Span::Wait, name: "span", counts: "number", colour: 3 };
     KINDS.into_iter().find(|kind| kind.span as u32 == number).unwrap_or(unknown)
 }
 
-/// Begin of the first span, in nanoseconds.
+/// Begin of the earliest span, in nanoseconds of the host's clock.
 fn origin(traces: &[RankTrace]) -> u64 {
     let spans = traces.iter().flat_map(|trace| trace.groups.iter().flatten());
     spans.map(|span| span.2).min().unwrap_or(0)
 }
 
-/// Trace as a JSON document; times count from the first span.
+/// Trace as a JSON document; times count from the begin of the first span.
 pub(crate) fn document(traces: &[RankTrace]) -> serde_json::Value {
     let origin = origin(traces);
     let micros = |nanos: u64| nanos as f64 / 1000.0;
@@ -112,15 +113,15 @@ pub(crate) fn document(traces: &[RankTrace]) -> serde_json::Value {
     json!({"traceEvents": events, "displayTimeUnit": "ns"})
 }
 
-/// File for a trace, opened before the run, so that a run is not wasted if the file cannot be
-/// written.
+/// File for a trace, opened before the run, so that a path that cannot be written is reported
+/// before any work is done.
 pub(crate) struct TraceFile {
     path: PathBuf,
     file: File,
 }
 
 impl TraceFile {
-    /// Creates or empties the file.
+    /// Creates the file at `path`, or empties it.
     pub(crate) fn open(path: &Path) -> Result<TraceFile> {
         let file = File::create(path).map_err(|error| unwritable(path, error))?;
         Ok(TraceFile { path: path.into(), file })

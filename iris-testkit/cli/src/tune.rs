@@ -27,15 +27,17 @@ use options::Options;
 mod machine;
 pub(crate) mod options;
 
-/// Maximum ratio for a row: the median time of a choice divided by that of the rule.
+/// Maximum ratio for a tuning row: a choice gets a row if its median time is at most this part of
+/// the rule's.
 const WORTH_IT: f64 = 0.9;
 
-/// Variants and tiles of an op to try on the CPU; a tile of `None` is the rule's.
+/// Variants and tiles of an op to try on the CPU; a tile of `None` is the one that the rule
+/// chooses.
 fn choices(op: Op) -> Vec<Choice> {
     let (variants, tiles): (&[&str], &[[usize; 2]]) = match op {
         Op::MatmulAllReduce => (&["one_shot", "two_shot"], &[[64, 256], [128, 128], [32, 128]]),
-        // Only variants that accept A in any memory, because an automatic choice must serve all
-        // calls of its plan.
+        // Only variants that accept A in any memory are tried, because an automatic choice must
+        // serve all calls of its plan.
         Op::AllGatherMatmul => (&["baseline", "unfused"], &[[64, 256]]),
         _ => (&["one_shot", "two_shot"], &[]),
     };
@@ -53,7 +55,7 @@ struct Choice {
     tile: Option<[usize; 2]>,
 }
 
-/// Measures, prints and saves the results; returns whether nothing failed.
+/// Measures, prints the results and saves them; returns whether nothing failed.
 pub(crate) fn main(options: &Options) -> Result<bool> {
     let Options { backend, ranks, iters, .. } = options;
     let host = backend.traits().host_threads;
@@ -90,8 +92,8 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     Ok(all)
 }
 
-/// Times the choices for the shapes of a file, and adds rows for faster ones to this machine's
-/// tuning file.
+/// Times the choices for the shapes of the file `cases`, and adds a row for each faster one to this
+/// machine's tuning file.
 fn tune_shapes(options: &Options, cases: &Path, ranks: usize) -> Result<bool> {
     let kind = options.backend;
     let rows = Mutex::new(String::new());
@@ -123,7 +125,7 @@ fn tune_shapes(options: &Options, cases: &Path, ranks: usize) -> Result<bool> {
     Ok(good)
 }
 
-/// Problem over all ranks in which one rank has these options.
+/// Problem over all ranks of which one rank's part has these options.
 fn whole(op: Op, options: &OpOptions, ranks: usize) -> Problem {
     let meaning = Meaning::of(op);
     let times = |splits: bool| if splits { ranks } else { 1 };
@@ -133,7 +135,7 @@ fn whole(op: Op, options: &OpOptions, ranks: usize) -> Problem {
     Problem { columns, untuned: true, ..Problem::new(op.name(), shape, dtype, backend) }
 }
 
-/// Times cases on the CPU; returns a record line for each variant.
+/// Times cases on the CPU; returns a line as in a record for each variant.
 pub(crate) fn timed_on_host(cases: &[Case], ranks: usize, iters: usize) -> Result<Vec<Value>> {
     let device = Device::new(BackendKind::Cpu, None, None)?;
     let mut lines = Vec::new();
@@ -155,7 +157,8 @@ pub(crate) fn timed_on_host(cases: &[Case], ranks: usize, iters: usize) -> Resul
     Ok(lines)
 }
 
-/// Tuning row that follows from these medians, in microseconds; the first one is the rule's.
+/// Makes the tuning row that follows from the median times of the choices, in microseconds; the
+/// first one is the rule's.
 fn row(job: &TuneJob, ranks: usize, medians: &[f64], commit: Option<String>) -> Result<String> {
     let Problem { op, m, n, dtype, .. } = &job.problem;
     let timed = || job.choices.iter().zip(medians);
@@ -177,7 +180,7 @@ fn row(job: &TuneJob, ranks: usize, medians: &[f64], commit: Option<String>) -> 
     ))
 }
 
-/// Job that times every choice on every rank.
+/// Job that times every choice for one problem on every rank.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct TuneJob {
     problem: Problem,
@@ -187,7 +190,7 @@ pub(crate) struct TuneJob {
 }
 
 impl TuneJob {
-    /// Makes the job; choices that lead to the same plan as an earlier one are dropped.
+    /// Makes the job; drops choices whose plan equals that of an earlier one.
     fn new(
         problem: Problem,
         choices: &[Choice],
@@ -215,7 +218,7 @@ impl TuneJob {
 }
 
 impl Job for TuneJob {
-    /// Median time of each choice, in microseconds.
+    /// Median time of each choice, in microseconds, in the order of `choices`.
     type Report = Vec<f64>;
 
     const NAME: &str = "tune";
@@ -288,7 +291,7 @@ mod tests {
             let table: toml::Table = row.parse().unwrap();
             table["row"][0]["variant"].as_str().unwrap().to_owned()
         };
-        // The predicted choice is timed only once.
+        // A choice that equals the predicted one is dropped, so it is timed only once.
         let predicted = chosen([100.0, 99.0]);
         assert_ne!(job.choices[1].variant, predicted);
         assert_eq!(job.choices.len(), 2);

@@ -8,19 +8,19 @@ use std::time::{Duration, Instant};
 
 use crate::job::Said;
 
-/// Progress line of rank 0.
+/// Progress line that rank 0 of a suite prints.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Line {
-    /// All kernels are compiled, after this many seconds.
+    /// All kernels are compiled; this took so many seconds.
     Ready(f64),
-    /// The case with this number begins.
+    /// The case with this index begins.
     Begun(usize),
-    /// The case with this number has succeeded, after this many seconds.
+    /// The case with this index has succeeded; it took so many seconds.
     Done(usize, f64),
 }
 
 impl Line {
-    /// Progress lines in a text; other lines are skipped.
+    /// Progress lines in `text`, in order; other lines are skipped.
     pub(crate) fn all(text: &str) -> impl DoubleEndedIterator<Item = Line> {
         text.lines().filter_map(Line::read)
     }
@@ -37,7 +37,7 @@ impl Line {
         }
     }
 
-    /// Number of the case that begins; `None` for other lines.
+    /// Index of the case that begins; `None` for other progress lines.
     pub(crate) fn begun(self) -> Option<usize> {
         if let Line::Begun(at) = self { Some(at) } else { None }
     }
@@ -53,11 +53,11 @@ impl fmt::Display for Line {
     }
 }
 
-/// Interval at which the output is checked.
+/// Interval at which the watchdog looks for new output.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Runs `work`, and passes each line of `said` to `tell` meanwhile. If a case has begun and no line
-/// has come for `limit`, `late` is called once with its number.
+/// Runs `work`, and meanwhile passes each progress line in `said` to `tell`. If a case has begun
+/// and no line has come for `limit`, `late` is called once with the case's index.
 pub(crate) fn watched<T>(
     said: &Said,
     limit: Option<Duration>,
@@ -70,7 +70,7 @@ pub(crate) fn watched<T>(
         scope.spawn(|| {
             let (mut told, mut case) = (0, None);
             loop {
-                // Lines that were written before the work ended are still passed on afterwards.
+                // Lines written before the work ended are passed on even after its end.
                 let last = ended.wait(LOOK);
                 for line in Line::all(&said.text()).skip(told) {
                     told += 1;
@@ -87,7 +87,7 @@ pub(crate) fn watched<T>(
                 }
             }
         });
-        // The guard ends the watchdog even if the work panics.
+        // Dropping the guard stops the watchdog, even if `work` panics.
         let _end = End(&ended);
         work()
     })
@@ -100,7 +100,7 @@ struct Ended {
 }
 
 impl Ended {
-    /// Waits for the end for at most `time`; returns whether it has come.
+    /// Waits at most `time` for the end of the work; returns whether it has ended.
     fn wait(&self, time: Duration) -> bool {
         let flag = self.flag.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.change.wait_timeout_while(flag, time, |ended| !*ended);
@@ -117,8 +117,8 @@ impl Drop for End<'_> {
     }
 }
 
-/// Ends the program with exit code 1 at once, without exit handlers of libraries: a vendor's may
-/// wait for a hanging kernel, or destroy what another thread is about to use.
+/// Ends the program at once with exit code 1, without exit handlers of libraries: a vendor's
+/// handler may wait for a hanging kernel, or destroy objects that another thread is about to use.
 #[allow(unsafe_code, reason = "a function of the C library")]
 pub(crate) fn give_up() -> ! {
     unsafe extern "C" {

@@ -58,13 +58,14 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Commit of the measured program, recorded with every result.
+    /// Commit of the measured program, recorded with every result: the option `--commit`, or else
+    /// the answer of git.
     pub(crate) fn commit(&self) -> String {
         self.commit.clone().unwrap_or_else(commit)
     }
 }
 
-/// Files that results are written to.
+/// Files that results are appended to, one JSON object per line.
 pub(crate) struct Sink(Vec<(PathBuf, File)>);
 
 impl Sink {
@@ -89,7 +90,7 @@ impl Sink {
         Ok(Sink(files))
     }
 
-    /// Appends one line to every file.
+    /// Appends `line` to each of the files.
     pub(crate) fn add(&mut self, line: serde_json::Value) -> Result<()> {
         for (path, file) in &mut self.0 {
             file.write_all(format!("{line}\n").as_bytes())
@@ -99,7 +100,7 @@ impl Sink {
     }
 }
 
-/// Path of the record for this kind of device; `None` if there is no GPU.
+/// Path of the usual record file for this kind of device; `None` if there is no GPU.
 fn usual_record(backend: BackendKind) -> Option<PathBuf> {
     let name = match backend {
         BackendKind::Cpu => backend.to_string(),
@@ -108,8 +109,8 @@ fn usual_record(backend: BackendKind) -> Option<PathBuf> {
     Some(kept(&format!("{name}.jsonl")))
 }
 
-/// File name for a GPU: `NVIDIA H200 sm_90` becomes `h200`, `AMD Instinct MI300X gfx942` becomes
-/// `mi300x`.
+/// Name of the record file for a GPU, without extension: `NVIDIA H200 sm_90` becomes `h200`, `AMD
+/// Instinct MI300X gfx942` becomes `mi300x`.
 fn file_name(gpu: &str) -> String {
     let name = gpu.split(" sm_").next().unwrap_or_default();
     let name = name.split(" gfx").next().unwrap_or_default();
@@ -117,8 +118,8 @@ fn file_name(gpu: &str) -> String {
     name.to_lowercase().replace([' ', '/'], "-")
 }
 
-/// Reads cases from a file, or the built-in ones; `usual` is the name of the built-in ones and
-/// `text` their content.
+/// Reads cases from the file `path`, or the built-in cases if it is `None`; `usual` is the name of
+/// the built-in cases and `text` their content.
 pub(crate) fn read<T: DeserializeOwned>(
     path: Option<&Path>,
     (usual, text): (&str, &str),

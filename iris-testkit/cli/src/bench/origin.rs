@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use iris_heap::BackendKind;
 use serde_json::json;
 
-/// Description of the host: CPU model and number of cores.
+/// Description of the host, for a record: CPU model and number of cores.
 pub(super) fn device() -> serde_json::Value {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -34,7 +34,8 @@ pub(crate) fn provenance(backend: BackendKind, given: Option<String>) -> String 
     format!("{machine}; {short}{changed}; {}", date(SystemTime::now()))
 }
 
-/// Commit of the working folder, with `+` if it has changes; `unknown` without git.
+/// Commit of the repository in the working folder, with `+` if files are changed; `unknown` without
+/// git.
 pub(super) fn commit() -> String {
     let git = |arguments: &[&str]| {
         let output = Command::new("git").args(arguments).output().ok()?;
@@ -46,10 +47,11 @@ pub(super) fn commit() -> String {
     if changes.is_some_and(|text| text.is_empty()) { commit } else { format!("{commit}+") }
 }
 
-/// Date in UTC.
+/// Date of `time` in UTC, as YYYY-MM-DD.
 pub(crate) fn date(time: SystemTime) -> String {
     let days = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / 86400) as i64;
-    // Algorithm civil_from_days by Howard Hinnant, for days since 1970.
+    // Converts days since 1970 to year, month and day by Howard Hinnant's algorithm
+    // civil_from_days.
     let z = days + 719_468;
     let era = z / 146_097;
     let day_of_era = z % 146_097;

@@ -22,7 +22,8 @@ pub(super) fn section(kind: BackendKind, with_links: bool) -> (Section, Verdict)
     };
     match &devices {
         Ok(all) => findings.extend(all.iter().map(device)),
-        // The driver reports that there are no devices, which is not a failure of the driver.
+        // A driver that reports that there are no devices works, so the driver itself is no
+        // finding.
         Err(error) if error.kind() == ErrorKind::Unsupported => {
             findings.push(Finding::new(State::None, "devices", "none").details([error]));
         }
@@ -31,7 +32,7 @@ pub(super) fn section(kind: BackendKind, with_links: bool) -> (Section, Verdict)
             findings.push(Finding::new(State::Error, "devices", error));
         }
     }
-    // Without a device, missing libraries are no error.
+    // If there is no device, missing compilers and libraries are not errors.
     let needed = if count > 0 { State::Error } else { State::None };
     let compilers = compilers(kind, needed);
     let compiles = compilers.iter().any(|finding| finding.state == State::Ok);
@@ -115,7 +116,7 @@ fn compilers(kind: BackendKind, missing: State) -> Vec<Finding> {
         }
         _ => {
             let hiprtc = Compiler::hiprtc();
-            // Either hiprtc or clang is sufficient.
+            // Either compiler is sufficient: a missing clang matters only if hiprtc is missing too.
             let clang = if hiprtc.is_ok() { State::None } else { missing };
             let remedy = "install ROCm's hiprtc, and set IRIS_HIPRTC, or clang";
             let found_clang = found("clang", Compiler::clang(), clang, remedy);
@@ -125,7 +126,7 @@ fn compilers(kind: BackendKind, missing: State) -> Vec<Finding> {
     }
 }
 
-/// Libraries of the vendor, and the consequences if they are missing.
+/// Checks the vendor's collective and GEMM libraries, and names the consequence if one is missing.
 fn libraries(kind: BackendKind) -> Vec<Finding> {
     let vendors = Vendors::load(kind, &[]);
     let costs = ["`iris bench` compares no messages", "GEMMs are kernels of iris's own"];
@@ -147,7 +148,8 @@ fn libraries(kind: BackendKind) -> Vec<Finding> {
         .collect()
 }
 
-/// Whether this user can open a device's file, without which the driver sees no device.
+/// Checks whether this user can open a device file (or list a folder of them); without it the
+/// driver sees no device.
 fn access(place: &Path, missing: State) -> Finding {
     let opened = match place.is_dir() {
         true => std::fs::read_dir(place).map(|files| format!("{} files", files.count())),
@@ -160,7 +162,7 @@ fn access(place: &Path, missing: State) -> Finding {
     match opened {
         Ok(found) => Finding::new(State::Ok, &name, found),
         Err(error) => {
-            // The test driver has devices without device files.
+            // The stand-in driver of tests has devices without device files.
             let is_missing = error.kind() == std::io::ErrorKind::NotFound;
             if is_missing && missing == State::None {
                 return Finding::new(State::None, &name, "is not there");

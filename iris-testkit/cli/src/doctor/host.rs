@@ -13,11 +13,11 @@ use rustix::process::{Resource, getrlimit};
 use super::{Finding, Section, State, Verdict};
 use crate::bench::origin::{date, provenance};
 
-/// Number of file descriptors that a process of a job of 64 ranks needs, for sockets and shared
+/// File descriptors that one process of a job of 64 ranks needs, for its sockets and for the shared
 /// memory of all ranks.
 const DESCRIPTORS: u64 = 512;
 
-/// Checks that apply to every backend.
+/// Runs the checks of the host that apply to every backend.
 pub(super) fn section() -> Section {
     let mut findings = vec![
         Finding::new(State::Ok, "iris", version()),
@@ -39,7 +39,7 @@ pub(super) fn section() -> Section {
     Section { title: "host", findings }
 }
 
-/// Tests the CPU backend: two ranks as threads sum known numbers.
+/// Tests the CPU backend with a small all-reduce: two ranks, as threads, sum known numbers.
 pub(super) fn cpu() -> (Section, Verdict) {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let outcome = sum_of_two();
@@ -73,7 +73,7 @@ fn sum_of_two() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Reports the file of `iris tune` that plans for `ranks` ranks use.
+/// Reports the tuning file, written by `iris tune`, that plans for `ranks` ranks read.
 pub(super) fn tuning(kind: BackendKind, ranks: usize) -> Finding {
     let ranks = Ranks::new(0, ranks).on(kind);
     let path = TuningFile::path(ranks);
@@ -191,7 +191,7 @@ fn cache() -> Finding {
     }
 }
 
-/// Compiled kernels that came with the program.
+/// Checks the folder of compiled kernels that came with the program.
 fn kernels() -> Finding {
     let folder = carried_folder();
     let files = folder.as_ref().and_then(|folder| std::fs::read_dir(folder).ok());
@@ -207,7 +207,7 @@ fn kernels() -> Finding {
     .details(place)
 }
 
-/// Reports the world that the launcher's variables describe.
+/// Reports the world (rank and number of ranks) that the launcher's environment variables describe.
 fn world() -> Finding {
     match iris_heap::launched() {
         Ok(Some(world)) => Finding::new(State::Ok, "world", world),
@@ -218,7 +218,7 @@ fn world() -> Finding {
     }
 }
 
-/// Prefixes of environment variables that affect how ranks run.
+/// Prefixes of the environment variables to list, because they affect how ranks run.
 const PREFIXES: [&str; 18] = [
     "IRIS_",
     "CUDA_",
@@ -240,7 +240,8 @@ const PREFIXES: [&str; 18] = [
     "MASTER_",
 ];
 
-/// Environment variables that are set, then all variables of iris with their meaning.
+/// Lists the environment variables that are set and affect ranks, then all variables of iris with
+/// their meaning.
 fn variables() -> Vec<String> {
     let all = std::env::vars_os().map(|(name, value)| {
         (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned())

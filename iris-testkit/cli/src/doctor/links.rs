@@ -12,13 +12,13 @@ use iris_ops::{AllGather, Barrier, CollectiveArgs, MatRef, Ranks, all_gather, ba
 
 use super::{Finding, State};
 
-/// Number of words that each rank sends to each other rank.
+/// Number of 4-byte words that each rank copies to each other rank in the bandwidth test.
 const WORDS: usize = 4 << 20;
 
-/// Number of words of a message that kernels move, small enough for the LL protocol.
+/// Number of 4-byte words of a message that kernels send, small enough for the LL protocol.
 const MESSAGE: usize = 16 << 10;
 
-/// Number of barrier calls that are timed together.
+/// Number of barrier calls that are enqueued and timed together to measure latency.
 const CALLS: usize = 100;
 
 /// Measurements of one rank by peer: copy bandwidth in GB/s, and one-way latency in us. A path with
@@ -30,8 +30,8 @@ struct Row {
     wrong: Vec<String>,
 }
 
-/// Moves known bytes between all devices and measures; returns a line for each device and one for
-/// each faulty path.
+/// Moves known bytes between all pairs of devices, and measures the links; returns a finding for
+/// each device and one for each faulty path.
 pub(super) fn measured(kind: BackendKind, count: usize) -> Vec<Finding> {
     // Short time limit, so that a transport that does nothing does not block the doctor for
     // minutes.
@@ -65,13 +65,13 @@ fn findings(rows: &[Row]) -> Vec<Finding> {
     findings
 }
 
-/// Value of word `at` that `from` sends to `to`.
+/// Value of the word at index `at` of the data that rank `from` sends to rank `to`.
 fn word(from: usize, to: usize, at: usize) -> u32 {
     (from as u32 + 1) << 24 ^ (to as u32) << 16 ^ (at as u32).wrapping_mul(0x9e37_79b9)
 }
 
-/// Runs one rank's part of the check. `disturb` may change received data before the comparison, for
-/// tests.
+/// Runs one rank's part of the link check. Tests pass a `disturb` that changes the received data
+/// before they are compared.
 fn rank(
     world: &World,
     kind: BackendKind,
@@ -90,7 +90,8 @@ fn rank(
         for second in first + 1..size {
             let us = round(&heap, &stream, [first, second])?;
             if [first, second].contains(&me) {
-                // Pairs in row-major order, so each rank handles its peers in ascending order.
+                // Pairs are in row-major order, so each rank's latencies are pushed in ascending
+                // order of its peers.
                 row.latency.push(us);
             }
         }
@@ -101,7 +102,8 @@ fn rank(
     Ok(row)
 }
 
-/// Tests copies by the driver from this rank to each peer, one pair at a time.
+/// Checks and times copies by the driver from this rank to each peer; only one pair of ranks copies
+/// at a time.
 fn copies(
     heap: &Arc<SymmetricHeap>,
     stream: &Stream,
@@ -150,7 +152,7 @@ fn copies(
     Ok(heap.free(gives)?)
 }
 
-/// Tests stores by kernels, with an all-gather of known numbers.
+/// Checks stores by kernels to peers, with an all-gather of known numbers.
 fn kernels(
     heap: &Arc<SymmetricHeap>,
     stream: &Stream,
@@ -182,8 +184,8 @@ fn kernels(
     Ok(heap.free(y)?)
 }
 
-/// Duration of a barrier of two ranks in us, which is one one-way latency; 0 on all other ranks.
-/// All ranks call it.
+/// Duration in us of a barrier of the two ranks of `pair`, which takes one one-way latency; 0 on
+/// all other ranks. Collective over all ranks.
 fn round(heap: &Arc<SymmetricHeap>, stream: &Stream, pair: [usize; 2]) -> Result<f64> {
     let options = barrier::Options::new().members(pair.to_vec());
     let op = Barrier::new(heap, &options.plan(Ranks::from(heap).untuned())?)?;
@@ -221,7 +223,7 @@ mod tests {
         assert!(rows[0].rate[1] > 0.0 && rows[1].rate[0] > 0.0 && rows[0].latency[1] > 0.0);
     }
 
-    /// Simulates a copy to rank 1 that did not take place.
+    /// Simulates a copy to rank 1 that does nothing and reports success.
     #[test]
     fn a_path_that_silently_does_nothing_is_reported() {
         let rows = rows(|heap, gets| {

@@ -28,17 +28,17 @@ pub(crate) struct Options {
     no_links: bool,
 }
 
-/// Result of one check.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum State {
-    /// No problem found.
+    /// Works, or is present as needed.
     Ok,
     /// Missing or unset, but nothing on this machine needs it.
     None,
     /// Usable, with a drawback that the line names.
     Warning,
-    /// Something asked for, or present, does not work.
+    /// Does not work, although it is present or was asked for on the command line.
     Error,
 }
 
@@ -46,11 +46,11 @@ enum State {
 #[derive(Debug, Serialize)]
 struct Finding {
     state: State,
-    /// Name of the checked item.
+    /// Name of the checked item, at the start of its line.
     what: String,
-    /// Value, in words.
+    /// Value that was found, in words.
     found: String,
-    /// Remedy; empty if there is nothing to do.
+    /// Action that mends the problem; empty if there is nothing to do.
     remedy: String,
     /// Folders, files and other details, for `--verbose`.
     details: Vec<String>,
@@ -80,7 +80,7 @@ struct Section {
     findings: Vec<Finding>,
 }
 
-/// Whether a backend can run here.
+/// Answer to whether one backend can run on this machine.
 #[derive(Debug)]
 struct Verdict {
     backend: &'static str,
@@ -94,7 +94,8 @@ impl Verdict {
     }
 }
 
-/// Runs the checks, prints the results, and returns whether the requested backend can run.
+/// Runs the checks, prints the results, and returns whether the requested backend (by default cpu)
+/// can run.
 pub(crate) fn main(options: &Options) -> Result<bool> {
     let asked = |kind: BackendKind| options.backend.is_none_or(|asked| asked == kind);
     let mut sections = vec![host::section()];

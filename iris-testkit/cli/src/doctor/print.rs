@@ -1,4 +1,4 @@
-//! Findings as lines for people and as JSON for programs.
+//! Formats the findings of `iris doctor`: as lines for people, as JSON for programs.
 
 use serde_json::json;
 
@@ -7,10 +7,11 @@ use super::{Finding, Section, State, Verdict};
 /// Maximum number of columns of a line, except for details.
 const COLUMNS: usize = 100;
 
-/// Number of columns before the text of a finding, for its state and name.
+/// Number of columns at the start of a finding's first line, for its state and name; further lines
+/// are indented as far.
 const INDENT: usize = 20;
 
-/// Lines of all findings, with the verdict as the last.
+/// Lines of all sections and their findings, with the verdict as the last line.
 pub(super) fn lines(sections: &[Section], verdicts: &[Verdict], verbose: bool) -> Vec<String> {
     let mut lines = Vec::new();
     for Section { title, findings } in sections {
@@ -28,7 +29,7 @@ pub(super) fn lines(sections: &[Section], verdicts: &[Verdict], verbose: bool) -
     lines
 }
 
-/// Lines of a finding with its remedy, wrapped to the line length.
+/// Lines of one finding with its remedy, wrapped to [`COLUMNS`].
 fn finding_lines(finding: &Finding) -> Vec<String> {
     let state = match finding.state {
         State::Ok => "ok",
@@ -77,7 +78,7 @@ fn verdict(verdicts: &[Verdict]) -> String {
     verdicts.iter().map(text).collect::<Vec<_>>().join("; ")
 }
 
-/// Everything as one JSON object.
+/// All sections, findings and verdicts as one JSON object.
 pub(super) fn json(sections: &[Section], verdicts: &[Verdict]) -> anyhow::Result<String> {
     let sections: Vec<_> = sections
         .iter()

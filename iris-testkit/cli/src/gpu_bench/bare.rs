@@ -1,5 +1,5 @@
-//! Bare loop that repeats the enqueues of captured calls: the least time that the host can spend on
-//! them, as a baseline for `run`.
+//! Bare loop that repeats the driver calls of a captured graph: the least host time that these
+//! enqueues can take, as a baseline for the host time of `run`.
 
 #![allow(unsafe_code, reason = "the driver's own calls")]
 
@@ -12,8 +12,8 @@ use anyhow::Result;
 use cudarc::driver::{CudaEvent, CudaGraph, CudaStream, sys};
 use libloading::{Library, Symbol};
 
-/// Type of the driver function cuGraphNodeGetDependencies_v2 (CUDA 12.3), which returns 8 bytes of
-/// data for each edge; launches that begin early need it.
+/// Type of the driver function cuGraphNodeGetDependencies_v2 (CUDA 12.3). It also returns 8 bytes
+/// of data for each edge; graphs whose kernels launch before their predecessors end have such data.
 type Dependencies = unsafe extern "C" fn(
     sys::CUgraphNode,
     *mut sys::CUgraphNode,
@@ -21,10 +21,10 @@ type Dependencies = unsafe extern "C" fn(
     *mut usize,
 ) -> sys::CUresult;
 
-/// Type of the driver function cuFuncGetName (CUDA 12.3).
+/// Type of the driver function cuFuncGetName (CUDA 12.3), which returns a kernel's name.
 type NameOf = unsafe extern "C" fn(*mut *const c_char, sys::CUfunction) -> sys::CUresult;
 
-/// Enqueues of a graph: kernels on the captured stream, copies on a second one.
+/// Enqueues read from a graph: kernels go to the captured stream, copies to a second one.
 pub(super) struct Bare {
     steps: Vec<Step>,
     main: Arc<CudaStream>,
@@ -34,7 +34,7 @@ pub(super) struct Bare {
 /// One enqueue (a kernel launch or a copy), and its order relative to steps of the other stream.
 struct Step {
     what: Enqueue,
-    /// Indices of steps on the other stream that this one waits for.
+    /// Indices of steps on the other stream that this step waits for.
     waits: Vec<usize>,
     /// Event recorded after the step, if a step of the other stream waits for it.
     event: Option<CudaEvent>,
@@ -56,16 +56,18 @@ impl Bare {
     /// graph has nodes other than our kernels and copies (cuBLASLt launches with attributes unknown
     /// here), or if the driver is older than CUDA 12.3.
     pub(super) fn new(graph: &CudaGraph, main: &Arc<CudaStream>) -> Result<Option<Bare>> {
-        // SAFETY: the CUDA driver is already loaded, so loading it again runs no code.
+        // SAFETY: the CUDA driver is already loaded in this process, so loading it again runs no
+        // initialisation code.
         let Ok(driver) = (unsafe { Library::new("libcuda.so.1") }) else { return Ok(None) };
-        // SAFETY: `Dependencies` is the type of this function in the driver's header.
+        // SAFETY: `Dependencies` is the type that the driver's header declares for this function.
         let dependencies: Result<Symbol<'_, Dependencies>, _> =
             unsafe { driver.get(b"cuGraphNodeGetDependencies_v2") };
-        // SAFETY: `NameOf` is the type of this function in the driver's header.
+        // SAFETY: `NameOf` is the type that the driver's header declares for this function.
         let name_of: Result<Symbol<'_, NameOf>, _> = unsafe { driver.get(b"cuFuncGetName") };
         let (Ok(dependencies), Ok(name_of)) = (dependencies, name_of) else { return Ok(None) };
         let nodes = listed(|list, count| {
-            // SAFETY: the graph lives; the driver writes at most `count` nodes.
+            // SAFETY: `graph` is borrowed, so its handle is valid; the driver writes at most
+            // `count` nodes to `list`.
             unsafe { sys::cuGraphGetNodes(graph.cu_graph(), list, count) }
         })?;
         let mut before = Vec::new();
@@ -73,7 +75,8 @@ impl Bare {
             before.push(listed(|list, count| {
                 let mut edges = vec![[0; 8]; if list.is_null() { 0 } else { *count }];
                 let data = if edges.is_empty() { null_mut() } else { edges.as_mut_ptr() };
-                // SAFETY: the graph lives; the driver writes at most `count` nodes and edges.
+                // SAFETY: `graph` is borrowed, so its nodes are valid; the driver writes at most
+                // `count` nodes and edges.
                 unsafe { dependencies(node, list, data, count) }
             })?);
         }
@@ -83,7 +86,8 @@ impl Bare {
             let Some(what) = read(nodes[at])? else { return Ok(None) };
             if let Enqueue::Kernel(kernel) = &what {
                 let mut name = null();
-                // SAFETY: the function belongs to a node of the graph, and its name lives as long.
+                // SAFETY: `kernel.func` belongs to a node of the borrowed graph, and its name lives
+                // as long as the function.
                 let name = unsafe {
                     name_of(&mut name, kernel.func).result()?;
                     CStr::from_ptr(name)
@@ -106,14 +110,15 @@ impl Bare {
         Ok(Some(Bare { steps, main: main.clone(), side: main.context().new_stream()? }))
     }
 
-    /// Enqueues all steps, instead of a launch of the graph.
+    /// Enqueues all steps by single driver calls, as a launch of the graph would.
     pub(super) fn enqueue(&self) -> Result<()> {
         for Step { what, waits, event } in &self.steps {
             let stream = if what.is_copy() { &self.side } else { &self.main };
             for event in waits.iter().filter_map(|&at| self.steps[at].event.as_ref()) {
                 stream.wait(event)?;
             }
-            // SAFETY: the graph is valid, and its parameters are used unchanged.
+            // SAFETY: the graph that owns the parameters outlives `self`, and they are passed
+            // unchanged.
             unsafe {
                 match what {
                     Enqueue::Kernel(it) => sys::cuLaunchKernel(
@@ -140,14 +145,14 @@ impl Bare {
         Ok(())
     }
 
-    /// Waits until all steps are done.
+    /// Waits until the steps on both streams are done.
     pub(super) fn sync(&self) -> Result<()> {
         self.side.synchronize()?;
         Ok(self.main.synchronize()?)
     }
 }
 
-/// Calls a driver function that lists nodes: once for their number, once for the nodes.
+/// Calls a driver function that lists nodes twice: first for their number, then for the nodes.
 fn listed(
     list: impl Fn(*mut sys::CUgraphNode, &mut usize) -> sys::CUresult,
 ) -> Result<Vec<sys::CUgraphNode>> {
@@ -160,8 +165,8 @@ fn listed(
     Ok(nodes)
 }
 
-/// Topological order of the nodes, by index, as close as possible to the driver's order; `None` if
-/// the graph has a cycle.
+/// Topological order of `nodes`, as indices, as close as possible to the order in which the driver
+/// lists them; `None` if the graph has a cycle.
 fn sorted<T: PartialEq>(nodes: &[T], before: &[Vec<T>]) -> Option<Vec<usize>> {
     let mut order: Vec<usize> = Vec::new();
     while order.len() < nodes.len() {
@@ -173,12 +178,12 @@ fn sorted<T: PartialEq>(nodes: &[T], before: &[Vec<T>]) -> Option<Vec<usize>> {
     Some(order)
 }
 
-/// Reads a node; `None` if it is neither a kernel nor a copy.
+/// Reads the parameters of a node; `None` if it is neither a kernel nor a copy.
 fn read(node: sys::CUgraphNode) -> Result<Option<Enqueue>> {
     use sys::CUgraphNodeType::{CU_GRAPH_NODE_TYPE_KERNEL, CU_GRAPH_NODE_TYPE_MEMCPY};
     let mut kind = CU_GRAPH_NODE_TYPE_KERNEL;
-    // SAFETY: the node belongs to a graph that lives; the results are written to locals of the
-    // right type.
+    // SAFETY: `node` belongs to a graph that is alive; the driver writes its results to locals of
+    // the right types.
     unsafe {
         sys::cuGraphNodeGetType(node, &mut kind).result()?;
         Ok(match kind {

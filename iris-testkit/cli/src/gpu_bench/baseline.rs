@@ -1,5 +1,5 @@
-//! Vendor baseline of an op: NCCL's collective and cuBLASLt's product (on AMD RCCL's and
-//! hipBLASLt's), one after the other on one stream.
+//! Vendor baseline of an op: NCCL's collective and cuBLASLt's GEMM (RCCL's and hipBLASLt's on AMD),
+//! one after the other on one stream.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use iris_testkit::suite::{Op, Options};
 
 use super::vendor::{self, Buffer, Communicator, Multiplier};
 
-/// Matrices of a baseline on one rank: A, B, the result, the intermediate matrix between product
-/// and collective, and the workspace of products.
+/// Matrices of a baseline on one rank: A, B, the result, the intermediate matrix between GEMM and
+/// collective, and the workspace of the GEMM library.
 pub(crate) struct Buffers {
     a: Buffer,
     b: Buffer,
@@ -34,7 +34,7 @@ impl Buffers {
     }
 }
 
-/// Baseline that can be enqueued any number of times.
+/// Sequence of library calls that is equivalent to an op, and can be enqueued any number of times.
 pub(crate) struct Baseline<'a> {
     steps: Vec<Step<'a>>,
     dtype: DType,
@@ -46,7 +46,7 @@ enum Step<'a> {
     Collective { of: &'a Communicator<'a>, kind: Kind, from: Buffer, to: Buffer, count: usize },
 }
 
-/// Collective; [`Communicator`] documents the meaning of its count.
+/// Kind of collective; the methods of [`Communicator`] document the meaning of its count.
 #[derive(Clone, Copy)]
 enum Kind {
     AllReduce,
@@ -54,12 +54,13 @@ enum Kind {
     AllGather,
     AllToAll,
     Broadcast,
-    /// Smallest collective that synchronises all ranks: the sum of one word.
+    /// Barrier of all ranks, as the smallest collective: the sum of one word.
     Meet,
 }
 
 impl Kind {
-    /// Collective that does the same as an op without a product; `None` if there is none.
+    /// Library collective that is equivalent to `op`; `None` if `op` has a product or no library
+    /// has the collective.
     fn of(op: Op) -> Option<Kind> {
         use Rows::{All, Blocks, Own, Root};
         let Meaning { product: Product::None, gives, gets, sums, .. } = Meaning::of(op) else {
@@ -77,12 +78,12 @@ impl Kind {
     }
 }
 
-/// Libraries of a rank, or the reasons why they are missing.
+/// Collective library and GEMM library of a rank, or the reasons why they are missing.
 pub(crate) type Libraries<'a> =
     (Result<&'a Communicator<'a>, String>, Result<&'a Multiplier, String>);
 
 impl<'a> Baseline<'a> {
-    /// Baseline for this rank's product alone, of its own A or of the gathered one.
+    /// Baseline that consists of this rank's GEMM only, of its own A or of the gathered A.
     pub(crate) fn product(
         blas: &'a Multiplier,
         shape: [usize; 3],
@@ -92,7 +93,8 @@ impl<'a> Baseline<'a> {
     ) -> Result<Baseline<'a>> {
         let product = blas.product(shape, dtype, false)?;
         let a = if gathered { &at.between } else { &at.a }.clone();
-        // If the result does not fit this rank's C, it goes to the intermediate matrix.
+        // If the product does not fit this rank's C, it is written to the intermediate matrix
+        // instead.
         let [m, n, _] = shape;
         let c = if at.c.holds(m * n, dtype) { &at.c } else { &at.between }.clone();
         let step = Step::Multiply { product, a, b: at.b.clone(), c };
@@ -148,8 +150,8 @@ impl<'a> Baseline<'a> {
                 ]
             }
             Op::AllGatherMatmul if options.shard == Shard::Columns => {
-                // The gathered shards are stored one after the other; each is multiplied by its
-                // part of B.
+                // The gathered shards of A are stored one after the other; each is multiplied by
+                // its rows of B, and the products are added.
                 let depth = even(k, "columns")?;
                 let mut steps = vec![collective(Kind::AllGather, a, between, m * depth)?];
                 for source in 0..size {

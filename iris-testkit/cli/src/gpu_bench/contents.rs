@@ -1,11 +1,12 @@
-//! Input values of matrices, and the part of a result that is compared.
+//! Input values of the benchmark's matrices, and the rows of a result that are compared.
 
 use anyhow::Result;
 use iris_heap::{DType, SymSlice, SymmetricHeap, random_unit};
 use iris_testkit::matrix::{POISON, bytes, values};
 use iris_testkit::numeric::frobenius;
 
-/// Pool of random elements that is repeated, because drawing all elements would take too long.
+/// Pool of random elements, repeated to fill a matrix, because drawing every element would take too
+/// long.
 pub(super) struct Noise {
     bytes: Vec<u8>,
 }
@@ -33,7 +34,7 @@ impl Noise {
     }
 }
 
-/// Rows of a result that are compared.
+/// Rows of a result that are compared between the op and its baseline.
 pub(super) struct Sampled {
     rows: Vec<usize>,
     line: usize,
@@ -49,7 +50,8 @@ impl Sampled {
         Sampled { rows: rows.collect(), line: cols * dtype.size(), dtype }
     }
 
-    /// Fills the rows with NaN, so that elements that are not written are found.
+    /// Fills the compared rows with NaN before a call, so that elements that the call does not
+    /// write are found.
     pub(super) fn poison(&self, heap: &SymmetricHeap, slice: SymSlice<u8>) -> Result<()> {
         let bytes = vec![POISON; self.line];
         for row in &self.rows {
@@ -68,7 +70,8 @@ impl Sampled {
     }
 }
 
-/// Relative difference `|a - b| / |b|`; 0 if both are empty or equal.
+/// Relative difference of two lists, `|a - b| / |b|` by Frobenius norms; 0 if they are empty or
+/// equal.
 pub(super) fn relative(a: &[f64], b: &[f64]) -> f64 {
     let base = frobenius(b.iter().copied());
     let apart = frobenius(a.iter().zip(b).map(|(a, b)| a - b));

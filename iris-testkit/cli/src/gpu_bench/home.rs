@@ -1,4 +1,4 @@
-//! Device of a rank during measurements, with its stream and clock.
+//! Device that a rank measures on, with its stream and clock.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub(super) enum Home {
     Other(Arc<SymmetricHeap>),
 }
 
-/// Events before and after the timed work, and the stream that they are recorded on.
+/// Stream of the timed work, and the events recorded on it before and after the work.
 pub(super) struct Events {
     pub(super) stream: Arc<CudaStream>,
     pub(super) begin: CudaEvent,
@@ -22,10 +22,10 @@ pub(super) struct Events {
 }
 
 impl Home {
-    /// Opens the device. Collective.
+    /// Opens the rank's device; for another backend than CUDA also a heap. Collective.
     pub(super) fn new(kind: BackendKind, world: &World) -> Result<Home> {
         if kind != BackendKind::Cuda {
-            // The heap is only used to make the device current; no memory is allocated in it.
+            // This heap only serves to make the device current; no matrix is allocated in it.
             let options = HeapOptions::new().backend(kind).data_bytes(64 << 10);
             return Ok(Home::Other(SymmetricHeap::open(world, options.signal_bytes(64 << 10))?));
         }
@@ -54,7 +54,7 @@ impl Home {
         outcome.context("the device was not made current")?
     }
 
-    /// Stream for the ops of this heap, and the driver's handle of the same stream for libraries.
+    /// Stream for the ops of `heap`, and the driver's handle of the same stream, for library calls.
     pub(super) fn stream(&self, heap: &SymmetricHeap) -> Result<(Stream, u64)> {
         let gpu = heap.gpu()?;
         if let Home::Cuda { stream, .. } = self {
@@ -68,7 +68,7 @@ impl Home {
         Ok((stream, raw))
     }
 
-    /// Events for timing; `None` if the host's clock is used.
+    /// Makes the events for timing on the device; `None` if the host's clock is used.
     pub(super) fn events(&self) -> Result<Option<Events>> {
         let Home::Cuda { context, stream } = self else { return Ok(None) };
         let event = || context.new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT));

@@ -43,11 +43,11 @@ mod torch;
 mod tuned;
 mod vendor;
 
-/// Cases to measure if no file is given: name and content.
+/// Cases to measure if the command line names no file: name of the file, and its built-in content.
 const CUDA: (&str, &str) = ("bench/cuda.toml", include_str!("../../../../bench/cuda.toml"));
 const HIP: (&str, &str) = ("bench/hip.toml", include_str!("../../../../bench/hip.toml"));
 
-/// Table of the case file: an op, and the shapes to measure.
+/// Entry of the case file: an op, its options, and the shapes to measure.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Row {
@@ -56,18 +56,18 @@ struct Row {
     variants: Vec<String>,
     #[serde(default = "bf16")]
     dtype: DType,
-    /// M, N and K, as in the op's options.
+    /// Shapes [M, N, K], with the meaning of the op's options.
     shapes: Vec<[usize; 3]>,
-    /// Whether A is split by columns.
+    /// Whether A is split over the ranks by columns instead of rows.
     #[serde(default)]
     columns: bool,
-    /// Tile to use instead of the plan's choice.
+    /// Rows and columns of the tile; `None` if the plan chooses.
     tile: Option<[usize; 2]>,
     workgroups: Option<usize>,
     /// Epsilon of an RMSNorm with residual that is fused into the op.
     rms_norm: Option<f32>,
-    /// Number of layers in a decoder step; if set, graphs of that many calls, and of half as many,
-    /// are timed too.
+    /// Number of layers in a decoder step. If set, graphs of that many calls, and of half as many,
+    /// are timed as well, to find the cost of one more layer.
     layers: Option<usize>,
 }
 
@@ -85,29 +85,30 @@ struct Rows {
     row: Vec<Row>,
 }
 
-/// One shape of a row, with the variants to time.
+/// One shape of a [`Row`], with the variants and tiles to time.
 #[derive(Clone, Debug)]
 pub(crate) struct Shape {
     pub(crate) op: Op,
     choices: Vec<Choice>,
-    /// Options of the plan, except variant and tile.
+    /// Options of the op's plan, except variant and tile, which each choice sets.
     pub(crate) options: OpOptions,
     beside: Beside,
     /// Number of layers of a decoder step that is timed in addition to the op; `None` for no step.
     layers: Option<usize>,
 }
 
-/// Variant and tile with which an op is timed.
+/// Variant and tile of one timed op.
 #[derive(Clone, PartialEq, Debug)]
 struct Choice {
     variant: String,
     tile: Option<TileShape>,
 }
 
-/// Baseline that the choices are timed beside.
+/// Baseline that each choice of variant and tile is compared with.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Beside {
-    /// NCCL and cuBLASLt; for an RMSNorm, our own op and kernel in two steps.
+    /// NCCL and cuBLASLt (RCCL and hipBLASLt on AMD); for an op with an RMSNorm, our own op
+    /// followed by a separate RMSNorm kernel.
     Libraries,
     /// The first choice of variant and tile; the other choices are compared with it.
     First,
@@ -156,7 +157,7 @@ pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
     let torch = torch::Torch::read(options.torch.as_deref())?;
     let old = options.compare.as_deref().map(record::read).transpose()?;
     let begun = watch(options.limit)?;
-    // Results so far, and the time at which each operator was done.
+    // Record and lines so far, and for each operator the time at which it was done.
     let measured = Mutex::new((sink, Vec::new(), Vec::<(String, Instant)>::new()));
     let wrong = AtomicUsize::new(0);
     let failed = each_shape(ranks, (&vendors, options.windows), &shapes, &|_, lines| {
@@ -191,8 +192,8 @@ pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
     Ok(failed == 0 && wrong == 0)
 }
 
-/// Measures the shapes one by one and passes the result lines to `tell`; returns how many shapes
-/// failed. After a failure the remaining shapes are measured in a new world.
+/// Measures the shapes one by one and passes the result lines of each to `tell`; returns the number
+/// of shapes that failed. After a failure, the remaining shapes run in a new world.
 fn each_shape(
     ranks: usize,
     beside: (&Vendors, bool),
@@ -225,7 +226,8 @@ fn each_shape(
     }
 }
 
-/// Whether the result differs from the libraries' by more than rounding to 16-bit types explains.
+/// Whether the op's result differs from the baseline's by more than rounding to 16-bit types
+/// explains.
 fn is_wrong(line: &Value) -> bool {
     const MOST: f64 = 0.02;
     let error = line.get("rel_error");
@@ -237,7 +239,8 @@ fn skipped(reason: &str) -> Result<bool> {
     Ok(true)
 }
 
-/// Reads the shapes of the cases, with those variants that the machine's GPU has kernels for.
+/// Reads the shapes from the file `cases` or the built-in ones, without variants that this
+/// machine's GPU has no kernels for.
 pub(crate) fn read(
     kind: BackendKind,
     cases: Option<&Path>,
@@ -266,7 +269,7 @@ pub(crate) fn read(
             continue;
         }
         for [m, n, k] in row.shapes {
-            // All ranks have the same shapes in the benchmark.
+            // `even`: all ranks have the same M, N and K in the benchmark.
             let mut options = OpOptions::new(m, n, k).dtype(row.dtype).backend(kind).even(true);
             options.workgroups = row.workgroups;
             options.rms_norm = row.rms_norm;
@@ -290,7 +293,8 @@ pub(crate) fn read(
     Ok(shapes)
 }
 
-/// Ends the program after the time limit, because a hanging kernel cannot be stopped.
+/// Starts a thread that ends the program after `limit` seconds, because a hanging kernel cannot be
+/// stopped.
 pub(crate) fn watch(limit: Option<u64>) -> Result<Instant> {
     let limit = limit.unwrap_or(400);
     let end = move || {
@@ -303,7 +307,7 @@ pub(crate) fn watch(limit: Option<u64>) -> Result<Instant> {
     Ok(Instant::now())
 }
 
-/// Version of NVIDIA's kernel module, or of AMD's runtime.
+/// Version of NVIDIA's kernel module, or of AMD's HIP runtime, for the record.
 fn driver(kind: BackendKind) -> Result<String> {
     if kind != BackendKind::Cuda {
         return Ok(kind.driver_version()?.to_string());
@@ -372,19 +376,20 @@ fn merge(line: &mut Value, more: &Value) {
     }
 }
 
-/// State of a rank that all shapes share.
+/// State of a rank that lasts for all shapes: device, communicators and libraries.
 struct Rank<'a> {
     world: &'a World,
     home: Home,
     nccl: Result<Communicator<'a>, String>,
-    /// Second communicator for memory registered as a window; `None` unless asked for.
+    /// Second communicator, for memory registered as a window; `None` without the option
+    /// `--windows`.
     windowed: Option<Communicator<'a>>,
     blas: Result<Multiplier, String>,
-    /// Whether at least one of the libraries was found, even if it cannot be used.
+    /// Whether the collective or the GEMM library was found, even if it cannot be used.
     has_library: bool,
 }
 
-/// Measures all shapes on one rank. Rank 0 reports the lines of each shape.
+/// Measures all shapes on one rank; on rank 0 passes the lines of each shape on.
 fn all_shapes(
     world: &World,
     (vendors, windows): (&Vendors, bool),
@@ -409,7 +414,8 @@ fn all_shapes(
         let [name, _] = vendors.names();
         Err(format!("{name} wants a GPU a rank: {} for {devices}", world.size()))
     } else {
-        // All ranks succeed or none, because the library is the same.
+        // `Communicator::new` waits for all ranks. All ranks use the same library, so it fails on
+        // all or on none, and no rank waits in vain.
         let new = |id: Vec<u8>| home.current(|| Communicator::new(vendors, &id, place));
         id()?.and_then(|id| new(id).map_err(|e| e.to_string()))
     };
@@ -431,7 +437,7 @@ fn all_shapes(
         if world.rank() == 0 {
             report(lines)?;
         }
-        // The barrier keeps the ranks together, also if rank 0 cannot report.
+        // The barrier keeps the ranks in step even if rank 0 failed to report.
         world.barrier()?;
     }
     let Rank { home, nccl, windowed, blas, .. } = rank;

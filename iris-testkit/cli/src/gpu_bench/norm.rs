@@ -1,5 +1,5 @@
-//! Baseline for an all-reduce with a fused RMSNorm: the same sum, then a kernel of our own that
-//! adds the residual and normalises.
+//! Baseline for an all-reduce with a fused RMSNorm: the all-reduce without it, then a separate
+//! kernel that adds the residual and normalises.
 
 use std::sync::Arc;
 
@@ -35,8 +35,8 @@ pub(super) struct Rows {
 }
 
 impl Apart {
-    /// Makes the baseline. `operands` are those of the op without an RMSNorm, whose sum goes to the
-    /// C of `rows`.
+    /// Makes the baseline. `operands` are those of the op without its RMSNorm; their C is the
+    /// matrix that the kernel described by `rows` then normalises.
     pub(super) fn new(
         heap: &Arc<SymmetricHeap>,
         (op, operands): (AnyOp, Operands),
@@ -61,8 +61,8 @@ impl Apart {
     pub(super) fn run(&self, stream: &Stream) -> Result<()> {
         self.op.run(&self.operands, stream)?;
         let groups = self.args.m.clamp(1, self.kernel.resident());
-        // SAFETY: the parameter has the type of `add_norm`'s; the matrices are the heap's and live
-        // until it is closed, after the stream has finished.
+        // SAFETY: `add_norm` takes one parameter of the type of `args`; its matrices are in the
+        // heap and live until the heap is closed, after the stream has finished.
         unsafe { self.kernel.launch(stream, groups, &[bytemuck::bytes_of(&self.args)]) }?;
         Ok(())
     }

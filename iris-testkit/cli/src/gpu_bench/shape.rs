@@ -1,4 +1,5 @@
-//! Measurement of one shape: its matrices, its sides, and the result lines.
+//! Measurement of one shape: its matrices, the sides to time (ops and baselines), and the result
+//! lines.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use super::{Beside, Choice, Rank, Shape};
 use crate::job::{gather, median, slowest};
 
 impl Shape {
-    /// Plan for the variant and the tile of `choice`.
+    /// Makes the plan for the variant and tile of `choice`.
     pub(super) fn plan(&self, choice: &Choice, ranks: Ranks) -> Result<Plan> {
         let options = OpOptions { tile: choice.tile, ..self.options.clone() };
         suite::plan(self.op, &choice.variant, ranks, &options)
@@ -33,9 +34,10 @@ impl Shape {
 /// Plans that a rank makes for one shape.
 struct Plans {
     variants: Vec<Plan>,
-    /// Whether the op of the first variant is made a second time, for decoder steps.
+    /// Whether the op of the first variant is made a second time, to time decoder steps.
     steps: bool,
-    /// M, N, K and plan of this rank's product alone; `None` if the op has no product.
+    /// M, N, K and plan of this rank's own GEMM without communication; `None` if the op has no
+    /// product.
     alone: Option<([usize; 3], Plan)>,
     /// Plan of the op without its RMSNorm; `None` if the op has no RMSNorm.
     apart: Option<Plan>,
@@ -75,7 +77,7 @@ impl Plans {
     }
 }
 
-/// Shapes of A, B and C on a rank.
+/// Shapes (rows, columns) of A, B and C on a rank.
 fn shapes(shape: &Shape, ranks: Ranks) -> [(usize, usize); 3] {
     Case::new(shape.op, "auto", shape.options.clone()).shapes(ranks, shape.options.m)
 }
@@ -115,7 +117,8 @@ impl Matrices {
         let (residual, weight) = if plans.apart.is_some() { (m * n, n) } else { (0, 0) };
         let elements = [most[0], most[1], most[2], most[2], between, residual, weight];
         let Room { data, signal } = plans.room().matrices(dtype, elements);
-        // All ranks open heaps of the same size, though their plans may need different amounts.
+        // Plans of different ranks may need different amounts of memory, but all ranks must open
+        // heaps of the same size.
         let all: Vec<(u64, u64)> = gather(rank.world, &(data, signal))?;
         let all = all.into_iter().map(|(data, signal)| Room { data, signal });
         let workspace = Room { data: Multiplier::WORKSPACE as u64 + 4096, signal: 0 };
@@ -148,7 +151,7 @@ impl Matrices {
         Ok(Operands::new(a, b, matrix(self.between, c)?).norm(norm))
     }
 
-    /// Baseline of an op with an RMSNorm.
+    /// Makes the two-step baseline of an op with an RMSNorm; `plan` is the op's plan without it.
     fn apart(&self, shape: &Shape, plan: &Plan, ranks: Ranks) -> Result<Apart> {
         let OpOptions { m, n, dtype, rms_norm, .. } = shape.options;
         let op = AnyOp::new(&self.heap, plan)?;
@@ -186,7 +189,7 @@ impl Matrices {
         Ok(block.filter(|_| ranks.size > 1 && bytes > 0).map(|block| (block, peers)))
     }
 
-    /// Operands of this rank's product alone, in the matrices that the libraries use.
+    /// Operands of this rank's own GEMM, in the matrices that the libraries use.
     fn operands_alone(&self, shape: &Shape, [m, n, k]: [usize; 3]) -> Result<Operands> {
         let a = if shape.op == Op::AllGatherMatmul { self.between } else { self.a };
         let scattered = shape.op == Op::MatmulReduceScatter;
@@ -197,7 +200,7 @@ impl Matrices {
     }
 }
 
-/// Results of a rank, as sent to rank 0.
+/// Times and errors of one rank, as sent to rank 0.
 #[derive(Serialize, Deserialize)]
 struct Seen {
     times: Vec<Times>,
@@ -205,7 +208,7 @@ struct Seen {
     errors: Vec<u64>,
 }
 
-/// Measures one shape on all ranks; rank 0 returns the lines.
+/// Measures one shape on all ranks. Collective; rank 0 returns the result lines.
 pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     let (world, dtype) = (rank.world, shape.options.dtype);
     let ranks = Ranks::from(world);
@@ -213,7 +216,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     let matrices = Matrices::new(rank, shape, &plans)?;
     let heap = &matrices.heap;
 
-    // Order of the sides: the ops, this rank's product by our kernel, the libraries.
+    // Order of the sides: first the ops, then this rank's GEMM by our kernel, then the libraries.
     let mut sides = Vec::new();
     let operands = matrices.operands(shape, ranks)?;
     for plan in &plans.variants {
@@ -233,7 +236,8 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         if let Ok(blas) = blas {
             let gathered = shape.op == Op::AllGatherMatmul;
             let product = || Baseline::product(blas, *dimensions, dtype, &buffers, gathered);
-            // If there is no product, the baseline below reports the reason.
+            // If the library cannot make this GEMM, the baseline below fails as well and reports
+            // the reason.
             if let Ok(product) = rank.home.current(product) {
                 library = Some(sides.len());
                 sides.push(Side::libraries(product, "the product by a library"));
@@ -244,7 +248,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         let with = (nccl, blas.clone());
         rank.home.current(|| Baseline::new(shape.op, &shape.options, ranks, with, &buffers))
     };
-    // If neither library exists, this is reported once before all shapes.
+    // If both libraries are missing, this is reported once, before the first shape.
     match libraries(nccl.clone()) {
         _ if shape.beside == Beside::First => base = Some(0),
         // The libraries have no RMSNorm, so there is no vendor baseline.
@@ -291,7 +295,8 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         }
     };
 
-    // One call of each side is compared; then all are timed.
+    // Each side is prepared and called first, to keep its result for the comparison with the
+    // baseline; then all sides are timed in turns.
     let sampled = Sampled::of(shapes(shape, ranks)[2], dtype);
     let clock = Clock::new(rank, heap)?;
     let mut results = Vec::new();
@@ -324,7 +329,8 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     let calls: fn(&Times) -> &Vec<f64> = |times| &times.calls;
     let eager: fn(&Times) -> &Vec<f64> = |times| &times.eager;
     let time = |side: usize, of| round(median(samples(side, of)), 100.0);
-    // Values that all lines share: the faster way of NCCL, and the limits of the op.
+    // Values that all lines of this shape share: the faster one of NCCL's two ways, and lower
+    // limits of the op's time.
     let better = [base, windowed].into_iter().flatten();
     let better = better.min_by(|&a, &b| time(a, calls).total_cmp(&time(b, calls)));
     let product = [library, own].into_iter().flatten().map(|side| time(side, calls));
@@ -353,7 +359,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
             (!samples.is_empty()).then(|| round(median(samples), 100.0).into())
         };
         set("eager_us", eagerly(at));
-        // Host time of the rank with the slowest host.
+        // Host times count on the rank whose host is slowest.
         let runs = all.iter().map(|seen| median(seen.times[at].run.clone()));
         set("run_us", runs.reduce(f64::max).map(|us| round(us, 100.0).into()));
         let bare = all.iter().map(|seen| seen.times[at].bare.clone());
@@ -362,8 +368,8 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         set("baseline_us", better.map(|side| time(side, calls).into()));
         set("baseline_eager_us", base.and_then(eagerly));
         set("windowed_us", windowed.map(|side| time(side, calls).into()));
-        // Each sample is divided by the baseline's sample next to it, because both had the same
-        // clocks.
+        // Each sample is divided by the baseline's sample taken next to it, because both ran at the
+        // same clock frequencies.
         let paired = |base| {
             let both = samples(at, calls).into_iter().zip(samples(base, calls));
             both.map(|(time, base)| time / base).collect()
@@ -379,7 +385,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         set("product_us", library.map(|side| time(side, calls).into()));
         set("own_product_us", own.map(|side| time(side, calls).into()));
         let errors = all.iter().map(|seen| f64::from_bits(seen.errors[at]));
-        // The maximum must not lose a NaN.
+        // `f64::max` would drop a NaN, so the maximum is written out.
         let worse = |worst: f64, e: f64| if e <= worst || worst.is_nan() { worst } else { e };
         let error = errors.fold(0.0, worse);
         let error = if error.is_nan() { "NaN".into() } else { Value::from(error) };
@@ -392,8 +398,8 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
             for (name, sides) in [("", Some(steps.op)), ("_baseline", steps.library)] {
                 let marginal = |with: usize| sides.map(|sides| steps.marginal(sides[with], us));
                 set(&format!("marginal{name}_us"), marginal(0).map(|us| round(us, 100.0).into()));
-                // Time per layer with kernels between the sums, less the time of these kernels
-                // alone.
+                // Time per layer of a step with kernels between the sums, minus the time of these
+                // kernels alone.
                 let between = marginal(1).map(|us| round(us - kernels, 100.0).into());
                 set(&format!("marginal{name}_between_us"), between);
             }
@@ -404,7 +410,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     Ok(lines.collect())
 }
 
-/// Adds the sides of a decoder step, each with all layers and with half as many.
+/// Adds the sides of a decoder step: each kind of step with all layers and with half as many.
 fn add_steps<'a>(
     sides: &mut Vec<Side<'a>>,
     layers: usize,

@@ -1,4 +1,4 @@
-//! Sides of a measurement (ops, libraries, copies), and their timing.
+//! Sides of a measurement (ops, library calls, copies), and the way that they are timed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,14 +22,14 @@ use crate::watch::give_up;
 /// Number of samples of each side: of graph replays, and of eager calls.
 const SAMPLES: usize = 20;
 const EAGER_SAMPLES: usize = 5;
-/// Minimum number of samples, also for long calls.
+/// Minimum number of samples of each side, even if its calls are long.
 const LEAST: usize = 5;
-/// Number of calls in a graph, unless they are long; and number of calls in a row if the clock is
-/// the host's.
+/// Number of calls in a graph, unless the calls are long; and number of calls in a row if the
+/// host's clock is used.
 const CALLS: usize = 10;
 const HOST_CALLS: usize = 20;
-/// Number of calls in a row whose enqueue time is measured, small enough to fit the driver's queue;
-/// and number of repetitions.
+/// Number of `run` calls in a row whose host time is measured, few enough to fit the driver's
+/// queue; and the number of such rows.
 const QUEUED_CALLS: usize = 20;
 const QUEUES: usize = 10;
 /// Maximum device time of the calls whose enqueue time is measured together, in microseconds.
@@ -38,19 +38,20 @@ const QUEUE_US: f64 = 20_000.0;
 const GRAPH_US: f64 = 3000.0;
 const SIDE_US: f64 = 600_000.0;
 
-/// Time after which the device is considered hung.
+/// Time after which the program considers the device hung and ends.
 const MOST: Duration = Duration::from_secs(60);
 
-/// Work that one side of a measurement repeats.
+/// Work that one side of a measurement repeats in each of its calls.
 pub(super) enum Work<'a> {
     Op(Box<(AnyOp, Operands)>),
-    /// Op, followed by a separate RMSNorm.
+    /// Op, followed by a separate RMSNorm kernel.
     Apart(Box<Apart>),
     /// Library calls, and their name in messages.
     Libraries(Baseline<'a>, &'static str),
     /// All-reduces of many layers, one after the other.
     Step(Step<'a>),
-    /// Copies by the copy engines of the data that the links must carry, to each of these peers.
+    /// Copies by the copy engines of `block`, the data that the links must carry, to each of the
+    /// peers.
     Copies {
         heap: Arc<SymmetricHeap>,
         block: SymSlice<u8>,
@@ -58,7 +59,7 @@ pub(super) enum Work<'a> {
     },
 }
 
-/// Side: work that is timed, with its graph and its times.
+/// One side of a measurement: the work to time, its graph, and its times so far.
 pub(super) struct Side<'a> {
     work: Work<'a>,
     /// Number of calls in the graph, and estimated microseconds per call.
@@ -72,11 +73,11 @@ pub(super) struct Side<'a> {
 /// Microseconds per call, one value per sample.
 #[derive(Clone, Default, Serialize, Deserialize)]
 pub(super) struct Times {
-    /// Times in graph replays, or by the host's clock.
+    /// Times in graph replays or, without graphs, by the host's clock.
     pub(super) calls: Vec<f64>,
-    /// Times of calls that are enqueued one by one.
+    /// Times of calls that are enqueued one by one, without a graph.
     pub(super) eager: Vec<f64>,
-    /// Host time of `run`, while the device is busy.
+    /// Host time of one `run` call, while the device is still busy with earlier ones.
     pub(super) run: Vec<f64>,
     /// Host time of the same enqueues from a bare loop.
     pub(super) bare: Vec<f64>,
@@ -125,7 +126,8 @@ impl<'a> Side<'a> {
         }
     }
 
-    /// Frees the op. Collective. The graph is dropped first, because it refers to the op's kernels.
+    /// Frees the op of the side. Collective. The graph is dropped first, because it refers to the
+    /// op's kernels.
     pub(super) fn free(self) -> Result<()> {
         drop((self.bare, self.graph));
         match self.work {
@@ -138,8 +140,8 @@ impl<'a> Side<'a> {
     }
 }
 
-/// Clock of a rank: times work by the device's events and with graphs or, without events, by the
-/// host's clock and call by call.
+/// Clock of a rank. With device events it times graph replays; without events it times calls one by
+/// one by the host's clock.
 pub(super) struct Clock<'a> {
     rank: &'a Rank<'a>,
     /// Stream of the ops, and the driver's handle of it for libraries.
@@ -221,7 +223,8 @@ impl<'a> Clock<'a> {
         Ok(self.finish(side, events)? / side.calls as f64)
     }
 
-    /// Warms up and captures a graph; the number of calls in it is the same on all ranks.
+    /// Warms the side up, estimates its time, and captures its graph; the number of calls in the
+    /// graph is the same on all ranks.
     pub(super) fn prepare(&self, side: &mut Side<'_>) -> Result<()> {
         self.eager(side, 1)?;
         let time = self.eager(side, 2)?;
@@ -246,11 +249,11 @@ impl<'a> Clock<'a> {
         Ok(())
     }
 
-    /// Times the host: each `run` by itself, without waiting for the device in between; and the
-    /// same enqueues from a bare loop, for the calls of the graph.
+    /// Measures host times: of each `run` call, without waiting for the device in between, and of
+    /// the bare loop that repeats the graph's enqueues.
     fn queue(&self, side: &mut Side<'_>) -> Result<()> {
         let Work::Op(called) = &side.work else { return Ok(()) };
-        // All ranks get equal numbers, because they share the estimate.
+        // `estimate` is the same on all ranks, so they make the same number of calls.
         let calls = ((QUEUE_US / side.estimate) as usize).clamp(1, QUEUED_CALLS);
         let queues = if calls == QUEUED_CALLS { QUEUES } else { LEAST };
         for _ in 0..queues {
@@ -271,7 +274,7 @@ impl<'a> Clock<'a> {
         Ok(())
     }
 
-    /// Takes all samples, one side after the other in turns.
+    /// Takes all samples: the sides take turns, so that all run under the same conditions.
     pub(super) fn sample(&self, sides: &mut [Side<'_>]) -> Result<()> {
         sides.iter_mut().try_for_each(|side| self.queue(side))?;
         for sample in 0..SAMPLES {

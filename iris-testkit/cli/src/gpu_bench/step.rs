@@ -17,14 +17,14 @@ use super::baseline::Baseline;
 
 const SOURCE: KernelSource<'_> = KernelSource { name: "touch.cu", text: include_str!("touch.cu") };
 
-/// Small kernel between two sums.
+/// Small kernel that runs between two sums of a step, in place of a layer's computation.
 pub(super) struct Between {
     kernel: UserKernel,
     args: OpArgs,
 }
 
 impl Between {
-    /// Prepares a step for a message of this number of rows and columns.
+    /// Prepares the kernel for a message of `rows` rows and `cols` columns.
     pub(super) fn new(
         heap: &Arc<SymmetricHeap>,
         (rows, cols): (usize, usize),
@@ -43,8 +43,8 @@ impl Between {
     #[allow(unsafe_code, reason = "a kernel is given the address of a matrix")]
     fn run(&self, stream: &Stream) -> Result<()> {
         let groups = self.args.m.clamp(1, self.kernel.resident());
-        // SAFETY: the parameter is that of `touch`; the matrix is the heap's and stays until it is closed, which is when
-        // the stream has finished.
+        // SAFETY: `touch` takes one parameter of the type of `args`; its matrix is in the heap and
+        // lives until the heap is closed, after the stream has finished.
         unsafe { self.kernel.launch(stream, groups, &[bytemuck::bytes_of(&self.args)]) }?;
         Ok(())
     }
@@ -54,11 +54,11 @@ impl Between {
 pub(super) enum Sum<'a> {
     Op(Rc<(AnyOp, Operands)>),
     Library(Rc<Baseline<'a>>),
-    /// No sum: a step that consists of the kernels between sums only.
+    /// No sum: the step consists of only the kernels between sums, whose time is then subtracted.
     None,
 }
 
-/// Decoder step that is timed.
+/// Decoder step to time: one sum per layer, all in one graph.
 pub(super) struct Step<'a> {
     pub(super) layers: usize,
     pub(super) sum: Sum<'a>,
@@ -76,7 +76,7 @@ impl Step<'_> {
         format!("a step of {} times {sum}{between}", self.layers)
     }
 
-    /// Enqueues the step; with `library`, a library does the sums.
+    /// Enqueues the sums of all layers, with the kernels between them if there are any.
     pub(super) fn run(
         &self,
         stream: &Stream,
@@ -95,7 +95,7 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Frees the operators of a step. Collective.
+    /// Frees the operator of the step. Collective.
     pub(super) fn free(self) -> Result<()> {
         match self.sum {
             Sum::Op(called) => {
@@ -106,8 +106,8 @@ impl Step<'_> {
     }
 }
 
-/// Indices of the sides of a shape that is measured in steps: whole steps, and steps of half as
-/// many layers.
+/// Indices of the sides of one shape that are decoder steps: steps of all layers, and steps of half
+/// as many.
 #[derive(Clone, Copy)]
 pub(super) struct Steps {
     pub(super) layers: usize,

@@ -1,4 +1,4 @@
-//! Times of PyTorch on the same machine, measured by another program.
+//! Times of PyTorch on the same machine, read from a file that another program wrote.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::errors::usage;
 
-/// List of PyTorch's times.
+/// PyTorch's times for all operators and shapes of the file.
 #[derive(Debug, Default)]
 pub(super) struct Torch(Vec<Entry>);
 
@@ -28,7 +28,7 @@ struct Entry {
 }
 
 impl Torch {
-    /// Reads the file; an empty list without one.
+    /// Reads the file `path`; returns an empty list if it is `None`.
     pub(super) fn read(path: Option<&Path>) -> Result<Torch> {
         let Some(path) = path else { return Ok(Torch::default()) };
         let name = path.display().to_string();
@@ -38,8 +38,8 @@ impl Torch {
         Ok(Torch(entries.map_err(|e| usage(&name, e, form))?))
     }
 
-    /// Fastest of PyTorch's own implementations for the case of a line, in microseconds; `None` if
-    /// there is none, as for f16, which was not timed.
+    /// Time in microseconds of the fastest of PyTorch's own operators for the case of `line`;
+    /// `None` if it was not timed, as for f16.
     pub(super) fn us(&self, line: &Value, ranks: usize) -> Option<f64> {
         if line["dtype"] == "f16" {
             return None;

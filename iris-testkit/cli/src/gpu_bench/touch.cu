@@ -1,4 +1,5 @@
-// The small kernel between the sums of a step: reads and writes the message once, as an activation does.
+// Small kernel between the sums of a step: reads and writes the message once, as an activation
+// does.
 #include "iris/body/partial.h"
 
 using namespace iris;

@@ -20,7 +20,8 @@ use crate::tune::options::Options;
 /// next to it, must be at most this, and three quarters of them below one.
 const WORTH_IT: f64 = 0.97;
 
-/// Measures with `ranks` ranks and calls `found` with each new row; returns whether nothing failed.
+/// Times the choices with `ranks` ranks and calls `found` with each new tuning row; returns whether
+/// nothing failed.
 pub(crate) fn tune(
     options: &Options,
     ranks: usize,
@@ -36,7 +37,7 @@ pub(crate) fn tune(
         shape.choices = choices(shape, planned);
         shape.beside = Beside::First;
     }
-    // A shape with a single choice needs no measurement.
+    // A shape with only one choice is not timed, because there is nothing to choose.
     shapes.retain(|shape| shape.choices.len() > 1);
     watch(options.limit)?;
     let vendors = Vendors::load(kind, &[]);
@@ -67,8 +68,8 @@ pub(crate) fn tune(
     Ok(failed == 0 && wrong == 0)
 }
 
-/// Times cases (an operator with its shape and names of variants) with `ranks` ranks; returns the
-/// lines of all.
+/// Times cases (an operator, its options, and names of variants) with `ranks` ranks; returns the
+/// result lines of all cases.
 pub(crate) fn timed(
     kind: BackendKind,
     ranks: usize,
@@ -88,11 +89,12 @@ pub(crate) fn timed(
     Ok(lines.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Tuning row for a choice that was faster than the rule's.
+/// Makes a tuning row from `best`, the line of a choice that was faster than the predicted one in
+/// `rule`.
 fn row(shape: &Shape, (rule, best): (&Value, &Value), ranks: usize, from: &str) -> String {
     let (m, n, k) = (&rule["m"], &rule["n"], &rule["k"]);
     let depth = if shape.op.multiplies() { format!("k = {k}\n") } else { String::new() };
-    // The row holds only for calls with `even` if N or K may differ between ranks.
+    // If N or K may differ between ranks, the row holds only for calls with the option `even`.
     let even = if shape.op.options().contains(&"even") { "even = true\n" } else { "" };
     let columns = if shape.options.shard == Shard::Columns { "columns = true\n" } else { "" };
     format!(
@@ -107,8 +109,8 @@ fn row(shape: &Shape, (rule, best): (&Value, &Value), ranks: usize, from: &str) 
     )
 }
 
-/// Choices to time: the rule's first, then each variant that is not slow by design, with the rule's
-/// tile and with tiles of half and double size.
+/// Choices to time: first the rule's (predicted) one, then each variant that is not slow by design,
+/// with the rule's tile and with tiles of half and double its size.
 fn choices(shape: &Shape, ranks: Ranks) -> Vec<Choice> {
     let (mut choices, mut seen) = (Vec::new(), Vec::new());
     let mut add = |variant: &str, tile| {

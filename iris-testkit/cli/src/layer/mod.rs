@@ -50,7 +50,7 @@ fn bound(dtype: DType) -> f64 {
     }
 }
 
-/// Runs the job and prints its table; returns whether all errors are within their bounds.
+/// Runs the job and prints its table; returns whether all errors are within [`bound`].
 pub(crate) fn main(
     (place, device, iterations): (Place, Device, usize),
     (weights, prefix): (Option<PathBuf>, Option<String>),
@@ -62,7 +62,7 @@ pub(crate) fn main(
         return Err(usage(of, "a chart", "a JSON file, because a chart shows one operator"));
     }
     let prefix = prefix.unwrap_or_else(|| PREFIX.into());
-    // Errors of the file are reported before a rank is started.
+    // Reading the file here reports its errors before a rank is started.
     let block = Block::read(weights.as_ref(), &prefix)?;
     let job = LayerJob {
         weights,
@@ -89,7 +89,7 @@ pub(crate) fn main(
     trace::finish(trace_file, || Ok(trace::document(&report.traces).to_string()), ok)
 }
 
-/// Prints the table and its heading.
+/// Prints the heading, the table, and whether the layer is right.
 fn print(job: &LayerJob, block: &Block, place: Place, rows: &[Row], ok: bool) -> Result<()> {
     let source = match &job.weights {
         Some(path) => path.display().to_string(),
@@ -144,7 +144,7 @@ fn table(rows: &[Row]) -> Table {
     table
 }
 
-/// Job that runs the layer on every rank.
+/// Job that runs the transformer layer on every rank, in each way of [`WAYS`].
 #[derive(Serialize, Deserialize)]
 pub(crate) struct LayerJob {
     weights: Option<PathBuf>,
@@ -156,7 +156,7 @@ pub(crate) struct LayerJob {
     nodes: usize,
 }
 
-/// Row of the table: one step, over all ranks.
+/// Row of the table: one product of the layer in one way and one element type, over all ranks.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Row {
     way: String,
@@ -173,30 +173,30 @@ pub(crate) struct Row {
     wrong: Option<String>,
 }
 
-/// Result of the job.
+/// Rows of the table that rank 0 reports.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Report {
     rows: Vec<Row>,
     traces: Vec<RankTrace>,
 }
 
-/// Results of one step on one rank.
+/// Times and errors of one product of the layer on one rank.
 #[derive(Serialize, Deserialize)]
 struct Step {
     times: Vec<f64>,
-    /// Largest sum of squared errors of a call.
+    /// Sum of squared errors of the call with the largest one.
     #[serde(with = "bits")]
     errors: f64,
-    /// Sum of the squared values expected on this rank.
+    /// Sum of the squared expected values of this rank's result.
     #[serde(with = "bits")]
     wanted: f64,
-    /// Hash of the result of each call.
+    /// Hash of each call's result, to compare calls and ranks bit by bit.
     hashes: Vec<u64>,
     variant: String,
     trace: RankTrace,
 }
 
-/// Block that one rank computes in one element type, with the rank's heap.
+/// Rank's view of the block in one element type, with the rank's heap and stream.
 struct Part<'a> {
     block: &'a Block,
     rig: &'a Rig,
@@ -205,7 +205,7 @@ struct Part<'a> {
 }
 
 impl LayerJob {
-    /// Element types to run: f32, and the weights' type if it is another one.
+    /// Element types to run the layer in: f32, and the weights' type if it is another one.
     fn dtypes(block: &Block) -> Vec<DType> {
         let own = (block.dtype != DType::F32).then_some(block.dtype);
         [DType::F32].into_iter().chain(own).collect()
@@ -229,8 +229,8 @@ impl LayerJob {
         )
     }
 
-    /// Bytes for the matrices and the plans. The ways run one after the other, so the larger one
-    /// counts.
+    /// Room in the heap for the matrices and the plans. The ways run one after the other, so the
+    /// room for the larger one suffices.
     fn room(&self, block: &Block, size: usize) -> Result<Room> {
         let mut largest = Room::default();
         for dtype in Self::dtypes(block) {
@@ -247,7 +247,7 @@ impl LayerJob {
     }
 }
 
-/// Number of elements of x, up weights, their bias, h, down weights, their bias, y.
+/// Number of elements on each rank of x, up weights, up bias, h, down weights, down bias and y.
 fn rooms(block: &Block, size: usize) -> [usize; 7] {
     let (tokens, hidden) = (block.input.rows, block.input.cols);
     let inner = split(block.up.rows, size, 0).len();
@@ -313,7 +313,7 @@ impl LayerJob {
 
         let hidden_wanted = part.up_in_f64(&inner);
         let output_wanted = block.output.some_rows(rows);
-        // Weights are stored as (out, in), so they are transposed as right factors.
+        // The file stores weights as (out, in), so right factors are their transposes.
         let operands = [
             Operands::new(x.matrix()?, up.matrix()?.transposed(), h.matrix()?)
                 .bias(up_bias.matrix()?),
@@ -348,7 +348,7 @@ impl LayerJob {
                 let values = result.read(heap)?;
                 let pairs = values.iter().zip(&wanted.data);
                 let errors: f64 = pairs.map(|(seen, wanted)| (seen - wanted).powi(2)).sum();
-                // A NaN is kept as the largest error.
+                // A NaN counts as larger than all errors and is kept.
                 if errors.is_nan() || errors > step.errors {
                     step.errors = errors;
                 }
@@ -381,14 +381,14 @@ impl Part<'_> {
     }
 }
 
-/// Hash of the bits; all ranks run the same program, so hashes can be compared.
+/// Hash of the values' bits, to be compared with those of other ranks, which run the same program.
 fn hash(values: &[f64]) -> u64 {
     let mut hasher = DefaultHasher::new();
     values.iter().for_each(|value| hasher.write_u64(value.to_bits()));
     hasher.finish()
 }
 
-/// Row of the table, from the results of all ranks.
+/// Makes one row of the table from the results of all ranks.
 fn row((way, op, which): (&str, Op, usize), part: &Part<'_>, all: &[Step]) -> Row {
     let Part { block, ranks, dtype, .. } = *part;
     let (tokens, hidden, inner) = (block.input.rows, block.input.cols, block.up.rows);
@@ -396,7 +396,7 @@ fn row((way, op, which): (&str, Op, usize), part: &Part<'_>, all: &[Step]) -> Ro
     let split = |total: usize| if size > 1 { format!("{total}/{size}") } else { total.to_string() };
     let sum = |f: fn(&Step) -> f64| all.iter().map(f).sum::<f64>();
     let error = if op == Op::MatmulAllReduce {
-        // All ranks have the whole result, so the worst rank counts.
+        // Every rank has the whole result, so the error is that of the worst rank.
         let each = all.iter().map(|step| relative(step.errors.sqrt(), step.wanted.sqrt()));
         each.fold(0.0, |worst, one| if one.is_nan() || one > worst { one } else { worst })
     } else {

@@ -28,17 +28,17 @@ pub(crate) const PREFIX: &str = "ffn";
 /// as (out, in).
 #[derive(Debug)]
 pub(crate) struct Block {
-    /// Input, tokens x hidden.
+    /// Input of the block, tokens x hidden.
     pub(crate) input: Dense,
-    /// Up weights, inner x hidden.
+    /// Weights of the up product, inner x hidden.
     pub(crate) up: Dense,
-    /// Bias of the up weights, 1 x inner.
+    /// Bias of the up product, 1 x inner.
     pub(crate) up_bias: Dense,
-    /// Down weights, hidden x inner.
+    /// Weights of the down product, hidden x inner.
     pub(crate) down: Dense,
-    /// Bias of the down weights, 1 x hidden.
+    /// Bias of the down product, 1 x hidden.
     pub(crate) down_bias: Dense,
-    /// Expected output, tokens x hidden.
+    /// Expected output of the block, tokens x hidden.
     pub(crate) output: Dense,
     /// Element type of the weights.
     pub(crate) dtype: DType,
@@ -83,8 +83,8 @@ impl Block {
     }
 }
 
-/// Content of a file. Pipes, devices and other special files are refused, because they may have no
-/// end.
+/// Reads the file at `path`. Pipes, devices and other special files are refused, because reading
+/// them may never end.
 fn contents(path: &Path) -> Result<Vec<u8>> {
     let expected = format!("a readable file of at most {} MiB", MOST >> 20);
     let refused = |found: &dyn Display| usage(named(path), found, &expected);
@@ -146,7 +146,8 @@ impl<'a> Tensor<'a> {
         usage(format!("shape of {}", self.name), shape, expected)
     }
 
-    /// Rows and columns of a tensor, which must have two dimensions.
+    /// Rows and columns of the tensor, which must have two dimensions; `meaning` names it in the
+    /// error.
     fn matrix(&self, meaning: &str) -> Result<(usize, usize)> {
         match *self.view.shape() {
             [rows, cols] => Ok((rows, cols)),

@@ -18,10 +18,11 @@ use crate::gpu_bench;
 use crate::problem::known_variant;
 use crate::record;
 
-/// Line rate of a rank's port in Gbit/s: a DGX H200 has one ConnectX-7 of 400 Gbit/s for each GPU.
+/// Line rate of the network port of each rank, in Gbit/s: a DGX H200 has one ConnectX-7 of 400
+/// Gbit/s for each GPU.
 const GBIT: f64 = 400.0;
 
-/// Prints predictions for calls of one operator, or of a file's shapes.
+/// Prints predictions for calls of one operator, or for the shapes of a file.
 pub(super) fn main(options: &Options, ranks: Ranks) -> Result<bool> {
     let (nodes, size, device) = (options.nodes, ranks.size, ranks.device);
     if nodes == 0 || !size.is_multiple_of(nodes) {
@@ -85,7 +86,7 @@ pub(super) fn main(options: &Options, ranks: Ranks) -> Result<bool> {
     Ok(true)
 }
 
-/// Refuses devices for whose collectives there are no constants.
+/// Refuses devices for which the model of NCCL's collectives has no constants.
 fn check_device(device: Device) -> Result<()> {
     match device.backend {
         BackendKind::Cuda => Ok(()),
@@ -122,14 +123,14 @@ fn cells(op: Op, call: &OpOptions, it: &Forecast) -> Vec<String> {
     ]
 }
 
-/// Numbers of nodes in the tables.
+/// Numbers of nodes for which the tables of SCALING.md have a column.
 const NODES: [usize; 6] = [2, 4, 8, 16, 32, 64];
-/// Number of GPUs of a node in the tables.
+/// Number of GPUs of each node in the tables.
 const PER_NODE: usize = 8;
 /// Smallest ratio of unfused to fused time at which the tables say that fusing pays.
 const PAYS: f64 = 1.05;
 
-/// Replaces the tables in a file.
+/// Replaces the predicted tables in `file`.
 pub(super) fn write(file: &Path, device: Device) -> Result<()> {
     check_device(device)?;
     record::write_between("scaling", file, &tables(device)?)
@@ -181,7 +182,7 @@ fn tables(device: Device) -> Result<String> {
             };
             let rows: Vec<usize> = (0..=16).map(|bits| 1 << bits).collect();
             let paying = rows.iter().map(|&m| pays(m)).collect::<Result<Vec<_>>>()?;
-            // Finds the smallest number of rows from which on fusing always pays.
+            // Finds the smallest number of rows from which on fusing pays for all larger ones.
             let losing = paying.iter().rposition(|pays| !pays).map_or(0, |at| at + 1);
             match rows.get(losing) {
                 Some(m) => write!(text, " {m} |")?,

@@ -25,7 +25,7 @@ pub(crate) const COLOURS: [RGBColor; 6] = [
     RGBColor(86, 180, 233),
 ];
 
-/// Fonts of titles and of other text.
+/// Font and size of titles, and of other text.
 pub(crate) const TITLE: (&str, u32) = ("sans-serif", 24);
 pub(crate) const TEXT: (&str, u32) = ("sans-serif", 15);
 /// Margin around a chart, in pixels.
@@ -40,8 +40,8 @@ const LABELS: i32 = 190;
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn<'a> = Result<(), Box<dyn Error + 'a>>;
 
-/// A line of a chart: its name, and points of size and speed. Speed is the baseline's time divided by ours: above 1
-/// iris is faster.
+/// Line of a chart: its name, and points of size and speed. Speed is the baseline's time divided by
+/// ours; above 1, iris is faster.
 #[derive(Clone, PartialEq, Debug)]
 struct Series {
     name: String,
@@ -49,27 +49,29 @@ struct Series {
     points: Vec<(f64, f64)>,
 }
 
-/// Implementation whose speed a line of the chart shows, or a limit.
+/// Implementation whose speed a line of the chart shows, or the limit of any implementation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Of {
     Us,
     Torch,
-    /// Limit that no program can exceed: the product alone, or the bytes on the links.
+    /// Limit that no implementation can exceed: time of the GEMM alone, or of the bytes on the
+    /// links.
     Limit,
 }
 
-/// Chart of an operator.
+/// Chart of one operator, with a panel for each machine.
 #[derive(Debug)]
 struct Chart {
     op: String,
     by_bytes: bool,
-    /// Name of the baseline.
+    /// Name of the baseline libraries, such as NCCL with cuBLASLt.
     beside: String,
-    /// Series by machine.
+    /// Lines of the chart, by machine.
     panels: BTreeMap<String, Vec<Series>>,
 }
 
-/// Draws every operator that has points, and the overview; returns the files.
+/// Draws a chart of every operator that has points, and the overview; returns the paths of the
+/// files.
 pub(super) fn draw_all(lines: &[Line], folder: &Path) -> Result<Vec<PathBuf>> {
     let written = |error: std::io::Error| {
         usage(format!("folder {}", folder.display()), error, "a path that can be written")
@@ -93,7 +95,7 @@ pub(super) fn draw_all(lines: &[Line], folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Points of size and speed, by machine, name of the line and owner.
+/// Points of size and speed, keyed by machine, name of the line and implementation.
 type Points = BTreeMap<(String, String, Of), Vec<(f64, f64)>>;
 
 fn charts(lines: &[Line]) -> Vec<Chart> {
@@ -117,7 +119,8 @@ fn charts(lines: &[Line]) -> Vec<Chart> {
         };
         add(Of::Us, line.us);
         line.torch_us.into_iter().for_each(|us| add(Of::Torch, us));
-        // A limit above our own time was measured by a slower transfer: it bounds nothing.
+        // A limit above our own time is left out: it was measured by a slower transfer and bounds
+        // nothing.
         line.limit_us.filter(|&us| us <= line.us).into_iter().for_each(|us| add(Of::Limit, us));
     }
     let chart = |(op, points): (&str, Points)| {
@@ -133,7 +136,7 @@ fn charts(lines: &[Line]) -> Vec<Chart> {
 }
 
 impl Series {
-    /// Text beside the end of the line.
+    /// Label that is drawn beside the line's end.
     fn label(&self) -> String {
         let of = match self.of {
             Of::Us => "iris",
@@ -148,7 +151,7 @@ impl Series {
     }
 }
 
-/// Draws the title and returns an area for each of `count` panels side by side.
+/// Draws the title into `text` and returns an area for each of `count` panels side by side.
 fn panels<'a>(
     text: &'a mut String,
     title: &str,
@@ -162,13 +165,13 @@ fn panels<'a>(
     Ok(root.split_evenly((1, count.max(1))))
 }
 
-/// Ends a chart. Presenting one area writes all of them, because the panels are one document.
+/// Ends a chart. All panels are one document, so presenting one area writes them all.
 fn present(areas: &[Area<'_>]) -> Result<()> {
     areas.first().map_or(Ok(()), |area| Ok(area.present()?))
 }
 
-/// Draws labels in a column, each at the height of the item that it names, or as near to it as
-/// there is room.
+/// Draws labels in a column, each at the height of the line that it names, or as near as there is
+/// room.
 fn draw_labels<'a>(
     area: &Area<'_>,
     left: i32,
@@ -194,7 +197,7 @@ fn draw_labels<'a>(
 }
 
 impl Chart {
-    /// Draws the chart into `text`.
+    /// Draws the chart as SVG into `text`.
     fn draw(&self, text: &mut String) -> Result<()> {
         let title = format!("{}: speed relative to {}", self.op, self.beside);
         let areas = panels(text, &title, self.panels.len(), SIZE.1).map_err(|e| anyhow!("{e}"))?;
@@ -243,7 +246,7 @@ impl Chart {
         let all = self.panels.values().flatten();
         let names: BTreeSet<&str> = all.map(|series| &*series.name).collect();
         for series in series {
-            // The limit has the colour of the line that it limits.
+            // A limit has the same colour as the line of the op that it limits.
             let which = names.iter().position(|name| *name == series.name).unwrap_or_default();
             let colour = COLOURS[which % COLOURS.len()];
             let at = series.points.iter().map(|&(size, speed)| (size.log2(), speed));

@@ -1,4 +1,4 @@
-//! Comparison of two records.
+//! Comparison of two records: times of the calls that both measured.
 
 use anyhow::Result;
 use comfy_table::Table;
@@ -7,12 +7,12 @@ use iris_testkit::say;
 use super::{Line, Subject};
 use crate::job::median;
 
-/// Subject that both records have, with the same variant.
+/// Measured call that both records have, with the same variant.
 #[derive(Debug)]
 struct Pair {
     subject: Subject,
     variant: String,
-    /// Times in microseconds: of the old record, of the new one.
+    /// Times in microseconds: in the old record, in the new one.
     us: [f64; 2],
     /// New time divided by the old one. If both records have the libraries' time, measured in the
     /// same way, each time is first divided by it: clocks differ between runs, and the libraries'
@@ -20,7 +20,7 @@ struct Pair {
     ratio: f64,
 }
 
-/// Last line of a record that equals `line` except for its time.
+/// Last of `lines` that measured the same call as `line` in the same way.
 fn same<'a>(lines: &'a [Line], line: &Line) -> Option<&'a Line> {
     lines.iter().rev().find(|other| {
         (other.subject(), &other.variant, other.workgroups, other.tile)
@@ -30,7 +30,7 @@ fn same<'a>(lines: &'a [Line], line: &Line) -> Option<&'a Line> {
 
 fn pairs(old: &[Line], new: &[Line]) -> Vec<Pair> {
     let pair = |(index, line): (usize, &Line)| {
-        // If a subject was measured several times, its last line counts.
+        // If a call was measured several times, its last line in the record counts.
         if same(&new[index + 1..], line).is_some() {
             return None;
         }
@@ -51,7 +51,7 @@ fn pairs(old: &[Line], new: &[Line]) -> Vec<Pair> {
     pairs
 }
 
-/// Prints the pairs, the largest gain first, and the median.
+/// Prints the pairs, the largest gain first, and the median of their ratios.
 pub(crate) fn print(old: &[Line], new: &[Line]) -> Result<()> {
     let pairs = pairs(old, new);
     let mut table = Table::new();
@@ -90,7 +90,8 @@ mod tests {
     #[test]
     fn the_clocks_of_a_run_are_divided_out() {
         let old = [line("all_reduce", 1, 10.0, 10.0), line("all_reduce", 8, 20.0, 10.0)];
-        // Two runs of one case, the first at half the clock: the second one counts.
+        // Two runs of one case; the first was slow, at half the clock frequency, and the second one
+        // counts.
         let new = [
             line("all_reduce", 1, 99.0, 20.0),
             line("all_reduce", 1, 20.0, 20.0),

@@ -8,15 +8,17 @@ use iris_ops::Machine;
 
 use super::measured::Measured;
 
-/// Error beyond which the loss grows linearly instead of quadratically.
+/// Relative error beyond which the loss of a row grows linearly instead of quadratically.
 const LARGE: f64 = 0.05;
-/// Weight in the loss of a parameter's distance from its start, as a difference of logarithms.
+/// Weight in the loss of a parameter's distance from its start value, as a difference of
+/// logarithms.
 const PRIOR: f64 = 0.03;
-/// Weight of products on the tile core, which a single rate describes badly.
+/// Weight in the loss of products on the tile core, which a single rate describes badly.
 const TILE_CORE: f64 = 0.3;
 const STEPS: usize = 40;
 
-/// Machine that fits these rows best, starting from `start`.
+/// Returns the machine parameters that predict the times of these rows best; the search starts from
+/// `start`.
 pub(crate) fn fitted(rows: &[&Measured], start: &Machine) -> Machine {
     // A parameter that is 0 has no logarithm, so it is not changed.
     let values = start.values();
@@ -53,7 +55,8 @@ pub(crate) fn fitted(rows: &[&Measured], start: &Machine) -> Machine {
                 moved.iter().zip(&now).map(|(moved, now)| (moved - now) / APART).collect()
             })
             .collect();
-        // Weights turn the sum of squares into the loss.
+        // Weights that turn a sum of squared errors into the loss, which is linear for large
+        // errors.
         let weights: Vec<f64> =
             now.iter().map(|it| (1.0 + (it / LARGE).powi(2)).sqrt().recip()).collect();
         let product = |a: &[f64], b: &[f64]| -> f64 {
@@ -88,7 +91,7 @@ pub(crate) fn fitted(rows: &[&Measured], start: &Machine) -> Machine {
     machine(&logs)
 }
 
-/// Solution of a system of linear equations, by elimination with pivots.
+/// Solves a system of linear equations by elimination with pivots.
 fn solved(mut matrix: Vec<Vec<f64>>, mut right: Vec<f64>) -> Vec<f64> {
     let size = right.len();
     for at in 0..size {

@@ -1,10 +1,10 @@
-//! Rows of a record, each with the plan that its call had.
+//! Rows of a record, each with the plan that its call had, to compare predictions with times.
 
 use iris_ops::{Machine, Plan, Ranks, Shard, TileShape, Variant};
 use iris_testkit::suite::{Op, Options, plan};
 use serde::Deserialize;
 
-/// Row of a record, with the fields that are needed here.
+/// Row of a record, with only the fields that predictions need.
 #[derive(Debug, Deserialize)]
 pub(super) struct Row {
     op: String,
@@ -24,19 +24,19 @@ pub(super) struct Row {
     ratio_spread: Option<[f64; 2]>,
 }
 
-/// Key of a shape: calls with the same key have the same result, by any variant.
+/// Key of a shape: calls with equal keys have equal results, whatever their variant.
 pub(crate) type Shape = (String, [usize; 3], String, bool, bool);
 
-/// Measured call, and its plan.
+/// Measured call of a record, and its plan.
 #[derive(Debug)]
 pub(crate) struct Measured {
     pub(super) shape: Shape,
     pub(super) variant: Variant,
     size: usize,
     pub(super) us: f64,
-    /// Whether `auto` chose the variant.
+    /// Whether `auto` chose the variant of this call.
     pub(super) auto: bool,
-    /// Highest sample divided by the lowest.
+    /// Spread of the samples: the highest divided by the lowest.
     pub(super) spread: f64,
     plan: Plan,
 }
@@ -54,12 +54,13 @@ impl Measured {
     }
 }
 
-/// Measured call in a line of a benchmark; `None` if the line has no operator or no variant.
+/// Measured call of `line`, a line of a benchmark; `None` if the line has no operator or no
+/// variant.
 pub(crate) fn of_line(line: serde_json::Value, ranks: Ranks) -> Option<Measured> {
     measured(serde_json::from_value(line).ok()?, ranks.untuned())
 }
 
-/// Plans the call of a row; `None` if the variant no longer exists.
+/// Plans the call of `row`; `None` if its variant no longer exists.
 pub(super) fn measured(row: Row, ranks: Ranks) -> Option<Measured> {
     let (op, variant) = (row.op.parse::<Op>().ok()?, row.variant.parse::<Variant>().ok()?);
     let columns = row.columns.unwrap_or(false);

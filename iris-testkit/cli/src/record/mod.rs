@@ -58,7 +58,7 @@ pub(crate) fn kept(name: &str) -> PathBuf {
 pub(crate) struct Line {
     pub(crate) op: String,
     pub(crate) variant: String,
-    /// Variant that was asked for, possibly `auto`; `None` in old records.
+    /// Variant that the benchmark asked for, possibly `auto`; `None` in old records.
     asked: Option<String>,
     #[serde(default)]
     dtype: String,
@@ -81,9 +81,10 @@ pub(crate) struct Line {
     windowed_us: Option<f64>,
     /// Version of RCCL, in records of AMD devices.
     rccl: Option<String>,
-    /// Median of samples, each divided by the baseline's next to it; `None` in old records.
+    /// Median over the samples of our time divided by the baseline's next to it; `None` in old
+    /// records.
     ratio: Option<f64>,
-    /// Lower limit of the time: the product or the transfer, whichever takes longer.
+    /// Lower limit of the time: the GEMM alone or the transfer alone, whichever takes longer.
     pub(crate) limit_us: Option<f64>,
     /// Time of PyTorch's own operators on the same machine.
     pub(crate) torch_us: Option<f64>,
@@ -91,22 +92,21 @@ pub(crate) struct Line {
     rms_norm: Option<f64>,
 }
 
-/// Subject of a measurement, without the variant: the operator, its matrices, and the ranks'
-/// devices.
+/// Subject of a measurement: operator, matrices, number of ranks and devices, but not the variant.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Subject {
     pub(crate) device: String,
     pub(crate) op: String,
     pub(crate) dtype: String,
     pub(crate) columns: bool,
-    /// N and K, by which rows of a table differ, then M.
+    /// Fields in sorting order: rows of a table differ by N and K, their cells by M.
     pub(crate) n: usize,
     pub(crate) k: usize,
     pub(crate) m: usize,
 }
 
 impl Subject {
-    /// Element type after a comma if it is not the usual one, else empty.
+    /// Element type after a comma if it is not bf16, the usual one; else empty.
     pub(crate) fn other_type(&self) -> String {
         if self.dtype == "bf16" { String::new() } else { format!(", {}", self.dtype) }
     }
@@ -122,7 +122,7 @@ impl Line {
         Subject { device, op, dtype, columns, n, k, m }
     }
 
-    /// Names of the libraries of the baseline.
+    /// Names of the baseline's libraries, by vendor.
     pub(crate) fn baseline(&self) -> &'static str {
         if self.rccl.is_some() { "RCCL with hipBLASLt" } else { "NCCL with cuBLASLt" }
     }
@@ -133,21 +133,21 @@ impl Line {
         self.ratio.or_else(|| self.baseline_us.map(|base| self.us / base))
     }
 
-    /// Whether the number of workgroups was set by hand, so that the plan did not choose
-    /// everything.
+    /// Whether the number of workgroups was set on the command line or in the case file, so that
+    /// the plan did not choose everything.
     fn is_tuned_by_hand(&self) -> bool {
         self.workgroups.is_some()
     }
 }
 
-/// Lines of a file that describe operators, in their order.
+/// Lines of the record `path` that describe operators, in their order.
 pub(crate) fn read(path: &Path) -> Result<Vec<Line>> {
     let name = path.display().to_string();
     let text = std::fs::read_to_string(path).map_err(|e| usage(&name, e, "a readable record"))?;
     parse(&text).map_err(|(line, error)| usage(format!("{name}, line {line}"), error, "JSON"))
 }
 
-/// Lines of a run that has just finished.
+/// Lines of a run that has just finished, from its JSON values.
 pub(crate) fn of_values(values: Vec<serde_json::Value>) -> Vec<Line> {
     values.into_iter().filter_map(line_of).collect()
 }
@@ -222,19 +222,19 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     Ok(true)
 }
 
-/// Lines before and after a table with this name.
+/// Lines of a Markdown file that stand before and after the table `name`.
 fn marks(name: &str) -> [String; 2] {
     [format!("<!-- {name} -->"), format!("<!-- /{name} -->")]
 }
 
-/// Text in which the table between the marks is replaced.
+/// Returns `text` with the part between the marks replaced by `table`; `None` if a mark is missing.
 fn replaced(text: &str, [begin, end]: &[String; 2], table: &str) -> Option<String> {
     let (before, rest) = text.split_once(begin)?;
     let (_, after) = rest.split_once(end)?;
     Some(format!("{before}{begin}\n{table}{end}{after}"))
 }
 
-/// Replaces the table with this name in a file.
+/// Replaces the table `table_name` in the file `path`.
 pub(crate) fn write_between(table_name: &str, path: &Path, table: &str) -> Result<()> {
     let (name, marks) = (path.display().to_string(), marks(table_name));
     let text = std::fs::read_to_string(path).map_err(|e| usage(&name, e, "a readable file"))?;
@@ -243,7 +243,7 @@ pub(crate) fn write_between(table_name: &str, path: &Path, table: &str) -> Resul
     std::fs::write(path, text).map_err(|e| usage(&name, e, "a file that can be written"))
 }
 
-/// Number of bytes with a unit.
+/// Formats a number of bytes with a unit.
 fn bytes(bytes: usize) -> String {
     match bytes {
         0..1024 => format!("{bytes} B"),
@@ -252,13 +252,13 @@ fn bytes(bytes: usize) -> String {
     }
 }
 
-/// Bytes of a message with this element type.
+/// Size in bytes of the message of `subject`, m x n elements.
 pub(crate) fn message_bytes(subject: &Subject) -> usize {
     let size = if subject.dtype == "f32" { 4 } else { 2 };
     subject.m * subject.n * size
 }
 
-/// Names of the libraries that these lines were measured beside.
+/// Names of the libraries that served as baselines of these lines.
 fn baselines(lines: &[Line]) -> String {
     let all: BTreeSet<&str> = lines.iter().map(Line::baseline).collect();
     all.into_iter().collect::<Vec<_>>().join(" or ")
@@ -267,7 +267,7 @@ fn baselines(lines: &[Line]) -> String {
 /// Table as Markdown: a row for each operator, N and K, and devices, with ratios to the vendor's
 /// libraries by M or by size.
 pub(crate) fn table(automatic: &[Line]) -> String {
-    // Rows are grouped by device and operator; products also by N and K, messages not.
+    // Each row is one device and operator; for an operator with a product, also one N and K.
     let mut rows: BTreeMap<(String, String, String), Vec<&Line>> = BTreeMap::new();
     for line in automatic.iter().filter(|line| line.ratio().is_some()) {
         let other = line.subject().other_type();

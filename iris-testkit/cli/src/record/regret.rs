@@ -15,15 +15,15 @@ use super::fit::fitted;
 use super::measured::{Measured, Row, Shape, measured};
 use crate::errors::usage;
 
-/// Rows of one commit and one number of ranks.
+/// Rows of a record that have one commit and one number of ranks.
 #[derive(Debug)]
 pub(super) struct Record {
     pub(super) name: String,
     pub(super) rows: Vec<Measured>,
 }
 
-/// Records of a file that have variants by name: one for each commit and number of ranks, oldest
-/// first.
+/// Groups the rows of a file by commit and number of ranks, oldest first; commits that measured no
+/// variants by name are left out.
 pub(super) fn records(path: &Path) -> Result<Vec<Record>> {
     let name = path.display().to_string();
     let text = std::fs::read_to_string(path).map_err(|e| usage(&name, e, "a readable record"))?;
@@ -43,7 +43,7 @@ pub(super) fn records(path: &Path) -> Result<Vec<Record>> {
     Ok(found)
 }
 
-/// Variant of a shape, with its median time and its prediction.
+/// Variant with its median time and its predicted time for one shape.
 #[derive(Clone, Copy, Debug)]
 struct Timed {
     variant: Variant,
@@ -66,7 +66,7 @@ impl Record {
         groups
     }
 
-    /// Variants of each shape, with predictions.
+    /// Variants of each shape, with measured times and the predictions of `machine`.
     fn timed(&self, machine: &Machine) -> Vec<(&Shape, Vec<Timed>)> {
         let timed = |(variant, rows): (Variant, Vec<&Measured>)| {
             let mut times: Vec<f64> = rows.iter().map(|row| row.us).collect();
@@ -85,8 +85,8 @@ impl Record {
         self.groups().into_iter().map(of).collect()
     }
 
-    /// Relative errors of the predictions, sorted. Products on the tile core are left out; they
-    /// count in the regret only.
+    /// Relative errors of the predicted times, sorted. Products on the tile core are left out; they
+    /// count only in the regret.
     pub(super) fn errors(&self, machine: &Machine) -> Vec<f64> {
         let counted = self.rows.iter().filter(|row| !row.is_tile_core());
         let errors = counted.filter_map(|row| Some((row.predicted(machine)? / row.us - 1.0).abs()));
@@ -95,13 +95,15 @@ impl Record {
         errors
     }
 
-    /// Regret of each shape with several variants, with the chosen variant and the fastest one.
+    /// Regret of each shape that has several variants: the chosen variant's time compared with the
+    /// fastest one's.
     pub(super) fn regrets(&self, machine: &Machine) -> Vec<Regret> {
         let chosen = |(shape, group): (&Shape, Vec<Timed>)| {
             if group.len() < 2 {
                 return None;
             }
-            // Variants that need A in the heap are excluded, because `auto` never chooses them.
+            // Variants that need A in the heap are excluded, because `auto` never chooses them
+            // here.
             let any =
                 group.iter().filter(|it| !matches!(it.variant, Variant::Pull | Variant::Staged));
             let chosen = any.min_by(|a, b| a.predicted_us.total_cmp(&b.predicted_us))?;
@@ -118,8 +120,8 @@ impl Record {
     }
 }
 
-/// Relative errors of the predictions for these rows, sorted; products on the tile core are left
-/// out.
+/// Relative errors of the predicted times for these rows, sorted; products on the tile core are
+/// left out.
 pub(crate) fn errors(rows: &[Measured], machine: &Machine) -> Vec<f64> {
     let counted = rows.iter().filter(|row| !row.is_tile_core());
     let errors = counted.filter_map(|row| Some((row.predicted(machine)? / row.us - 1.0).abs()));
@@ -128,14 +130,16 @@ pub(crate) fn errors(rows: &[Measured], machine: &Machine) -> Vec<f64> {
     errors
 }
 
-/// Choice by predictions for one shape.
+/// Variant that predictions choose for one shape, and the fastest variant.
 #[derive(Debug)]
 pub(super) struct Regret {
     pub(super) shape: Shape,
-    /// Chosen variant, its time, and its highest sample divided by the lowest.
+    /// Variant with the least predicted time, its measured time, and its highest sample divided by
+    /// the lowest.
     pub(super) chosen: (Variant, f64, f64),
     pub(super) best: (Variant, f64),
-    /// Time of the variant that `auto` chose when this was measured, and its spread.
+    /// Time of the variant that `auto` chose when the record was made, and its spread (highest
+    /// sample divided by the lowest).
     pub(super) ruled: Option<(f64, f64)>,
 }
 
@@ -152,14 +156,14 @@ pub(super) fn summary(regrets: impl IntoIterator<Item = f64>) -> (f64, f64) {
     (mean.exp(), all.iter().copied().fold(1.0, f64::max))
 }
 
-/// Quantile of sorted values: the value below which the fraction `part` of them lies.
+/// Quantile of `sorted`: the value below which the fraction `part` of the values lies.
 pub(crate) fn quantile(sorted: &[f64], part: f64) -> f64 {
     let at = (sorted.len() as f64 * part) as usize;
     sorted.get(at.min(sorted.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
 }
 
-/// Prints errors and regret for each record. The machine is fitted to the records whose names begin
-/// with `fit`, or is the built-in one.
+/// Prints prediction errors and regret for each group of rows. The machine is the built-in one, or
+/// is fitted to the groups whose names begin with `fit`.
 pub(super) fn print(path: &Path, fit: Option<&str>) -> Result<()> {
     let all = records(path)?;
     let h200 = Machine::of(Device::named("h200")?);
@@ -256,7 +260,8 @@ mod tests {
         assert!(mean <= 1.01 && worst <= 1.10, "{mean} {worst}");
     }
 
-    /// Compares the choices of the built-in machine with those that `auto` made by thresholds.
+    /// Tests that predictions of the built-in machine choose as well as the thresholds by which
+    /// `auto` chose before.
     #[test]
     fn predictions_choose_as_well_as_thresholds_did() {
         let record = record("e64434f, 2 ranks");

@@ -10,7 +10,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use super::{KINDS, RankTrace, kind, origin};
 use crate::record::chart::{COLOURS, MARGIN, SIZE, TEXT, TITLE};
 
-/// Pixels above, left of and below the lanes, and between two ranks.
+/// Margins in pixels: above, left of and below the lanes, and between two ranks.
 const ABOVE: i32 = 118;
 const LEFT: i32 = 150;
 const BELOW: i32 = 52;
@@ -34,7 +34,7 @@ fn draw<'a>(
 ) -> Result<(), Box<dyn Error + 'a>> {
     let spans = || traces.iter().flat_map(|trace| trace.groups.iter().flatten());
     let lanes: usize = traces.iter().map(|trace| trace.lanes().count()).sum();
-    // With many workgroups the lanes are thin and have no names.
+    // With many workgroups the lanes are too thin to have names.
     let lane = (640 / lanes.max(1) as i32).clamp(2, 32);
     let height = lanes as i32 * lane + traces.len() as i32 * GAP;
     let begin = origin(traces);
@@ -87,10 +87,10 @@ fn draw<'a>(
                 root.draw_text(&format!("workgroup {group}"), &from_right, middle)?;
             }
             let mut spans = spans.clone();
-            // Spans inside another span are drawn after it.
+            // Sorted so that a span inside another one is drawn after it, on top.
             spans.sort_by_key(|span| (span.2, Reverse(span.3)));
             for (number, _, begin, end) in spans {
-                // Every span is at least one pixel wide.
+                // A span is drawn at least one pixel wide, so that it stays visible.
                 let corners =
                     [(x(begin), top + lane / 8), (x(end).max(x(begin) + 1), top + lane - lane / 8)];
                 root.draw(&Rectangle::new(corners, COLOURS[kind(number).colour].filled()))?;
@@ -110,7 +110,8 @@ mod tests {
 
     use super::*;
 
-    /// Left edge, top edge and width of the rectangles of a kind; the first one is the legend's.
+    /// Left edge, top edge and width of the rectangles of one kind of span in `svg`; the first one
+    /// is the legend's.
     fn rectangles(svg: &str, kind: usize) -> Vec<[i32; 3]> {
         let RGBColor(red, green, blue) = COLOURS[KINDS[kind].colour];
         let fill = format!("fill=\"#{red:02X}{green:02X}{blue:02X}\"");
@@ -142,7 +143,7 @@ mod tests {
         let [_, late, thin, early] = rectangles(&svg, 1)[..] else { panic!("{svg}") };
         let [_, wait] = rectangles(&svg, 2)[..] else { panic!("{svg}") };
         let [_, signal] = rectangles(&svg, 3)[..] else { panic!("{svg}") };
-        // Lanes from the top: two of rank 0, one of rank 1.
+        // Lanes from the top: two workgroups of rank 0, then one of rank 1.
         assert!(late[1] < thin[1] && thin[1] < early[1], "{svg}");
         assert_eq!((signal[1], wait[1]), (late[1], early[1]));
         // Positions and widths are proportional to time; even the shortest span is one pixel wide.

@@ -14,7 +14,7 @@ use crate::record::fit::fitted;
 use crate::record::measured::of_line;
 use crate::record::regret::{errors, quantile};
 
-/// Operator, its options, and names of variants.
+/// Case to time: an operator, its options, and names of variants.
 pub(crate) type Case = (Op, OpOptions, Vec<String>);
 
 /// Cases that determine the parameters: messages with little and with much data, GEMMs limited by

@@ -1,4 +1,4 @@
-//! cuBLASLt or hipBLASLt: products on one device, for the benchmark.
+//! GEMMs of cuBLASLt or hipBLASLt on one device, for the benchmark.
 
 #![allow(unsafe_code, reason = "products over memory of the device")]
 
@@ -13,19 +13,19 @@ use super::{Buffer, Vendors};
 /// Products of row-major matrices on one device, with f32 sums and the heuristic's first algorithm.
 pub(crate) struct Multiplier(Arc<vendor::Multiplier>);
 
-/// Product with its algorithm: C (m x n) = A (m x k) * B (k x n), or added to C.
+/// GEMM of one shape with its chosen algorithm: C (m x n) = A (m x k) * B (k x n), or C += A * B.
 pub(crate) struct Product(Box<vendor::Product>);
 
 impl Multiplier {
     /// Bytes of the workspace for products.
     pub(crate) const WORKSPACE: usize = vendor::Prepared::WORKSPACE as usize;
 
-    /// Opens the library for the current device.
+    /// Opens the library's handle for the device that is current.
     pub(crate) fn new(vendors: &Vendors) -> Result<Multiplier> {
         Ok(Multiplier(Arc::new(vendor::Multiplier::new(vendors.blas()?)?)))
     }
 
-    /// Chooses the algorithm of a product; with `adds` the product is added to C.
+    /// Chooses the algorithm of a GEMM of `shape`; if `adds`, the product is added to C.
     pub(crate) fn product(&self, shape: [usize; 3], dtype: DType, adds: bool) -> Result<Product> {
         let [_, n, k] = shape;
         let problem = Problem {
@@ -46,7 +46,7 @@ impl Multiplier {
 }
 
 impl Product {
-    /// Enqueues the product.
+    /// Enqueues the GEMM on the driver's stream `stream`.
     pub(crate) fn run(&self, [a, b, c, workspace]: [&Buffer; 4], stream: u64) -> Result<()> {
         let Problem { shape: [m, n, k], a: Layout { dtype, .. }, .. } = *self.0.problem();
         let c = c.address(m * n, dtype)?;

@@ -26,7 +26,7 @@ mod nccl;
 /// Handle of a library object or of a driver's stream.
 type Handle = *mut c_void;
 
-/// Libraries of this machine, or the reasons why they are missing.
+/// Collective library and GEMM library of this machine, or the reasons why they are missing.
 pub(crate) struct Vendors {
     kind: BackendKind,
     nccl: Result<nccl::Nccl, String>,
@@ -34,8 +34,8 @@ pub(crate) struct Vendors {
 }
 
 impl Vendors {
-    /// Loads the libraries: from `folders`, then from CUDA's and Python's packages or beside the
-    /// loaded HIP runtime, then from the loader's path.
+    /// Loads both libraries: first from `folders`, then from CUDA's and Python's packages or beside
+    /// the loaded HIP runtime, then from the loader's search path.
     pub(crate) fn load(kind: BackendKind, folders: &[PathBuf]) -> Vendors {
         let nccl = nccl::load(kind, folders).map_err(|error| error.to_string());
         let blas = Blas::load(dialect(kind), folders).map_err(|error| error.to_string());
@@ -47,15 +47,15 @@ impl Vendors {
         [nccl::name(self.kind), dialect(self.kind).name]
     }
 
-    /// Versions of the libraries, for the record. A device must be current.
+    /// Versions of both libraries, for the record. A device must be current.
     pub(crate) fn versions(&self) -> [Result<String, String>; 2] {
         let nccl = self.nccl.as_ref().map(|nccl| nccl.version()).map_err(Clone::clone);
         let blas = self.blas.clone().and_then(|it| it.version().map_err(|e| e.to_string()));
         [nccl, blas]
     }
 
-    /// Versions of libraries that can be used on the current device; hipBLASLt may have no kernels
-    /// for it.
+    /// Versions of those of the libraries that work on the current device (hipBLASLt may lack
+    /// kernels for it), else the reasons.
     pub(crate) fn usable(&self) -> [Result<String, String>; 2] {
         let [nccl, blas] = self.versions();
         let tried = || Multiplier::new(self)?.product([256; 3], DType::BF16, false).map(drop);
@@ -69,7 +69,8 @@ impl Vendors {
         [nccl.map_err(|e| &**e), self.blas.as_ref().map(|blas| blas.path()).map_err(|e| &**e)]
     }
 
-    /// Collective library, for communicators; an error if multicast is not disabled.
+    /// Returns the collective library to make communicators with; fails unless NVLink multicast is
+    /// disabled by [`NO_MULTICAST`].
     fn nccl(&self) -> Result<&nccl::Nccl> {
         let (variable, value) = NO_MULTICAST;
         let set = std::env::var(variable).is_ok_and(|set| set == value);
@@ -91,8 +92,8 @@ fn dialect(kind: BackendKind) -> &'static Dialect {
     if kind == BackendKind::Cuda { &Dialect::CUBLASLT } else { &Dialect::HIPBLASLT }
 }
 
-/// Part of this rank's data segment. It holds the heap; work that is enqueued on a buffer must be
-/// waited for before the heap is closed.
+/// Range of this rank's data segment that libraries work on. It keeps the heap alive; wait for the
+/// work that is enqueued on a buffer before closing the heap.
 #[derive(Clone)]
 pub(crate) struct Buffer {
     heap: Arc<SymmetricHeap>,
@@ -101,20 +102,20 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
-    /// Buffer of a slice of this heap.
+    /// Makes a buffer of `slice`, an allocation of `heap`.
     pub(crate) fn of(heap: &Arc<SymmetricHeap>, slice: SymSlice<u8>) -> Result<Buffer> {
         heap.resolve(slice, heap.rank())?;
         Ok(Buffer { heap: heap.clone(), offset: slice.offset(), bytes: slice.bytes() })
     }
 
-    /// Memory range from the first of these buffers, which are of one heap, to the end of the last.
+    /// Memory range from the first of the buffers, all in one heap, to the end of the last.
     pub(crate) fn around(all: &[&Buffer]) -> Buffer {
         let offset = all.iter().map(|buffer| buffer.offset).min().unwrap_or_default();
         let end = all.iter().map(|buffer| buffer.offset + buffer.bytes).max().unwrap_or_default();
         Buffer { heap: all[0].heap.clone(), offset, bytes: end - offset }
     }
 
-    /// Rest of the buffer from byte `first` on.
+    /// Part of the buffer from byte `first` to its end.
     pub(crate) fn from(&self, first: usize) -> Result<Buffer> {
         let first = first as u64;
         ensure!(
@@ -125,12 +126,12 @@ impl Buffer {
         Ok(Buffer { offset: self.offset + first, bytes: self.bytes - first, ..self.clone() })
     }
 
-    /// Whether the buffer has room for `count` elements.
+    /// Whether the buffer has room for `count` elements of type `dtype`.
     pub(crate) fn holds(&self, count: usize, dtype: DType) -> bool {
         (count * dtype.size()) as u64 <= self.bytes
     }
 
-    /// Address of the buffer, if it has room for `count` elements.
+    /// Address of the buffer; an error if it has no room for `count` elements of type `dtype`.
     fn address(&self, count: usize, dtype: DType) -> Result<u64> {
         let bytes = count * dtype.size();
         ensure!(

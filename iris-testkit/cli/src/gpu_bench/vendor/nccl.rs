@@ -1,4 +1,4 @@
-//! NCCL, or RCCL with the same interface: collectives of one rank.
+//! NCCL, or RCCL with the same interface: communicator and collectives of one rank.
 
 #![allow(unsafe_code, reason = "functions of a C library, on memory of the device")]
 
@@ -50,7 +50,7 @@ pub(super) struct Nccl {
     table: Table,
     windows: Result<WindowTable, String>,
     errors: Option<ErrorTable>,
-    /// Environment variable and value without which the library refuses some devices.
+    /// Name and value of an environment variable without which the library refuses some devices.
     needs: Option<(&'static str, &'static str)>,
     pub(super) path: PathBuf,
 }
@@ -66,7 +66,7 @@ impl std::ops::Deref for Nccl {
 impl Table {
     pub(super) fn version(&self) -> String {
         let mut version = 0;
-        // SAFETY: `version` receives the result.
+        // SAFETY: `ncclGetVersion` only writes to `version`, a local of the right type.
         unsafe { (self.ncclGetVersion)(&mut version) };
         format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
     }
@@ -77,9 +77,9 @@ pub(super) fn name(kind: BackendKind) -> &'static str {
     if kind == BackendKind::Cuda { "NCCL" } else { "RCCL" }
 }
 
-/// Loads the library, first from `folders`.
+/// Loads the library; `folders` are searched before the usual places.
 pub(super) fn load(kind: BackendKind, folders: &[PathBuf]) -> Result<Nccl> {
-    // RCCL needs this variable on gfx942 and gfx950, unless firmware and HIP are recent.
+    // RCCL needs this variable on gfx942 and gfx950, unless firmware and HIP runtime are recent.
     let needs = (kind == BackendKind::Hip).then_some(("HSA_NO_SCRATCH_RECLAIM", "1"));
     let load = |file: &Path| {
         let table = Table::of(open(file)?, "")?;
@@ -101,7 +101,7 @@ pub(super) fn load(kind: BackendKind, folders: &[PathBuf]) -> Result<Nccl> {
     Ok(find(names, &[folders, &usual].concat(), (file, &bare), load)?)
 }
 
-/// Communicator of one rank.
+/// NCCL communicator of one rank.
 pub(crate) struct Communicator<'a> {
     table: &'a Nccl,
     handle: Handle,
@@ -110,11 +110,11 @@ pub(crate) struct Communicator<'a> {
 }
 
 impl<'a> Communicator<'a> {
-    /// Unique id of a communicator, made on one rank for all.
+    /// Makes the unique id of a new communicator; one rank makes it and sends it to all others.
     pub(crate) fn id(vendors: &Vendors) -> Result<Vec<u8>> {
         let table = vendors.nccl()?;
         let mut id = UniqueId([0; 128]);
-        // SAFETY: `id` receives the result.
+        // SAFETY: `ncclGetUniqueId` only writes to `id`, a local of the right type.
         check(table, "ncclGetUniqueId", unsafe { (table.ncclGetUniqueId)(&mut id) })?;
         Ok(id.0.to_vec())
     }
@@ -128,7 +128,8 @@ impl<'a> Communicator<'a> {
         let table = vendors.nccl()?;
         let Ok(id) = id.try_into() else { bail!("the id has {} bytes: expected 128", id.len()) };
         let mut handle = null_mut();
-        // SAFETY: `handle` receives the result.
+        // SAFETY: `ncclCommInitRank` writes the new communicator to `handle`, a local of the right
+        // type; the id is passed by value.
         let code = unsafe {
             (table.ncclCommInitRank)(&mut handle, ranks as c_int, UniqueId(id), rank as c_int)
         };
@@ -136,15 +137,15 @@ impl<'a> Communicator<'a> {
         Ok(Communicator { table, handle, ranks, rank })
     }
 
-    /// Registers the memory of all ranks as one window, so that the library's kernels may access
-    /// peers directly. Collective; returns when all ranks have registered theirs.
+    /// Registers `memory` of all ranks as one window, so that the library's kernels may access
+    /// peers directly. Collective; returns when all ranks have registered their memory.
     pub(crate) fn register(&self, memory: &Buffer) -> Result<Window<'_>> {
         let windows =
             self.table.windows.as_ref().map_err(|e| anyhow::anyhow!("no windows: {e}"))?;
         let mut handle = null_mut();
         let (address, bytes) = (memory.address(0, DType::U8)?, memory.bytes as usize);
-        // SAFETY: the memory is this rank's, and the buffer keeps it alive; `handle` receives the
-        // result.
+        // SAFETY: the memory is this rank's, and `Buffer` keeps it alive; the function writes the
+        // window to `handle`, a local of the right type.
         let code = unsafe {
             (windows.ncclCommWindowRegister)(self.handle, address, bytes, &mut handle, SYMMETRIC)
         };
@@ -155,7 +156,7 @@ impl<'a> Communicator<'a> {
     /// Destroys the communicator after enqueued work is done. It is not a destructor, because after
     /// a failure its kernels may never end and it would wait for them.
     pub(crate) fn close(self) -> Result<()> {
-        // SAFETY: this value owns the handle.
+        // SAFETY: this value owns the handle and is consumed, so the handle is not used again.
         let code = unsafe { (self.table.ncclCommDestroy)(self.handle) };
         check(self.table, "ncclCommDestroy", code)
     }
@@ -175,7 +176,7 @@ impl<'a> Communicator<'a> {
         check(self.table, "ncclAllReduce", code)
     }
 
-    /// Reduce-scatter: each rank gets `count` elements.
+    /// Enqueues a reduce-scatter; each rank gets `count` elements.
     pub(crate) fn reduce_scatter(
         &self,
         (from, to): (&Buffer, &Buffer),
@@ -186,14 +187,15 @@ impl<'a> Communicator<'a> {
         let from = from.address(count * self.ranks, dtype)?;
         let to = to.address(count, dtype)?;
         let (code, stream) = (nccl_type(dtype)?, stream as usize as Handle);
-        // SAFETY: the buffers hold the elements; communicator and stream are alive.
+        // SAFETY: `address` checked that the buffers hold the elements; communicator and stream are
+        // alive.
         let code = unsafe {
             (self.table.ncclReduceScatter)(from, to, count, code, SUM, self.handle, stream)
         };
         check(self.table, "ncclReduceScatter", code)
     }
 
-    /// All-gather of `count` elements from each rank.
+    /// Enqueues an all-gather of `count` elements from each rank.
     pub(crate) fn all_gather(
         &self,
         (from, to): (&Buffer, &Buffer),
@@ -210,7 +212,7 @@ impl<'a> Communicator<'a> {
         check(self.table, "ncclAllGather", code)
     }
 
-    /// Broadcast of `count` elements from rank 0.
+    /// Enqueues a broadcast of `count` elements from rank 0.
     pub(crate) fn broadcast(
         &self,
         (from, to): (&Buffer, &Buffer),
@@ -219,7 +221,7 @@ impl<'a> Communicator<'a> {
         stream: u64,
     ) -> Result<()> {
         let to = to.address(count, dtype)?;
-        // Only the root's input is read.
+        // NCCL reads only the root's input, so other ranks pass their output as input.
         let from = if self.rank == 0 { from.address(count, dtype)? } else { to };
         let (code, stream) = (nccl_type(dtype)?, stream as usize as Handle);
         // SAFETY: the buffers hold the elements; communicator and stream are alive.
@@ -228,7 +230,8 @@ impl<'a> Communicator<'a> {
         check(self.table, "ncclBroadcast", code)
     }
 
-    /// All-to-all of `count` elements to and from each rank, by sends and receives.
+    /// Enqueues an all-to-all of `count` elements to and from each rank, as a group of sends and
+    /// receives.
     pub(crate) fn all_to_all(
         &self,
         (from, to): (&Buffer, &Buffer),
@@ -240,7 +243,7 @@ impl<'a> Communicator<'a> {
         let to = to.address(count * self.ranks, dtype)?;
         let (code, stream) = (nccl_type(dtype)?, stream as usize as Handle);
         let table = self.table;
-        // SAFETY: the function has no arguments.
+        // SAFETY: `ncclGroupStart` takes no arguments.
         check(table, "ncclGroupStart", unsafe { (table.ncclGroupStart)() })?;
         for peer in 0..self.ranks {
             let at = (peer * count * dtype.size()) as u64;
@@ -254,7 +257,7 @@ impl<'a> Communicator<'a> {
                 unsafe { (table.ncclRecv)(to + at, count, code, rank, self.handle, stream) };
             check(table, "ncclRecv", received)?;
         }
-        // SAFETY: the function has no arguments.
+        // SAFETY: `ncclGroupEnd` takes no arguments.
         check(table, "ncclGroupEnd", unsafe { (table.ncclGroupEnd)() })
     }
 }
@@ -272,7 +275,7 @@ fn nccl_type(dtype: DType) -> Result<c_int> {
     })
 }
 
-/// Memory that is registered as a window.
+/// Memory of all ranks that is registered as a window of a communicator.
 pub(crate) struct Window<'a> {
     of: &'a Communicator<'a>,
     windows: &'a WindowTable,
@@ -283,23 +286,24 @@ pub(crate) struct Window<'a> {
 impl Window<'_> {
     /// Deregisters the window after enqueued work is done. Collective.
     pub(crate) fn close(self) -> Result<()> {
-        // SAFETY: this value owns the handle, and the communicator is alive.
+        // SAFETY: this value owns the window's handle, and the borrowed communicator is alive.
         let code = unsafe { (self.windows.ncclCommWindowDeregister)(self.of.handle, self.handle) };
         check(self.of.table, "ncclCommWindowDeregister", code)
     }
 }
 
-/// Converts a return code into an error with the library's texts, and with the variable to set if
-/// one is missing.
+/// Converts the return code of `function` into an error with the library's texts, which also names
+/// the environment variable to set if a needed one is missing.
 fn check(nccl: &Nccl, function: &str, code: c_int) -> Result<()> {
     if code == 0 {
         return Ok(());
     }
-    // SAFETY: the function accepts any number and returns a constant string that ends with zero.
+    // SAFETY: `ncclGetErrorString` accepts any number and returns a constant string that ends with
+    // zero.
     let text = unsafe { CStr::from_ptr((nccl.ncclGetErrorString)(code)) };
     let mut why = format!("{function}: {} ({code})", text.to_string_lossy());
     if let Some(errors) = &nccl.errors {
-        // SAFETY: the communicator may be null.
+        // SAFETY: `ncclGetLastError` accepts a null communicator.
         let last = unsafe { (errors.ncclGetLastError)(null_mut()) };
         // SAFETY: the text is the library's own and ends with zero.
         let last = (!last.is_null()).then(|| unsafe { CStr::from_ptr(last) }.to_string_lossy());
