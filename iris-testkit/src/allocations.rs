@@ -1,4 +1,4 @@
-//! Allocator that counts allocations, for tests of calls that must not allocate.
+//! Global allocator that counts allocations, for tests of calls that must not allocate.
 
 #![allow(unsafe_code, reason = "an allocator")]
 
@@ -15,8 +15,8 @@ thread_local! {
 pub struct Counting;
 
 impl Counting {
-    /// Runs `call`; returns the number of allocations and reallocations that this thread made in
-    /// it, and its result.
+    /// Runs `call`; returns the number of allocations and reallocations that this thread made
+    /// during it, and its result.
     pub fn during<T>(call: impl FnOnce() -> T) -> (u64, T) {
         let before = COUNT.get();
         let result = call();
@@ -28,7 +28,8 @@ fn count() {
     COUNT.set(COUNT.get() + 1);
 }
 
-// SAFETY: every method passes its arguments to the system's allocator.
+// SAFETY: every method passes its arguments unchanged to the system's allocator, which keeps the
+// contract.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();

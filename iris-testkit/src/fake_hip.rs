@@ -11,20 +11,20 @@ use tempfile::{NamedTempFile, TempDir};
 /// Folder of the fakes' C++ sources.
 pub const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hip");
 
-/// Compiled fake of the HIP runtime of one release, in a temporary folder.
+/// Fake of the HIP runtime of one release, compiled into a temporary folder.
 pub struct Fake {
     folder: TempDir,
     library: PathBuf,
 }
 
 impl Fake {
-    /// Fake of HIP release 5 or 7, compiled at the first use.
+    /// Fake of HIP release 5 or 7 (`release`), compiled when it is first asked for.
     pub fn of(release: u32) -> &'static Fake {
         static BUILT: [OnceLock<Fake>; 2] = [const { OnceLock::new() }; 2];
         BUILT[usize::from(release == 7)].get_or_init(|| Fake::build(release))
     }
 
-    /// Fake of HIP release 7 with hipBLASLt and RCCL in the same folder.
+    /// Fake of HIP release 7, with fakes of hipBLASLt and RCCL in the same folder.
     pub fn with_libraries() -> &'static Fake {
         static BUILT: OnceLock<Fake> = OnceLock::new();
         BUILT.get_or_init(|| {
@@ -42,8 +42,8 @@ impl Fake {
         Fake { folder, library }
     }
 
-    /// Runs a program that loads this runtime, with the variables `set`; returns its output and a
-    /// log of the runtime calls that it made.
+    /// Runs a program that loads this runtime, with the environment variables `set`; returns its
+    /// output and a log of the runtime calls that it made.
     pub fn run(
         &self,
         program: &Path,
@@ -65,14 +65,15 @@ impl Fake {
     }
 }
 
-/// Compiles one of the sources to a shared library.
+/// Compiles one of the C++ sources to the shared library `to`.
 pub fn compile(source: &str, options: &[&str], to: &Path) {
     let options = options.iter().map(ToString::to_string);
     let all = ["-std=c++20".into(), "-shared".into(), format!("{SOURCES}/{source}")];
     harness::compile_for_host(options.chain(all), to);
 }
 
-/// Calls in the log `calls` that failed. Error 704, peer access is already enabled, is not counted.
+/// Lines of the log `calls` whose call failed. Error 704 (peer access is already enabled) does not
+/// count as a failure.
 pub fn failed(calls: &str) -> Vec<&str> {
     let good = |line: &&str| !line.ends_with("= 0") && !line.ends_with("= 704");
     calls.lines().filter(good).collect()

@@ -38,15 +38,15 @@ pub fn check_texts<E: std::fmt::Display>(
     assert_eq!(shown, names.iter().copied().collect(), "variants with examples");
 }
 
-/// Whether a section of the guide is for errors of this text: a heading of the third level quotes parts of texts in
-/// backticks, where `..` stands for anything.
+/// Whether a section of `guide` covers an error with this text: headings of the third level quote
+/// parts of error texts in backticks, where `..` stands for anything.
 pub fn has_section(guide: &str, text: &str) -> bool {
     let headings = guide.lines().filter_map(|line| line.strip_prefix("### "));
     let quoted = headings.flat_map(|heading| heading.split('`').skip(1).step_by(2));
     quoted.into_iter().any(|pattern| is_like(pattern, text))
 }
 
-/// Whether `text` contains the parts of `pattern`, which `..` separates, in their order.
+/// Whether `text` contains the parts of `pattern`, which `..` separates, in the same order.
 fn is_like(pattern: &str, text: &str) -> bool {
     let parts = pattern.split("..").map(str::trim).filter(|part| !part.is_empty());
     let rest = |rest: &str, part: &str| rest.split_once(part).map(|(_, rest)| rest.to_owned());

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use iris_heap::{BackendKind, Error, ErrorKind};
 use libtest_mimic::{Arguments, Completion, Trial};
 
-/// Tests with their names; a test fails by a panic.
+/// Tests with their names; a test fails by panicking.
 pub type Named = Vec<(&'static str, fn())>;
 
 /// Makes a [`Named`] list of functions without arguments; each test has its function's name.
@@ -31,7 +31,7 @@ macro_rules! __named {
 }
 pub use __named as named;
 
-/// Tests with a common requirement, such as a program or a GPU.
+/// Tests with a common requirement, such as an installed program or a GPU.
 pub struct Group {
     missing: Option<String>,
     slow: bool,
@@ -39,12 +39,12 @@ pub struct Group {
 }
 
 impl Group {
-    /// Group of tests; `missing` is the reason why they cannot run, or `None` if they can.
+    /// Makes a group of tests; `missing` is the reason why they cannot run, or `None` if they can.
     pub fn new(missing: Option<String>, tests: Named) -> Group {
         Group { missing, slow: false, tests }
     }
 
-    /// Marks the tests as ignored unless ignored tests are asked for, because they are slow.
+    /// Marks the group's tests as slow: they are ignored unless ignored tests are asked for.
     #[must_use]
     pub fn slow(mut self) -> Group {
         self.slow = true;
@@ -94,7 +94,7 @@ pub fn no_backend(backend: BackendKind) -> Option<String> {
     missing.unwrap_or_else(|error| panic!("the GPU driver does not work: {error}"))
 }
 
-/// Reason why a program does not start (with `--version`); `None` if it starts.
+/// Reason why the program `name` does not start (with `--version`); `None` if it starts.
 pub fn no_program(name: &str) -> Option<String> {
     let started = Command::new(name).arg("--version").output();
     started.err().map(|error| format!("{name} does not start: {error}"))
@@ -132,15 +132,15 @@ pub fn run(groups: Vec<Group>) -> ExitCode {
     run_with(&arguments, groups)
 }
 
-/// Runs tests like [`run`], but several at a time, because they share nothing.
+/// Runs tests like [`run`], but several at a time; they must not share any state.
 pub fn run_together(groups: Vec<Group>) -> ExitCode {
     run_with(&Arguments::from_args(), groups)
 }
 
 fn run_with(arguments: &Arguments, groups: Vec<Group>) -> ExitCode {
     let trials = groups.into_iter().flat_map(|Group { missing, slow, tests }| {
-        // The reason may list every path that was searched, so it is printed with the first test
-        // only.
+        // The reason may list every path that was searched, so only the first ignored test prints
+        // it.
         let reason = missing.map(|reason| Arc::new(Mutex::new(reason)));
         tests.into_iter().map(move |(name, test)| {
             let reason = reason.clone();

@@ -52,11 +52,10 @@ use rustix::process::{
 };
 use tempfile::TempDir;
 
-/// Time by which the announcement of a rank's end is delayed, so that the end of another rank that
+/// Delay before the end of a rank is announced to the others, so that the end of another rank that
 /// caused it can become visible first.
 const SETTLE: Duration = Duration::from_millis(50);
-/// Number of bytes at the end of a rank's stdout or stderr that are kept; earlier output is
-/// dropped.
+/// Number of bytes of each rank's stdout and stderr that are kept; earlier output is dropped.
 const KEPT: usize = 64 << 10;
 
 /// Environment variable that gives each stream a hardware queue of the CUDA driver if ranks share a
@@ -67,7 +66,7 @@ pub const QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
 /// by the host, because a kernel would need compute units beside kernels that wait.
 pub const HIP: &[(&str, &str)] = &[("GPU_MAX_HW_QUEUES", "32"), ("GPU_FORCE_BLIT_COPY_SIZE", "0")];
 
-/// Environment variable that passes the launcher's process id to the ranks.
+/// Environment variable that passes the launcher's process id to the rank processes.
 const LAUNCHER: &str = "LAUNCHER_PID";
 
 /// Makes the system kill this rank when the launcher that started it ends, even if the launcher's
@@ -76,15 +75,17 @@ pub fn end_with_launcher() {
     let launcher = std::env::var(LAUNCHER).ok().and_then(|pid| Pid::from_raw(pid.parse().ok()?));
     if let Some(launcher) = launcher {
         let asked = set_parent_process_death_signal(Some(Signal::KILL));
-        // The launcher may have ended before the signal was requested.
+        // The launcher may have ended before this rank requested the signal, which then never
+        // comes.
         if asked.is_ok() && getppid() != Some(launcher) {
             std::process::exit(1);
         }
     }
 }
 
-/// Ensures that these environment variables have these values. If one differs, this program
-/// executes itself again, because libraries may read the variables only at their start.
+/// Ensures that these environment variables have these values. If a value differs, this program
+/// executes itself again with all of them, because libraries may read variables only at their
+/// start.
 pub fn with_environment(variables: &[(&str, &str)]) {
     if variables.iter().all(|(name, value)| std::env::var_os(name).is_some_and(|v| v == **value)) {
         return;
@@ -97,7 +98,7 @@ pub fn with_environment(variables: &[(&str, &str)]) {
     }
 }
 
-/// Options of a job.
+/// Options of a job that [`launch`] starts.
 #[non_exhaustive]
 pub struct Options {
     deadline: Duration,
@@ -123,13 +124,14 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Sets the maximum duration of the job.
+    /// Sets the maximum duration of the job, after which all ranks are killed.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// Sets the time that other ranks have to end by themselves after the first failure.
+    /// Sets the time that the other ranks have to end by themselves after the first rank has
+    /// failed.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.grace = grace;
         self
@@ -148,7 +150,7 @@ impl Options {
         self
     }
 
-    /// Sets the writer to which rank 0's stdout is forwarded.
+    /// Sets the writer to which the stdout of rank 0 is forwarded as it comes.
     pub fn stdout(mut self, stdout: impl Write + Send + 'static) -> Self {
         self.stdout = Box::new(stdout);
         self
@@ -165,18 +167,19 @@ impl Options {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum End {
-    /// Exited by itself, with this code.
+    /// Exited by itself, with this exit code.
     Exited(i32),
-    /// Ended by this signal, which the launcher did not send.
+    /// Ended by this signal, which did not come from the launcher.
     Signalled(i32),
     /// Killed by the launcher at the end of the grace period, after another rank had failed.
     Stopped,
-    /// Killed by the launcher at the job's deadline.
+    /// Killed by the launcher because it still ran at the job's deadline.
     Late,
 }
 
 impl End {
-    /// Likelihood (0 to 2) that another rank's end caused this one: 0 for signals except SIGABRT.
+    /// Likelihood (0 to 2) that a rank that ended in this way did so because of another rank: 0 for
+    /// signals except SIGABRT, which may follow from an error.
     fn follows(self) -> u8 {
         match self {
             End::Signalled(signal) => u8::from(signal == Signal::ABORT.as_raw()),
@@ -201,13 +204,13 @@ impl fmt::Display for End {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RankOutcome {
-    /// End of its process.
+    /// Way in which the rank's process ended.
     pub end: End,
-    /// Time of the end, from the start of the job.
+    /// Time from the start of the job to the end of the process.
     pub after: Duration,
-    /// Last 64 KiB of its stdout.
+    /// Last 64 KiB of the process's stdout.
     pub stdout: String,
-    /// Last 64 KiB of its stderr; empty for rank 0 with [`Options::progress`].
+    /// Last 64 KiB of the process's stderr; empty for rank 0 with [`Options::progress`].
     pub stderr: String,
 }
 
@@ -216,7 +219,7 @@ pub struct RankOutcome {
 #[must_use]
 #[non_exhaustive]
 pub struct Outcome {
-    /// Outcomes in the order of ranks.
+    /// Outcome of each rank, indexed by rank.
     pub ranks: Vec<RankOutcome>,
 }
 
@@ -248,7 +251,7 @@ impl Outcome {
         }
     }
 
-    /// Report for a person after a failure: the output that was not forwarded, each line with its
+    /// Report of a failed job for a person: the output that was not forwarded, each line with its
     /// rank in front, then one line per rank with its end.
     pub fn report(&self) -> String {
         let mut text = String::new();
@@ -313,7 +316,8 @@ pub fn launch(
         streams.push((stdout, collect(child.stderr.take(), None)?));
     }
     let ends = job.wait(start, &options.deadline, &options.grace)?;
-    // Kills processes that the ranks left behind, which would hold their pipes open.
+    // Dropping the job kills processes that the ranks left behind, which would hold the ranks'
+    // pipes open.
     drop(job);
     let kept = |stream: JoinHandle<String>| stream.join().unwrap_or_default();
     let ranks = ends.into_iter().zip(streams).map(|((end, after), (stdout, stderr))| RankOutcome {
@@ -338,10 +342,11 @@ fn network(folder: &Path) -> Result<Vec<(&'static str, OsString)>> {
     ])
 }
 
-/// Job: its private folder, the ranks' processes, and the keeper that ends both with the launcher.
+/// Running job: its private folder, the ranks' processes, and the keeper process that removes the
+/// folder and kills the ranks when the launcher ends.
 struct Job {
     folder: TempDir,
-    /// Lock file, locked while the launcher lives.
+    /// Lock file, which the launcher keeps locked for as long as it lives.
     _lock: File,
     /// Keeper process, leader of the process group; reaped last, so that its id is not reused.
     keeper: Child,
@@ -373,7 +378,7 @@ impl Job {
         Ok(Job { folder, _lock: lock, keeper, ranks: Vec::new() })
     }
 
-    /// Process group id, which is the keeper's process id.
+    /// Id of the job's process group, which is the keeper's process id.
     fn group(&self) -> Pid {
         Pid::from_child(&self.keeper)
     }
@@ -385,7 +390,8 @@ impl Job {
         self.ranks.last_mut().context("no rank was started")
     }
 
-    /// Waits for every rank; kills those that run at the deadline, or `grace` after a failure.
+    /// Waits until every rank has ended; kills ranks that still run at the deadline, or `grace`
+    /// after the first failure.
     fn wait(
         &mut self,
         start: Instant,
@@ -444,8 +450,8 @@ impl Job {
         }
     }
 
-    /// Writes a file that announces the end of a rank and how many ended before it. If it cannot be
-    /// written, the other ranks wait until their deadline.
+    /// Writes a file that announces the end of `rank` to the other ranks, and how many ended before
+    /// it. If it cannot be written, they wait until their deadline.
     fn leave_word(&self, rank: usize, order: usize) {
         let word = self.folder.path().join(format!("lost-{rank}"));
         // The file is written under another name and then renamed, so that readers see complete
@@ -456,7 +462,7 @@ impl Job {
         }
     }
 
-    /// Sleeps until one of the running ranks ends, or for `most`.
+    /// Sleeps until one of the running ranks ends, but at most for `most`.
     fn sleep(&self, ends: &[Option<(End, Duration)>], most: Duration) -> Result<()> {
         let running = self.ranks.iter().zip(ends).filter(|(_, end)| end.is_none());
         let open =
@@ -470,7 +476,7 @@ impl Job {
         let mut fds: Vec<_> = running.iter().map(|it| PollFd::new(it, PollFlags::IN)).collect();
         let most = Timespec {
             tv_sec: i64::try_from(most.as_secs()).unwrap_or(i64::MAX),
-            // Sleeps at least 1 ns, so that the clock has passed the deadline after the sleep.
+            // At least 1 ns, so that the clock has passed the deadline when the sleep ends.
             tv_nsec: i64::from(most.subsec_nanos().max(1)),
         };
         match poll(&mut fds, Some(&most)) {
@@ -481,7 +487,8 @@ impl Job {
 }
 
 impl Drop for Job {
-    /// Kills the remaining processes at once. Errors are ignored, because nothing more can be done.
+    /// Kills the remaining processes of the job at once. Errors are ignored, because nothing more
+    /// can be done.
     fn drop(&mut self) {
         let _ = kill_process_group(self.group(), Signal::KILL);
         for child in self.ranks.iter_mut().chain([&mut self.keeper]) {
@@ -498,7 +505,8 @@ fn ended(status: ExitStatus, given_up: Option<End>) -> End {
     }
 }
 
-/// Reads a stream to its end in a thread; keeps its last bytes and forwards all as they come.
+/// Reads a rank's output to its end in a thread; keeps the last bytes, and forwards everything as
+/// it comes.
 fn collect(
     stream: Option<impl Read + Send + 'static>,
     mut passed: Option<Box<dyn Write + Send>>,

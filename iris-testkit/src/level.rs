@@ -6,7 +6,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Test level. Each level runs at least what the previous one runs.
+/// Test level. Each level runs at least the tests of the previous one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum Level {
     /// Each operator and variant once or twice, on small matrices: for slow devices, such as a
@@ -14,10 +14,10 @@ pub enum Level {
     Smoke,
     /// A sample, for use before every push.
     Quick,
-    /// Everything that CI runs.
+    /// All tests that CI runs.
     #[default]
     Normal,
-    /// Everything, including long searches and ignored tests.
+    /// All tests, including long searches and ignored tests.
     Full,
 }
 
@@ -25,7 +25,7 @@ impl Level {
     /// All levels, in ascending order.
     pub const ALL: [Level; 4] = [Level::Smoke, Level::Quick, Level::Normal, Level::Full];
 
-    /// Name of the environment variable with the level.
+    /// Name of the environment variable that holds the level.
     pub const VARIABLE: &'static str = "IRIS_TEST_LEVEL";
 
     /// Name of the level, which [`FromStr`] reads.

@@ -22,7 +22,7 @@ pub mod suite;
 
 pub use level::Level;
 
-/// Compiles the README's examples as doc tests.
+/// Holds the README, so that its examples are compiled as doc tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 pub struct Readme;

@@ -7,7 +7,8 @@ use iris_ops::MatRef;
 /// Byte with which unwritten memory is filled: every element type reads it as NaN.
 pub const POISON: u8 = 0xff;
 
-/// Evaluates `$call` with `$type` as the Rust type of `$dtype`; an error for an integer type.
+/// Evaluates `$call` with `$type` as the Rust type of the float type `$dtype`; returns an error for
+/// an integer type.
 macro_rules! with_type {
     ($dtype:expr, $type:ident => $call:expr) => {
         match $dtype {
@@ -31,7 +32,7 @@ macro_rules! with_type {
 }
 pub(crate) use with_type;
 
-/// Bytes that a matrix with this number of elements takes in the heap.
+/// Bytes of the heap that a matrix of `elements` elements takes.
 pub fn room(dtype: DType, elements: usize) -> u64 {
     let bytes = (elements.max(1) as u64).saturating_mul(dtype.size() as u64);
     bytes.checked_next_multiple_of(ALIGNMENT).unwrap_or(u64::MAX)

@@ -16,23 +16,23 @@ pub enum Allowed<'a> {
     /// the errors may not exceed that of `typical`, because rounding errors do not all have the
     /// same sign.
     Within {
-        /// Largest possible error of each element.
+        /// Largest possible rounding error of each element.
         bound: &'a [f64],
         /// Expected error of each element if roundings are random.
         typical: &'a [f64],
     },
 }
 
-/// Measured deviation of a result from the expected one.
+/// Measured deviation of a result from the expected one, within what is allowed.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Measured {
     /// Frobenius norm of the errors divided by that of the expected matrix; see [`relative`].
     pub relative: f64,
-    /// Largest ratio of an error to its bound; 0 if results had to be equal and were.
+    /// Largest ratio of an element's error to its bound; 0 if results had to be equal and were.
     pub worst: f64,
 }
 
-/// Reason why a result is refused.
+/// Reason why a result is refused in a comparison.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refused {
@@ -52,21 +52,21 @@ pub enum Refused {
         rows: usize,
         /// Number of columns of the matrix.
         cols: usize,
-        /// Value of the element.
+        /// Value of the first wrong element.
         seen: f64,
-        /// Expected value.
+        /// Expected value of that element.
         wanted: f64,
-        /// Allowed absolute error of the element.
+        /// Allowed absolute error of that element.
         allowed: f64,
-        /// Number of wrong elements.
+        /// Number of wrong elements of the matrix.
         count: usize,
     },
-    /// No element exceeds its bound, but the errors together are too large.
+    /// No element exceeds its bound, but the norm of all errors is too large.
     #[error("{what}: Frobenius norm of the errors is {norm:e}, allowed {allowed:e}")]
     Norm {
         /// Name of the matrix that was compared.
         what: String,
-        /// Frobenius norm of the errors.
+        /// Frobenius norm of the measured errors.
         norm: f64,
         /// Frobenius norm of the typical errors.
         allowed: f64,
@@ -133,8 +133,8 @@ pub fn compare(
     Ok(Measured { relative, worst: (0..seen.len()).map(ratio).fold(0.0, f64::max) })
 }
 
-/// Relative error: the norm of the errors divided by that of the expected values. If all expected
-/// values are 0 it is the norm of the errors, because the quotient would be infinite or NaN.
+/// Relative error: the norm of the errors divided by the norm of the expected values. If all
+/// expected values are 0, the norm of the errors, because the quotient would be infinite or NaN.
 pub fn relative(errors: f64, wanted: f64) -> f64 {
     if wanted == 0.0 { errors } else { errors / wanted }
 }

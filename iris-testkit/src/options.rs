@@ -1,5 +1,5 @@
-//! Options of any operator as one struct, and the plans made from them: everything that tests and
-//! programs vary.
+//! Options of any operator as one struct, and plans made from them, for tests and programs that
+//! vary everything.
 
 use anyhow::bail;
 use iris_heap::{BackendKind, DType};
@@ -8,21 +8,21 @@ use iris_ops::{
     Variant,
 };
 
-/// Shapes, types and choices. Options up to `members` are errors for ops that do not have them;
-/// later options are ignored by such ops.
+/// Shapes, types and choices of any operator's plan. For an op that does not have them, options up
+/// to `members` are errors, and later options are ignored.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Maximum number of rows of a call.
+    /// Maximum number of rows of a call, M.
     pub m: usize,
-    /// Number of columns.
+    /// Number of columns of C or of the message, N.
     pub n: usize,
-    /// Inner dimension; ignored by an op without a product.
+    /// Inner dimension of the product, K; ignored by an op without a product.
     pub k: usize,
     /// Element type of A and B, or of the message.
     pub dtype: DType,
     /// Element type of C; `None` for that of A.
     pub output: Option<DType>,
-    /// Function applied to each element of the result.
+    /// Function applied to each element of the result, such as GELU.
     pub epilogue: Epilogue,
     /// Epsilon of the RMSNorm of the result's rows; `None` for no RMSNorm.
     pub rms_norm: Option<f32>,
@@ -31,33 +31,33 @@ pub struct Options {
 
     /// Backend that the op runs on.
     pub backend: BackendKind,
-    /// Element type in which partials travel; `None` for that of C.
+    /// Element type in which partials travel between ranks; `None` for that of C.
     pub wire: Option<DType>,
-    /// Shape of a tile; `None` if the plan chooses.
+    /// Rows and columns of a tile; `None` if the plan chooses.
     pub tile: Option<TileShape>,
     /// Dimension along which A is split over the ranks.
     pub shard: Shard,
-    /// Layout of the staging buffer.
+    /// Layout of the staging buffer of a staged gather.
     pub staging: StagingLayout,
     /// Number of columns of A per flag of a staged gather.
     pub columns_per_flag: Option<usize>,
-    /// Number of workgroups that only fetch A from peers.
+    /// Number of workgroups of a staged gather that only fetch A from peers.
     pub fetchers: Option<usize>,
     /// Number of workgroups of a launch; `None` if the plan chooses.
     pub workgroups: Option<usize>,
-    /// Number of multiprocessors that calls leave free for a kernel beside them.
+    /// Number of multiprocessors that calls leave free for a kernel that runs beside them.
     pub beside: usize,
-    /// Implementation of whole-matrix GEMMs.
+    /// Implementation of whole-matrix GEMMs: a vendor's library or our own.
     pub library: Library,
     /// Whether all ranks have the same N and K, so that the choice may depend on them.
     pub even: bool,
     /// Root of a broadcast.
     pub root: usize,
-    /// Number of trace spans per workgroup.
+    /// Number of trace spans that each workgroup has room for; 0 for no trace.
     pub trace_spans: u32,
-    /// Whether GPU kernels count the bytes they move.
+    /// Whether GPU kernels count the bytes that they move.
     pub counted: bool,
-    /// Number of blocks of a call over several nodes.
+    /// Number of blocks into which a call over several nodes is cut; `None` if the plan chooses.
     pub blocks: Option<usize>,
     /// Call number of the first call; tests let it begin near the ends of its range.
     pub first_call: i32,
@@ -166,7 +166,7 @@ pub fn plan(
     request.variant = variant;
     request.blocks = options.blocks;
     request.members = members.clone();
-    // A barrier has no elements, so options about elements are not passed on.
+    // A barrier has no elements, so options about elements are not passed to its plan.
     if op != Op::Barrier {
         let same = |&output: &DType| !op.multiplies() && output == options.dtype;
         (request.output, request.epilogue) = (options.output.filter(|it| !same(it)), epilogue);
@@ -186,7 +186,7 @@ pub fn plan(
             "library" => request.library = options.library,
             "even" => request.even = options.even,
             "root" => request.root = options.root,
-            // These options were passed on above, whether the op reads them or not.
+            // The code above passes these options on even if the op does not read them.
             "variant" | "output" | "epilogue" | "rms_norm" | "members" => {}
             other => {
                 bail!("{op}: its option {other} is unknown to the tests: add it to suite::Options")

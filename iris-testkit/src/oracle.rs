@@ -29,24 +29,24 @@ pub struct Dense {
 }
 
 impl Dense {
-    /// Matrix whose element (r, c) is `f(r, c)`.
+    /// Makes the `rows` x `cols` matrix whose element (r, c) is `f(r, c)`.
     pub fn from_fn(rows: usize, cols: usize, f: impl Fn(usize, usize) -> f64) -> Self {
         let data = (0..rows * cols).map(|at| f(at / cols, at % cols)).collect();
         Self { rows, cols, data }
     }
 
-    /// Element (row, col).
+    /// Element in row `row` and column `col`.
     pub fn at(&self, row: usize, col: usize) -> f64 {
         self.data[row * self.cols + col]
     }
 
-    /// Copy of the rows in the range `rows`.
+    /// Copy of the rows in the range `rows`, as a matrix.
     pub fn some_rows(&self, rows: Range<usize>) -> Self {
         let data = self.data[rows.start * self.cols..rows.end * self.cols].to_vec();
         Self { rows: rows.len(), cols: self.cols, data }
     }
 
-    /// Matrices stacked vertically.
+    /// Stacks matrices of equal width vertically.
     pub fn stacked<'a>(parts: impl Iterator<Item = &'a Dense>) -> Self {
         let mut all = Self::default();
         for part in parts {
@@ -57,7 +57,7 @@ impl Dense {
         all
     }
 
-    /// Matrices side by side.
+    /// Places matrices of equal height side by side.
     pub fn side_by_side(parts: &[&Dense]) -> Self {
         let rows = parts.first().map_or(0, |part| part.rows);
         let cols = parts.iter().map(|part| part.cols).sum();
@@ -75,19 +75,20 @@ impl Dense {
     }
 }
 
-/// Range of `total` items that `rank` of `size` owns; the first `total % size` ranks own one more.
+/// Range of `total` items that `rank` of `size` ranks owns; the first `total % size` ranks own one
+/// more.
 pub fn split(total: usize, size: usize, rank: usize) -> Range<usize> {
     let len = |rank: usize| total / size + usize::from(rank < total % size);
     let start = (0..rank).map(len).sum();
     start..start + len(rank)
 }
 
-/// Contribution of a rank to an op: its product, or the data that it sends.
+/// Contribution of one rank to an op: its product, or the data that it sends.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Part {
     /// Values of the contribution.
     pub value: Dense,
-    /// Contribution computed from absolute values, |A| |B|, for error bounds.
+    /// Contribution computed from absolute values, such as |A| |B|, for error bounds.
     pub magnitude: Dense,
 }
 
@@ -96,7 +97,7 @@ pub struct Part {
 pub struct Task {
     /// Operator of the call.
     pub op: Op,
-    /// Number of ranks.
+    /// Number of ranks of the call.
     pub size: usize,
     /// Number of rows of the call.
     pub m: usize,
@@ -104,17 +105,17 @@ pub struct Task {
     pub options: Options,
 }
 
-/// Expected output of a rank, with error bounds.
+/// Expected output of one rank, with error bounds.
 #[derive(Clone, Debug)]
 pub struct Expected {
-    /// Number of rows.
+    /// Number of rows of the output.
     pub rows: usize,
-    /// Number of columns.
+    /// Number of columns of the output.
     pub cols: usize,
-    /// Result without any rounding.
+    /// Elements of the result without any rounding, row-major.
     pub value: Vec<f64>,
     /// Result with partials rounded to the wire type and the sum rounded to the output type: the
-    /// only right one if all f32 sums are exact. `None` with an epilogue.
+    /// only right result if all f32 sums are exact. `None` if there is an epilogue.
     pub exact: Option<Vec<f64>>,
     /// Largest error of each element, for any order of additions.
     pub bound: Vec<f64>,
@@ -144,11 +145,11 @@ pub fn gelu(x: f64) -> f64 {
     x * 0.5 * (1.0 + libm::erf(x * std::f64::consts::FRAC_1_SQRT_2))
 }
 
-/// RMSNorm of rows that are already rounded to type `output`, with the result in that type, too.
+/// Expected RMSNorm, in type `output`, of `rows`, which are already rounded to that type.
 pub fn rms_norm(rows: &Dense, weight: &Dense, epsilon: f32, output: DType) -> Expected {
     let (cols, single) = (rows.cols, unit_roundoff(DType::F32));
-    // Number of f32 roundings: those of each square and each sum count half because of the root;
-    // then mean, root, quotient and two products.
+    // Number of f32 roundings. Those of squares and sums count half because of the root; mean,
+    // root, quotient and two products follow.
     let (most, few) = (cols as f64 / 2.0 + 7.0, (cols as f64).sqrt() + 7.0);
     let mut all = Expected {
         rows: rows.rows,
@@ -179,7 +180,7 @@ impl Task {
         Meaning::of(self.op)
     }
 
-    /// Number of rows that `rank` has of a matrix with this distribution.
+    /// Number of rows of a matrix with the distribution `rows` that `rank` has.
     fn rows(&self, rows: Rows, rank: usize) -> usize {
         let own = split(self.m, self.size, rank).len();
         match rows {
@@ -230,7 +231,7 @@ impl Task {
         }
     }
 
-    /// Number of rows of `from`'s contribution that `to` needs.
+    /// Number of rows of the contribution of `from` that `to` needs for its output.
     pub fn sent(&self, from: usize, to: usize) -> usize {
         let needed = |row: &usize| self.source(to, *row).0.is_none_or(|source| source == from);
         (0..self.rows(self.meaning().gets, to)).filter(needed).count()
@@ -249,8 +250,8 @@ impl Task {
         exchange(&self.contribution(a, Some(b)))
     }
 
-    /// Contribution of a rank whose factors are `a` and `b`. `b` is used only if the product comes
-    /// before the message.
+    /// Contribution of a rank with the factors `a` and `b`; `b` is used only by an op whose product
+    /// comes before its message.
     pub fn contribution(&self, a: &Dense, b: Option<&Dense>) -> Part {
         match (self.meaning().product, b) {
             (Product::First, Some(b)) => product(a, b),
@@ -307,7 +308,8 @@ impl Task {
         }
     }
 
-    /// Sum of `rows` of all contributions, plus bias, then the epilogue, plus residual.
+    /// Sum of the rows `rows` of all contributions, plus bias, then the epilogue, then plus
+    /// residual.
     fn summed(
         &self,
         parts: &[Part],
@@ -320,8 +322,8 @@ impl Task {
         let cols = parts.iter().map(|part| part.value.cols).max().unwrap_or(0);
         let len = rows.len() * cols;
         let depth = if self.meaning().product == Product::None { 0 } else { self.options.k };
-        // Number of f32 roundings on the way to an element: products and sums, the bias, and the
-        // last rounding.
+        // Number of f32 roundings of an element: products and sums, the bias, and the last
+        // rounding.
         let steps = (depth + parts.len() + 3) as f64;
         let travels = parts.len() > 1;
         let single = unit_roundoff(DType::F32);
@@ -351,10 +353,11 @@ impl Task {
             let finished = if epilogue == Epilogue::Gelu { gelu(sum) } else { sum };
             let value = finished + residual;
             let error = |steps: f64| {
-                // The factor 1.01 covers products of several rounding errors.
+                // The factor 1.01 covers terms in which several rounding errors are multiplied.
                 let mut error = 1.01 * (steps * single * magnitude + onto_wire);
                 if epilogue == Epilogue::Gelu {
-                    // GELU's slope is below 1.13; 1 + erf cancels for negative arguments.
+                    // The slope of GELU is below 1.13; for negative arguments 1 + erf loses digits
+                    // by cancellation.
                     error = 1.13 * error + 4.0 * single * sum.abs();
                 }
                 if residual != 0.0 {
@@ -376,8 +379,8 @@ impl Task {
 }
 
 impl Expected {
-    /// Values to compare with, and the allowed deviation: exact if f32 sums are exact and only
-    /// rounding follows them, otherwise the bounds.
+    /// Values to compare a result with, and the allowed deviation: none if `exact_sums` and only
+    /// rounding follows the sums, otherwise the bounds.
     pub fn allowed(&self, exact_sums: bool) -> (&[f64], Allowed<'_>) {
         match &self.exact {
             Some(exact) if exact_sums => (exact, Allowed::Exact),
@@ -408,8 +411,8 @@ mod tests {
         assert!((gelu(1.0) - 0.841_344_746_068_542_9).abs() < 1e-15);
     }
 
-    /// Tests that the bounds refuse results with another epsilon, and with squares of rows that
-    /// were not rounded.
+    /// Tests that the bounds refuse an RMSNorm with another epsilon, and one whose squares come
+    /// from rows that were not rounded.
     #[test]
     fn a_norm_by_hand_and_the_bounds_of_one() {
         let rows = Dense { rows: 1, cols: 2, data: vec![3.0, -4.0] };

@@ -4,19 +4,21 @@
 use std::fmt::Arguments;
 use std::io::{self, Write};
 
-/// Error of writing to stdout.
+/// Error of writing to stdout, instead of a panic.
 #[derive(Debug, thiserror::Error)]
 #[error("stdout cannot be written: {0}")]
 pub struct Unwritten(io::Error);
 
 impl Unwritten {
-    /// Whether the reader of stdout is gone; there is nobody left to report the error to.
+    /// Whether writing failed because the reader of stdout is gone; then there is nobody to report
+    /// the error to.
     pub fn reader_gone(&self) -> bool {
         self.0.kind() == io::ErrorKind::BrokenPipe
     }
 }
 
-/// Exit code of a program whose reader is gone, as a shell reports a process that SIGPIPE ended.
+/// Exit code of a program whose reader of stdout is gone, as a shell reports a process that SIGPIPE
+/// ended.
 pub const READER_GONE: u8 = 128 + 13;
 
 /// Prints a line to stdout; used by [`say!`](crate::say).
@@ -28,9 +30,9 @@ pub fn line(text: Arguments<'_>) -> Result<(), Unwritten> {
     writeln!(stdout, "{text}").and_then(|()| stdout.flush()).map_err(Unwritten)
 }
 
-/// Prints a line to stderr and ignores errors; used by [`note!`](crate::note).
+/// Prints a line to stderr and ignores errors; the macro [`note!`](crate::note) calls it.
 pub fn aside(text: Arguments<'_>) {
-    // A single write, so that lines of several ranks do not mix.
+    // The line is one write, so that lines of several ranks do not mix.
     let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 

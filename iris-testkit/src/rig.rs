@@ -44,7 +44,7 @@ pub struct Room {
 }
 
 impl Room {
-    /// Bytes that the heap reserves at the start of the signal segment, rounded up.
+    /// Bytes that the heap reserves for itself at the start of the signal segment, rounded up.
     const RESERVED: u64 = 4096;
 
     /// Largest need of the plans that `plan` makes for each rank of a world of `size` ranks.
@@ -59,7 +59,7 @@ impl Room {
         Ok(largest)
     }
 
-    /// Adds room for matrices with these numbers of elements, one number for each matrix.
+    /// Adds room for matrices of type `dtype`; `elements` has the number of elements of each.
     #[must_use]
     pub fn matrices(self, dtype: DType, elements: impl IntoIterator<Item = usize>) -> Room {
         let rooms = elements.into_iter().map(|elements| room(dtype, elements));
@@ -86,7 +86,7 @@ impl From<&Plan> for Room {
     }
 }
 
-/// Heap of a rank, and a stream on it.
+/// Heap of a rank, and a stream of it, as most tests and programs need them.
 pub struct Rig {
     /// Heap of this rank.
     pub heap: Arc<SymmetricHeap>,
@@ -137,8 +137,8 @@ impl Rig {
     }
 }
 
-/// Test of a barrier: data that every rank's stream writes before it must be visible to all ranks
-/// after it.
+/// Test of barriers: data that every member's stream writes before the barrier must be visible to
+/// all members after it.
 pub struct Crossing {
     word: SymSlice<i32>,
     calls: i32,
@@ -177,7 +177,7 @@ impl Crossing {
         let calls = self.calls;
         for member in members {
             let seen = heap.read_from(self.word, member)?[0];
-            // A member may already have written the number of the next barrier.
+            // A member that is ahead may already have written the number of the next barrier.
             ensure!(
                 (calls..=calls + 1).contains(&seen),
                 "after barrier {calls}, rank {member} was seen before barrier {seen}"

@@ -44,22 +44,21 @@ use crate::suite::{AnyOp, Case, Op, Operands};
 
 pub use subject::{MORE_WAITS, Place, Subject, WAITS};
 
-/// Parameters of a run of one subject.
+/// Parameters of one run of a subject of the stress test.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Setting {
     /// Maximum M, N and K, as in an op's options. The first call has M rows; later calls have
     /// fewer.
     pub shape: (usize, usize, usize),
-    /// Granularity of the number of rows: the row counts of two calls differ by a multiple of
-    /// `step`.
+    /// Granularity of the numbers of rows: those of any two calls differ by a multiple of `step`.
     pub step: usize,
-    /// Shape of a tile; `None` if the plan chooses.
+    /// Rows and columns of a tile; `None` if the plan chooses.
     pub tile: Option<TileShape>,
     /// Backend of the GPUs.
     pub backend: BackendKind,
     /// Element type of the matrices: f32, f16 or bf16.
     pub dtype: DType,
-    /// Number of calls.
+    /// Number of calls of the run.
     pub calls: usize,
     /// Call number of the first call; tests let it begin near the ends of its range.
     pub first_call: i32,
@@ -68,14 +67,14 @@ pub struct Setting {
     pub injected: FaultInjection,
 }
 
-/// Number of calls within which a missing wait must be found.
+/// Number of calls within which a missing wait must show.
 pub const HELD_CALLS: usize = 32;
 
 /// Duration of the stall that exposes a missing wait, in nanoseconds: many times the duration of a
 /// call.
 pub const HOLD_NS: u32 = 5_000_000;
 
-/// First wrong element.
+/// First wrong element of a run.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[allow(missing_docs, reason = "as the names say")]
 pub struct Wrong {
@@ -86,16 +85,16 @@ pub struct Wrong {
     pub wanted: f32,
 }
 
-/// Outcome of one rank.
+/// Outcome of a run on one rank.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Outcome {
     /// Number of calls that were made.
     pub calls: usize,
     /// Number of elements that were compared, modulo 2^32.
     pub compared: u32,
-    /// Number of wrong elements.
+    /// Number of compared elements that were wrong.
     pub wrong: u32,
-    /// First wrong element; `None` if there is none.
+    /// First wrong element; `None` if all were right.
     pub first: Option<Wrong>,
     /// Text of the fault that ended the run; `None` if there was none.
     pub fault: Option<String>,
@@ -104,7 +103,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Whether elements were compared and all were right, without a fault.
+    /// Whether elements were compared, all of them were right, and there was no fault.
     pub fn ok(&self) -> bool {
         self.wrong == 0 && self.fault.is_none() && self.compared > 0
     }
@@ -113,16 +112,17 @@ impl Outcome {
 impl Setting {
     const SMALL: (usize, usize, usize) = (61, 92, 21);
 
-    /// Setting with small matrices of several tiles; no dimension is a multiple of a tile's or of
-    /// eight.
+    /// Setting with small matrices of several tiles; no dimension is a multiple of a tile's size or
+    /// of eight.
     pub fn new(dtype: DType, calls: usize, injected: FaultInjection) -> Self {
         let tile = Some(TileShape { m: 16, n: 32 });
         let backend = BackendKind::Cuda;
         Self { shape: Self::SMALL, step: 1, tile, backend, dtype, calls, first_call: 1, injected }
     }
 
-    /// Setting for a subject: small matrices or, if whole-matrix GEMMs take part, matrices that
-    /// these GEMMs accept, with the plan's tiles. `sharing` ranks share a device.
+    /// Setting for a subject: with small matrices or, if whole-matrix GEMMs take part, with
+    /// matrices that these GEMMs accept and the plan's tiles. `sharing` is the number of ranks per
+    /// device.
     pub fn of(
         subject: Subject,
         ranks: usize,
@@ -133,21 +133,21 @@ impl Setting {
     ) -> Self {
         let setting = Self::new(dtype, calls, injected);
         let Some((shape, step)) = subject.whole_shape(ranks, sharing) else { return setting };
-        // `whole` must be set for calls to use fused whole-matrix GEMMs. If no wait is left out, it
-        // does not matter which kernels it selects.
+        // Calls use fused whole-matrix GEMMs only if `whole` is set. Its value selects the kernels
+        // without a wait, so it does not matter if no wait is left out.
         let whole = injected.whole.or(Some(OmittedWait::Others));
         let (tile, injected) = (subject.exchanged_tile(), FaultInjection { whole, ..injected });
         Self { shape, step, tile, injected, ..setting }
     }
 
-    /// Setting with two calls on matrices of more than 2 GiB of a 16-bit type, with the plan's
+    /// Setting with two calls on matrices larger than 2 GiB in a 16-bit type, with the plan's
     /// tiles.
     pub fn large(dtype: DType) -> Self {
         let shape = (2_200_003, 520, 512);
         Self { shape, tile: None, ..Self::new(dtype, 2, FaultInjection::default()) }
     }
 
-    /// Sets the backend of the GPUs; the default is CUDA.
+    /// Sets the backend of the run's GPUs; the default is CUDA.
     #[must_use]
     pub fn on(mut self, backend: BackendKind) -> Self {
         self.backend = backend;
@@ -162,12 +162,12 @@ impl Setting {
     }
 }
 
-/// Number of calls between two checks of the result; small enough that their launches fit the
+/// Number of calls between two checks of the result, small enough for their launches to fit the
 /// driver's queue.
 const BATCH: usize = 64;
 const CARGO: usize = 5000;
 
-/// Kernel argument; same layout as in stress.cu.
+/// Argument of the kernels in stress.cu, which must have the same layout there.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct Given {
@@ -233,15 +233,15 @@ fn run_as<T: Element>(
         let calls = BATCH.min(setting.calls - outcome.calls);
         let issued = (outcome.calls..outcome.calls + calls).try_for_each(|call| bench.call(call));
         let synced = bench.rig.stream.sync().map_err(anyhow::Error::from);
-        // The fault that stopped the kernels is more informative than the error of issuing later
-        // calls.
+        // If both failed, the fault that stopped the kernels is reported, because it says more than
+        // the error of issuing later calls.
         let done = synced.and(issued);
         outcome.calls += calls;
         outcome.fault = done.err().map(|error| error.to_string());
         bench.read(&mut outcome)?;
         let mut over = !outcome.ok();
         if setting.injected.without.is_some() {
-            // If one rank stops, all stop.
+            // If one rank stops the run, all ranks stop.
             over = world.allgather(&[u8::from(over)])?.concat().contains(&1);
         }
         if over {
@@ -249,8 +249,8 @@ fn run_as<T: Element>(
         }
     }
     outcome.time = begun.elapsed();
-    // After a fault the heap is dropped without `close`. Closing is collective, so all ranks must
-    // do the same.
+    // A heap with a fault is dropped without `close`. Closing is collective, so all ranks drop it
+    // if one of them has a fault.
     let faulty = outcome.fault.is_some() || bench.rig.heap.check().is_err();
     if !world.allgather(&[u8::from(faulty)])?.concat().contains(&1) {
         if let Some((op, _)) = bench.op {
@@ -265,12 +265,12 @@ fn run_as<T: Element>(
     Ok(outcome)
 }
 
-/// Runs `work` with logging of this thread turned off.
+/// Runs `work` with this thread's log messages turned off.
 fn quietly<T>(work: impl FnOnce() -> T) -> T {
     tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::default(), work)
 }
 
-/// Number of elements of the largest matrix of any rank.
+/// Number of elements of the largest matrix that any rank has in the run.
 fn room<T: Element>(subject: Subject, setting: &Setting, size: usize) -> usize {
     let Ok(Some((_, case))) = subject.plan::<T>(Ranks::new(0, size), setting) else { return 1 };
     let shapes = case.shapes(Ranks::new(case.options.root, size), case.options.m);
@@ -278,14 +278,14 @@ fn room<T: Element>(subject: Subject, setting: &Setting, size: usize) -> usize {
     shapes.iter().chain(&first).map(|(rows, cols)| rows * cols).max().unwrap_or(1).max(1)
 }
 
-/// State of one rank during a run.
+/// State of one rank during a run: heap, kernels, op and matrices.
 struct Bench<T> {
     rig: Rig,
-    /// Kernels before and after an op (fill, compare), or the ring's kernel.
+    /// Kernels that run around an op (fill before it, compare after it), or the kernel of the ring.
     kernels: Vec<UserKernel>,
     op: Option<(AnyOp, Case)>,
     matrices: (SymSlice<T>, SymSlice<T>, SymSlice<T>),
-    /// Whether C is passed as external memory.
+    /// Whether C is passed as external memory, which peers cannot write.
     own: bool,
     report: SymSlice<i32>,
     given: Given,
@@ -294,7 +294,7 @@ struct Bench<T> {
 }
 
 impl<T: Element> Bench<T> {
-    /// Prepares a run, with matrices of `room` elements.
+    /// Prepares a run with matrices of `room` elements each. Collective.
     fn new(rig: Rig, subject: Subject, setting: &Setting, room: usize) -> anyhow::Result<Self> {
         let heap = &rig.heap;
         let ranks = Ranks::from(heap);
@@ -320,7 +320,8 @@ impl<T: Element> Bench<T> {
             (given.gives, given.gets) = (meaning.gives as u32, meaning.gets as u32);
             (given.product, given.sums) = (meaning.product as u32, meaning.sums.into());
             given.root = case.options.root as u32;
-            // If a rank has fewer rows of C than others, or none, peers must not write more.
+            // Room is that of the rank with the most rows of C: a rank that has fewer, or none,
+            // checks that peers write no more.
             let rows = |rank| case.shapes(Ranks::new(rank, ranks.size), case.options.m)[2].0;
             given.room = (0..ranks.size).map(rows).max().unwrap_or(0) as u32;
             if let Subject::Op { place, .. } = subject {
@@ -339,7 +340,7 @@ impl<T: Element> Bench<T> {
         let address = |slice| heap.resolve(slice, ranks.rank).map(|pointer| pointer as u64);
         (given.a, given.b, given.c) = (address(a)?, address(b)?, address(c)?);
         let Setting { first_call, step, .. } = *setting;
-        // No rank may begin before all have prepared their words.
+        // No rank may run the first call before all ranks have prepared the words that peers write.
         heap.world().barrier()?;
         let matrices = (a, b, c);
         Ok(Self { rig, kernels, op, matrices, own, report, given, first_call, step })
@@ -381,14 +382,14 @@ impl<T: Element> Bench<T> {
         op.run(&Operands::new(a, b, c), &self.rig.stream)?;
         launch(&self.kernels[1], &self.rig.stream, groups, given)?;
         if case.op == Op::Barrier {
-            // A second barrier keeps ranks from writing the next call's words before all have
-            // compared this call's.
+            // A second barrier follows the comparison, so that no rank writes the next call's words
+            // before all ranks have compared this call's.
             op.run(&Operands::new(a, b, c), &self.rig.stream)?;
         }
         Ok(())
     }
 
-    /// Reads the kernels' report into the outcome.
+    /// Adds the words that the kernels reported to the outcome.
     fn read(&self, outcome: &mut Outcome) -> anyhow::Result<()> {
         let words = self.rig.heap.read(self.report)?;
         outcome.wrong = words[0] as u32;
@@ -405,14 +406,15 @@ impl<T: Element> Bench<T> {
     }
 }
 
-/// Matrix in a block of the heap, passed as if it were external memory.
+/// Matrix of `rows` x `cols` at `pointer` in the heap, passed to ops as external memory.
 #[allow(unsafe_code, reason = "the caller's own memory is given by its address")]
 fn external<T: Element>(pointer: *mut T, len: usize, (rows, cols): (usize, usize)) -> MatRef {
-    // SAFETY: the block has `len` elements, and the bench holds its heap until all calls are done.
+    // SAFETY: the block at `pointer` has `len` elements, and the bench holds its heap until all
+    // calls are done.
     unsafe { MatRef::external_mut(pointer, len, rows, cols) }
 }
 
-/// Enqueues a kernel of stress.cu.
+/// Enqueues a kernel of stress.cu with `groups` workgroups.
 #[allow(unsafe_code, reason = "kernels are given the addresses of memory in the heap")]
 fn launch(kernel: &UserKernel, stream: &Stream, groups: u32, given: &Given) -> anyhow::Result<()> {
     // SAFETY: `Given` has the layout of the kernels' only parameter; all addresses in it are of

@@ -40,18 +40,18 @@ pub enum Residual {
     InC,
 }
 
-/// Description of a test case: an op, its options, and the calls to run.
+/// Test case: an op, its options, the matrices' layouts, and the calls to run.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// Operator.
+    /// Operator to test.
     pub op: Op,
-    /// Name of the variant; `auto` leaves it to the plan.
+    /// Name of the operator's variant; `auto` leaves the choice to the plan.
     pub variant: String,
-    /// Options of the plan.
+    /// Options of the operator's plan.
     pub options: Options,
     /// Number of rows of each call, at most `options.m`.
     pub rows: Vec<usize>,
-    /// Kind of input values.
+    /// Kind of the inputs' values.
     pub input: Input,
     /// Whether a bias is added.
     pub bias: bool,
@@ -66,19 +66,20 @@ pub struct Case {
     /// Whether rank r has K (or N, if A is gathered) larger by r than rank 0. Ignored by ops that
     /// do not allow it.
     pub uneven: bool,
-    /// Whether calls run in place (the output is the input) on ranks that have all of both.
+    /// Whether calls run in place (C is A) on ranks that have all rows of both.
     pub in_place: bool,
-    /// Whether all calls are enqueued before any is waited for, each with buffers of its own.
+    /// Whether all calls are enqueued before the first is waited for, each with its own buffers.
     pub burst: bool,
     /// Whether the ranks synchronise before each call, so that its time includes no waiting for
     /// late ranks.
     pub paced: bool,
-    /// Seed of the inputs.
+    /// Seed of the random inputs.
     pub seed: u64,
 }
 
 impl Case {
-    /// Case for an op with these options: integers, three calls, the second with half of the rows.
+    /// Case for an op with these options: integers, and three calls, the second of which has half
+    /// of the rows.
     pub fn new(op: Op, variant: impl AsRef<str>, options: Options) -> Self {
         let m = options.m;
         Self {
@@ -118,7 +119,7 @@ impl Case {
         cases
     }
 
-    /// Cases for each op and variant that supports an RMSNorm.
+    /// Cases of [`Case::new`] for each op and variant that supports an RMSNorm, with one.
     pub fn each_normed(options: &Options) -> Vec<Self> {
         let options = options.clone().rms_norm(1e-3);
         let is_able = |case: &Self| {
@@ -129,7 +130,7 @@ impl Case {
         Self::each(&options).into_iter().filter(is_able).collect()
     }
 
-    /// Options of `rank`; they differ between ranks only if the case is uneven.
+    /// Options of `rank`; they differ between ranks only if `uneven` is set.
     pub fn options_of(&self, rank: usize) -> Options {
         let mut options = self.options.clone();
         if self.uneven {
@@ -152,12 +153,12 @@ impl Case {
         Task { op: self.op, size: ranks.size, m, options: self.options_of(ranks.rank) }
     }
 
-    /// Whether all ranks must get the same bits.
+    /// Whether all ranks must get results with the same bits.
     pub fn same_on_all_ranks(&self, variant: Variant) -> bool {
         Meaning::of(self.op).replicates() && !variant.order_varies()
     }
 
-    /// Whether every call with the same input must give the same bits.
+    /// Whether repeated calls with the same input must give the same bits.
     pub fn same_in_all_runs(&self, variant: Variant) -> bool {
         !variant.order_varies()
     }

@@ -1,5 +1,5 @@
-//! Call numbers at the ends of their range, and the traffic of variants, by their counters and
-//! traces.
+//! Call numbers at the ends of their range, and the traffic of each variant, measured by counters
+//! and traces.
 
 mod common;
 
@@ -41,7 +41,7 @@ fn counters_at_the_ends_of_their_range() {
     }
 }
 
-/// Reports of all ranks for one case.
+/// Runs one case in a world of `size` ranks and returns the reports of all ranks.
 fn reports(size: usize, case: &Case) -> Vec<Report> {
     World::run_threads(size, |world| -> anyhow::Result<Report> {
         let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(1))?;
@@ -86,7 +86,7 @@ fn variants_move_what_their_names_say() {
         ];
         let remote = a * peers / SIZE as f64;
         match variant {
-            // A tile has 256 columns, so each remote row is read once per column of tiles.
+            // Each remote row is read four times, once per column of tiles: a tile has 256 columns.
             "pull" => assert_eq!((pushed, pulled, flags), (0.0, 4.0 * remote, 0.0)),
             "staged" => assert_eq!((pushed, pulled, flags), (0.0, remote, peers)),
             _ => assert_eq!((pushed, pulled, flags), (remote, 0.0, 0.0)),
@@ -99,7 +99,7 @@ fn of_kind(trace: &[Vec<TraceSpan>], kind: Span) -> Vec<TraceSpan> {
     trace.iter().flatten().filter(|span| span.kind == kind as u32).copied().collect()
 }
 
-/// Traces of `calls` ops with one call each.
+/// Traces of `calls` ops, each of which makes one call.
 fn traces(variant: &str, calls: usize) -> Vec<Vec<Vec<TraceSpan>>> {
     let results = World::run_threads(2, |world| -> anyhow::Result<_> {
         let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(2))?;

@@ -39,7 +39,7 @@ fn settings() -> Settings {
     Settings::default()
 }
 
-/// Runs `f` for every case, several at a time, each in a world of 3 ranks of its own, and passes
+/// Runs `f` for every case, several cases at a time, each in its own world of 3 ranks, and passes
 /// the ranks' results to `check`.
 fn everywhere<T: Send>(
     cases: Vec<Case>,
@@ -67,7 +67,7 @@ fn waits(case: &Case, rank: usize, other: usize) -> bool {
     rank != other && (case.op == Op::Barrier || needed())
 }
 
-/// Fault in an error of the heap, with the op's name; `None` if the error is no fault.
+/// Fault that `error` reports, with the op's name; `None` if the error is not a fault.
 fn fault_of(error: &anyhow::Error) -> Option<(String, iris_sync::Fault)> {
     let fault = |error: &iris_heap::Error| match error {
         iris_heap::Error::Fault { op, fault, .. } => Some((op.clone(), *fault)),
@@ -81,7 +81,7 @@ fn fault_of(error: &anyhow::Error) -> Option<(String, iris_sync::Fault)> {
 
 #[test]
 fn a_rank_that_skips_a_call_is_named() {
-    // Rank that skips the call: the one that most ranks wait for.
+    // The rank that skips the call is the one that most other ranks wait for.
     let skips = |case: &Case| {
         let waiting = |other| (0..3).filter(|&rank| waits(case, rank, other)).count();
         if waiting(0) > waiting(1) { 0 } else { 1 }
@@ -99,12 +99,13 @@ fn a_rank_that_skips_a_call_is_named() {
                 ready.call()?;
                 passed += ready.pass_progress_deadline()?;
             }
-            // All others have entered the call before the entry deadline passes.
+            // The barrier ensures that all other ranks have entered the call before the entry
+            // deadline passes.
             world.barrier()?;
             if world.rank() != skips(case) {
                 passed += ready.pass_until_a_fault();
             }
-            // All ranks stay until every rank has given up, so that none sees another leave.
+            // Every rank stays until all ranks have given up, so that none sees a peer leave.
             while ready.heap.check().is_ok() {
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -131,7 +132,7 @@ fn a_rank_that_skips_a_call_is_named() {
                 match fault.kind {
                     FaultKind::NotEntered => {
                         assert_eq!(fault.rank, skips(case) as i32, "{case:?}: {error}");
-                        // The entry word may have the number of call 0 or of call 1.
+                        // The peer's entry word still has the number of call 0 or of call 1.
                         assert!(fault.seen < 2 && fault.wanted == 2, "{error}");
                         named += 1;
                     }
@@ -147,7 +148,8 @@ fn a_rank_that_skips_a_call_is_named() {
     );
 }
 
-/// Tests a rank that comes after the progress deadline, but before the entry deadline.
+/// Tests that the others wait for a rank that comes after the progress deadline, but before the
+/// entry deadline.
 #[test]
 fn a_rank_that_is_late_is_waited_for() {
     everywhere(
@@ -176,7 +178,7 @@ fn a_rank_that_is_late_is_waited_for() {
     );
 }
 
-/// Tests that peers read the data that a late rank wrote into its shard just before it came.
+/// Tests that peers read the data that a late rank wrote into its shard just before its call.
 #[test]
 fn a_late_shard_is_waited_for() {
     let cases = all_cases().into_iter().filter(|case| case.op == Op::AllGatherMatmul);
@@ -242,7 +244,8 @@ fn ranks_with_different_m_are_named() {
             for (rank, result) in results.into_iter().enumerate() {
                 let error = match result {
                     Err(error) => anyhow::Error::from(error),
-                    // Some ranks wait for no other, such as the root of a broadcast.
+                    // Some ranks wait for no other rank, such as the root of a broadcast; their
+                    // call succeeds.
                     Ok(()) => {
                         let waited = (0..3).any(|other| waits(case, rank, other));
                         assert!(!waited, "{case:?}: rank {rank}");
@@ -297,7 +300,7 @@ fn another_place_of_a_is_named() {
 
 #[test]
 fn every_rank_has_the_same_bits() {
-    // `run_case` compares the bits of all ranks and of equal calls.
+    // `run_case` fails if the bits differ between ranks or between equal calls.
     let options = Options::new(40, 30, 50).tile(TileShape { m: 8, n: 8 });
     let cases = [Variant::OneShot, Variant::TwoShot].map(|variant| {
         let mut case = Case::new(Op::MatmulAllReduce, variant, options.clone());
@@ -343,7 +346,7 @@ fn a_barrier_of_some_ranks_waits_for_those_only() {
             }
         }
         stream.sync()?;
-        // Ops of all ranks must still agree on the number of calls.
+        // All ranks' ops must still agree on the number of calls.
         let case = Case::new(Op::AllReduce, "two_shot", Options::new(8, 6, 0));
         let mut ready = Ready::on(heap.clone(), &case)?;
         for _ in 0..3 {
@@ -374,7 +377,7 @@ fn a_rank_that_panics_is_named_at_once() {
         ready.sync()?;
         assert_ne!(world.rank(), 2, "on purpose");
         let begun = Instant::now();
-        // The loss of the peer may be known before this call is made.
+        // If the loss of the peer is known before this call, the call fails, otherwise `sync`.
         let error = match ready.call() {
             Ok(()) => anyhow::Error::from(ready.sync().unwrap_err()),
             Err(error) => error.into(),
@@ -389,7 +392,7 @@ fn a_rank_that_panics_is_named_at_once() {
     for error in &errors {
         let kind = error.downcast_ref::<Error>().map(Error::kind);
         let kind = kind.or(error.downcast_ref::<iris_heap::Error>().map(iris_heap::Error::kind));
-        // One of the two ranks may have been told by the other.
+        // One of the two ranks may have been told by the other that it gave up.
         let told =
             matches!(fault_of(error), Some((_, fault)) if fault.kind == FaultKind::PeerGaveUp);
         assert!(told || kind == Some(ErrorKind::PeerLost), "{error:?}");
@@ -411,8 +414,8 @@ fn a_new_world_works_after_a_fault() {
                 ready.pass_until_a_fault();
                 let error = ready.sync().unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::Fault, "{error}");
-                // Every op of the heap returns the fault, and host functions of the heap still
-                // work.
+                // After the fault every op of the heap returns it, and host functions of the heap
+                // still work.
                 let again = ready.call().unwrap_err();
                 assert!(again.to_string().contains("takes no calls after a fault"), "{again}");
             }

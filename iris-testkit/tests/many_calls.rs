@@ -88,7 +88,7 @@ fn ten_thousand_calls_two_shot() {
     many_calls(Op::AllReduce, "two_shot", calls());
 }
 
-/// The root of a broadcast receives nothing, so it is the rank that runs ahead.
+/// Broadcast in which the root, which receives nothing, is the rank that runs ahead.
 fn ten_thousand_calls_broadcast() {
     many_calls(Op::Broadcast, "push", calls());
     many_calls(Op::Broadcast, "two_shot", calls());

@@ -1,5 +1,5 @@
-//! Misuse that is refused before anything is launched, after which the next call is right; and what
-//! ops must not touch: memory, the host, and each other.
+//! Misuse that is refused before any launch, so that the next call is right; and resources that ops
+//! must leave alone: memory, the host, and each other.
 
 mod common;
 
@@ -70,7 +70,7 @@ fn wrong_matrices_are_refused_and_the_next_call_is_right() {
         let first = heap.read(c)?;
         let before = op.counters()?;
         for (mistake, message) in mistakes {
-            // Only rank 1 makes the mistake.
+            // Only rank 1 makes the mistake, and only its call returns an error.
             if world.rank() == 1 {
                 let error = op.run(&mistake, &stream).unwrap_err();
                 assert!(error.to_string().contains(message), "{error}, expected {message}");
@@ -95,7 +95,8 @@ fn wrong_matrices_are_refused_and_the_next_call_is_right() {
     .unwrap();
 }
 
-/// Tests the checks of an RMSNorm's matrices, and that they are refused if the plan has no RMSNorm.
+/// Tests the checks of the matrices of an RMSNorm, and that these matrices are refused if the plan
+/// has no RMSNorm.
 #[test]
 fn wrong_matrices_of_norms_are_refused_and_the_next_call_is_right() {
     World::run_threads(2, |world| -> anyhow::Result<()> {
@@ -134,7 +135,7 @@ fn wrong_matrices_of_norms_are_refused_and_the_next_call_is_right() {
             (of_weight(MatRef::sym(c.slice(40..)?, 1, n)), "output and weight overlap"),
         ];
         for (mistake, message) in mistakes {
-            // Only rank 1 makes the mistake.
+            // Only rank 1 makes the mistake, and only its call returns an error.
             if world.rank() == 1 {
                 let error = op.run(&mistake, &stream).unwrap_err().to_string();
                 assert!(error.contains(message), "{error}, expected {message}");
@@ -142,7 +143,8 @@ fn wrong_matrices_of_norms_are_refused_and_the_next_call_is_right() {
             heap.write(y, &[f32::NAN; 60])?;
             op.run(&right, &stream)?;
             stream.sync()?;
-            // C is 1 + 1 + 1, so all elements of its rows are equal and the normalised ones are 1.
+            // C is 1 + 1 + 1 everywhere, so all elements of a row are equal and the normalised ones
+            // are 1.
             assert_eq!(heap.read(c)?[..m * n], [3.0; 48], "after: {message}");
             let normed = heap.read(y)?;
             let is_one = |value: &f32| (value - 1.0).abs() < 1e-6;
@@ -211,8 +213,8 @@ fn wrong_messages_and_shards_are_refused() {
     .unwrap();
 }
 
-/// Tests that an op that one rank cannot make is an error on all ranks, that nothing leaks, and
-/// that the next op works.
+/// Tests that an op that one rank cannot make fails to be made on all ranks, that nothing leaks,
+/// and that the next op works.
 #[test]
 fn an_op_that_one_rank_cannot_make_is_made_by_none() {
     World::run_threads(3, |world| -> anyhow::Result<()> {
@@ -220,8 +222,8 @@ fn an_op_that_one_rank_cannot_make_is_made_by_none() {
         let free = || (heap.free_bytes(Segment::Data), heap.free_bytes(Segment::Signal));
         let mut before = free();
         let case = Case::new(Op::AllReduce, "two_shot", Options::new(8, 6, 0));
-        // In the first round there is no word for the call counter; in the second it exists, and
-        // other words are missing.
+        // In the first round no device word is left for the call counter; in the second the counter
+        // has its words, and other words are missing.
         for words in [4096, 4096 - 32] {
             let plan = plan(case.op, &case.variant, &world, &case.options)?;
             let taken = (world.rank() == 1).then(|| heap.alloc_device_words(words)).transpose()?;
@@ -281,14 +283,16 @@ fn plans_that_differ_are_refused_and_named() {
             };
             assert_eq!((&**named, &ranks[..], values.len()), (item, &[1][..], 3), "{error}");
         }
-        // Properties that only some ops have; then plans of another op and for another world.
+        // Changes of properties that only some ops have, then plans of another op and for another
+        // world.
         let options = Options::new(8, 6, 4);
         let changes: [(Op, &str, &str, Change); 6] = [
             (Op::ReduceScatter, "push", "wire", |o| o.wire = Some(DType::BF16)),
             (Op::Broadcast, "push", "root", |o| o.root = 1),
             (Op::AllGatherMatmul, "staged", "columns_per_flag", |o| o.columns_per_flag = Some(3)),
             (Op::AllGatherMatmul, "pull", "shard", |o| o.shard = Shard::Columns),
-            // Properties that may differ between ranks, unless `even` asserts that they do not.
+            // Changes of properties that may differ between ranks, unless `even` asserts that they
+            // do not.
             (Op::AllGatherMatmul, "pull", "even", |o| o.even = false),
             (Op::MatmulReduceScatter, "push", "k", |o| o.k = 5),
         ];
@@ -323,8 +327,9 @@ fn plans_that_differ_are_refused_and_named() {
     .unwrap();
 }
 
-/// Tests operands in any memory: a plan does not know where operands will be, so variants that it
-/// chooses must accept all; the error of a variant that does not names those that do.
+/// Tests operands in any memory. A plan does not know where operands will be, so a variant that it
+/// chooses must accept all; a variant that does not accept one fails with an error that names those
+/// that do.
 #[test]
 fn an_automatic_choice_takes_operands_in_any_memory() {
     World::run_threads(2, |world| -> anyhow::Result<()> {
@@ -365,7 +370,7 @@ fn a_full_heap_refuses_an_op_and_stays_usable() {
             };
             assert_eq!((&**name, *free, *largest), ("inbox", 1 << 20, 1 << 20), "{error}");
             assert!(*asked > 1 << 20 && *total == plan.data_bytes(), "{error}");
-            // The error text has the op's name and the cause once.
+            // The error text contains the op's name once and the cause once.
             let text = error.to_string();
             let starts = "all_reduce of 1000 x 1000 f32 at ";
             assert!(text.starts_with(starts) && text.contains(": out of data memory"), "{error}");
@@ -374,7 +379,8 @@ fn a_full_heap_refuses_an_op_and_stays_usable() {
         }
         let after = (heap.free_bytes(Segment::Data), heap.free_bytes(Segment::Signal));
         assert_eq!(after, free);
-        // Device words were freed: the next ones have the index that they would have had.
+        // The failed op's device words were freed: the next ones get the index that they would have
+        // had.
         assert_eq!(heap.alloc_device_words(1)?.offset() / 4096, words / 4096);
         let mut ready =
             Ready::on(heap.clone(), &Case::new(Op::AllReduce, "one_shot", Options::new(8, 6, 0)))?;

@@ -1,5 +1,5 @@
-//! Test of every operator over several nodes with steps over MPI: the program starts itself under
-//! mpirun, each node of one host with a name of its own.
+//! Test of every operator over several nodes, with the steps between nodes over MPI: the program
+//! starts itself under mpirun, and each simulated node has its own name.
 
 mod common;
 
@@ -13,7 +13,7 @@ use iris_ops::{AllReduce, Mpi};
 use iris_testkit::rig::Room;
 use iris_testkit::suite::{Case, Options, room_for_nodes};
 
-/// Number of nodes, and number of ranks per node.
+/// Worlds to test: number of nodes, and number of ranks per node.
 const WORLDS: [(usize, usize); 3] = [(2, 1), (2, 2), (3, 1)];
 
 fn main() -> ExitCode {
@@ -37,17 +37,17 @@ fn main() -> ExitCode {
     if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-/// Runs all cases on this many nodes; returns whether they passed on all ranks.
+/// Runs all cases on `nodes` nodes of `per_node` ranks; returns whether they passed on all ranks.
 fn job(nodes: usize, per_node: usize) -> bool {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let program = std::env::current_exe().unwrap();
     let mut command = Command::new("mpirun");
     command.args(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]);
-    // Ranks that wait leave the cores to others.
+    // A rank that waits in MPI yields its core to others.
     command.args(["--mca", "mpi_yield_when_idle", "1"]);
-    // mpirun ends a job that hangs.
+    // mpirun ends a job that hangs after 120 s.
     command.args(["--timeout", "120"]);
-    // Each node is an application of its own, with its own variables.
+    // Each node is an mpirun application of its own, with its own variables.
     let variables = ["MASTER_ADDR=127.0.0.1".to_owned(), format!("IRIS_PORT={port}")];
     for node in 0..nodes {
         command.args((node > 0).then_some(":")).args(["-np", &per_node.to_string()]);
@@ -78,8 +78,8 @@ fn rank() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Checks that operators of this world move their data by MPI, so that the cases do not pass over
-/// sockets.
+/// Checks that operators of this world move their data by MPI, because the cases would also pass
+/// over sockets.
 fn check_engine(world: &World) -> anyhow::Result<()> {
     let heap = SymmetricHeap::open(world, HeapOptions::new().data_bytes(1 << 20).threads(1))?;
     let op = AllReduce::new(&heap, &iris_ops::all_reduce::Options::rows(8, 16).plan(&heap)?)?;

@@ -17,7 +17,7 @@ use iris_ops::{
 use iris_testkit::rig::Room;
 use iris_testkit::suite::{Case, Input, Layout, Op, Options, Residual, room_for_nodes};
 
-/// Number of nodes, and number of ranks per node.
+/// Worlds to test: number of nodes, and number of ranks per node.
 const WORLDS: [(usize, usize); 4] = [(2, 1), (2, 2), (3, 1), (2, 3)];
 
 fn run_all((nodes, per_node): (usize, usize), cases: &[Case]) {
@@ -53,7 +53,7 @@ fn shapes_and_types_on_2_nodes_of_3_ranks() {
     shapes_on(2, 3);
 }
 
-/// Tests layouts, bias, epilogue, other types, other roots and bursts: each alone and on every
+/// Tests layouts, bias, epilogue, other types, other roots and bursts, each alone with every
 /// operator.
 #[test]
 fn features_of_matrices_and_options() {
@@ -149,7 +149,7 @@ fn rows_are_normalised() {
     }
 }
 
-/// Tests messages by elements whose number is no multiple of any world's size.
+/// Tests messages given by a number of elements that no world's size divides.
 #[test]
 fn messages_of_elements() {
     for (nodes, per_node) in WORLDS {
@@ -224,7 +224,7 @@ fn messages_of_elements() {
     }
 }
 
-/// Tests that no rank leaves a barrier before the last has arrived, on whichever node it is.
+/// Tests that no rank leaves a barrier before the last rank has arrived, whichever node that is on.
 #[test]
 fn a_barrier_holds_all_nodes() {
     for (nodes, per_node) in WORLDS {
@@ -250,7 +250,7 @@ fn a_barrier_holds_all_nodes() {
     }
 }
 
-/// Runs the suite with ranks that meet over TCP, authenticated by a secret.
+/// Runs the cases with ranks that meet over TCP, authenticated by a secret.
 #[test]
 fn operators_over_sockets() {
     for names in [&["a", "a", "b", "b"][..], &["a", "b", "c"]] {
@@ -278,7 +278,8 @@ fn operators_over_sockets() {
     }
 }
 
-/// Tests that plans that differ between nodes are an error on all ranks when the operator is made.
+/// Tests that plans that differ between nodes are an error on all ranks when the operator is made,
+/// and that the error names the difference.
 #[test]
 fn plans_that_differ_between_nodes_are_named() {
     let results = World::run_nodes(2, 2, |world| -> anyhow::Result<String> {
@@ -305,12 +306,12 @@ fn calls_that_differ_between_nodes_are_named() {
             let plan = iris_ops::all_reduce::Options::rows(8, 16).plan(&heap)?;
             let op = AllReduce::new(&heap, &plan)?;
             let x = heap.zeros::<f32>(8 * 16)?;
-            // The nodes call with different numbers of rows.
+            // The nodes call with different numbers of rows: 8 minus the node's number.
             let rows = 8 - world.node();
             let matrix = MatRef::sym(x.slice(..rows * 16)?, rows, 16);
             op.run(&CollectiveArgs::new(matrix, matrix), &stream)?;
             let outcome = stream.sync();
-            // Ranks wait here, because a rank that returned would count as lost.
+            // Ranks wait here for each other, because a rank that returned would count as lost.
             world.barrier()?;
             let again = op.run(&CollectiveArgs::new(matrix, matrix), &stream);
             assert!(again.is_err(), "the heap is of no further use");
@@ -350,8 +351,8 @@ fn a_rank_that_ends_is_named_on_all_nodes() {
     }
 }
 
-/// Tests that a deadline within a node blames the node that is late, and not the healthy rank of its
-/// own node that waits for it.
+/// Tests that after a deadline within a node the late node is blamed, and not the healthy rank of
+/// the own node that waits for it.
 #[test]
 fn a_late_node_is_blamed_and_not_the_rank_that_waits_for_it() {
     let late = 2;
@@ -370,7 +371,8 @@ fn a_late_node_is_blamed_and_not_the_rank_that_waits_for_it() {
         barrier.run(&stream)?;
         let outcome = stream.sync();
         finished.fetch_add(1, Ordering::Relaxed);
-        // A rank that returned would count as lost.
+        // Ranks wait until all four have finished, because a rank that returned would count as
+        // lost.
         while finished.load(Ordering::Relaxed) < 4 {
             std::thread::sleep(Duration::from_millis(10));
         }

@@ -15,7 +15,7 @@ use iris_testkit::suite::{Case, Input, Layout, Op, Options, Residual, plan};
 
 const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
-/// M, N, K: ragged shapes, single rows and columns, K of 0, fewer rows than ranks, and empty
+/// Shapes M, N, K: ragged shapes, single rows and columns, K of 0, fewer rows than ranks, and empty
 /// matrices.
 const SHAPES: [(usize, usize, usize); 12] = [
     (33, 65, 17),
@@ -32,7 +32,8 @@ const SHAPES: [(usize, usize, usize); 12] = [
     (9, 0, 5),
 ];
 
-/// Tiles; small ones cut ragged shapes into several in each direction.
+/// Tiles to test: the plan's choice, and small ones that cut ragged shapes into several in each
+/// direction.
 const TILES: [Option<(usize, usize)>; 3] = [None, Some((8, 16)), Some((5, 3))];
 
 fn shapes_of(size: usize, threads: usize) {
@@ -41,7 +42,7 @@ fn shapes_of(size: usize, threads: usize) {
         for (turn, dtype) in TYPES.into_iter().enumerate() {
             for input in [Input::Integers, Input::Reals] {
                 let at = index + turn + usize::from(input == Input::Reals);
-                // Fewer cases for many ranks, which are slow on few cores.
+                // With many ranks fewer cases run, because they are slow on few cores.
                 let every = Level::from_env().pick(2 * size.clamp(2, 6), size.div_ceil(3), 1);
                 if !(at + size).is_multiple_of(every) {
                     continue;
@@ -188,7 +189,7 @@ fn features_of_matrices_and_options() {
             for case in Case::each(&options) {
                 cases.push(gaps(case.clone()));
                 cases.extend(changes.iter().map(|(_, change)| change(case.clone())));
-                // Each feature is also combined with gaps.
+                // Each feature is tested once more together with gaps in the matrices.
                 cases.extend(changes.iter().map(|(_, change)| {
                     let mut case = change(case.clone());
                     case.c.pad += 2;
@@ -308,7 +309,8 @@ fn types_of_output_and_wire() {
     }
 }
 
-/// Tests roots, fetchers, workgroups, columns per flag, and both layouts of the staging buffer.
+/// Tests options that choose the root, fetchers, workgroups, columns per flag, and the layout of
+/// the staging buffer.
 #[test]
 fn choices_of_the_plan() {
     let mut cases = Vec::new();
@@ -341,7 +343,7 @@ fn choices_of_the_plan() {
     run_all(3, 3, &cases).unwrap();
 }
 
-/// Tests that the automatic choice works, for small and for large results.
+/// Tests that the variant that `auto` chooses works, for small and for large results.
 #[test]
 fn the_automatic_choice_works() {
     for size in [1, 2, 4] {

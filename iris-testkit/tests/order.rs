@@ -23,10 +23,10 @@ use iris_heap::{DType, HeapOptions, SymmetricHeap, World};
 use iris_ops::{AllReduce, Plan, Ranks, Room};
 use iris_testkit::suite::{Case, Op, Options, plan};
 
-/// Number of runs of each program: a single one may name the right rank by chance.
+/// Number of runs of each program: a single run may name the right rank by chance.
 const RUNS: usize = 10;
 
-/// Errors of [`RUNS`] runs of `f` by [`World::run_threads`], all at the same time.
+/// Errors of [`RUNS`] runs of `f` in worlds of `size` threads, all at the same time.
 fn errors(size: usize, f: impl Fn(World) -> anyhow::Result<()> + Sync) -> Vec<String> {
     let run = || World::run_threads(size, &f).unwrap_err().to_string();
     thread::scope(|scope| {
@@ -35,8 +35,8 @@ fn errors(size: usize, f: impl Fn(World) -> anyhow::Result<()> + Sync) -> Vec<St
     })
 }
 
-/// Operators 0, 1 and 2 of a heap. Operator 0 is a broadcast, whose root, rank 0, waits for no
-/// other rank.
+/// Makes operators 0, 1 and 2 of a heap. Operator 0 is a broadcast, whose root, rank 0, waits for
+/// no other rank.
 fn operators(world: &World) -> anyhow::Result<[Ready; 3]> {
     let heap = SymmetricHeap::open(world, HeapOptions::new().threads(1))?;
     let options = Options::new(8, 6, 0);
@@ -50,8 +50,8 @@ fn operators(world: &World) -> anyhow::Result<[Ready; 3]> {
     ])
 }
 
-/// Issues calls of these operators in order; waits for each call if `synced`, else for the last
-/// only.
+/// Issues a call of each operator in `order`; waits for each call if `synced`, otherwise only for
+/// the last.
 fn issue(world: &World, order: &[usize], synced: bool) -> anyhow::Result<()> {
     let mut operators = operators(world)?;
     for (index, &operator) in order.iter().enumerate() {
@@ -77,7 +77,7 @@ fn another_order_is_the_error_of_every_run() {
             &[&[0, 1, 2], &[0, 2, 1]],
             "call 2 of the heap is all_reduce (operator 1) on rank 0; all_gather (operator 2) on rank 1",
         ),
-        // Rank 1 leaves out a call.
+        // Rank 1 leaves out the first call.
         (
             &[&[0, 1, 2, 0], &[1, 2, 0]],
             "call 1 of the heap is broadcast (operator 0) on rank 0; all_reduce (operator 1) on rank 1",
@@ -103,8 +103,8 @@ fn another_order_is_the_error_of_every_run() {
     });
 }
 
-/// Tests that all runs return the error of the rank that found the difference, not of the one that
-/// it told first.
+/// Tests that all runs return the error of the rank that found the difference, and not that of the
+/// rank that it told first.
 #[test]
 fn a_difference_is_the_error_of_every_run() {
     let run = |world: World| -> anyhow::Result<()> {
@@ -121,8 +121,8 @@ fn a_difference_is_the_error_of_every_run() {
     assert!(all.iter().all(|error| error.contains("entered with M")), "{all:#?}");
 }
 
-/// Tests that the program's own error is returned, though other ranks, which are told at once, fail
-/// earlier.
+/// Tests that the error of the rank's own program is returned, though other ranks, which are told
+/// of it at once, fail earlier.
 #[test]
 fn an_error_of_the_program_is_returned() {
     let failed = AtomicUsize::new(0);
@@ -199,7 +199,7 @@ fn program() {
     };
 }
 
-/// Role in which rank 1 issues its second call when stdin ends.
+/// Program in which rank 1 issues its second call only when stdin ends.
 fn late(world: World) -> anyhow::Result<()> {
     let mut operators = operators(&world)?;
     let sum = &mut operators[1];
@@ -214,11 +214,11 @@ fn late(world: World) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Tests that a waiting rank prints, in one write, which rank it waits for, in which call of which
-/// operator; then the peer comes and the call succeeds.
+/// Tests that a waiting rank prints which rank it waits for, in which call of which operator, as
+/// one write; then the peer comes and the call succeeds.
 #[test]
 fn a_stream_that_waits_says_for_whom() {
-    // A datagram socket keeps single writes apart, so that the test sees what one write contains.
+    // A datagram socket keeps writes apart, so that the test sees the content of each write.
     let (ours, theirs) = UnixDatagram::pair().expect("sockets");
     ours.set_read_timeout(Some(Duration::from_secs(100))).expect("a time limit");
     let mut program = start("late", OwnedFd::from(theirs).into());
@@ -236,7 +236,7 @@ fn a_stream_that_waits_says_for_whom() {
     assert!(program.wait().expect("an end").success());
 }
 
-/// Tests that an error that is returned is not logged by every rank before.
+/// Tests that ranks do not log an error that is returned to the caller anyway.
 #[test]
 fn nothing_is_logged_ahead_of_an_error() {
     let output = start("logged", Stdio::piped()).wait_with_output().expect("an end");

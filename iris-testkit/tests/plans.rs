@@ -1,4 +1,4 @@
-//! Plans that are refused, with any numbers; plans need no world.
+//! Plans that are refused, whatever their numbers; plans need no world.
 
 use iris_heap::{BackendKind, DType};
 use iris_ops::{Epilogue, Ranks, TileShape, Variant, all_reduce};
@@ -153,7 +153,7 @@ fn no_number_is_too_large_to_be_refused() {
                 }
                 refused(&options().trace_spans(u32::MAX));
                 refused(&options().columns_per_flag(1 << 29));
-                // Only a barrier has members.
+                // Only a barrier has the option `members`.
                 assert!(refused(&options().members(vec![70])), "{op} {variant}");
                 let some = refused(&options().members(vec![0, 1]));
                 assert_eq!(some, op != Op::Barrier, "{op} {variant}");

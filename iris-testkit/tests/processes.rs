@@ -73,7 +73,7 @@ fn cases_with_ranks_as_processes() {
     }
 }
 
-/// Rank 1 skips a call: the others name it within the deadline.
+/// Rank 1 skips a call: the other ranks name it within the deadline.
 fn skip(world: &World) -> anyhow::Result<()> {
     let mut ready = Ready::new(world, &a_case())?;
     ready.call()?;
@@ -82,7 +82,7 @@ fn skip(world: &World) -> anyhow::Result<()> {
         ready.call()?;
         ready.pass_progress_deadline()?;
     }
-    // The others have entered before the entry deadline passes.
+    // The barrier ensures that the others have entered the call before the entry deadline passes.
     world.barrier()?;
     if world.rank() == 1 {
         while ready.heap.check().is_ok() {
@@ -113,7 +113,7 @@ fn a_process_that_skips_a_call_is_named() {
     assert!(ends.clone().all(|end| end == End::Exited(0)), "{}", outcome.report());
 }
 
-/// Rank 1 issues the operators of the heap in another order.
+/// Rank 1 issues the operators of its heap in another order than the other ranks.
 fn order(world: &World) -> anyhow::Result<()> {
     let heap = SymmetricHeap::open(world, HeapOptions::new().threads(1))?;
     let options = Options::new(8, 6, 0);
@@ -135,13 +135,13 @@ fn processes_in_another_order_are_all_told() {
     assert!(outcome.ok(), "{}", outcome.report());
 }
 
-/// Rank 2 is killed in the middle of a call: the others learn of it long before any deadline.
+/// Rank 2 is killed in the middle of a call: the other ranks learn of it long before any deadline.
 fn die(world: &World) -> anyhow::Result<()> {
     let mut ready = Ready::new(world, &a_case())?;
     ready.call()?;
     ready.sync()?;
     if world.rank() == 2 {
-        // Some of the others wait for this rank by now.
+        // After this sleep, some of the other ranks wait for this rank.
         std::thread::sleep(Duration::from_millis(300));
         kill_myself();
     }
@@ -179,7 +179,8 @@ fn kill_myself() -> ! {
     panic!("still here: {killed:?}");
 }
 
-/// Tests a rank that dies before it has connected, so that only the launcher knows of it.
+/// Tests a rank that dies before it has connected to rank 0, so that only the launcher knows of its
+/// end.
 #[test]
 fn a_process_that_dies_before_it_meets_the_others_is_named_at_once() {
     for victim in [0, 2] {
@@ -196,7 +197,7 @@ fn a_process_that_dies_before_it_meets_the_others_is_named_at_once() {
     }
 }
 
-/// Rank 1 comes after the progress deadline, but before the entry deadline.
+/// Rank 1 comes after the progress deadline, but before the entry deadline: the others wait for it.
 fn late(world: &World) -> anyhow::Result<()> {
     let heap = SymmetricHeap::open(world, HeapOptions::new().threads(1))?;
     for case in all_cases() {

@@ -88,7 +88,7 @@ fn case() -> impl Strategy<Value = Case> {
     )
 }
 
-/// Runs random lists of cases; a failure prints the smallest list that fails.
+/// Runs random lists of cases in `worlds` worlds; a failure prints the smallest list that fails.
 fn random_cases(size: usize, threads: usize, worlds: u32) {
     let cases = prop::collection::vec(case(), 40);
     let mut runner =

@@ -30,7 +30,7 @@ mod smoke;
 use cases::Extent;
 use library::{CHILD, Machine, child, child_of};
 
-/// Environment variables that tell a child process its task.
+/// Environment variables that tell a child process the machine to stand in for, and its task.
 const ARCH: &str = "STANDIN_ARCH";
 const DEVICES: &str = "STANDIN_DEVICES";
 const FOLDER: &str = "STANDIN_LOGS";
@@ -113,8 +113,8 @@ fn machine_of_child() -> Machine {
     Machine { library: Path::new(&get(library)).exists(), ..machine }
 }
 
-/// Writes logs for the machines and numbers of ranks in the environment variables to the folder
-/// `STANDIN_LOGS`.
+/// Writes the logs of all cases to the folder in `STANDIN_LOGS`, for the machines and numbers of
+/// ranks in the other variables.
 fn logs() {
     let Ok(folder) = std::env::var(FOLDER) else {
         println!("{FOLDER} does not name a folder: nothing is written");
@@ -140,7 +140,7 @@ fn logs() {
     }
 }
 
-/// Tests a captured decode step on CUDA and on HIP.
+/// Tests that the host waits for nothing in a decode step, captured or not, on CUDA and on HIP.
 fn a_decode_step_waits_for_nothing_between_its_launches() {
     for arch in ["90", "gfx942"] {
         let output = child("decode", Machine { arch, devices: 4, library: false }, &[]);
@@ -148,7 +148,7 @@ fn a_decode_step_waits_for_nothing_between_its_launches() {
     }
 }
 
-/// Tests calls on CUDA without and with a GEMM library, and on HIP.
+/// Tests that only first calls allocate: on CUDA without and with a GEMM library, and on HIP.
 fn no_call_allocates_after_the_first_of_its_problem() {
     for (arch, library) in [("90", false), ("90", true), ("gfx942", true)] {
         let output = child("allocations", Machine { arch, devices: 2, library }, &[]);
@@ -158,7 +158,7 @@ fn no_call_allocates_after_the_first_of_its_problem() {
     }
 }
 
-/// Tests failures on CUDA without and with a GEMM library.
+/// Tests the failure of each enqueue of a call, on CUDA without and with a GEMM library.
 fn each_enqueue_that_fails_leaves_a_call_to_retry_or_a_poisoned_heap() {
     for library in [false, true] {
         let output = child("failures", Machine { arch: "90", devices: 8, library }, &[]);

@@ -11,7 +11,7 @@ use iris_ops::Barrier;
 use iris_testkit::launch::{Options, end_with_launcher, launch};
 use rustix::process::{Signal, getpid, kill_process};
 
-/// Number of nodes, and number of ranks per node.
+/// Number of nodes of the world, and number of ranks per node.
 const WORLD: (usize, usize) = (2, 2);
 
 fn main() -> ExitCode {
@@ -26,7 +26,8 @@ fn main() -> ExitCode {
     let options = Options::default().nodes(nodes).env("IRIS_DEADLINE", "0.01");
     let options = options.grace(Duration::from_secs(4)).deadline(Duration::from_secs(60));
     let outcome = launch(&program, &["rank"], nodes * per_node, options).unwrap();
-    // Rank 0 waits for the stopped node in a step, and rank 1 for rank 0 in a kernel.
+    // Rank 0 waits for the stopped node in a step between nodes, and rank 1 waits for rank 0 in a
+    // kernel.
     let [step, kernel] = [0, 1].map(|rank: usize| outcome.ranks[rank].stderr.clone());
     let report = outcome.report();
     assert!(kernel.contains("because rank 0 waits for node 1 (host"), "{report}");
@@ -36,7 +37,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Rank of the job; the ranks of node 1 stop before the second call.
+/// Program of each rank of the job; the ranks of node 1 stop before the second call.
 fn rank() -> anyhow::Result<()> {
     let world = World::from_env()?;
     let heap = SymmetricHeap::open(&world, HeapOptions::new().data_bytes(1 << 20).threads(1))?;
@@ -49,7 +50,8 @@ fn rank() -> anyhow::Result<()> {
     }
     barrier.run(&stream)?;
     let outcome = stream.sync();
-    // The other rank of the node shall end by its own deadline and not by the loss of this one.
+    // This rank stays a while, so that the other rank of its node ends by its own deadline and not
+    // because this one is lost.
     std::thread::sleep(Duration::from_secs(3));
     Ok(outcome?)
 }

@@ -1,4 +1,4 @@
-//! Private folders of jobs, and detection of those whose launcher is dead.
+//! Private folders of jobs, and removal of folders whose launcher is dead.
 
 use std::fs::{self, File};
 use std::io;
@@ -6,12 +6,13 @@ use std::path::Path;
 
 use rustix::fs::{FlockOperation, flock};
 
-/// Name of the file in a job's folder that the launcher keeps locked.
+/// Name of the file in a job's folder that the launcher keeps locked while it lives.
 const LOCK: &str = "launcher";
 
 /// Creates and locks the file that shows that the job's launcher lives.
 pub(super) fn hold(folder: &Path) -> io::Result<File> {
-    // The file has another name until it is locked, because an unlocked file means a dead launcher.
+    // The file gets its name only once it is locked, because an unlocked file of this name means a
+    // dead launcher.
     let part = folder.join("launcher.part");
     let file = File::create(&part)?;
     flock(&file, FlockOperation::NonBlockingLockExclusive)?;
@@ -19,7 +20,7 @@ pub(super) fn hold(folder: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Removes folders of launchers that were killed together with their keepers.
+/// Removes folders of jobs whose launcher was killed together with the keeper.
 pub(super) fn sweep(own: &Path) {
     let entries = own.parent().and_then(|temporary| fs::read_dir(temporary).ok());
     for entry in entries.into_iter().flatten().flatten() {

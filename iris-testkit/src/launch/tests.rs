@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::mpsc;
 
-/// Runs a shell program as `ranks` ranks; rank 0's output is not forwarded.
+/// Runs a shell program as `ranks` ranks and returns the outcome of the job.
 fn shell(text: &str, ranks: usize, options: Options) -> Outcome {
     launch(Path::new("/bin/sh"), &["-c", text], ranks, options).expect("the job did not start")
 }
@@ -13,7 +13,8 @@ fn quiet() -> Options {
     Options::default().stdout(io::sink()).deadline(Duration::from_secs(60))
 }
 
-/// Writer that sends what is written over a channel, so that a test sees output while the job runs.
+/// Writer that sends each piece of output over a channel, so that a test sees it while the job
+/// runs.
 struct Channel(mpsc::Sender<Vec<u8>>);
 
 impl Write for Channel {
@@ -65,7 +66,7 @@ fn output_of_rank_0_is_passed_on_as_it_comes() {
     let (sender, receiver) = mpsc::channel();
     let folder = tempfile::tempdir().expect("no temporary folder");
     let gate = folder.path().join("gate");
-    // Rank 0 ends only after its first line has been received here.
+    // Rank 0 ends only after the test has received its first line and made the file GATE.
     let text = "echo first $RANK; while [ $RANK = 0 ] && ! [ -e $GATE ]; do sleep 0.01; done";
     let options = quiet().env("GATE", &gate).stdout(Channel(sender));
     let job = thread::spawn(move || shell(text, 2, options));
@@ -163,7 +164,7 @@ fn what_can_not_start_is_an_error_that_names_it() {
     launch(Path::new("/bin/sh"), &[""; 0], 0, quiet()).expect_err("a job of no rank");
 }
 
-/// Whether the process runs, and is not a zombie that has yet to be reaped.
+/// Whether the process `pid` still runs; a zombie, which has yet to be reaped, does not.
 fn alive(pid: &str) -> bool {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
@@ -177,16 +178,16 @@ fn within_30_s(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Environment variable with the folder of notes, set in a launcher that a test kills, and in its
-/// ranks.
+/// Environment variable with the folder in which ranks note their process ids; set in a launcher
+/// that a test kills, and in its ranks.
 const NOTES: &str = "IRIS_LAUNCH_TEST_NOTES";
 
-/// Launcher of two ranks that this test program started as a process of its own.
+/// Launcher of two ranks, which a test started as a separate process to kill it.
 struct Started {
     launcher: Child,
-    /// Process ids of the ranks.
+    /// Process ids of the launcher's ranks.
     ranks: [String; 2],
-    /// Temporary folder of the launcher.
+    /// Temporary folder in which the launcher makes the job's folder.
     temporary: PathBuf,
     _folder: TempDir,
 }

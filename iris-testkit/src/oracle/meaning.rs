@@ -1,40 +1,41 @@
-//! Meaning of every op, as rows of a table: everything that tests and programs know about an op by
-//! its name.
+//! Meaning of every op, as rows of a table: all knowledge that tests and programs have about an op
+//! by its name.
 
 use iris_ops::{Op, Shard};
 
 /// Distribution of a matrix's rows over the ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rows {
-    /// All rows on every rank.
+    /// All rows are on every rank.
     All,
-    /// The rank's own part of the rows.
+    /// Each rank has its own part of the rows.
     Own,
-    /// One block from each rank, each as large as this rank's part.
+    /// One block from each rank, stacked; each block is as large as this rank's part of the rows.
     Blocks,
-    /// All rows on the root, none on other ranks.
+    /// All rows are on the root; other ranks have none.
     Root,
-    /// The rank's part of the rows, or all rows with its part of the columns, as the options say.
+    /// Each rank has its part of the rows or, by the option `shard`, all rows with its part of the
+    /// columns.
     Shard,
-    /// No matrix.
+    /// The op has no such matrix.
     None,
 }
 
-/// Position of an op's product relative to its message.
+/// Position of an op's product relative to its communication.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Product {
-    /// No product.
+    /// The op has no product.
     None,
-    /// GEMM before the collective.
+    /// The GEMM comes before the collective.
     First,
-    /// GEMM after the collective.
+    /// The GEMM comes after the collective.
     Last,
 }
 
-/// Meaning of an op. A row of the output is the sum of all ranks' rows, or the row of one rank.
+/// Meaning of an op. A row of its output is either the sum of all ranks' rows or one rank's row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Meaning {
-    /// Position of the product.
+    /// Position of the op's product, if it has one.
     pub product: Product,
     /// Distribution of A, or of the message: the rows that a rank contributes.
     pub gives: Rows,
@@ -42,12 +43,12 @@ pub struct Meaning {
     pub gets: Rows,
     /// Whether C is a sum over ranks; if a product comes first, K is split over the ranks.
     pub sums: bool,
-    /// Description for users of programs; M, N and K are those of the whole problem.
+    /// Description for help texts; M, N and K are those of the whole problem.
     pub about: &'static str,
 }
 
 impl Meaning {
-    /// Meaning of `op`.
+    /// Looks up the meaning of `op`.
     pub const fn of(op: Op) -> Self {
         use Product::{First, Last};
         use Rows::{All, Blocks, Own, Root, Shard};
@@ -82,17 +83,18 @@ impl Meaning {
         Self { product, gives, gets, sums, about }
     }
 
-    /// Whether K is split over the ranks.
+    /// Whether each rank has only a part of K, because its product is a partial sum.
     pub fn splits_k(&self) -> bool {
         self.product == Product::First && self.sums
     }
 
-    /// Whether N is split over the ranks.
+    /// Whether each rank has only a part of N, because it multiplies the gathered A by its own B.
     pub fn splits_n(&self) -> bool {
         self.product == Product::Last
     }
 
-    /// Dimensions along which A can be split over the ranks.
+    /// Dimensions along which the option `shard` may split A; only rows if the op has no such
+    /// choice.
     pub fn shards(&self) -> &'static [Shard] {
         match self.gives {
             Rows::Shard => &[Shard::Rows, Shard::Columns],
@@ -100,7 +102,7 @@ impl Meaning {
         }
     }
 
-    /// Whether data goes from rank to rank.
+    /// Whether ranks send data to each other.
     pub fn exchanges(&self) -> bool {
         self.sums || self.gives != self.gets
     }

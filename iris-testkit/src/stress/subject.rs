@@ -1,4 +1,4 @@
-//! Subjects of the stress test.
+//! Subjects of the stress test: ops with their variants, and a ring.
 
 use iris_heap::{BackendKind, DType, DeviceInfo, Element};
 use iris_kernels::build::{Hold, OmittedWait};
@@ -10,18 +10,18 @@ use super::Setting;
 use crate::oracle::Meaning;
 use crate::suite::{Case, Op, Options, plan};
 
-/// Subject of the stress test.
+/// Subject of the stress test, run with many calls and random delays.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Subject {
     /// Operator with one of its variants.
     Op {
-        /// Operator.
+        /// Operator to call.
         op: Op,
-        /// Name of the variant.
+        /// Name of the operator's variant.
         variant: &'static str,
-        /// Dimension of A that is split, if A is gathered.
+        /// Dimension of A that is split over the ranks, if A is gathered.
         shard: Shard,
-        /// Location of C.
+        /// Location of C in memory.
         place: Place,
         /// Whether copy engines and whole-matrix GEMMs that communicate take part, as in a program.
         /// If not, kernels of messages replace them, which can be stalled at more places.
@@ -31,13 +31,13 @@ pub enum Subject {
     Ring,
 }
 
-/// Location of an op's result.
+/// Location of an op's result C.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
     /// Same offset in the heap on all ranks, so that peers may write it directly.
     Same,
-    /// Two different offsets in the heap, alternating from rank to rank; ranks find out in each
-    /// call.
+    /// Two different offsets in the heap, alternating from rank to rank; ranks learn in each call
+    /// that peers' offsets differ.
     Apart,
     /// External memory, which peers cannot write.
     Own,
@@ -91,7 +91,7 @@ impl Subject {
     /// Maximum number of ranks of a GEMM that stores to peers, itself included.
     const MOST_RANKS: usize = 8;
 
-    /// Whether a device has the kernels that the subject tests.
+    /// Whether `device` has the kernels that the subject tests.
     fn has_kernels(self, device: &DeviceInfo) -> bool {
         match self {
             Subject::Op { whole: true, .. } => Gemm::is_there_for(device),
@@ -102,12 +102,12 @@ impl Subject {
         }
     }
 
-    /// Whether whole-matrix GEMMs take part in the subject.
+    /// Whether copy engines or whole-matrix GEMMs that communicate take part in the subject.
     pub(super) fn is_whole(self) -> bool {
         matches!(self, Subject::Op { whole: true, .. })
     }
 
-    /// Element types with which the subject is run.
+    /// Two element types with which the subject is run.
     pub fn types(self) -> [DType; 2] {
         match self.is_whole() {
             true => [DType::F16, DType::BF16],
@@ -115,7 +115,7 @@ impl Subject {
         }
     }
 
-    /// Number of calls for the subject if `asked` are asked for; fewer for large matrices, whose
+    /// Number of calls of the subject if the user asks for `asked`; fewer for large matrices, whose
     /// calls take longer.
     pub fn calls(self, asked: usize) -> usize {
         if self.is_whole() { asked.div_ceil(20) } else { asked }
@@ -136,13 +136,13 @@ impl Subject {
         const DEPTH: usize = 5 * 64;
         let Subject::Op { op, variant, shard, whole: true, .. } = self else { return None };
         if matches!(variant, "unfused_ll" | "unfused_one_shot") {
-            // One tile for nearly every multiprocessor.
+            // The shape has one tile for nearly every multiprocessor.
             return Some(((64, 128 / sharing * 64, DEPTH), 7));
         }
         let (m, n) = ((16 / ranks).max(1) * UNIT * ranks, 4 * UNIT);
         Some(match (op, shard) {
             (Op::AllGatherMatmul, Shard::Rows) => ((m, n, DEPTH), UNIT * ranks),
-            // Every rank has the same number of slabs.
+            // K gives every rank the same number of slabs.
             (Op::AllGatherMatmul, _) => ((m, n, DEPTH.next_multiple_of(64 * ranks)), 67),
             _ => ((m, n, DEPTH), 67),
         })
@@ -173,7 +173,7 @@ impl Subject {
         }
     }
 
-    /// Plan and case of the subject; `None` for the ring.
+    /// Plan and case of the subject; `None` for the ring, which is no op.
     pub(super) fn plan<T: Element>(
         self,
         ranks: Ranks,
@@ -190,7 +190,7 @@ impl Subject {
         }
         let options = options.shard(shard).root(ranks.size - 1);
         let options = options.first_call(setting.first_call).injected(setting.injected);
-        // Our own GEMM must run for any number of ranks.
+        // The library is our own GEMM, which runs for any number of ranks.
         let options = if self.is_whole() { options.library(Library::Ours) } else { options };
         let plan = plan(op, variant, ranks, &options)?;
         Ok(Some((plan, Case::new(op, variant, options))))
@@ -204,7 +204,7 @@ impl Subject {
         Subject::Op { op, variant, shard, place, whole: true }
     }
 
-    /// Subjects with whole-matrix GEMMs.
+    /// Subjects with copy engines or whole-matrix GEMMs that communicate.
     const WHOLE: [Subject; 12] = {
         use {Op::AllGatherMatmul as Gather, Place::Own, Place::Same, Shard::Columns, Shard::Rows};
         [

@@ -92,7 +92,7 @@ fn a_heap_that_is_dropped_on_purpose_logs_nothing() {
     assert_eq!(said(true), "");
 }
 
-/// Writer that collects log output.
+/// Writer that collects log messages for a test.
 #[derive(Clone, Default)]
 struct Log(Arc<std::sync::Mutex<Vec<u8>>>);
 

@@ -1,4 +1,4 @@
-//! Test matrices in the heap, with gaps that must stay unwritten.
+//! Test matrices in the heap, surrounded by gaps that ops must not write.
 
 #![allow(unsafe_code, reason = "ops are given the addresses of memory in the heap")]
 
@@ -10,7 +10,7 @@ use iris_ops::MatRef;
 use crate::matrix::{POISON, with_type};
 use crate::oracle::Dense;
 
-/// Memory layout of a matrix.
+/// Memory layout of a test matrix in its block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Layout {
     /// Whether the matrix is column-major.
@@ -21,16 +21,16 @@ pub struct Layout {
     pub line: usize,
     /// Number of elements between the start of the block and the first element.
     pub before: usize,
-    /// Whether rank r has r more elements before the first, so that the offset differs between
+    /// Whether rank r has r more elements before the first one, so that the offset differs between
     /// ranks.
     pub skewed: bool,
-    /// Whether the op gets the address (external memory) instead of the symmetric slice.
+    /// Whether the op gets the matrix's address (external memory) instead of the symmetric slice.
     pub external: bool,
-    /// Whether ranks with an odd number use external memory.
+    /// Whether ranks with an odd number pass external memory, and the others the symmetric slice.
     pub external_on_odd: bool,
 }
 
-/// Memory for a matrix in the heap, at the same offset on all ranks.
+/// Block of the heap, at the same offset on all ranks, that holds a matrix with its gaps.
 pub(super) struct Buffer {
     slice: RawSlice,
     dtype: DType,
@@ -55,7 +55,7 @@ impl Layout {
         len.max(self.line) + self.pad
     }
 
-    /// Index of element (row, col) of a matrix with this shape in the block.
+    /// Index in the block of element (row, col) of a matrix of `shape`.
     fn place(&self, rank: usize, shape: (usize, usize), row: usize, col: usize) -> usize {
         let (line, at) = if self.transposed { (col, row) } else { (row, col) };
         self.first(rank) + line * self.ld(shape) + at
@@ -63,7 +63,7 @@ impl Layout {
 }
 
 impl Buffer {
-    /// Buffer in a block of the heap.
+    /// Uses `slice` as the block of a matrix.
     pub(super) fn new(slice: RawSlice, dtype: DType, layout: Layout) -> Self {
         Self { slice, dtype, layout }
     }
@@ -126,7 +126,7 @@ impl Buffer {
         Ok((values, bits))
     }
 
-    /// Reference to the matrix of this shape, as ops take it.
+    /// Reference to the matrix of this shape in the buffer, as ops take it.
     pub(super) fn matrix(
         &self,
         heap: &Arc<SymmetricHeap>,
@@ -139,7 +139,8 @@ impl Buffer {
             let slice = whole.slice(layout.first(heap.rank())..)?;
             if layout.external || layout.external_on_odd && heap.rank() % 2 == 1 {
                 let address = heap.resolve(slice, heap.rank())?;
-                // SAFETY: the memory is the heap's own and is freed after the calls.
+                // SAFETY: the memory belongs to the heap and is freed only after the calls have
+                // ended.
                 unsafe { MatRef::external_mut(address, slice.len(), rows, cols) }
             } else {
                 MatRef::sym(slice, rows, cols)

@@ -17,7 +17,7 @@ use crate::rig::{Crossing, Rig, Room};
 /// Result of a case on one rank.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Report {
-    /// Variant of the largest call, as asked for or chosen by the plan.
+    /// Variant of the call with the most rows, as asked for or chosen by the plan.
     pub variant: Variant,
     /// Largest errors over all calls.
     pub measured: Measured,
@@ -30,7 +30,7 @@ pub struct Report {
     pub times: Vec<Duration>,
 }
 
-/// Buffers of one call, which may still be running.
+/// Buffers of one call, which the call may still be using.
 struct Set {
     a: Buffer,
     b: Buffer,
@@ -41,7 +41,7 @@ struct Set {
     normed: Buffer,
 }
 
-/// Call with its inputs, and its output once it has been read.
+/// Call with its inputs and, once it has been read, its output.
 struct Called {
     m: usize,
     a: Dense,
@@ -52,11 +52,11 @@ struct Called {
     output: Option<Output>,
 }
 
-/// Output of a call.
+/// Output of a call: C and, with an RMSNorm, the normalised rows.
 struct Output {
     c: Dense,
     normed: Option<Dense>,
-    /// Bytes of C and of the normalised rows.
+    /// Bytes of C and of the normalised rows, to compare calls and ranks bit by bit.
     bits: Vec<u8>,
 }
 
@@ -99,8 +99,8 @@ pub fn open<'a>(
     Rig::open(world, options, room)
 }
 
-/// Elements, type and layout of A, B, C, bias, residual, weight and normalised rows; the same on
-/// all ranks.
+/// Number of elements, type and layout of A, B, C, bias, residual, weight and normalised rows;
+/// equal on all ranks.
 fn rooms(case: &Case, size: usize) -> [(usize, DType, Layout); 7] {
     let options = &case.options;
     let room = |which: usize, layout: Layout| {
@@ -125,7 +125,7 @@ fn rooms(case: &Case, size: usize) -> [(usize, DType, Layout); 7] {
         (room(0, a), input, a),
         (room(1, case.b), input, case.b),
         (room(2, case.c), output, case.c),
-        // The bias is always f32.
+        // The bias is f32, whatever the type of C.
         (bias, DType::F32, Layout::default()),
         normed(room(2, case.c), case.c),
         normed(bias, Layout::default()),
@@ -157,7 +157,8 @@ fn run(heap: &Arc<SymmetricHeap>, case: &Case) -> anyhow::Result<Report> {
     op.check()?;
     let counts = case.options.backend.traits().host_threads || case.options.counted;
     let counters = counts.then(|| op.counters()).transpose()?;
-    // The amount of data moved by a node's operators within a larger operator is not specified.
+    // Over several nodes the counters are not checked, because the traffic of a node's operators
+    // within a larger operator is not specified.
     if let Some(Counters { pushed, pulled, flags, .. }) = counters
         && ranks.nodes() == 1
     {
@@ -175,7 +176,7 @@ fn run(heap: &Arc<SymmetricHeap>, case: &Case) -> anyhow::Result<Report> {
     Ok(Report { variant: plan.variant(), measured, max_rank_difference, counters, times })
 }
 
-/// Random matrix of one kind; the same for the same seed.
+/// Random matrix of the kind `input`; equal for equal seeds.
 fn random(
     input: Input,
     dtype: DType,
@@ -192,7 +193,7 @@ fn random(
     })
 }
 
-/// Runs all calls and reads their outputs.
+/// Runs all calls of the case and reads their outputs.
 fn calls(
     heap: &Arc<SymmetricHeap>,
     case: &Case,
@@ -240,7 +241,7 @@ fn calls(
             weight: normed.then(|| input(5, case.options.output_dtype(), 0, (1, c.1))),
             output: None,
         };
-        // In place, C holds the input, so it cannot hold the residual.
+        // If the call runs in place, C holds the input, so it cannot hold the residual.
         let in_c = case.residual == Residual::InC && !in_place;
         set.residual.fill(heap, call.residual.as_ref().filter(|_| !in_c))?;
         set.weight.fill(heap, call.weight.as_ref())?;
@@ -291,7 +292,7 @@ fn calls(
     Ok((called, times))
 }
 
-/// Reads the output of a call.
+/// Reads the output of a call from its buffers.
 fn read(
     heap: &SymmetricHeap,
     set: &Set,
@@ -307,7 +308,8 @@ fn read(
     Ok(Output { c, normed, bits })
 }
 
-/// Runs barriers, and checks that data stored before a barrier is visible after it on every member.
+/// Runs barriers, and checks that data that members store before a barrier are visible to every
+/// member after it.
 fn barriers(
     heap: &Arc<SymmetricHeap>,
     case: &Case,
@@ -390,13 +392,13 @@ fn verify(
     Ok((worst, difference))
 }
 
-/// Largest difference between two results of one type.
+/// Largest difference between the elements of two results of type `dtype`, given as bytes.
 fn differing(dtype: DType, ours: &[u8], theirs: &[u8]) -> anyhow::Result<f64> {
     let pairs = values(dtype, ours)?.into_iter().zip(values(dtype, theirs)?);
     Ok(pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max))
 }
 
-/// All-gather of one contribution per rank between the hosts. Collective.
+/// All-gather of each rank's contribution through the hosts. Collective.
 fn exchange(heap: &SymmetricHeap, part: &Part) -> anyhow::Result<Vec<Part>> {
     let mut numbers = Vec::with_capacity(4 + 2 * part.value.data.len());
     for matrix in [&part.value, &part.magnitude] {

@@ -1,18 +1,18 @@
-//! Expected traffic of each variant: bytes and signals, derived from the op's meaning.
+//! Expected traffic of each variant, in bytes and signals, derived from the meaning of the op.
 
 use iris_ops::{OpRequest as Request, Plan, TileShape, Variant};
 
 use super::Case;
 use crate::oracle::{Meaning, Product, Rows, split};
 
-/// Bytes and flags of one rank in one call.
+/// Bytes and flags that one rank moves in one call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Traffic {
     /// Bytes written to peers.
     pub pushed: u64,
     /// Bytes read from peers.
     pub pulled: u64,
-    /// Number of signals and flags that are raised.
+    /// Number of signals and flags that this rank raises.
     pub flags: u64,
 }
 
@@ -28,7 +28,7 @@ fn traffic(pushed: usize, pulled: usize, flags: usize) -> Traffic {
     Traffic { pushed: pushed as u64, pulled: pulled as u64, flags: flags as u64 }
 }
 
-/// Number of tiles that a matrix is cut into.
+/// Number of tiles of shape `tile` that a matrix of `rows` x `cols` is cut into.
 fn tiles((rows, cols): (usize, usize), tile: TileShape) -> usize {
     rows.div_ceil(tile.m) * cols.div_ceil(tile.n)
 }
@@ -47,11 +47,11 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
     let output = options.output_dtype().size();
     let meaning = Meaning::of(case.op);
     let task = case.task(plan.ranks(), m);
-    // Number of rows that this rank sends, by peer, and the bytes of an element of them.
+    // Number of rows that this rank sends to each peer, and the bytes of an element on the wire.
     let sent = (0..size).filter(|&peer| peer != rank).map(|peer| task.sent(rank, peer));
     let bytes = if meaning.sums { wire } else { output };
-    // Number of tiles of owner `first`, and of their elements, if `owners` owners take tiles
-    // round-robin.
+    // Number of tiles of owner `first`, and number of their elements, if the tiles are dealt
+    // round-robin to `owners` owners.
     let in_turn = |first: usize, owners: usize| {
         let (mut own, mut elements) = (0, 0);
         let across = n.div_ceil(tile.n).max(1);
@@ -65,12 +65,13 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
     };
     match variant {
         _ if meaning.product == Product::Last => gathered(case, plan, m),
-        // Two words of 8 bytes for each 8 bytes of data, and no signals.
+        // The LL protocol writes two words of 8 bytes for each 8 bytes of data, and raises no
+        // signals.
         Variant::Ll | Variant::UnfusedLl => {
             traffic(sent.map(|rows| 16 * (rows * n * bytes).div_ceil(8)).sum(), 0, 0)
         }
-        // Partials go to their owners, then sums from the owners to all ranks; this rank raises one
-        // flag.
+        // Partials go to their owners, then sums go from the owners to all ranks; each rank also
+        // raises one flag of its own.
         Variant::CopyEngine | Variant::Epilogue if meaning.sums => {
             let part = |rank| split(m, size, rank).len();
             let others = (0..size).filter(|&other| other != rank);
@@ -105,8 +106,8 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
                 false => traffic(elements * output * (peers - 1), 0, own * (peers - 1)),
             }
         }
-        // Each peer gets the rows that it needs, with a signal per tile; if engines copy, this rank
-        // raises one more flag.
+        // Each peer gets the rows that it needs, with a signal per tile; with copy engines this
+        // rank also raises one flag of its own.
         _ => {
             let own = usize::from(matches!(variant, Variant::CopyEngine | Variant::Epilogue));
             sent.fold(traffic(0, 0, own), |mut all, rows| {
@@ -117,7 +118,7 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
     }
 }
 
-/// Expected traffic of an all-gather of A before a product.
+/// Expected traffic of this rank when A is gathered before a product.
 fn gathered(case: &Case, plan: &Plan, m: usize) -> Traffic {
     let (rank, size) = (plan.ranks().rank, plan.ranks().size);
     let options = plan.request();
@@ -130,7 +131,8 @@ fn gathered(case: &Case, plan: &Plan, m: usize) -> Traffic {
     let remote = m * k - area(shard(rank));
     match variant {
         Variant::Baseline => traffic(area(shard(rank)) * bytes * peers, 0, 0),
-        // Each peer gets a signal per tile of A; if engines copy, this rank raises one more flag.
+        // Each peer gets a signal per tile of A; with copy engines this rank also raises one flag
+        // of its own.
         Variant::Unfused | Variant::CopyEngine | Variant::Epilogue => {
             let own = usize::from(matches!(variant, Variant::CopyEngine | Variant::Epilogue));
             let flags = tiles(shard(rank), tile) * peers + own;

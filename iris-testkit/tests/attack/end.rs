@@ -1,4 +1,4 @@
-//! Blows: ways to end or stop an attacked rank at some moment of its program.
+//! Blows: the ways in which an attack ends or stops a rank at some moment of its program.
 
 use std::fmt;
 use std::process::{Command, Stdio};
@@ -8,13 +8,13 @@ use std::time::Duration;
 use rustix::process::{Signal, getpid, kill_process};
 use serde::{Deserialize, Serialize};
 
-/// Way to end or stop the attacked rank.
+/// Way in which the attacked rank is ended or stopped.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) enum Blow {
-    /// SIGKILL ends the rank.
+    /// SIGKILL ends the rank's process.
     #[default]
     Kill,
-    /// The rank forks without exec; its process is killed while the child lives.
+    /// The rank forks without exec; then its process is killed while the child lives on.
     Fork,
     /// SIGSTOP stops the rank and SIGCONT continues it after a while: the job must go on.
     Stop,
@@ -44,13 +44,14 @@ impl Blow {
             Blow::Kill => Signal::KILL,
             Blow::Fork => {
                 if system::fork() == 0 {
-                    // The child only sleeps; the launcher kills it with the job.
+                    // The child only sleeps; the launcher kills it when the job ends.
                     std::thread::sleep(Duration::from_secs(600));
                 }
                 Signal::KILL
             }
             Blow::Stop => {
-                // Only one stop is allowed: a second one could come after the SIGCONT of both.
+                // A rank is stopped only once: a second SIGSTOP could come after both SIGCONTs, and
+                // the rank would stay stopped.
                 static STRUCK: AtomicBool = AtomicBool::new(false);
                 if STRUCK.swap(true, Ordering::Relaxed) {
                     return;

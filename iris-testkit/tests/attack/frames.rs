@@ -1,5 +1,5 @@
-//! Frames that no rank would send: by strangers, who have not sent a hello, or by a rank after its
-//! own hello.
+//! Invalid frames for rank 0's socket, sent by strangers, who have not sent a hello, or by a rank
+//! after its own hello.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::FileTypeExt;
@@ -29,7 +29,7 @@ fn connect(socket: &Path) -> Result<UnixStream> {
     let until = Instant::now() + Duration::from_secs(1);
     let stream = loop {
         match UnixStream::connect(socket) {
-            // A socket may have its name before it listens.
+            // A socket's file may exist before rank 0 listens on it.
             Err(error)
                 if error.kind() == ErrorKind::ConnectionRefused && Instant::now() < until =>
             {
@@ -55,8 +55,8 @@ fn hello(job: &str, rank: u64, size: u64) -> Vec<u8> {
     frame(1, 0, body.len() as u64, &body)
 }
 
-/// Bytes of a stranger: noise, or a frame of any kind whose body, length or number of descriptors
-/// may be wrong.
+/// Bytes that a stranger sends: noise, or a frame of any kind whose body, length or number of
+/// descriptors may be wrong.
 fn of_stranger(random: &mut Random) -> Vec<u8> {
     let body: Vec<u8> = (0..random.below(96)).map(|_| random.next() as u8).collect();
     let length = match random.below(4) {
@@ -66,13 +66,14 @@ fn of_stranger(random: &mut Random) -> Vec<u8> {
     };
     match random.below(5) {
         0 => body,
-        // Hello for a job that cannot be this world's.
+        // Hello with the name of another job, which rank 0 must refuse.
         1 => hello(&format!("job {}", random.next()), random.below(9), random.below(9)),
         _ => frame(random.below(16) as u32, random.below(3) as u32, length, &body),
     }
 }
 
-/// Frame of a kind that ranks or rank 0 send, with mostly small numbers in its body.
+/// Frame of any valid kind, from rank 0 or from another rank, with mostly small numbers in its
+/// body.
 fn of_rank(random: &mut Random) -> Vec<u8> {
     let words = random.below(8);
     let mut word = || match random.below(8) {
@@ -101,7 +102,7 @@ pub(super) fn by_strangers(folder: &Path, count: usize, random: &mut Random) -> 
     Ok(())
 }
 
-/// Sends a rank's hello, then `count` frames that no rank would send.
+/// Sends the hello of a rank, then `count` frames that no honest rank would send.
 pub(super) fn by_rank(
     folder: &Path,
     (rank, size): (usize, usize),

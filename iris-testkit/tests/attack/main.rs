@@ -28,23 +28,23 @@ use serde::{Deserialize, Serialize};
 use end::Blow;
 use rank::{BLAMES, Part, Plant, Stage, TIMES, WRONG};
 
-/// Attacks on jobs with `ranks` ranks each.
+/// Attacks to make on jobs of `ranks` ranks each.
 #[derive(Clone, Serialize, Deserialize)]
 struct Attack {
-    /// Number of ranks to kill at each stage, and to stop or fork during calls.
+    /// Number of ranks to kill at each stage, and number of ranks to stop or fork during calls.
     kills: usize,
-    /// Number of frames to send to rank 0: half by strangers, half by a rank.
+    /// Number of frames to send to rank 0: half as a stranger, half as a rank.
     frames: usize,
     ranks: usize,
     seed: u64,
     /// Seconds that the other ranks have to end after an attack.
     grace: u64,
-    /// Fault that is planted in the other ranks and must be found.
+    /// Fault that is planted in the other ranks, to test that it is found; `None` for no fault.
     plant: Option<Plant>,
 }
 
-/// First argument if this program runs as an ordinary user; the second is an [`Attack`] as JSON.
-/// Rows are written to stdout as JSON.
+/// First argument of this program when it runs as an ordinary user; the second argument is an
+/// [`Attack`] as JSON. It writes its rows to stdout as JSON.
 const ORDINARY: &str = "ordinary";
 
 /// User id of the ordinary user: nobody.
@@ -100,14 +100,14 @@ fn what_must_not_be_is_counted() {
     }
 }
 
-/// Attacks in a process that root has started as an ordinary user.
+/// Makes the attacks in a process that root has started as an ordinary user, and prints the rows.
 fn ordinary(attack: &str) -> Result<()> {
     let attack: Attack = serde_json::from_str(attack)?;
     println!("{}", serde_json::to_string(&attack.by_this_user("ordinary")?)?);
     Ok(())
 }
 
-/// Counts for the attacks of one kind.
+/// Numbers of attacks of one kind, and of their bad results.
 #[derive(Clone, Default, PartialEq, Debug, Serialize, Deserialize)]
 struct Row {
     attack: String,
@@ -135,10 +135,9 @@ impl Attack {
         Ok(rows)
     }
 
-    /// Repeats the attacks in a process of an ordinary user who may have at most `files` open
-    /// files.
+    /// Makes the attacks in a process of an ordinary user, who may have at most `files` open files.
     fn by_an_ordinary_user(&self, files: u64) -> Result<Vec<Row>> {
-        // The folder of this program may be closed to other users.
+        // Other users may not be able to read this program's folder, so a copy is started.
         let folder = tempfile::tempdir().context("no temporary folder")?;
         let copy = folder.path().join("attack");
         std::fs::copy(std::env::current_exe()?, &copy).context("the copy of this program")?;
@@ -159,12 +158,13 @@ impl Attack {
         Ok(rows.into_iter().map(named).collect())
     }
 
-    /// Attacks of every kind as the user of this process.
+    /// Makes attacks of every kind as the user of this process.
     fn by_this_user(&self, user: &str) -> Result<Vec<Row>> {
         let mut random = Random(self.seed);
         let program = std::env::current_exe().context("the path of this program")?;
         let ranks = self.ranks;
-        // Durations of the stages without an attack; kills are spread over them.
+        // A job without an attack measures the durations of the stages, over which kills are
+        // spread.
         let calm = self.run(&program, &Part { victim: ranks, ..Part::default() })?;
         ensure!(calm.ok(), "without an attack the ranks fail:\n{}", calm.report());
         let times: Vec<u64> = line(&calm.ranks[0].stdout, TIMES)
@@ -198,7 +198,7 @@ impl Attack {
             }
             rows.push(row);
         }
-        // Number of frames per job.
+        // Number of frames that the attacker of one job sends.
         const AT_ONCE: usize = 50;
         for hostile in [false, true] {
             let who = if hostile { "frames of a rank" } else { "frames of strangers" };
@@ -207,7 +207,7 @@ impl Attack {
             while rest > 0 {
                 let frames = rest.min(AT_ONCE);
                 rest -= frames;
-                // The attacker is not rank 0, which owns the socket.
+                // Any rank may be the attacker except rank 0, which owns the socket.
                 let victim = 1 + random.below(ranks as u64 - 1) as usize;
                 let plant = self.plant;
                 let part =
@@ -234,7 +234,7 @@ impl Attack {
     }
 }
 
-/// Rest of the first line that begins with `word`.
+/// Text after `word` in the first line that begins with it.
 fn line<'a>(text: &'a str, word: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(word))
 }
@@ -262,7 +262,7 @@ impl Row {
             (Some(_), _) if part.blow == Blow::Stop => !outcome.ok() && *self == before,
             (Some(stage), _) => {
                 let wrong = others().any(|(_, it)| match (it.end, blamed(&it.stdout)) {
-                    // A rank that had nothing left to do with the others may exit with 0.
+                    // A rank that had nothing left to exchange with the others may exit with 0.
                     (End::Exited(0), _) => stage != Stage::Closing,
                     (End::Exited(_), blamed) => blamed != Some(true),
                     // Hangs and ends by a signal were counted above.

@@ -1,4 +1,5 @@
-//! Rank of an attacked job: a short program, in which a rank may kill itself at any moment.
+//! Program of the ranks of an attacked job: short, so that a rank may be struck at any moment of
+//! it.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -17,14 +18,14 @@ use super::{Random, frames};
 
 /// Job name with which a rank process is started.
 pub(super) const NAME: &str = "attacked";
-/// Start of the line with the rank that an error blames.
+/// Start of an output line that names the rank that an error blames.
 pub(super) const BLAMES: &str = "BLAMES ";
-/// Start of the line with the duration of each stage, in microseconds.
+/// Start of an output line with the duration of each stage, in microseconds.
 pub(super) const TIMES: &str = "TIMES ";
-/// Start of the line that reports a wrong result.
+/// Start of an output line that reports a wrong result.
 pub(super) const WRONG: &str = "WRONG ";
 
-/// Stages of the program.
+/// Stages of the ranks' program, in order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) enum Stage {
     StartUp,
@@ -49,7 +50,7 @@ impl fmt::Display for Stage {
     }
 }
 
-/// Fault that the other ranks have on purpose, to see that it is found.
+/// Fault that the other ranks commit on purpose, to test that the attack's judge finds it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) enum Plant {
     Hang,
@@ -58,7 +59,7 @@ pub(super) enum Plant {
     Blame,
 }
 
-/// Behaviour of the ranks of one job.
+/// Behaviour of the ranks of one job, passed to them as JSON.
 #[derive(Clone, Default, Debug, Serialize, Deserialize)]
 pub(super) struct Part {
     /// Rank that attacks; equal to the number of ranks if none does.
@@ -70,15 +71,15 @@ pub(super) struct Part {
     /// Microseconds from the start of the stage to the blow, which comes at the end of the stage at
     /// the latest.
     pub(super) delay_us: u64,
-    /// Number of frames that the victim sends: as strangers before it joins or, if `hostile`, as
-    /// the rank that it is.
+    /// Number of frames that the victim sends: as a stranger before it joins or, if `hostile`, as a
+    /// rank.
     pub(super) frames: usize,
     pub(super) hostile: bool,
     pub(super) seed: u64,
     pub(super) plant: Option<Plant>,
 }
 
-/// Runs the stages, and strikes in one of them if this rank is the victim.
+/// Runs the stages of the program, and strikes in one of them if this rank is the victim.
 struct Stages<'a> {
     part: &'a Part,
     victim: bool,
@@ -156,7 +157,7 @@ fn program(part: &Part, victim: bool, (rank, size): (usize, usize)) -> Result<()
     let [a, _, c] = case.shapes(Ranks::from(&world), case.options.m);
     stages.begin(Some(Stage::Calls));
     for call in 1..=20u8 {
-        // Each call has another result, so data left from the previous call is detected.
+        // Each call has another result, so that data left from the previous call would be wrong.
         ready.heap.write(ready.a, &[f32::from(call); 4096])?;
         ready.call()?;
         ready.sync()?;
@@ -177,7 +178,7 @@ fn program(part: &Part, victim: bool, (rank, size): (usize, usize)) -> Result<()
     Ok(say!("{TIMES}{}", times.join(" "))?)
 }
 
-/// Rank that an error blames; `None` if it blames no rank.
+/// Rank that `error` blames; `None` if it blames no rank.
 fn blamed(error: &anyhow::Error) -> Option<usize> {
     let cause = match error.downcast_ref::<iris_ops::OpError>() {
         Some(iris_ops::OpError::Heap { cause, .. } | iris_ops::OpError::Poisoned { cause, .. }) => {

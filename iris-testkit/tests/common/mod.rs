@@ -1,4 +1,4 @@
-//! Common parts of the tests of ops.
+//! Common parts of the tests of ops: backend, cases and their runner.
 
 #![allow(dead_code, unreachable_pub, reason = "each test program uses some of it")]
 
@@ -26,18 +26,18 @@ pub fn backend() -> BackendKind {
     if asked.is_empty() { BackendKind::Cpu } else { asked.parse().unwrap() }
 }
 
-/// Whether the op accepts the matrices of the case; refusals are tested elsewhere.
+/// Whether the op accepts the matrices of the case; other tests check that it refuses them.
 pub fn taken(case: &Case, size: usize) -> bool {
     let pulls = case.op == Op::AllGatherMatmul && case.variant != "baseline" && size > 1;
     let finishes = case.op.options().contains(&"epilogue") || case.op == Op::Barrier;
-    // Variants that pull need A at the same offset in the heap, row-major, because peers read it in
-    // place.
+    // Variants that pull need A row-major and at the same offset in the heap on all ranks, because
+    // peers read A in place.
     (finishes || case.options.epilogue == Epilogue::None)
         && !(pulls
             && (case.a.external || case.a.external_on_odd || case.a.transposed || case.a.skewed))
 }
 
-/// Runs all cases in one world of `size` ranks, with heaps of `threads` threads.
+/// Runs all cases in one world of `size` ranks, whose heaps have `threads` worker threads each.
 pub fn run_all(size: usize, threads: usize, cases: &[Case]) -> anyhow::Result<()> {
     let cases: Vec<_> = cases.iter().filter(|case| taken(case, size)).collect();
     assert!(!cases.is_empty());

@@ -1,4 +1,4 @@
-//! Cases of operators over several nodes, and their runner on a rank.
+//! Cases of operators over several nodes, and the runner of these cases on one rank.
 
 use iris_heap::{DType, HeapOptions, World};
 use iris_ops::{Shard, TileShape};
@@ -8,7 +8,7 @@ use iris_testkit::suite::{Case, Input, Op, Options, run_case};
 
 pub const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
-/// M, N, K: ragged shapes, single rows and columns, K of 0, fewer rows than ranks, and empty
+/// Shapes M, N, K: ragged shapes, single rows and columns, K of 0, fewer rows than ranks, and empty
 /// matrices.
 const SHAPES: [(usize, usize, usize); 9] = [
     (33, 65, 17),
@@ -39,7 +39,7 @@ pub fn each(options: &Options) -> Vec<Case> {
     cases
 }
 
-/// Runs cases on a rank, in one heap.
+/// Runs cases on this rank, all in one heap. Collective.
 pub fn run_cases(
     world: &World,
     (options, room): (&HeapOptions, Room),

@@ -1,4 +1,4 @@
-//! Op that is ready to run, for tests of failures.
+//! Op with its matrices, ready to run, for tests of failures.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,7 +50,8 @@ impl Ready {
         control.advance_test_clock(passed);
         while !control.has_seen_time_pass() && !call.is_done() {
             std::thread::sleep(Duration::from_millis(1));
-            // The wait may have begun after the clock was advanced, so advance it again.
+            // The kernel may have begun to wait after the clock was advanced, so the clock is
+            // advanced again.
             if !control.has_seen_time_pass() {
                 control.advance_test_clock(Duration::from_millis(1));
                 passed += Duration::from_millis(1);
@@ -59,8 +60,8 @@ impl Ready {
         Ok(passed)
     }
 
-    /// Advances the heap's clock until a call has failed on this rank or on one that told it so;
-    /// returns the time that was added.
+    /// Advances the heap's clock until a call has failed on this rank, or on a rank that told this
+    /// one; returns the time that was added.
     pub fn pass_until_a_fault(&self) -> Duration {
         let mut passed = Duration::ZERO;
         let step = self.heap.world().settings().progress_deadline();

@@ -101,7 +101,7 @@ constexpr const char* RUNTIME = "libcuda.so.1";
 #else
 constexpr const char* RUNTIME = "libamdhip64.so.7";
 #endif
-/// Function of the HIP runtime; null if the runtime is not loaded or lacks it.
+/// Looks up a function of the HIP runtime; null if the runtime is not loaded or lacks it.
 template <class Function> Function runtime(const char* name) {
     static void* library = dlopen(RUNTIME, RTLD_NOW | RTLD_NOLOAD);
     return library == nullptr ? nullptr : reinterpret_cast<Function>(dlsym(library, name));
@@ -112,7 +112,7 @@ int current() {
     int device = 0;
     return get == nullptr || get(&device) == 0 ? device : -1;
 }
-/// Whether a device can access this range of memory.
+/// Whether a device can access all of this range of memory, as the fake runtime says.
 bool reaches(int device, u64 address, u64 bytes) {
     auto may = runtime<bool (*)(int, u64, u64)>("fake_reaches");
     if (may == nullptr) may = runtime<bool (*)(int, u64, u64)>("standin_reaches");
@@ -140,7 +140,8 @@ std::mutex lock;
 /// Objects of the library that were created and not yet destroyed.
 std::set<void*> live;
 std::atomic<int> handles = 0;
-/// Number of objects that were ever created; number of rows for which products are refused.
+/// Number of objects that were ever created, and number of rows (set by a test) for which products
+/// are refused.
 u64 ever = 0, refused = 0;
 template <class Thing> int made(Thing** to, Thing value) {
     std::lock_guard guard(lock);
@@ -191,7 +192,7 @@ void write(int type, u64 base, u64 at, float value) {
     if (type == BF16) {
         half = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
     } else {
-        // Rounds to the nearest f16, ties to even.
+        // Rounds `value` to the nearest f16, ties to even.
         float size = value < 0 ? -value : value, step = 0x1p-24f;
         u32 exponent = 0;
         while (size >= step * 2048 || (exponent == 0 && size >= step * 1024)) {
@@ -231,7 +232,7 @@ u64 problem(const Desc& desc, const Layout& a, [[maybe_unused]] const Layout& b,
     return hash;
 }
 
-/// Bytes of the workspace that an algorithm writes.
+/// Bytes of the workspace that every algorithm overwrites; a smaller workspace is refused.
 constexpr u64 USED = 4096;
 
 } // namespace
@@ -274,7 +275,7 @@ int NAME(Create)(Handle** handle) {
 int NAME(Destroy)(Handle* handle) {
     const int code = destroyed(handle);
     std::lock_guard guard(lock);
-    // No object may outlive the last handle.
+    // A program must destroy all objects before the last handle.
     if (--handles == 0 && !live.empty()) outcome(INVALID_VALUE, "Destroy leaves", live.size());
     return code;
 }
@@ -316,7 +317,7 @@ int NAME(MatmulPreferenceSetAttribute)(Preference* preference, int wish, const v
     return SUCCESS;
 }
 
-/// Heuristic: no algorithm for a depth of 13, one for every other problem.
+/// Heuristic for tests: finds no algorithm for a depth of 13, and one for every other problem.
 int NAME(MatmulAlgoGetHeuristic)(Handle* handle, Desc* desc, Layout* a, Layout* b, Layout* c, Layout* d,
                                  Preference* preference, int most, Answer* answers, int* count) {
     u64 size[3];
@@ -366,7 +367,7 @@ int NAME(Matmul)(Handle* handle, Desc* desc, const float* alpha, u64 a, Layout* 
         // AMD's library would compute a wrong result with the algorithm of another product.
         return outcome(sizeof *algorithm == 64 ? NOT_SUPPORTED : INVALID_VALUE, "Matmul by an algorithm of another product");
     }
-    // Inside a stand-in driver, which runs nothing, the product is logged.
+    // If a stand-in driver, which runs nothing, is loaded, the product is only logged.
     if (const auto enqueue = runtime<u32 (*)(void*, const char*, const char*)>("standin_enqueue")) {
         const auto shown = runtime<const char* (*)(u64)>("standin_shown");
         std::ostringstream line;
@@ -422,7 +423,7 @@ int NAME(Matmul)(Handle* handle, Desc* desc, const float* alpha, u64 a, Layout* 
 }
 
 #ifdef HEADER
-/// Bytes of a function's return value and of its arguments.
+/// Sizes in bytes of a function's return value and of its arguments, to check its declaration.
 template <class Gives, class... Takes> constexpr std::array<std::size_t, 1 + sizeof...(Takes)> form(Gives (*)(Takes...)) {
     return {sizeof(Gives), sizeof(Takes)...};
 }

@@ -49,7 +49,7 @@ int current() {
 /// State that the ranks of a communicator share.
 struct World {
     explicit World(u64 size) : size(size), from(size), to(size) {}
-    /// Barrier of all ranks; the last one to arrive runs `last` for all.
+    /// Waits until all ranks have arrived; the last one to arrive runs `last` for all.
     void meet(const std::function<void()>& last) {
         std::unique_lock guard(own);
         const u64 round = rounds;
@@ -62,7 +62,7 @@ struct World {
         }
     }
     u64 size;
-    /// Addresses that the ranks read and write in a collective; for an all-to-all one for each
+    /// Addresses that each rank reads and writes in a collective; in an all-to-all, one for each
     /// peer.
     std::vector<std::vector<u64>> from, to;
     std::mutex own;
@@ -79,7 +79,7 @@ std::map<std::string, std::shared_ptr<World>> worlds;
 
 u64 size_of(int type) { return type == INT32 || type == FLOAT32 ? 4 : type == FLOAT16 || type == BFLOAT16 ? 2 : 0; }
 
-/// Adds one element of all ranks. f16 is not supported.
+/// Sums one element over all ranks. f16 is not supported.
 void add(int type, const std::vector<std::vector<u64>>& from, u64 at, u64 to, u64 place) {
     float sum = 0;
     std::int32_t whole = 0;
@@ -124,7 +124,7 @@ int collective(const char* name, Communicator* of, std::vector<u64> from, std::v
     return outcome(enqueue(stream, run, work) == 0 ? SUCCESS : INVALID_ARGUMENT, name);
 }
 
-/// Sends and receives of an open group.
+/// Sends and receives since ncclGroupStart, which ncclGroupEnd enqueues together.
 struct Group {
     bool open = false;
     Communicator* of = nullptr;

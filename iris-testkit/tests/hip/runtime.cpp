@@ -77,7 +77,7 @@ struct Memory {
 std::map<u64, Memory> memory;
 std::set<std::pair<int, int>> peers;
 
-/// Allocation that contains a range; null if none does.
+/// Finds the allocation that contains all of a range; null if none does.
 const Memory* of(u64 address, u64 bytes) {
     auto next = memory.upper_bound(address);
     if (next == memory.begin()) return nullptr;
@@ -90,7 +90,7 @@ bool reaches(int device, u64 address, u64 bytes) {
     return found != nullptr && (found->opened || found->device == device || peers.count({device, found->device}));
 }
 
-/// Device that allocated the memory, or opened it.
+/// Device that allocated the memory at `address`, or that opened it by a handle.
 int owner_of(u64 address) {
     std::lock_guard guard(lock);
     const Memory* found = of(address, 1);
@@ -145,7 +145,7 @@ struct Stream {
     std::thread worker;
 };
 
-/// One recording of an event; a waiter keeps the recording that was current when it started to
+/// One recording of an event; a waiter keeps the recording that was the latest when it started to
 /// wait.
 struct Mark {
     std::mutex own;
@@ -342,10 +342,10 @@ Error hipLaunchHostFunc(Stream* stream, void (*call)(void*), void* data) {
     stream->enqueue([=] { call(data); });
     return SUCCESS;
 }
-/// Whether a device can access this range of memory; the fakes of other libraries call this.
+/// Whether a device can access all of this range of memory; fakes of other libraries call this.
 bool fake_reaches(int device, u64 address, u64 bytes) { return reaches(device, address, bytes); }
 Error hipEventCreateWithFlags(Event** event, u32 flags) {
-    // Expected flags: no timing, and a release at system scope for each record.
+    // Expected flags of an event: no timing, and a release at system scope for each record.
     if (flags != (2 | 0x80000000u)) return outcome(INVALID_VALUE, "hipEventCreateWithFlags", flags);
     std::lock_guard guard(lock);
     events.insert(*event = new Event);
@@ -423,7 +423,7 @@ static Error take(const char* call, u64* address, u64 bytes, u32 flags) {
     if (file < 0 || ftruncate(file, static_cast<off_t>(bytes)) != 0) return 2;
     *address = map(file, bytes);
     if (*address == 0) return 2;
-    // New memory has undefined content.
+    // New memory has undefined content, so it is filled with a pattern that tests would notice.
     std::memset(reinterpret_cast<void*>(*address), 0xa5, bytes);
     std::lock_guard guard(lock);
     memory[*address] = {bytes, current, file, false};
@@ -501,7 +501,7 @@ Error hipIpcOpenMemHandle(u64* address, Handle handle, u32 flags) {
 Error hipIpcCloseMemHandle(u64 address) { return give("hipIpcCloseMemHandle", address, true); }
 
 Error hipModuleLoadData(Module** module, const unsigned char* image) {
-    // End of the ELF file, from its header: the section table, which g++ writes last.
+    // End of the ELF file, computed from its header: g++ writes the section table last.
     u64 sections;
     std::memcpy(&sections, image + 40, 8);
     const u64 bytes = sections + u64{image[58]} * (image[60] + 256u * image[61]);
@@ -535,7 +535,7 @@ Error hipModuleLaunchKernel(Function* function, u32 groups, u32 gy, u32 gz, u32 
     if (code != SUCCESS || odd || function->module->device != stream->device) {
         return outcome(code != SUCCESS ? code : INVALID_VALUE, "hipModuleLaunchKernel", function->name);
     }
-    // Parameters must be copied before the launch returns.
+    // The caller may reuse the parameters after the launch returns, so they are copied here.
     const auto* first = static_cast<const char*>(parameters[0]);
     const std::vector<char> args(first, first + function->args);
     const bool has_more = function->name == "iris_barrier" || function->name == "iris_gate";

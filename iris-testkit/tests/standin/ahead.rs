@@ -1,4 +1,5 @@
-//! Operators on a machine without a compiler, whose program carries compiled kernels.
+//! Operators on a machine without a compiler, where compiled kernels lie in a folder beside the
+//! program.
 
 use std::collections::HashMap;
 
@@ -38,7 +39,7 @@ pub(crate) fn precompile(machine: &Machine) {
 pub(crate) fn operators(machine: &Machine, worlds: &[usize]) {
     let backend = machine.backend();
     let mut cases = all(backend, Extent::All);
-    // Kernels that count or trace are not compiled ahead of time.
+    // Kernels that count or trace are left out, because they are not compiled ahead of time.
     cases.retain(|it| !it.case.options.counted && it.case.options.trace_spans == 0);
     for &size in worlds {
         let missing = World::run_threads(size, |world| -> Result<Vec<String>> {

@@ -43,7 +43,7 @@ pub(crate) fn check(machine: &Machine, size: usize) -> Result<()> {
     Ok(())
 }
 
-/// Number of allocations of each call that is not refused.
+/// Counts the allocations of each call that is not refused, on one rank.
 fn of_rank(calls: &Calls<'_>, machine: &Machine) -> Result<Vec<(String, u64)>> {
     let standin = Standin::get(machine.backend());
     let planned = calls.planned();
@@ -64,7 +64,7 @@ fn of_rank(calls: &Calls<'_>, machine: &Machine) -> Result<Vec<(String, u64)>> {
         ended.map_err(|code| anyhow::anyhow!("the capture ends with {code}"))
     };
     for (way, m) in all() {
-        // The first call of a problem may allocate.
+        // The first call of a problem may allocate, so only the second is counted.
         let first = calls.run(way, m, &stream);
         let (allocations, _) = Counting::during(|| calls.run(way, m, &stream));
         if first.is_ok() {

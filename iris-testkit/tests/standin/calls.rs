@@ -1,4 +1,4 @@
-//! Calls of a case on one rank: its heap, matrices and streams.
+//! Calls of a case on one rank, with its heap, matrices and streams.
 
 use std::sync::Arc;
 
@@ -13,9 +13,9 @@ use iris_testkit::suite::{Layout, Options, Residual, plan};
 use crate::cases::{Call, Planned};
 use crate::library::{Machine, Standin};
 
-/// Bytes of each matrix's block. It is large enough for every call of any plan, so that offsets are
-/// the same in all. HIP clears new memory by copies, so there it depends on the plan; elsewhere the
-/// pages are never touched.
+/// Bytes of the block of each matrix, enough for every call. Elsewhere than on HIP the size is the
+/// same for all plans, so that offsets are, too; the pages are never touched. HIP clears new memory
+/// by copies, so there the size depends on the plan.
 fn room(planned: &Planned, backend: BackendKind) -> u64 {
     if backend != BackendKind::Hip {
         return 1 << 30;
@@ -26,7 +26,7 @@ fn room(planned: &Planned, backend: BackendKind) -> u64 {
     ((m * n).max(n * k).max(m * k) * bytes).next_power_of_two() as u64
 }
 
-/// Opens a heap with room for a plan and its matrices.
+/// Opens a heap with room for a plan and its matrices. Collective.
 pub(crate) fn heap(
     world: &World,
     machine: &Machine,
@@ -34,13 +34,13 @@ pub(crate) fn heap(
 ) -> Result<Arc<SymmetricHeap>> {
     let backend = machine.backend();
     let room = room(planned, backend);
-    // Includes room for the workspace of a GEMM library.
+    // The data segment also has room for the workspace of a GEMM library.
     let options = HeapOptions::new().backend(backend).data_bytes(16 * room + (64 << 20));
     let options = options.signal_bytes(room.max(64 << 20)).device_words(1 << 20);
     Ok(SymmetricHeap::open(world, options.device(world.rank() % machine.devices))?)
 }
 
-/// Operator with its matrices on one rank.
+/// Operator with its matrices on one rank, to make the calls of a case.
 pub(crate) struct Calls<'a> {
     planned: &'a Planned,
     ranks: Ranks,
@@ -62,7 +62,7 @@ impl<'a> Calls<'a> {
         Ok(Calls { planned, ranks, heap: heap.clone(), op, slices })
     }
 
-    /// Whether this rank takes part in calls: a barrier may have fewer members.
+    /// Whether this rank takes part in the calls: not every rank need be a member of a barrier.
     pub(crate) fn takes_part(&self) -> bool {
         let members = &self.planned.case.options.members;
         members.as_ref().is_none_or(|members| members.contains(&self.ranks.rank))
@@ -123,14 +123,15 @@ fn matrix(
 ) -> Result<MatRef> {
     let (rows, cols) = if layout.transposed { (shape.1, shape.0) } else { shape };
     let first = layout.before + if layout.skewed { 8 * rank } else { 0 };
-    // A matrix that the operator does not have is not accessed.
+    // An empty matrix, or one that the operator does not have, still gets one element.
     let len = (rows * (cols + layout.pad)).max(1);
     macro_rules! of {
         ($type:ty) => {{
             let slice = slice.cast::<$type>()?.slice(first..first + len)?;
             if layout.external {
                 let address = heap.resolve(slice, rank)?;
-                // SAFETY: the memory is the heap's own, and no kernel runs.
+                // SAFETY: the memory belongs to the heap, and no kernel accesses it, because the
+                // stand-in runs none.
                 #[allow(unsafe_code, reason = "a matrix by its address")]
                 unsafe {
                     MatRef::external_mut(address, slice.len(), rows, cols)
@@ -149,7 +150,7 @@ fn matrix(
     Ok(if layout.transposed { matrix.transposed() } else { matrix })
 }
 
-/// Stream of the caller, for captures.
+/// Stream that the caller made itself, because captures need one.
 pub(crate) struct Captured {
     standin: &'static Standin,
     raw: u64,
@@ -160,18 +161,19 @@ impl Captured {
     pub(crate) fn new(heap: &SymmetricHeap, machine: &Machine) -> Result<Captured> {
         let standin = Standin::get(machine.backend());
         let raw = standin.stream(heap.rank() % machine.devices);
-        // SAFETY: the stream is destroyed after everything that was made from it.
+        // SAFETY: the raw stream is destroyed after everything that uses it.
         #[allow(unsafe_code, reason = "a stream by its handle")]
         let stream = unsafe { heap.stream_from_raw(raw) }?;
         Ok(Captured { standin, raw, stream: Some(stream) })
     }
 
-    /// Calls `f` with the stream, outside of a capture.
+    /// Calls `f` with the stream, without capturing.
     pub(crate) fn with<T>(&self, f: impl FnOnce(&Stream) -> Result<T>) -> Result<T> {
         f(self.stream.as_ref().expect("it goes with this"))
     }
 
-    /// Captures the work that `enqueue` enqueues; returns the error code of the capture's end.
+    /// Captures the work that `enqueue` enqueues; returns the driver's error code if ending the
+    /// capture fails.
     pub(crate) fn capture(&self, enqueue: impl FnOnce(&Stream)) -> Result<(), u32> {
         self.standin.begin_capture(self.raw);
         if let Some(stream) = &self.stream {
@@ -188,10 +190,10 @@ impl Drop for Captured {
     }
 }
 
-/// Error as one line that is the same in every run.
+/// Text of an error in one line, which is the same in every run.
 pub(crate) fn in_line(error: &anyhow::Error) -> String {
     let text = format!("{error:#}");
-    // Host addresses differ between runs.
+    // Words that are host addresses are replaced, because they differ between runs.
     let mut words = Vec::new();
     for word in text.split(' ') {
         let is_address = word.contains("0x7f") && word.len() > 12;

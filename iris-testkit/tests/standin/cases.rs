@@ -4,16 +4,17 @@ use iris_heap::{BackendKind, DType};
 use iris_ops::{Epilogue, Library, Op, Shard, TileShape};
 use iris_testkit::suite::{Case, Layout, Options, Residual};
 
-/// Selection of cases.
+/// Extent of the list of cases.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Extent {
     /// A few cases of each variant.
     Few,
-    /// All shapes, and each option by itself.
+    /// All shapes, and each option by itself, for each variant.
     All,
 }
 
-/// N and K of a rank, and the numbers of rows of its calls; the last one is the plan's maximum.
+/// N and K of one rank, and the numbers of rows of its calls; the last of these is the plan's
+/// maximum M.
 type Shape = (usize, usize, &'static [usize]);
 
 const LARGE: Shape = (8192, 3584, &[1, 8, 16, 128, 512, 2048, 8192]);
@@ -35,16 +36,16 @@ pub(crate) struct Planned {
     pub(crate) calls: Vec<Call>,
 }
 
-/// Matrices of a call with any number of rows.
+/// Matrices of a call, for any number of rows: their layouts, bias and residual.
 pub(crate) struct Call {
     pub(crate) what: String,
-    /// Case of the plan, except for layouts, bias and residual.
+    /// Copy of the plan's case with the layouts, bias and residual of this call.
     pub(crate) case: Case,
-    /// Element type of the bias.
+    /// Element type of the bias, if the call has one.
     pub(crate) bias: DType,
 }
 
-/// All plans for a backend.
+/// All plans for a backend: every operator with `auto` and with each variant.
 pub(crate) fn all(backend: BackendKind, extent: Extent) -> Vec<Planned> {
     let mut all = Vec::new();
     for op in Op::ALL {
@@ -58,8 +59,8 @@ pub(crate) fn all(backend: BackendKind, extent: Extent) -> Vec<Planned> {
 
 type Change<'a> = &'a dyn Fn(&mut Case);
 
-/// Whether the operator has all options of the case; a case with other options would be refused by
-/// every variant in the same way.
+/// Whether the operator has all options that the case sets; otherwise every variant would refuse
+/// the case in the same way.
 fn is_asked_well(case: &Case) -> bool {
     let options = &case.options;
     let asked = [
@@ -167,12 +168,12 @@ fn call(of: &Case, what: &str, change: Change<'_>) -> Call {
     Call { what: what.to_owned(), bias: case.options.output_dtype(), case }
 }
 
-/// One call with contiguous matrices.
+/// One call with contiguous matrices, without bias.
 fn once(of: &Case) -> Vec<Call> {
     vec![call(of, "plain", &|_| {})]
 }
 
-/// Calls with another layout of one matrix at a time, and with a bias.
+/// Calls in which one matrix at a time has another layout, and calls with a bias.
 fn each_layout(of: &Case) -> Vec<Call> {
     let mut calls = each_residual(of);
     type Lay = fn(&mut Case) -> &mut Layout;

@@ -26,7 +26,7 @@ struct Program {
 
 [[noreturn]] void fail(const std::string& why) { throw std::runtime_error(why); }
 
-/// Collects the source and the headers that it includes, each once, with its name before it.
+/// Appends `text` to `all`, after the headers that it includes, each once.
 void gather(const std::string& text, const Texts& headers, std::set<std::string>& seen, std::string& all) {
     std::istringstream lines(text);
     std::string line;
@@ -41,8 +41,8 @@ void gather(const std::string& text, const Texts& headers, std::set<std::string>
     all += text + "\n";
 }
 
-/// Tokens of a text (names, numbers, single signs), and the values of macros: its own, and those on
-/// the command line.
+/// Tokens of a source text (names, numbers, single signs), and the values of macros, defined in the
+/// text or on the command line.
 struct Text {
     Words words;
     std::map<std::string, std::string> values;
@@ -92,7 +92,7 @@ struct Text {
         if (found == values.end()) fail("the stand-in does not know how much " + word + " is");
         return number(found->second);
     }
-    /// Index after the token that closes the bracket at `at`.
+    /// Index of the token after the one that closes the bracket at index `at`.
     std::size_t behind(std::size_t at) const {
         const std::string open = words[at], close = open == "(" ? ")" : open == "{" ? "}" : "]";
         for (u32 depth = 0; at < words.size(); ++at) {
@@ -108,7 +108,7 @@ struct Type {
     std::vector<Field> fields;
 };
 
-/// Types, parsed when they are first asked for.
+/// Types of the source by name; a structure is parsed when it is first asked for.
 struct Types {
     const Text& text;
     std::map<std::string, Type> known;
@@ -134,7 +134,7 @@ struct Types {
         fail("the stand-in finds no structure " + name);
     }
 
-    /// Parses a structure; `at` is the token after its opening brace.
+    /// Parses a structure's fields; `at` is the index of the token after its opening brace.
     Type structure(std::size_t at) {
         Type type{0, 1, {}};
         const Words& words = text.words;
@@ -158,7 +158,7 @@ struct Types {
         return type;
     }
 
-    /// Adds the fields of one declaration, such as `u32 rows, cols[N]`.
+    /// Adds the fields of one declaration, such as `u32 rows, cols[N]`, to `to`.
     void add(Type& to, const Words& statement) {
         const Type type = of(statement[0]);
         for (std::size_t at = 1; at < statement.size(); ++at) {
@@ -186,7 +186,7 @@ struct Types {
     }
 };
 
-/// Writes the kernels of a source and the types of their parameters.
+/// Writes the kernels of a source, with the types of their parameters, to the image.
 void write_kernels(const Text& text, std::ostringstream& image) {
     Types types(text);
     std::ostringstream kernels;

@@ -1,4 +1,4 @@
-// Stand-in for the CUDA driver, based on core.h.
+// Stand-in for the CUDA driver, built on core.h, which it shares with the one for HIP.
 #include "core.h"
 
 using namespace standin;
@@ -7,8 +7,8 @@ namespace {
 
 using Address = u64;
 
-/// First statement of a driver function: counts the call, and returns an error if this call is to
-/// fail.
+/// First statement of each driver function: counts the call, and returns an error if a test asked
+/// for this call to fail.
 #define ENTER(function)                                                                                                \
     if (is_to_fail(#function, false)) return LAUNCH_FAILED
 
@@ -304,7 +304,7 @@ Error cuMemMap(Address address, u64 bytes, u64 offset, Physical* handle, u64) {
     std::lock_guard guard(lock);
     if (offset != 0 || bytes > handle->bytes) return INVALID_VALUE;
     const Error code = map_at(address, bytes, dup(handle->file), handle->device);
-    // Mapped memory cannot be accessed before access has been granted.
+    // Mapped memory cannot be accessed before cuMemSetAccess grants access.
     if (code == SUCCESS) memory[address].device = -1;
     return code;
 }

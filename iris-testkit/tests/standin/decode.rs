@@ -1,4 +1,4 @@
-//! Decode step of a model: the host waits for nothing between the first and the last launch, on a
+//! Decode step of a model: between its first and its last launch the host waits for nothing, on a
 //! stream and in a capture.
 
 use anyhow::{Result, ensure};
@@ -13,10 +13,10 @@ use crate::logs::captures;
 
 const HIDDEN: usize = 1024;
 const LAYERS: usize = 4;
-/// Number of tokens of a step: one for each sequence.
+/// Number of tokens of a step, one for each sequence of the batch.
 const ROWS: usize = 8;
 
-/// Model with only the communication between ranks: row-parallel layers with residual and norm, a
+/// Model reduced to the communication between ranks: row-parallel layers with residual and norm, a
 /// sum, all logits, and a token.
 struct Model {
     comm: Comm,
@@ -47,7 +47,7 @@ impl Model {
         })
     }
 
-    /// Enqueues a step; `between` is called in the middle of it.
+    /// Enqueues a decode step; `between` is called in the middle of it.
     fn step(&mut self, stream: &Stream, between: impl Fn() -> Result<()>) -> Result<()> {
         for layer in 0..LAYERS {
             let rows = |slice| MatRef::sym(slice, ROWS, HIDDEN);
@@ -66,7 +66,7 @@ impl Model {
     }
 }
 
-/// Host waits in a log between its first launch and its last; the log must have launches.
+/// Host waits that `log` has between its first launch and its last; an error if it has no launches.
 fn waits(log: &str) -> Result<Vec<&str>> {
     let lines: Vec<&str> = log.lines().collect();
     let launches = || lines.iter().enumerate().filter(|(_, line)| line.contains("Launch"));
@@ -92,8 +92,8 @@ fn rank(world: &World, machine: &Machine) -> Result<()> {
     let mut outcome = Ok(());
     let mut model = captured.with(|stream| Model::new(&heap, stream, &plan))?;
     standin.log_waits(true);
-    // The first step also prepares each problem's algorithms; the second is like a server's later
-    // steps.
+    // Two steps: the first also prepares each problem's algorithms; the second is like all later
+    // ones of a server.
     for _ in 0..2 {
         standin.take();
         captured.with(|stream| model.step(stream, || Ok(())))?;
@@ -117,7 +117,7 @@ fn rank(world: &World, machine: &Machine) -> Result<()> {
     Ok(heap.close()?)
 }
 
-/// Runs the step in a child process.
+/// Runs decode steps with several numbers of ranks, in a child process.
 pub(crate) fn run(machine: &Machine) {
     for size in [1, 2, 4] {
         World::run_threads(size, |world| rank(&world, machine)).unwrap();

@@ -16,10 +16,10 @@ use crate::cases::{Extent, Planned, all};
 use crate::library::{Machine, Standin};
 use crate::logs::{captures, title};
 
-/// Rank on which calls fail.
+/// Rank on which a test makes an enqueue fail.
 const FAILING: usize = 0;
 
-/// Way in which a call is issued.
+/// Way in which the failing call is issued.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum How {
     /// On the stream of the previous call.
@@ -30,24 +30,24 @@ pub(crate) enum How {
     Captured,
 }
 
-/// Call of a case in which an enqueue fails.
+/// Call of a case, one of whose enqueues is made to fail.
 #[derive(Clone, Copy)]
 struct Attempt {
     m: usize,
     how: How,
-    /// Number of the enqueue that fails, from 1; 0 for none.
+    /// Position of the enqueue that fails, from 1; 0 if none is to fail.
     number: u64,
 }
 
-/// Outcome of an attempt on one rank.
+/// Logs and errors of an attempt on one rank.
 #[derive(Default, Debug)]
 struct Seen {
-    /// Log of the call's enqueues, and its error.
+    /// Log of the call's enqueues, and the call's error.
     log: String,
     error: Option<String>,
-    /// Fault that the heap reports afterwards.
+    /// Fault that the heap reports after the call; `None` if it has none.
     poisoned: Option<String>,
-    /// Log of the second attempt's enqueues, and its error.
+    /// Log of the enqueues when the call is made again, and the error of that call.
     again: String,
     again_error: Option<String>,
 }
@@ -57,22 +57,22 @@ struct Seen {
 pub(crate) enum Verdict {
     /// Nothing is visible to peers, and the call can be retried.
     Again,
-    /// The heap is poisoned on all ranks.
+    /// The heap is poisoned on all ranks, which thus learn of the failure.
     Poisoned,
-    /// The whole call is enqueued; only the event that orders the next call after it was not
-    /// recorded.
+    /// The whole call is enqueued, except the record of the event that orders the next call after
+    /// it.
     Enqueued,
     /// Wrong: peers see part of a call that will not end, and no rank is told.
     Kept,
-    /// Wrong: the heap is poisoned though no peer can see anything.
+    /// Wrong: the heap is poisoned although peers cannot see any part of the call.
     PoisonedUnseen,
     /// Wrong: a failure in a capture poisons the heap.
     PoisonedByCapture,
     /// Wrong: the heap is poisoned on some ranks only.
     PoisonedInPart,
-    /// Wrong: the second attempt enqueues something else, or fails.
+    /// Wrong: the call enqueues other work when it is made again, or fails again.
     Otherwise,
-    /// Wrong: the call reports success though an enqueue failed.
+    /// Wrong: the call reports success although one of its enqueues failed.
     Unsaid,
 }
 
@@ -183,7 +183,8 @@ fn attempt(
         let run = |stream: usize, log: &mut String| {
             let mut outcome = Ok(());
             if attempt.how == How::Captured {
-                // A broken capture is discarded, whatever its end returns.
+                // A capture that has been broken by the failure is discarded, whatever its end
+                // returns.
                 let _ = captured.capture(|stream| outcome = calls.run(way, m, stream));
                 *log = captures(&standin.take());
             } else {
@@ -193,7 +194,8 @@ fn attempt(
             outcome.err().map(|error| in_line(&error))
         };
         standin.take();
-        // The first call of an operator creates objects that later calls reuse.
+        // These calls create the objects that an operator makes in its first call and later calls
+        // reuse.
         let others = usize::from(attempt.how == How::OtherStream);
         for stream in [others, 0, others] {
             run(stream, &mut seen.log);
@@ -216,16 +218,16 @@ fn attempt(
     Ok(seen.into_iter().collect())
 }
 
-/// Short name of the operation in a log line.
+/// Short name of the operation that a log line describes.
 fn step(line: &str) -> String {
     let words: Vec<&str> = line.split(' ').collect();
     if line.contains("Launch") { words[2].to_owned() } else { words[0].to_owned() }
 }
 
-/// Kernels that write nothing that peers can see, and no word of a call.
+/// Kernels that write neither memory that peers can see nor a word of a call.
 const PRIVATE: [&str; 4] = ["iris_local", "iris_gemm", "iris_norm", "iris_sums"];
 
-/// Whether peers can see the effect of the operation in a log line.
+/// Whether peers can see the effect of the operation that a log line describes.
 fn is_visible(line: &str) -> bool {
     let words: Vec<&str> = line.split(' ').collect();
     let of_own =
@@ -237,15 +239,16 @@ fn is_visible(line: &str) -> bool {
     }
 }
 
-/// Judges a failed call by what all ranks saw; `clean` is the log of the same call without a
-/// failure.
+/// Judges a failed call by the logs and errors of all ranks; `clean` is the log of the same call
+/// without a failure.
 fn verdict(seen: &[Seen], clean: &str, how: How) -> Verdict {
     let own = &seen[FAILING];
     let poisoned = seen.iter().filter(|rank| rank.poisoned.is_some()).count();
     let mut before = own.log.lines().take_while(|line| !line.contains("FAILED"));
     let (captured, visible) = (how == How::Captured, before.any(is_visible));
     let alike = match how {
-        // Events that order calls depend on the previous call, so only kernels are compared.
+        // Events that order calls depend on the previous call, so only the kernels of the logs are
+        // compared.
         How::OtherStream => kernels(&own.again) == kernels(clean),
         _ => own.again == clean,
     };

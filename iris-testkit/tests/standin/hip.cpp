@@ -1,4 +1,4 @@
-// Stand-in for the HIP runtime, release 7, based on core.h.
+// Stand-in for the HIP runtime, release 7, built on core.h, which it shares with the one for CUDA.
 #include <algorithm>
 
 #define STANDIN_HIP
@@ -10,8 +10,8 @@ namespace {
 
 using Address = u64;
 
-/// First statement of a runtime function: counts the call, and returns an error if this call is to
-/// fail.
+/// First statement of each runtime function: counts the call, and returns an error if a test asked
+/// for this call to fail.
 #define ENTER(function)                                                                                                \
     if (is_to_fail(#function, false)) return LAUNCH_FAILED
 
@@ -136,7 +136,7 @@ Error hipStreamEndCapture(Stream* stream, u64* graph) { return end_capture(strea
 
 Error hipEventCreateWithFlags(Event** event, u32 flags) {
     ENTER(hipEventCreateWithFlags);
-    // Expected flags: no timing, and a release at system scope for each record.
+    // Expected flags of an event: no timing, and a release at system scope for each record.
     return flags == (2 | 0x80000000u) ? create(event) : INVALID_VALUE;
 }
 Error hipEventRecord(Event* event, Stream* stream) { return record("hipEventRecord", event, stream); }

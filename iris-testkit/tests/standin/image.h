@@ -1,5 +1,5 @@
-// Image that the stand-in compiler makes: a text with what was compiled and the parameter layout of
-// each kernel. The stand-in drivers read it, so that they can log parameters by name.
+// Image that the stand-in compiler makes: a text with the names of what was compiled and the
+// parameter layout of each kernel. The stand-in drivers read it to log parameters by name.
 #ifndef STANDIN_IMAGE_H
 #define STANDIN_IMAGE_H
 
@@ -18,7 +18,8 @@ using u64 = std::uint64_t;
 /// Start of an image: the magic number of ELF files, which both vendors' machine code has.
 inline const std::string MAGIC = "\x7f" "ELF stand-in\n";
 
-/// Field of a structure: a number, an array of `count` numbers, or a tensor map.
+/// Field of a structure: a number, an array of `count` numbers, or a tensor map (`kind` says
+/// which).
 struct Field {
     std::string name, kind;
     u32 offset, bytes, count;
@@ -34,16 +35,16 @@ struct Kernel {
 struct Image {
     std::string source, arch, options, hash;
     std::map<std::string, Kernel> kernels;
-    /// Name of the build, as logs show it.
+    /// Name of the build, as logs show it: source and options.
     std::string title() const { return source + "{" + options + "}"; }
-    /// Value of a macro with which the image was compiled.
+    /// Value of the macro `name` with which the image was compiled; `otherwise` if it was not set.
     u32 option(const std::string& name, u32 otherwise) const {
         const auto at = (" " + options).find(" " + name + "=");
         return at == std::string::npos ? otherwise : static_cast<u32>(std::stoul(options.substr(at + name.size() + 1)));
     }
 };
 
-/// Parses an image; returns false if `text` is not an image.
+/// Parses `text` into `image`; returns false if `text` is not an image.
 inline bool read_image(const char* text, Image& image) {
     if (std::strncmp(text, MAGIC.c_str(), MAGIC.size()) != 0) return false;
     std::istringstream lines(text + MAGIC.size());
@@ -80,7 +81,7 @@ inline bool read_image(const char* text, Image& image) {
     return !image.source.empty();
 }
 
-/// Tensor map of 128 bytes in a readable layout.
+/// Tensor map as the stand-in driver encodes it: 128 bytes in a readable layout.
 struct Map {
     u64 magic, address, sizes[2], stride;
     u32 box[2], steps[2];
@@ -90,7 +91,7 @@ struct Map {
 static_assert(sizeof(Map) == 128, "as the driver's");
 constexpr u64 MAP = 0x70616d2d6e692d64;
 
-/// Tensor map as the log shows it; empty if there is none.
+/// Text of the tensor map at `at`, as the log shows it; empty if there is none.
 template <class Shown> std::string map_shown(const char* at, Shown shown) {
     Map map;
     std::memcpy(&map, at, sizeof map);

@@ -16,10 +16,10 @@ use tempfile::TempDir;
 /// Environment variable that makes this program a child process and gives its task.
 pub(crate) const CHILD: &str = "STANDIN_CHILD";
 
-/// Machine that a child process sees.
+/// Machine that a child process sees through the stand-ins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Machine {
-    /// Architecture: `sm_90` as 90, or AMD's name.
+    /// Architecture of the devices: `sm_90` as 90, or AMD's name.
     pub(crate) arch: &'static str,
     pub(crate) devices: usize,
     /// Whether the vendor's GEMM library is installed.
@@ -32,13 +32,13 @@ impl Machine {
     }
 }
 
-/// Folder with the compiled stand-ins.
+/// Folder with the compiled stand-ins of one vendor.
 struct Built {
     folder: TempDir,
 }
 
 impl Built {
-    /// Stand-ins of one vendor, compiled at the first use.
+    /// Stand-ins for the vendor of `backend`, compiled when they are first asked for.
     fn get(backend: BackendKind) -> &'static Built {
         static BUILT: [OnceLock<Built>; 2] = [const { OnceLock::new() }; 2];
         let hip = backend == BackendKind::Hip;
@@ -68,12 +68,13 @@ impl Built {
     }
 }
 
-/// Runs this program as the child process `name` on a machine.
+/// Runs this program on a stand-in machine as a child process with the task `name`.
 pub(crate) fn child(name: &str, machine: Machine, set: &[(&str, &str)]) -> Output {
     child_of(&std::env::current_exe().unwrap(), name, machine, set)
 }
 
-/// Runs a copy of this program as the child process `name` on a machine.
+/// Runs `program`, a copy of this one, on a stand-in machine as a child process with the task
+/// `name`.
 pub(crate) fn child_of(
     program: &Path,
     name: &str,
@@ -124,11 +125,11 @@ impl Standin {
                 BackendKind::Hip => "libamdhip64.so.7",
                 _ => "libcuda.so.1",
             };
-            // SAFETY: the library is our own and does nothing when it is loaded.
+            // SAFETY: the stand-in is our own library and runs no code when it is loaded.
             let library = unsafe { Library::new(name) }.unwrap();
             macro_rules! function {
                 ($name:literal) => {
-                    // SAFETY: core.h declares the function with this type.
+                    // SAFETY: core.h declares the function with the type of this field.
                     *unsafe { library.get($name) }.unwrap()
                 };
             }
@@ -150,15 +151,15 @@ impl Standin {
 
     /// Makes this thread rank `rank`, whose memory, streams and events are numbered from 0.
     pub(crate) fn rank(&self, rank: usize) {
-        // SAFETY: the function accepts any number.
+        // SAFETY: `standin_rank` accepts any number.
         unsafe { (self.rank)(rank as u32) };
     }
 
     /// Takes the log of this thread: enqueues since the last call, one per line.
     pub(crate) fn take(&self) -> String {
-        // SAFETY: the text stays valid on this thread until it is cleared.
+        // SAFETY: the text stays valid on this thread until `clear` below.
         let text = unsafe { CStr::from_ptr((self.log)()) }.to_str().unwrap().to_owned();
-        // SAFETY: the log belongs to this thread alone.
+        // SAFETY: the log belongs to this thread alone, and its text was copied above.
         unsafe { (self.clear)() };
         text
     }
@@ -174,37 +175,37 @@ impl Standin {
     /// `function` is "", calls of all enqueuing functions are counted.
     pub(crate) fn fail(&self, function: &str, number: u64) {
         let function = CString::new(function).unwrap();
-        // SAFETY: the function copies the name.
+        // SAFETY: `standin_fail` copies the name, which ends with zero.
         unsafe { (self.fail)(function.as_ptr(), number) };
     }
 
-    /// Name of the function that failed; `None` if none has.
+    /// Name of the function that failed because of [`Standin::fail`]; `None` if none has.
     pub(crate) fn failed(&self) -> Option<String> {
         // SAFETY: the text stays valid until the next call of `fail` on this thread.
         let name = unsafe { CStr::from_ptr((self.failed)()) }.to_str().unwrap();
         (!name.is_empty()).then(|| name.to_owned())
     }
 
-    /// Creates a stream on behalf of the caller.
+    /// Creates a raw stream on `device`, as a program under test would.
     pub(crate) fn stream(&self, device: usize) -> u64 {
-        // SAFETY: the function accepts any number.
+        // SAFETY: `standin_stream` accepts any device number.
         unsafe { (self.stream)(device as c_int) }
     }
 
     pub(crate) fn destroy_stream(&self, stream: u64) {
-        // SAFETY: the function accepts any number.
+        // SAFETY: `destroy_stream` accepts any number as the stream.
         assert_eq!(unsafe { (self.destroy_stream)(stream) }, 0);
     }
 
     pub(crate) fn begin_capture(&self, stream: u64) {
-        // SAFETY: the function accepts any number.
+        // SAFETY: `begin_capture` accepts any number as the stream.
         assert_eq!(unsafe { (self.begin_capture)(stream) }, 0);
     }
 
-    /// Ends a capture; returns the driver's error code if it is not valid.
+    /// Ends the capture of `stream`; returns the driver's error code if the capture is not valid.
     pub(crate) fn end_capture(&self, stream: u64) -> Result<(), u32> {
         let mut graph = 0;
-        // SAFETY: `graph` receives the result and outlives the call.
+        // SAFETY: the function writes the graph to `graph`, which outlives the call.
         match unsafe { (self.end_capture)(stream, &mut graph) } {
             0 => Ok(()),
             code => Err(code),

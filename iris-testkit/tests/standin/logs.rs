@@ -1,4 +1,4 @@
-//! Logs of the enqueues of every case, for comparison with those of another commit: one file for
+//! Logs of the enqueues of every case, to be compared with those of another commit: one file for
 //! each number of ranks.
 
 use std::collections::HashMap;
@@ -13,7 +13,7 @@ use crate::calls::{Calls, Captured, heap, in_line};
 use crate::cases::{Extent, Planned, all};
 use crate::library::{Machine, Standin};
 
-/// Writes the logs of all cases with these numbers of ranks to a folder.
+/// Writes the logs of all cases to `folder`, one file for each of these numbers of ranks.
 pub(crate) fn write(
     folder: &Path,
     machine: &Machine,
@@ -43,14 +43,14 @@ pub(crate) fn write(
     Ok(())
 }
 
-/// Title of a case, in one line.
+/// Title of a case in the logs, in one line.
 pub(crate) fn title(planned: &Planned) -> String {
     let Planned { case, what, .. } = planned;
     let options = &case.options;
     format!("{} {} {}x{} {} {what}", case.op, case.variant, options.n, options.k, options.dtype)
 }
 
-/// Log of each rank for a case with `size` ranks.
+/// Logs of a case with `size` ranks, one log for each rank.
 pub(crate) fn of_case(planned: &Planned, machine: &Machine, size: usize) -> Result<Vec<String>> {
     World::run_threads(size, |world| {
         Standin::get(machine.backend()).rank(world.rank());
@@ -64,7 +64,7 @@ pub(crate) fn of_case(planned: &Planned, machine: &Machine, size: usize) -> Resu
     })
 }
 
-/// Log of one rank: each call twice, then captured.
+/// Log of one rank: each call is made twice, then captured.
 fn of_rank(calls: &Calls<'_>, machine: &Machine) -> Result<String> {
     let standin = Standin::get(machine.backend());
     if !calls.takes_part() {
@@ -95,7 +95,8 @@ fn of_rank(calls: &Calls<'_>, machine: &Machine) -> Result<String> {
     Ok(log.text)
 }
 
-/// Lines of a captured call without the mark of a capture; lines that lack the mark are flagged.
+/// Lines of a captured call with the mark of captures removed; a line that lacks the mark is
+/// flagged.
 pub(crate) fn captures(text: &str) -> String {
     let marked = |line: &str| {
         line.split(' ').find(|it| it.starts_with('s')).is_some_and(|it| it.ends_with('*'))
@@ -107,7 +108,7 @@ pub(crate) fn captures(text: &str) -> String {
     text.lines().map(mark).collect()
 }
 
-/// Log of one rank; text that repeats is written once.
+/// Log of one rank, shortened: text that repeats is written once.
 #[derive(Default)]
 struct Log {
     text: String,
@@ -136,7 +137,8 @@ impl Log {
         }
     }
 
-    /// Line in which the fields of heap and channel are replaced by the number of their view.
+    /// Copy of a log line in which the fields of heap and channel are replaced by the number of
+    /// their view.
     fn short(&mut self, line: &str) -> String {
         let of_view = |word: &&str| word.starts_with("heap.") || word.starts_with("channel.");
         let view: Vec<&str> = line.split(' ').filter(of_view).collect();

@@ -1,4 +1,4 @@
-// Memory of devices: files in memory, each mapped at an address range of its own.
+// Memory of stand-in devices: files in memory, each mapped at its own address range.
 #ifndef STANDIN_MEMORY_H
 #define STANDIN_MEMORY_H
 
@@ -16,7 +16,7 @@ namespace standin {
 struct Memory {
     u64 bytes;
     int device, file;
-    /// Name in the log: `rank.number`.
+    /// Name of the memory in the log: `rank.number`.
     std::string name;
     /// Whether the memory has been written; until then it is zero.
     bool written;
@@ -25,7 +25,7 @@ struct Memory {
     bool opened;
 };
 inline std::map<u64, Memory> memory;
-/// Pairs of a device and a peer whose plain memory it may access.
+/// Pairs of a device and a peer whose memory it may access without an explicit grant.
 inline std::set<std::pair<int, int>> peers;
 /// Blocks of pinned host memory, by address, with their names in the log.
 inline std::map<u64, std::string> pinned;
@@ -38,7 +38,7 @@ inline Memory* memory_at(u64 address, u64 bytes) {
 }
 inline u64 base_of(u64 address) { return std::prev(memory.upper_bound(address))->first; }
 
-/// Address as the log shows it; empty if it is in no known memory.
+/// Text of an address as the log shows it; empty if no known memory contains it.
 inline std::string named(u64 address) {
     std::ostringstream text;
     if (const Memory* found = memory_at(address, 0)) {
@@ -65,7 +65,7 @@ inline bool reaches(int device, u64 address, u64 bytes) {
 constexpr u64 PAGE = 4096, BLOCK = 2 << 20;
 /// Bytes of address space for an allocation: whole pages, and one unmapped page after them.
 inline u64 reserved(u64 bytes) { return (bytes + PAGE - 1) / PAGE * PAGE + PAGE; }
-/// Reserves an address range, at a multiple of BLOCK.
+/// Reserves an address range of `bytes` bytes, aligned to BLOCK.
 inline u64 reserve(u64 bytes) {
     const u64 all = reserved(bytes) + BLOCK;
     void* at = mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -80,8 +80,8 @@ inline int file_of(u64 bytes) {
     const int file = memfd_create("memory of a stand-in", MFD_CLOEXEC);
     return file >= 0 && ftruncate(file, static_cast<off_t>(bytes)) != 0 ? (close(file), -1) : file;
 }
-/// Maps a file, which the memory then owns. Memory smaller than a page gets no number: it is a
-/// device's scratch, which belongs to no rank.
+/// Maps a file, which the new memory then owns. Memory smaller than a page gets no number in the
+/// log: it is scratch of a device and belongs to no rank.
 inline Error map_at(u64 address, u64 bytes, int file, int device, bool opened = false) {
     void* to = reinterpret_cast<void*>(address);
     if (mmap(to, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) == MAP_FAILED) return OUT_OF_MEMORY;
@@ -110,7 +110,7 @@ inline Error allocate(u64* address, u64 bytes, int device) {
     return map_at(*address, bytes, file, device);
 }
 
-/// Handle by which other processes open memory.
+/// Handle by which another process opens memory: the process and the file that hold it.
 struct Handle {
     u64 bytes;
     int process, file;

@@ -1,4 +1,4 @@
-// State of one thread, which is a rank: its log, and the call that is to fail.
+// State of one thread, which plays a rank: its log, and the driver call that is to fail.
 #ifndef STANDIN_RANK_H
 #define STANDIN_RANK_H
 
@@ -32,17 +32,17 @@ inline int multiprocessors() {
     return count;
 }
 
-/// Guards everything that threads share.
+/// Guards all state that threads share.
 inline std::mutex lock;
 
-/// State of one thread, which is a rank.
+/// State of one thread, which plays a rank.
 struct Rank {
     u32 number = 0, allocations = 0, pinned = 0;
     std::string log;
-    /// Whether calls in which the host waits for the device are logged.
+    /// Whether the log includes calls in which the host waits for the device.
     bool waits = false;
-    /// Numbers of streams and events by their first appearance in the log, because the number that
-    /// a program creates must not matter.
+    /// Numbers of streams and events in the order of their first use in the log, because the order
+    /// in which a program creates them must not matter.
     struct Numbers {
         std::map<u64, u32> known;
         u32 next = 0;
@@ -53,15 +53,15 @@ struct Rank {
         }
         void forget(const void* handle) { known.erase(reinterpret_cast<u64>(handle)); }
     } streams, events;
-    /// Function whose calls are counted until one fails ("" for any enqueuing function), and the
-    /// number of calls left; 0 for never.
+    /// Function whose calls are counted ("" for any that enqueues), function that has failed, and
+    /// number of calls until one fails; 0 for never.
     std::string fails, failed;
     u64 until = 0;
     u32 mode = GLOBAL;
 };
 inline thread_local Rank rank;
 
-/// Whether this call is the one that is to fail.
+/// Counts a call of `function`; returns whether a test asked for this call to fail.
 inline bool is_to_fail(const char* function, bool enqueues) {
     if (rank.until == 0 || !(rank.fails.empty() ? enqueues : rank.fails == function)) return false;
     if (--rank.until > 0) return false;
@@ -69,7 +69,7 @@ inline bool is_to_fail(const char* function, bool enqueues) {
     return true;
 }
 
-/// Notes a call in which the host waits for the device.
+/// Logs a call in which the host waits for the device, if such calls are logged.
 inline void host_waits(const char* function) {
     if (rank.waits) rank.log += std::string("HOST ") + function + "\n";
 }

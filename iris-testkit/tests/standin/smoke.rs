@@ -1,4 +1,4 @@
-//! Smoke test of the logs, which CI runs: they must match the calls and be the same in every run.
+//! Smoke test of the logs, which CI runs: logs must match the calls and be the same in every run.
 
 use anyhow::Result;
 use iris_heap::{BackendKind, World};
@@ -10,13 +10,13 @@ use crate::cases::{Extent, Planned, all};
 use crate::library::{Machine, Standin};
 use crate::logs::{captures, of_case, title};
 
-/// Case with this title.
+/// Finds the case with the title `wanted`.
 fn case(machine: &Machine, wanted: &str) -> Planned {
     let mut all = all(machine.backend(), Extent::Few).into_iter();
     all.find(|planned| title(planned) == wanted).unwrap_or_else(|| panic!("no case {wanted}"))
 }
 
-/// Runs `rank` on each of two ranks with a case.
+/// Runs `rank` on each of two ranks with the operator and calls of a case.
 fn on_two<T: Send>(
     machine: &Machine,
     wanted: &str,
@@ -32,7 +32,7 @@ fn on_two<T: Send>(
     all.unwrap()
 }
 
-/// Function and kernel, or the memory that a copy writes, for each line.
+/// Function and kernel of each log line; for a copy, function and memory that it writes.
 fn steps(log: &str) -> Vec<String> {
     let step = |line: &str| {
         let words: Vec<&str> = line.split(' ').collect();
@@ -42,7 +42,7 @@ fn steps(log: &str) -> Vec<String> {
     log.lines().map(step).collect()
 }
 
-/// Value of the field `name` in the first launch of `kernel`.
+/// Value of the field `name` in the first launch of `kernel` in the log.
 fn field<'a>(log: &'a str, kernel: &str, name: &str) -> Option<&'a str> {
     let line = log.lines().find(|line| line.split(' ').nth(2) == Some(kernel));
     let line = line.unwrap_or_else(|| panic!("no launch of {kernel} in {log}"));
@@ -71,7 +71,7 @@ fn parameters_lie_as_the_host_has_them(machine: &Machine) {
     has("options IRIS_THREADS=512");
 }
 
-/// Tests the log of a call that gathers A by copy engines: each step on its stream, with its
+/// Tests the log of a call that gathers A by copy engines: each step is on its stream, with its
 /// offsets.
 fn a_call_is_logged_step_by_step(machine: &Machine) {
     const CASE: &str = "all_gather_matmul copy_engine 8192x3584 bf16 plain";
@@ -145,7 +145,8 @@ fn captures_are_kept(machine: &Machine) {
         };
         assert_eq!(fork(false), Err(904));
         assert_eq!(fork(true), Ok(()));
-        // An event from before the capture is not part of the graph.
+        // An event that was recorded before the capture is not part of the graph, so waiting for it
+        // breaks the capture.
         let before = other.record()?;
         let ended = captured.capture(|stream| {
             let error = stream.wait(&before).unwrap_err().to_string();
@@ -156,7 +157,7 @@ fn captures_are_kept(machine: &Machine) {
     });
 }
 
-/// Tests that the call that is to fail does so, and only once.
+/// Tests that the call that a test asks to fail does so, and only once.
 fn a_call_fails_on_request(machine: &Machine) {
     const CASE: &str = "matmul_all_reduce two_shot 8192x3584 bf16 plain";
     on_two(machine, CASE, |calls, standin| {
@@ -185,7 +186,7 @@ fn a_call_fails_on_request(machine: &Machine) {
 fn logs_are_the_same_in_every_run(machine: &Machine) {
     let mut launched = Vec::new();
     let mut cases = all(machine.backend(), Extent::Few);
-    // Clearing the memory of other backends is slow, so only small cases run.
+    // On backends other than CUDA only small cases run, because clearing memory is slow.
     let is_small = |planned: &Planned| planned.case.options.n < 8192;
     cases.retain(|planned| machine.backend() == BackendKind::Cuda || is_small(planned));
     for planned in cases {
@@ -209,7 +210,7 @@ fn logs_are_the_same_in_every_run(machine: &Machine) {
     }
 }
 
-/// Runs the smoke test in a child process.
+/// Runs the smoke test on one machine, in a child process.
 pub(crate) fn run(machine: &Machine) {
     if machine.backend() == BackendKind::Cuda && machine.arch == "90" && !machine.library {
         parameters_lie_as_the_host_has_them(machine);

@@ -1,4 +1,4 @@
-// Streams, events and captures, and the only place where operations are enqueued.
+// Streams, events and captures; the only file that enqueues operations.
 #ifndef STANDIN_STREAMS_H
 #define STANDIN_STREAMS_H
 
@@ -10,7 +10,7 @@ namespace standin {
 
 struct Stream;
 
-/// Positions up to which a captured stream depends on each stream of its capture.
+/// Position in each stream of a capture up to which a captured stream depends on it.
 using Clock = std::map<const Stream*, u64>;
 
 struct Capture {
@@ -28,7 +28,7 @@ struct Stream {
 struct Event {
     int device;
     bool recorded;
-    /// Capture and dependencies of the stream at the event's last record.
+    /// Capture and dependencies that the recorded stream had at the event's last record.
     std::shared_ptr<Capture> capture;
     Clock clock;
 };
@@ -39,8 +39,8 @@ inline std::set<std::shared_ptr<Capture>> captures;
 inline void invalidate(const std::shared_ptr<Capture>& capture) {
     if (capture != nullptr) capture->valid = false;
 }
-/// Checks a call that captures forbid: unless the thread is in relaxed mode, it invalidates every
-/// global capture and returns an error.
+/// Checks a driver call that captures forbid: unless the thread is in relaxed mode, the call
+/// invalidates every global capture and returns an error.
 inline Error check_apart() {
     for (const auto& capture : captures) {
         if (rank.mode == RELAXED || capture->mode != GLOBAL) continue;
@@ -53,7 +53,7 @@ inline Error check_apart() {
 #ifdef STANDIN_HIP
 inline thread_local int current = 0;
 #else
-/// Current device; -1 until a context is pushed.
+/// Current device of the thread; -1 until a context is pushed.
 inline thread_local int current = -1;
 #endif
 
@@ -90,8 +90,8 @@ inline Error destroy(Stream* stream) {
     delete stream;
     return SUCCESS;
 }
-/// Reports that all work is done, which is always true in this stand-in; a captured stream is an
-/// error.
+/// Reports that all work of a stream is done, which is always true in this stand-in; for a captured
+/// stream it is an error.
 inline Error finished(Stream* stream) {
     std::lock_guard guard(lock);
     if (streams.count(stream) == 0) return INVALID_HANDLE;
@@ -172,7 +172,7 @@ inline Error wait(const char* function, Stream* stream, Event* event) {
         return CAPTURE_MERGE;
     }
     if (stream->capture != nullptr && event->capture == nullptr) {
-        // A graph cannot wait for an event outside of it.
+        // A captured stream cannot wait for an event from outside of its capture.
         invalidate(stream->capture);
         return CAPTURE_ISOLATION;
     }

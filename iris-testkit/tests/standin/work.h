@@ -1,4 +1,5 @@
-// Operations other than events: copies, which are done at once, and launches, which are not run.
+// Operations other than events: copies, which are done at once, and launches, which are only
+// logged.
 #ifndef STANDIN_WORK_H
 #define STANDIN_WORK_H
 
@@ -21,18 +22,18 @@ inline std::string hex(const void* from, u64 bytes) {
 
 struct Place {
     u64 address, apart;
-    /// Whether the address is in host memory, whose ranges are not checked.
+    /// Whether `address` is in host memory, whose ranges are not checked.
     bool host;
 };
 
-/// Whether the range is known to hold only zeros.
+/// Whether the memory at `from` is known to hold only zeros.
 inline bool is_zero(const Place& from, u64 bytes, u64 lines) {
     if (!from.host) return !memory_at(from.address, bytes)->written;
     const char* all = reinterpret_cast<const char*>(from.address);
     return lines == 1 && *all == 0 && std::memcmp(all, all + 1, bytes - 1) == 0;
 }
 
-/// Copies `lines` lines at once. A copy of zeros onto zeros touches no page.
+/// Copies `lines` rows of `bytes` bytes at once. A copy of zeros onto zeros touches no page.
 inline Error copy(const char* function, Stream* stream, Place to, Place from, u64 bytes, u64 lines) {
     std::lock_guard guard(lock);
     if (streams.count(stream) == 0) return INVALID_HANDLE;
@@ -50,7 +51,7 @@ inline Error copy(const char* function, Stream* stream, Place to, Place from, u6
     }
     line << bytes;
     if (lines > 1) line << " x " << lines;
-    // Short data from the host is part of the log.
+    // The log includes the data of short copies from the host.
     if (from.host && bytes <= 64 && stream->capture == nullptr) {
         line << " = " << hex(reinterpret_cast<const void*>(from.address), bytes);
     }
@@ -79,7 +80,8 @@ inline Error fill(const char* function, Stream* stream, u64 to, int value, u64 b
     return SUCCESS;
 }
 
-/// Registers pinned memory; a block belongs to the rank that asks for its address.
+/// Registers a block of pinned memory under a name in the log; it belongs to the rank that asks for
+/// its address.
 inline u64 pin(void* host) {
     std::lock_guard guard(lock);
     const u64 address = reinterpret_cast<u64>(host);
@@ -103,7 +105,7 @@ inline u64 read(const char* at, u32 bytes) {
     return value;
 }
 
-/// Writes a field as `name=value` unless it is zero.
+/// Writes a kernel parameter's field as `name=value`, unless it is zero.
 inline void write_field(std::ostringstream& line, const std::string& name, const Field& field, const char* at) {
     if (field.kind == "map") {
         const std::string map = map_shown(at, shown);
