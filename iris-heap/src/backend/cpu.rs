@@ -717,8 +717,8 @@ impl Shared {
             drop(state);
             self.pool.start.notify_all();
         }
-        // The last workgroup drops the kernel, so the destructor runs inside `guard`, as the kernel
-        // does.
+        // The workgroup that ends last drops the kernel closure. Moved into `guard`, it is dropped
+        // there, so that a panic of its destructor is caught like one of the kernel.
         let mine = self.guard(name, Some(0), move || kernel(Group { index: 0, count: groups }));
         if groups == 1 {
             return mine;

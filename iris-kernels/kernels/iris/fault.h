@@ -20,7 +20,8 @@ enum class FaultKind : i32 {
 };
 
 /// Fields of an entry record that must be equal on all ranks. Direct (permission to write C
-/// directly) must be equal only if a kernel beside the op takes tiles from C.
+/// directly) is not among the first FIELDS: it must be equal only if a user kernel that runs
+/// concurrently takes tiles from C.
 enum class Field : i32 { Op, Sequence, M, N, K, Dtypes, Variant, Config, Direct };
 constexpr u32 FIELDS = 8;
 

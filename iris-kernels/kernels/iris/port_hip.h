@@ -191,8 +191,8 @@ template <Order O, Scope S> IRIS_DEVICE void fence() {
 #undef IRIS_ACQUIRES
 #undef IRIS_WITH_SCOPE
 
-/// Plain load of 2, 4, 8 or 16 bytes, which a release and an acquire of some word must order after
-/// the store.
+/// Plain load of 2, 4, 8 or 16 bytes. The caller must order it after the store of the data: by a
+/// release of some word after the store, and an acquire of the same word before the load.
 template <class T> IRIS_DEVICE T read(u64 address) {
     static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "width");
     if constexpr (sizeof(T) == 16) {

@@ -320,8 +320,8 @@ struct Items {
 /// ranks before it waits for their tiles of the first round, so the waits form no cycle.
 struct Rounds {
     u32 tiles, span, ranks;
-    /// Result of Rounds::at: a rank, given by its distance from the next rank (this rank is the
-    /// last), and the number of a tile among the tiles of that rank.
+    /// Result of Rounds::at: a rank, as its number of ranks after the next one (0: the next rank,
+    /// `ranks - 1`: this rank), and the index of one of its tiles.
     struct Turn {
         u32 rank, tile;
     };

@@ -25,7 +25,7 @@ fn tuning(arguments: &[&str]) -> &'static str {
     if tunes { concat!(env!("CARGO_TARGET_TMPDIR"), "/tuning.toml") } else { "off" }
 }
 
-/// Stdout of a run that must succeed.
+/// Runs `iris` with these arguments, which must succeed, and returns its stdout.
 #[track_caller]
 fn good(arguments: &[&str]) -> String {
     let output = iris(arguments);
@@ -48,7 +48,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// JSON object on the last line of stdout.
+/// Runs `iris`, and parses the last line of its stdout as a JSON object.
 #[track_caller]
 fn object(arguments: &[&str]) -> Value {
     let out = good(&[arguments, &["--json"]].concat());
@@ -271,7 +271,7 @@ fn a_full_disk_is_an_error() {
         let error = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{arguments:?}: {error}");
         assert!(error.contains("iris: stdout cannot be written: No space left"), "{error}");
-        // Nothing can be printed, so only the exit code shows the error.
+        // Stdout is full, so nothing can be printed and only the exit code shows the error.
         assert_eq!(iris_to(arguments, full(), full()).status.code(), Some(1), "{arguments:?}");
     }
     let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
@@ -500,7 +500,8 @@ fn a_plan_says_what_is_chosen_and_why() {
     assert!(error.contains("h300") && error.contains("mi300x"), "{error}");
 }
 
-/// Tests predictions over several nodes, and the refusal of what has none.
+/// Tests predictions over several nodes, and that operators or devices without predictions are
+/// refused.
 #[test]
 fn a_plan_over_nodes_predicts_with_the_network() {
     let plan =
@@ -574,7 +575,7 @@ fn a_machine_that_was_tuned_is_planned_for() {
     let own = [&own[..], &["--n", "384", "--rows", "107..107"]].concat();
     let (_, out, _) = iris_in(folder.path(), &own);
     assert!(out.contains("measured here"), "{out}");
-    // If one rank has another file, the first collective step must name both.
+    // If one rank has another tuning file, the first collective step must fail and name both files.
     let run = ["run", "all-reduce", "--ranks", "2", "--iters", "1"];
     let (code, out, error) = iris_in(folder.path(), &run);
     assert_eq!(code, Some(0), "{out}{error}");

@@ -29,7 +29,8 @@ fn main() -> ExitCode {
         Ok(count) => {
             Some(format!("{count} devices are there, which `iris test --backend hip` is for"))
         }
-        // A developer's machine may lack the runtime; CI must have it.
+        // A developer's machine may lack the runtime, so its tests are ignored there; CI must have
+        // it.
         Err(error @ Error::Library { .. }) if std::env::var("CI").as_deref() != Ok("true") => {
             Some(error.to_string())
         }
@@ -343,9 +344,9 @@ fn memory_and_streams_of_the_caller() {
     type Number = unsafe extern "C" fn(*mut i32) -> u32;
     type Take = unsafe extern "C" fn(*mut u64, usize) -> u32;
     type Stream = unsafe extern "C" fn(*mut u64, u32) -> u32;
-    // SAFETY: the backend loads the same runtime.
+    // SAFETY: the backend has already loaded the same runtime, so loading it again runs no code.
     let library = unsafe { Library::new("libamdhip64.so.7") }.unwrap();
-    // SAFETY: the types are those of the runtime's functions.
+    // SAFETY: the types are those of the runtime's functions in its header.
     let (current, take, make) = unsafe {
         (
             *library.get::<Number>(b"hipGetDevice\0").unwrap(),
@@ -356,7 +357,7 @@ fn memory_and_streams_of_the_caller() {
     let rank = move |world: World| {
         let now = || {
             let mut device = -1;
-            // SAFETY: `device` receives the result.
+            // SAFETY: the function only writes to `device`, a local of the right type.
             assert_eq!(unsafe { current(&mut device) }, 0);
             device
         };
@@ -501,7 +502,7 @@ fn a_library_that_is_of_no_use_is_left_out() {
     let cases = [
         // The library of ROCm 5 has a lower version number.
         (("FAKE_BLASLT_VERSION", "300"), "hipBLASLt 0.3.0 is older than 0.6.0"),
-        // The file is not hipBLASLt.
+        // The file is a shared library, but not hipBLASLt.
         (("IRIS_HIPBLASLT", other.to_str().unwrap()), "it has no hipblasLtCreate"),
         // Library without kernels for the device.
         (("FAKE_BLASLT_NO_KERNELS", "1"), "hipBLASLt 1.2.2 has no algorithm for 33 x 64 x 24"),

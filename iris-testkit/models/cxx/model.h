@@ -118,7 +118,7 @@ struct Partials : Model {
 template <class Each> int calls(const Input& in, Each each) {
     int all = 1;
     for (u32 position = 0; position < in.calls; ++position) {
-        // A stream runs on even after a call that failed.
+        // A stream runs later launches even after a call that failed.
         if (!each(Model(in, position))) all = 0;
         iris_model_boundary();
     }

@@ -8,7 +8,7 @@ namespace iris::model {
 struct Tiles : Partials {
     // Tile operations that `two_shot` and `reduce_scatter` call in addition to those of `one_shot`.
     void push_result(u32 peer, u32 tile, u32 parity, bool direct) {
-        // The element is sent by the thread that summed it.
+        // The thread that summed the element sends it.
         const u32 element = crossed();
         put(direct ? at(peer, OUT, 0, tile, element) : at(peer, RESULT, slot(parity), tile, element),
             sum(tile, element));
@@ -167,7 +167,7 @@ struct RelayTiles : Tiles {
     u32 root() const { return ranks() - 1; }
     i32 sent(u32 tile, u32 element) const { return value(root(), call, tile, element); }
     void push(u32 peer, u32 tile, u32 parity, bool direct) {
-        // The element is sent by the thread that took it.
+        // The thread that took the element sends it on.
         const u32 element = crossed();
         const i32 value =
             me() == root() ? sent(tile, element) : get(at(me(), OUT, 0, tile, element));

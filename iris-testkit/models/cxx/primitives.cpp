@@ -59,7 +59,7 @@ int iris_model_spinlock(const Input& in) {
         const u64 cell = model.cell(0, 0, 0);
         if (!lock::take(m, model.number(), word, 0)) return 0;
         const i32 now = Model::get(cell);
-        // A decrease would mean a lost update, since each rank only adds.
+        // Each rank only adds to the cell, so a smaller value than before would mean a lost update.
         if (now < seen) iris_model_check(cell, now, seen);
         seen = now + 1;
         Model::put(cell, seen);

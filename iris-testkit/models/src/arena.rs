@@ -1,13 +1,13 @@
 use iris_sync::{Order, Scope, SymWord};
 
-/// One thread of one workgroup of one rank.
+/// Identity of one thread: its rank, its workgroup and its index there.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ThreadId {
-    /// The rank.
+    /// Rank that the thread runs on.
     pub rank: u32,
-    /// The workgroup in its rank.
+    /// Index of the workgroup among those of its rank.
     pub group: u32,
-    /// The thread in its workgroup.
+    /// Index of the thread in its workgroup.
     pub thread: u32,
 }
 
@@ -70,16 +70,16 @@ impl From<SymWord> for Place {
 /// [`Place::Wide`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Op {
-    /// Atomic load; the result is the value.
+    /// Atomic load; its result is the value that was read.
     Load {
         /// Location that is read.
         place: Place,
         /// Relaxed or acquire.
         order: Order,
-        /// Memory scope of the access: device or system.
+        /// Memory scope of the load: device or system.
         scope: Scope,
     },
-    /// Atomic store.
+    /// Atomic store of a value.
     Store {
         /// Location that is written.
         place: Place,
@@ -110,7 +110,7 @@ pub enum Op {
         place: Place,
         /// Summand; the sum wraps.
         value: i32,
-        /// Memory order.
+        /// Memory order of the addition.
         order: Order,
         /// Memory scope of the access: device or system.
         scope: Scope,
@@ -138,7 +138,7 @@ pub enum Op {
     Part,
     /// Reconvergence: the threads of a wave wait for each other. Only for waves in lockstep.
     Join,
-    /// Failed poll of a word; other threads may run now.
+    /// Pause after a failed poll of a word; the engine may run other threads now.
     Pause,
 }
 

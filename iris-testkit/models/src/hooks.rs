@@ -262,7 +262,7 @@ extern "C-unwind" fn iris_hook_host_abort(_control: u64) -> i32 {
 /// `words` points to eight words.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn iris_hook_record(_control: u64, words: *const [i32; 8]) {
-    // SAFETY: the caller, port::keep_fault, passes an array of eight.
+    // SAFETY: the only caller, `port::keep_fault`, passes an array of eight words.
     let words = unsafe { *words };
     match Fault::from_words(words) {
         Some(fault) => target!(|t| Memory::record(t, &fault)),
@@ -355,7 +355,8 @@ not_modelled! {
 unsafe extern "C-unwind" fn iris_hook_read(address: u64, value: *mut i32, bytes: u32) {
     for index in 0..words(bytes) {
         let seen = target!(|t| Target::read(t, data(address + index as u64 * 4)));
-        // SAFETY: within the bytes that the caller, port::read, has room for.
+        // SAFETY: the caller, `port::read`, has room for `bytes` bytes, and `index` is below their
+        // number of words.
         unsafe { value.add(index).write_unaligned(seen) };
     }
 }
@@ -366,7 +367,8 @@ unsafe extern "C-unwind" fn iris_hook_read(address: u64, value: *mut i32, bytes:
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn iris_hook_write(address: u64, value: *const i32, bytes: u32) {
     for index in 0..words(bytes) {
-        // SAFETY: within the bytes that the caller, port::write, points to.
+        // SAFETY: the caller, `port::write`, points to `bytes` bytes, and `index` is below their
+        // number of words.
         let value = unsafe { value.add(index).read_unaligned() };
         target!(|t| Target::write(t, data(address + index as u64 * 4), value));
     }

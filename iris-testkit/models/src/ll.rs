@@ -64,7 +64,7 @@ impl Pattern {
     }
 }
 
-/// Number of items that one call sends, and from which rank to which.
+/// Pattern of one call: the number of items, and which rank sends them to which.
 #[derive(Clone, Copy)]
 struct Plan {
     pattern: Pattern,
@@ -101,7 +101,7 @@ impl Items<'_, '_> {
         [0, 1].map(|half| value(from, self.call, part + item, half))
     }
 
-    /// Cell of this rank's input item.
+    /// Cell that holds item `item` of this rank's input.
     fn given(&self, item: u32) -> Place {
         self.thread.cell(self.thread.rank(), GIVEN, item)
     }

@@ -87,7 +87,7 @@ fn check_with(
                 places.push((place, atomic));
                 executions.store(0, Ordering::Relaxed);
                 let _ = with_watch(&watched, |watch| {
-                    // loom has left the execution under way.
+                    // loom has ended this execution, so the observer is no longer called for it.
                     watch.is_on = false;
                     Ok(())
                 });

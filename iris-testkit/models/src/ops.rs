@@ -15,7 +15,7 @@ use iris_sync::{Access, DevWord, End, Field, Memory, Record, Stop, SymWord, Work
 use super::headers::programs;
 use super::{Headers, Op, Place, Scenario, Thread};
 
-/// Numbers of the arrays of cells of a rank.
+/// Indices of the arrays of cells that each rank has.
 pub(crate) mod array {
     /// Inbox: slots for data from peers that this rank sums up or copies to C.
     pub(crate) const INBOX: u32 = 0;
@@ -27,7 +27,7 @@ pub(crate) mod array {
     pub(crate) const SHARD: u32 = 3;
     /// Workspace in which ranks accumulate under locks or with atomic additions.
     pub(crate) const WORK: u32 = 4;
-    /// The staging buffer.
+    /// Staging buffer for units that are fetched from peers.
     pub(crate) const STAGE: u32 = 5;
 }
 
@@ -107,7 +107,7 @@ impl flow::ReduceTiles for Tiles<'_, '_> {
     }
 
     fn push_result(&mut self, peer: u32, tile: u32, parity: u32, direct: bool) {
-        // The element is sent by the thread that summed it.
+        // The thread that summed the element sends it.
         let element = self.crossed();
         let place = if direct {
             self.at(peer, OUT, 0, tile, element)
@@ -469,7 +469,7 @@ impl flow::DeliverTiles for Relayed<'_, '_> {
 
     fn push(&mut self, peer: u32, tile: u32, parity: u32, direct: bool) {
         let Self { tiles, root } = *self;
-        // The element is sent by the thread that took it.
+        // The thread that took the element sends it on.
         let element = tiles.crossed();
         let sent = if tiles.me() == root {
             value(root, tiles.call, tile, element)
@@ -851,7 +851,7 @@ pub fn stored(ranks: u32, tiles: u32, calls_: u32, instead: Stored) -> Scenario 
         })
 }
 
-/// Step that a mutant of [`stored`] leaves out.
+/// Step of the protocol that a mutant of [`stored`] leaves out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stored {
     /// No step: the correct protocol.
@@ -921,7 +921,7 @@ fn copied_in((name, options): (&str, u32), ranks: u32, tiles: u32, calls_: u32) 
         })
 }
 
-/// One part for each peer, copied into words behind all others.
+/// Parts that engines copy to each peer, into words that lie after all words of the protocol.
 struct CopiedWords<'a, 'b> {
     thread: &'a Thread<'b>,
     call: i32,
@@ -1083,9 +1083,9 @@ impl<'b> Tiles<'_, 'b> {
 pub struct Accumulate {
     /// Whether partial results are accumulated by atomic additions; if not, under a lock.
     pub atomic: bool,
-    /// Whether there is a barrier between clearing and adding.
+    /// Whether there is a barrier between clearing the workspace and adding to it.
     pub first_barrier: bool,
-    /// Whether there is a barrier between adding and reading.
+    /// Whether there is a barrier between adding to the workspace and reading it.
     pub second_barrier: bool,
 }
 

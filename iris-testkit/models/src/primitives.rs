@@ -48,7 +48,8 @@ pub fn spinlock(ranks: u32, turns: u32) -> Scenario {
                     return;
                 }
                 let now = thread.read(cell);
-                // A decrease would mean a lost update, since each rank only adds.
+                // Each rank only adds to the cell, so a smaller value than before would mean a lost
+                // update.
                 if now < seen {
                     thread.check(cell, now, seen);
                 }

@@ -18,9 +18,9 @@ use super::{Op, Place, ThreadId};
 pub enum Event {
     /// Access to a word, with its name, order, scope and value.
     Atomic(Access, Op),
-    /// Load of a field of a record.
+    /// Load of one field of an entry record.
     Get(SymWord),
-    /// Store to a field of a record.
+    /// Store to one field of an entry record.
     Put(SymWord, i32),
     Vote(bool),
     Diverge,
@@ -43,15 +43,15 @@ pub struct Script {
     pub words: Vec<i32>,
     /// Contents of every entry record.
     pub fields: Vec<i32>,
-    /// Whether the deadline has passed; true after the end.
+    /// Scripted answers to whether the deadline has passed; true after the end of the list.
     pub expired: Vec<bool>,
-    /// Votes of the other threads at barriers; true after the end.
+    /// Scripted votes of the other threads at barriers; true after the end of the list.
     pub votes: Vec<bool>,
-    /// Values that the host has stored; 0 after the end.
+    /// Scripted values that the host has stored; 0 after the end of the list.
     pub host: Vec<i32>,
-    /// Value of the abort word.
+    /// Scripted value of the abort word.
     pub abort: i32,
-    /// Values of locks; 0 after the end.
+    /// Scripted values of locks; 0 after the end of the list.
     pub locks: Vec<i32>,
     /// Number of workgroups that have finished.
     pub finished: i32,
@@ -118,7 +118,8 @@ impl Recorder {
         script.get(position).copied().unwrap_or(otherwise)
     }
 
-    /// Records an atomic operation and returns the value that it finds.
+    /// Records an atomic operation and returns the value that the script gives for the accessed
+    /// word.
     fn found(&self, access: Access, op: Op) -> i32 {
         self.note(Event::Atomic(access, op));
         match access {

@@ -4,7 +4,7 @@ use iris_sync::{Fault, FaultKind};
 
 use super::{Op, Place, ThreadId};
 
-/// Check that found a failure.
+/// Check of an engine that found a failure.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Check {
     /// Data race: two unordered non-atomic accesses, one of them a write.
@@ -37,7 +37,7 @@ impl fmt::Display for Check {
     }
 }
 
-/// Failure of an execution.
+/// Failure of one execution of a scenario.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Failure {
     /// Data race on this location, if it is known.
@@ -50,12 +50,12 @@ pub enum Failure {
         thread: ThreadId,
         /// Location that was read.
         place: Place,
-        /// Value that was found.
+        /// Value that the thread read.
         seen: i32,
-        /// Value that was expected.
+        /// Value that the scenario expects there.
         wanted: i32,
     },
-    /// Fault in a scenario that expects none.
+    /// Fault that the protocol reported on this thread, in a scenario that expects none.
     Fault(ThreadId, Fault),
     /// Access at device scope to a location that peers see.
     Scope(ThreadId, Place),
@@ -71,7 +71,7 @@ pub struct Forbidden {
     /// Name of the rule that forbids the step: a clause, a property, or a row of the table of
     /// accesses.
     pub by: &'static str,
-    /// Description of the step.
+    /// Description of the forbidden step.
     pub what: String,
 }
 
@@ -103,7 +103,7 @@ impl Failure {
     }
 }
 
-/// Result of an engine.
+/// Result of an engine's search of one scenario.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// Name of the scenario.

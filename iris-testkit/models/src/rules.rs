@@ -68,9 +68,9 @@ pub enum Change {
 /// Kinds of symmetric words that calls refresh periodically, so that the call counter can wrap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// Signal words: one per source and tile.
+    /// Signal words: one for each source rank and tile.
     Signal,
-    /// Result words: one per owner and tile.
+    /// Result words: one for each owner rank and tile.
     Result,
     /// Done words: one per reader.
     Done,
@@ -110,7 +110,7 @@ impl Site {
     ];
 }
 
-/// Set of changes; the empty set is the correct protocol.
+/// Set of changes to a protocol; the empty set is the correct protocol.
 #[derive(Clone, Default, Debug)]
 pub struct Rules {
     /// Changes, all in force at once.

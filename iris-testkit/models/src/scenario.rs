@@ -41,11 +41,11 @@ pub struct Scenario {
     on_headers: bool,
 }
 
-/// Initial value of cells.
+/// Initial value of cells, unless the scenario sets another one.
 pub const POISON: i32 = -0x0bad_cafe;
 
 impl Scenario {
-    /// Scenario with an empty program.
+    /// Makes a scenario of `ranks` ranks with an empty program.
     pub fn new(name: impl Into<String>, ranks: u32) -> Self {
         let shape =
             Shape { op: 1, size: ranks, tiles: 4, flags: 4, locks: true, ..Shape::default() };
@@ -231,7 +231,7 @@ impl Scenario {
         ids
     }
 
-    /// Initial value of `place`.
+    /// Value of `place` before the first access.
     pub fn initial_value(&self, place: Place) -> i64 {
         if let Some(&(_, value)) = self.initial.iter().rev().find(|(at, _)| *at == place) {
             return value;

@@ -221,7 +221,7 @@ pub(super) struct Attribute {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub(super) struct Side {
-    /// Offset of the first byte in a line, and the index of the first line.
+    /// Position of the first byte: its offset within a row in bytes, and the index of its row.
     pub(super) begin: [usize; 2],
     /// Always [`BY_ADDRESS`]: the driver determines the memory type from the address.
     pub(super) kind: c_uint,

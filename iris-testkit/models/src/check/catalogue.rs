@@ -16,14 +16,14 @@ use crate::{Report, Rules, Scenario, primitives};
 /// Implementation of the protocols that a model runs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Implementation {
-    /// Rust crate iris-sync.
+    /// Protocol in Rust, from the crate iris-sync.
     Rust,
-    /// Device headers in C++.
+    /// Protocol in C++, from the device headers.
     Headers,
 }
 
 impl Implementation {
-    /// Name in tables: `rust` or `c++`.
+    /// Name of the implementation in tables: `rust` or `c++`.
     pub fn name(self) -> &'static str {
         match self {
             Implementation::Rust => "rust",
@@ -37,13 +37,13 @@ impl Implementation {
 pub struct Model {
     /// Name of the protocol.
     pub protocol: &'static str,
-    /// Implementation that is run.
+    /// Implementation of the protocol that is run.
     pub implementation: Implementation,
     /// Number of ranks of the scenario.
     pub ranks: u32,
-    /// Scenario to explore.
+    /// Scenario that the engine explores.
     pub scenario: Scenario,
-    /// Engine that explores it.
+    /// Engine that explores the scenario.
     pub engine: Engine,
 }
 

@@ -25,11 +25,11 @@ pub use summary::Summary;
 pub struct Options {
     /// Whether the long searches run too.
     pub full: bool,
-    /// Whether a missing required compiler is a failure.
+    /// Whether it is a failure if a compiler for a required architecture is missing.
     pub require: bool,
 }
 
-/// Runs all checks.
+/// Runs all checks of protocols and device code, and collects their results.
 pub fn run(options: Options) -> Summary {
     let mut summary = Summary { required: options.require, ..Summary::default() };
     let compile = || {

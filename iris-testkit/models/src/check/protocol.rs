@@ -11,9 +11,9 @@ use crate::proof::rule::Numbers;
 /// Sections of PROTOCOL.md, by the clause that each names.
 #[derive(Clone, Debug, Default)]
 pub struct Pointers {
-    /// Heading of the section that names a clause, by clause.
+    /// Heading of the section of PROTOCOL.md that names each clause of the proof, keyed by clause.
     pub sections: BTreeMap<String, String>,
-    /// Clauses that are named more than once.
+    /// Clauses that more than one section names.
     twice: Vec<String>,
 }
 

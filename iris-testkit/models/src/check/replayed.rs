@@ -17,7 +17,7 @@ use crate::{Check, Failure, Report, Rules, Scenario, headers};
 /// Replays of one scenario's executions.
 #[derive(Clone, Debug)]
 pub struct Replayed {
-    /// Implementation that was run.
+    /// Implementation that was run and replayed.
     pub implementation: Implementation,
     /// Number of executions, and the first one that the rules do not allow.
     pub report: Report,
@@ -95,7 +95,7 @@ pub fn missing(replayed: &[Replayed]) -> Vec<String> {
 pub struct ReplayedMutant {
     /// Implementation that was run.
     pub implementation: Implementation,
-    /// The mutant.
+    /// Mutant whose executions were replayed.
     pub mutant: Mutant,
     /// Number of executions, and the step at which the first one left the rules.
     pub report: Report,
@@ -159,7 +159,8 @@ impl ReplayedMutant {
         match &self.report.failure {
             Some(Failure::Rule(forbidden)) => Some(forbidden.by),
             Some(Failure::Scope(..)) => Some(self.mutant.access.map_or(SCOPE, Access::name)),
-            // Scenarios check the value of each item that they take.
+            // Scenarios themselves check the value of each item that they take, so a wrong value
+            // counts as this rule.
             Some(Failure::Wrong { .. }) => Some(VALUE),
             _ => None,
         }

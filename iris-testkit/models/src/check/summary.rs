@@ -13,7 +13,7 @@ use crate::proof::replay::is_replayed;
 use crate::proof::report::Proof;
 use crate::{Report, sequence::Compared};
 
-/// Results of all checks.
+/// Results of all checks, printed as text or as JSON.
 #[derive(Debug, Default)]
 pub struct Summary {
     /// Models, each with the report of its search.
@@ -37,7 +37,7 @@ pub struct Summary {
     pub pointers: Pointers,
     /// Result of the proof, and of the proof with each clause switched off.
     pub proof: Proof,
-    /// Result for each architecture.
+    /// Result of the device code checks for each architecture.
     pub compiled: Vec<Compiled>,
     /// Required checks that were skipped, with the reason.
     pub skipped: Vec<String>,

@@ -13,7 +13,7 @@ pub(super) struct Meeting {
     pub(super) outcome: Cell<bool>,
 }
 
-/// Message of a thread to the thread that it wakes.
+/// Message that one thread leaves at a barrier for the thread that it wakes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Token {
     Nothing,

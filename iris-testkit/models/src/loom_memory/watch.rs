@@ -8,7 +8,7 @@ use crate::{Failure, Forbidden};
 /// Observer of executions.
 pub(super) struct Watch {
     pub(super) observer: Arc<Mutex<dyn Observer + Send>>,
-    /// Whether an execution is under way.
+    /// Whether an execution is under way, so that the observer may be called.
     pub(super) is_on: bool,
 }
 

@@ -36,7 +36,7 @@ pub(super) fn all() -> Vec<Mutant> {
         mutant("ll-rows-torn", rows(1), Change::Torn, Check::Wrong).by(Engine::Random(20_000)),
         mutant("ll-rows-any", rows(1), Change::Compare(LlLoad, Compare::Any), Check::Wrong)
             .by(Engine::Random(20_000)),
-        // One thread reads items that the other has not taken yet.
+        // One thread of a workgroup reads items that the other has not taken yet.
         mutant(
             "ll-no-vote-before-row",
             rows(1),
@@ -46,7 +46,7 @@ pub(super) fn all() -> Vec<Mutant> {
         .by(Engine::Random(20_000)),
         mutant("ll-tiles-any", tiles.clone(), Change::Compare(LlLoad, Compare::Any), Check::Wrong)
             .by(Engine::Random(20_000)),
-        // One thread pushes items that the other has not multiplied yet.
+        // One thread of a workgroup pushes items that the other has not multiplied yet.
         mutant(
             "ll-no-vote-behind-product",
             tiles,

@@ -8,7 +8,7 @@ use crate::{Change, Check, Report, Rules, Scenario, loom_memory, search};
 /// Engine that searches for a mutant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Engine {
-    /// loom with this number of preemptions; all executions if `None`.
+    /// Search by loom with at most this number of preemptions; `None` explores all executions.
     Loom(Option<usize>),
     /// Exhaustive search of all interleavings.
     Search,
@@ -22,7 +22,7 @@ pub enum Engine {
     SlotsWholeRange,
 }
 
-/// Protocol with one rule broken.
+/// Protocol with one of its rules broken, so that a check must fail.
 #[derive(Clone, Debug)]
 pub struct Mutant {
     /// Name, which PROTOCOL.md cites where it states the rule.
@@ -31,7 +31,7 @@ pub struct Mutant {
     pub access: Option<Access>,
     /// Scenario in which the fault shows.
     pub scenario: Scenario,
-    /// Changes to the protocol.
+    /// Changes that break the protocol.
     pub rules: Rules,
     /// Whether the scenario itself breaks the rule, so that it fails without any changes.
     pub in_scenario: bool,
@@ -42,7 +42,7 @@ pub struct Mutant {
 }
 
 impl Mutant {
-    /// Searches for the fault and reports the result.
+    /// Runs the mutant's engine, which must find the fault, and reports the result.
     pub fn run(&self) -> Report {
         run(&self.scenario, &self.rules, self.engine)
     }

@@ -120,7 +120,7 @@ impl Headers {
         Self { after: Some(after), ..self }
     }
 
-    /// Runs the program as `thread`.
+    /// Runs the C++ program as the thread `thread`.
     pub(crate) fn run(&self, thread: &Thread<'_>) {
         let heap = heap(thread.rank(), thread.ranks());
         let mut used = self.used.to_vec();

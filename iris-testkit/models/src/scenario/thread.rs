@@ -162,12 +162,12 @@ impl<'a> Thread<'a> {
         Place::Cell { rank, index: array * 256 + index }
     }
 
-    /// Writes a cell.
+    /// Writes `value` to a cell, without atomics.
     pub fn write(&self, place: Place, value: i32) {
         self.perform(Op::Write { place, value });
     }
 
-    /// Reads a cell.
+    /// Reads a cell, without atomics.
     pub fn read(&self, place: Place) -> i32 {
         self.perform(Op::Read { place })
     }

@@ -19,7 +19,7 @@ pub fn has_clang() -> bool {
     clang().is_some()
 }
 
-/// First clang that is found, with its version.
+/// Name of the first clang that is installed, with its version.
 fn clang() -> Option<(&'static str, String)> {
     ["clang-19", "clang-20", "clang-21", "clang"].into_iter().find_map(|name| {
         let output = Command::new(name).arg("--version").stderr(Stdio::null()).output().ok()?;
@@ -88,7 +88,7 @@ struct Checker<'a> {
     clang: &'a str,
     arch: &'a str,
     source: &'a Source,
-    /// Folder to which the source is written.
+    /// Folder to which the source is written before it is compiled.
     folder: &'a Path,
 }
 
@@ -105,7 +105,7 @@ impl Checker<'_> {
         Ok(String::from_utf8_lossy(&code).into_owned())
     }
 
-    /// Compiles `file` to text; an error is the compiler's log.
+    /// Compiles `file` and returns the compiler's text output, or its log as the error.
     fn compile(&self, file: &str, options: &[String]) -> Result<String, String> {
         let mut command = Command::new(self.clang);
         command.args(["-x", "hip", "-nogpuinc", "-nogpulib", "--cuda-device-only", "-O3"]);
@@ -155,7 +155,7 @@ impl Checker<'_> {
     }
 }
 
-/// Body of a kernel in the compiler's assembly.
+/// Instructions of the kernel `entry` in the compiler's assembly.
 fn body<'a>(code: &'a str, entry: &str) -> Option<&'a str> {
     let start = code.find(&format!("\n{entry}:"))?;
     Some(&code[start..][..code[start..].find("s_endpgm")?])

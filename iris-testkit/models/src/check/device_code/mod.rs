@@ -35,16 +35,16 @@ use iris_kernels::source::{GEMMS, HEADERS, KERNELS};
 pub use amd::{has_clang, resources};
 pub use resources::Resources;
 
-/// Architecture, and whether its check is required.
+/// GPU architecture, and whether its check is required.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Arch {
     /// Name, such as `sm_90a` or `gfx942`.
     pub name: &'static str,
-    /// Whether a missing compiler for it is a failure.
+    /// Whether it is a failure if the compiler for this architecture is missing.
     pub required: bool,
 }
 
-/// Architectures that are checked.
+/// Architectures whose device code is checked.
 pub const ARCHS: [Arch; 9] = [
     Arch { name: "sm_80", required: true },
     Arch { name: "sm_90a", required: true },
@@ -73,10 +73,10 @@ impl Finding {
     }
 }
 
-/// Result of the checks of an architecture.
+/// Result of the checks of one architecture's device code.
 #[derive(Clone, Debug)]
 pub enum Outcome {
-    /// Everything compiled to the expected code.
+    /// All probes and kernels were compiled and checked.
     Done {
         /// Name and version of the compiler.
         compiler: String,
@@ -117,7 +117,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// Device source that is embedded in iris-kernels.
+    /// Device source that is embedded in the crate iris-kernels.
     pub fn embedded() -> Self {
         let all = |texts: &[iris_kernels::source::Text]| {
             texts.iter().map(|text| (text.name, text.text.to_string())).collect()
@@ -195,7 +195,7 @@ fn options(arch: &str) -> Options {
 /// faults differ in few files, so most of their probes are in the cache.
 struct Compilations(Mutex<Option<HashMap<Words, Arc<Vec<u8>>>>>);
 
-/// Compiler options and source text.
+/// Options for the compiler, and source text, of one build.
 type Words = (String, String);
 
 impl Compilations {

@@ -222,7 +222,7 @@ fn entry<'a>(ptx: &'a str, name: &str) -> Option<&'a str> {
     ptx.split(".entry ").find(|part| part.starts_with(&format!("{name}(")))
 }
 
-/// Instructions of an entry that name a scope.
+/// Instructions of the kernel entry `name` that name a memory scope.
 fn scoped(ptx: &str, name: &str) -> Option<Vec<String>> {
     let scoped = |word: &&str| {
         word.split(['.', ';'])

@@ -13,9 +13,9 @@ pub(super) enum Kind {
     Rmw(Rmw),
     CompareExchange,
     Fence,
-    /// Addition to an f32.
+    /// Atomic addition to an f32.
     AddF32,
-    /// Record of a fault in the control block.
+    /// Write of a fault record to the control block.
     KeepFault,
 }
 
@@ -36,7 +36,7 @@ impl Rmw {
         [Self::Add, Self::Exchange, Self::And, Self::Or, Self::Xor, Self::Min, Self::Max];
 }
 
-/// Kernel that makes one access.
+/// Kernel that makes one access, whose compiled instructions are then checked.
 #[derive(Clone, Debug)]
 pub(super) struct Probe {
     pub(super) name: String,
@@ -186,7 +186,7 @@ pub(super) const FRAME: &str = "#include \"iris/sync.h\"\n\
     const u64 at = heap.signal[1] + 24, own = heap.device_words + 24; \\\n\
     (void)at, (void)own, (void)out, (void)out64; __VA_ARGS__; }\n";
 
-/// Source of all probes.
+/// Source text of the kernels of all probes.
 pub(super) fn source(probes: &[Probe]) -> String {
     let mut text = FRAME.to_string();
     for Probe { name, statement, .. } in probes {
