@@ -11,32 +11,32 @@ use super::term::Name;
 
 /// A small world: who is there, what calls do, and which actions are taken.
 pub struct World {
-    /// Its name.
+    /// Name of the world.
     pub name: &'static str,
-    /// Sizes of its sorts, and its calls.
+    /// Sizes of the world's sorts, and its number of calls.
     pub universe: Universe,
-    /// Functions that never change.
+    /// Values of the functions that never change, in this world.
     pub fixed: fn(&Universe, Name, &[i64]) -> i64,
-    /// Actions that are taken here.
+    /// Actions that the search takes in this world.
     pub with: Vec<Name>,
 }
 
-/// Result of a search.
+/// Result of a search of one world.
 #[derive(Clone, Debug, Default)]
 pub struct Found {
-    /// States that were seen.
+    /// Number of distinct states that the search saw.
     pub states: usize,
     /// Actions that happened, so that all of their guards held.
     pub happened: HashSet<Name>,
     /// Guards that did not hold in some state, each with its action.
     pub refused: HashSet<(Name, Name)>,
-    /// The property that was violated.
+    /// Property that was violated; `None` if none was.
     pub violated: Option<Name>,
     /// The clause of the invariant that was broken, if that was looked for.
     pub broken: Option<Name>,
-    /// The actions that led there.
+    /// Actions that led to the violation, in order.
     pub trace: Vec<String>,
-    /// Whether all states were seen.
+    /// Whether the search saw all reachable states.
     pub complete: bool,
 }
 
@@ -183,7 +183,7 @@ const GIVES_UP: &[Name] = &["quit", "die"];
 const STAMPS: &[Name] = &["stamp"];
 const REFRESH: &[Name] = &["stamp", "say_done", "stamp_numbered"];
 
-/// The worlds of a system, by its name.
+/// Worlds in which the system of this name is searched.
 pub fn worlds(system: &str) -> Vec<World> {
     match system {
         "slot rule" => slot_worlds(),

@@ -9,15 +9,15 @@ use super::term::{Function, Name, Node, Sort, Term, Variable};
 /// Number of values of each sort.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Universe {
-    /// Ranks.
+    /// Number of ranks.
     pub ranks: i64,
-    /// Threads, of all ranks.
+    /// Number of threads of all ranks together.
     pub agents: i64,
-    /// Words.
+    /// Number of words from one rank to another.
     pub words: i64,
-    /// Tiles.
+    /// Number of tiles from one rank to another.
     pub tiles: i64,
-    /// The number of the first call.
+    /// Number that the first call has.
     pub first: i64,
     /// Number of calls.
     pub calls: i64,
@@ -27,7 +27,7 @@ pub struct Universe {
 const BELOW: i64 = 3;
 
 impl Universe {
-    /// The first value of a sort, and how many there are.
+    /// First value of a sort, and the number of its values.
     fn domain(&self, sort: Sort) -> (i64, i64) {
         match sort {
             Sort::Bool => (0, 2),
@@ -44,14 +44,14 @@ impl Universe {
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct State(pub(super) Vec<i64>);
 
-/// Why an action cannot happen, or must not have.
+/// Reason why an action cannot happen, or must not have happened.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Refusal {
     /// It is no such action: memory does not do that, or the rank is not there.
     Given,
     /// This guard of the rule does not hold.
     Guard(Name),
-    /// It is allowed, and violates this property.
+    /// The action is allowed, but violates this property.
     Property(Name),
 }
 
@@ -88,7 +88,7 @@ struct CompiledEffect {
     value: Code,
 }
 
-/// An action, ready to run.
+/// Action of a system, compiled to run on states.
 struct CompiledAction {
     name: Name,
     over: Vec<Variable>,
@@ -104,7 +104,7 @@ struct CompiledClause {
     body: Code,
 }
 
-/// A system, ready to run.
+/// System of a proof, compiled to run on states.
 pub struct Machine {
     universe: Universe,
     tables: Vec<(Function, usize)>,
@@ -477,7 +477,7 @@ impl Machine {
         self.write(state, &self.actions[action].effects, parameters);
     }
 
-    /// The first clause of the invariant that does not hold.
+    /// First clause of the invariant that does not hold in `state`; `None` if all hold.
     pub fn broken(&self, state: &State) -> Option<(Name, Vec<i64>)> {
         self.invariant.iter().find_map(|clause| {
             let mut frame = self.frame(state, &[]);

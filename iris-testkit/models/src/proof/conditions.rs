@@ -12,9 +12,9 @@ use super::term::{Name, Node, Term, Variable, variable};
 /// Statement to be proved.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Goal {
-    /// A clause holds at first.
+    /// This clause holds in the initial state.
     Initiation(Name),
-    /// An action keeps a clause.
+    /// If the invariant holds, this action keeps this clause of it.
     Consecution(Name, Name),
     /// A property holds whenever an action happens.
     Property(Name, Name),
@@ -36,20 +36,20 @@ impl fmt::Display for Goal {
 pub struct Condition {
     /// Statement to be proved.
     pub goal: Goal,
-    /// Assertions that cannot hold together if it is true.
+    /// SMT-LIB assertions that cannot hold together if the goal is true.
     pub script: Option<String>,
 }
 
-/// Result for a condition.
+/// Result of the proof of one condition.
 #[derive(Clone, Debug)]
 pub struct Verdict {
     /// Statement that was to be proved.
     pub goal: Goal,
     /// The answer, [`Answer::Proved`] too if there was nothing to ask.
     pub answer: Answer,
-    /// Whether the solver was asked.
+    /// Whether the solver was asked about this goal.
     pub asked: bool,
-    /// Seeds that were tried.
+    /// Number of seeds with which the solver was tried.
     pub seeds: usize,
 }
 
@@ -149,15 +149,15 @@ pub fn settle(condition: &Condition, seeds: &[u32], limit: u64) -> Verdict {
 /// The conditions of a system that are not proved, and counts.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// Conditions in all.
+    /// Number of conditions of the system.
     pub conditions: usize,
-    /// Conditions that the solver was asked about.
+    /// Number of conditions that the solver was asked about.
     pub asked: usize,
     /// Conditions of which a later seed than the first was needed.
     pub again: usize,
     /// Goals that were not proved, with the solver's answers.
     pub open: Vec<(Goal, Answer)>,
-    /// Seconds.
+    /// Run time in seconds.
     pub seconds: f64,
 }
 

@@ -12,9 +12,9 @@ use super::term::Name;
 /// A clause that was switched off, and what it leads to.
 #[derive(Clone, Debug)]
 pub struct Weakened {
-    /// The clause.
+    /// Clause of the rule that is switched off.
     pub clause: Name,
-    /// A condition that is not proved any more.
+    /// Condition whose proof then fails; `None` if all are still proved.
     pub open: Option<Goal>,
     /// The property that is violated in a small world, the world, and the number of actions that lead there.
     pub violated: Option<(Name, Name, usize)>,

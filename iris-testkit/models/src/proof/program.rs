@@ -50,17 +50,17 @@ functions! {
 pub struct Kind {
     /// Name of the action.
     pub name: &'static str,
-    /// Whether it opens the call.
+    /// Whether the step opens the call.
     pub opens: bool,
-    /// Whether it accesses peers.
+    /// Whether the step accesses memory of peers.
     pub peers: bool,
-    /// Whether it ends the call.
+    /// Whether the step ends the call.
     pub ends: bool,
     /// Whether it is the launch that waits until peers have entered.
     pub is_open: bool,
-    /// Whether it waits for the side stream.
+    /// Whether the step waits for the side stream.
     pub joins: bool,
-    /// Whether it runs on the side stream.
+    /// Whether the step runs on the side stream.
     pub side: bool,
     /// Whether it may begin while the step before it opens the call.
     pub early: bool,

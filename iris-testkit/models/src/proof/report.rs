@@ -21,13 +21,13 @@ pub struct Proof {
     pub solver: Option<String>,
     /// Lemmas about machine words that were settled as they should be.
     pub lemmas: usize,
-    /// Each system, and its conditions.
+    /// Systems that were proved, each with the outcome of its conditions.
     pub systems: Vec<(Name, Outcome)>,
-    /// Each clause of the rules, switched off.
+    /// Proofs with one clause of the rules switched off, for each clause.
     pub weakened: Vec<Weakened>,
-    /// States of small worlds, in which nothing bad happened.
+    /// Number of states of small worlds in which no property was violated.
     pub states: usize,
-    /// Actions that happened in them, of how many.
+    /// Number of actions that happened in the small worlds, and number of all actions.
     pub actions: (usize, usize),
     /// Failures, each with the name of the system and goal.
     pub failures: Vec<String>,

@@ -11,13 +11,13 @@ use super::term::{Function, Sort, Term, Variable};
 /// Solver's answer to a goal.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Answer {
-    /// There is no counterexample.
+    /// The solver found that there is no counterexample.
     Proved,
-    /// There is one.
+    /// The solver found a counterexample.
     Refuted,
-    /// It gave up.
+    /// The solver gave up within its limit.
     Unknown,
-    /// It could not be asked.
+    /// The solver could not be asked, for this reason.
     Failed(String),
 }
 

@@ -5,11 +5,11 @@ use super::term::{Function, Name, Node, Term, Variable};
 /// A named statement about all values of some variables.
 #[derive(Clone, Debug)]
 pub struct Clause {
-    /// Its name.
+    /// Name of the clause.
     pub name: Name,
-    /// Its variables.
+    /// Variables for all of whose values the clause holds.
     pub over: Vec<Variable>,
-    /// The statement.
+    /// Statement about the variables.
     pub body: Term,
 }
 
@@ -17,7 +17,7 @@ pub struct Clause {
 /// holds.
 #[derive(Clone, Debug)]
 pub struct Effect {
-    /// The function of the state that changes.
+    /// Function of the state whose value changes.
     pub function: Name,
     /// Its arguments: variables of `over`, each once, and terms of the action's parameters.
     pub at: Vec<Term>,
@@ -51,15 +51,15 @@ impl Effect {
 /// A step of a rank, or of its memory.
 #[derive(Clone, Debug)]
 pub struct Action {
-    /// Its name.
+    /// Name of the action.
     pub name: Name,
-    /// Its parameters.
+    /// Parameters of the action.
     pub over: Vec<Variable>,
     /// Conditions that define the action and the values that memory may return.
     pub given: Vec<Term>,
     /// Guards that the rule demands, by name.
     pub guards: Vec<(Name, Term)>,
-    /// Assignments to the state.
+    /// Assignments to the state that the action makes.
     pub effects: Vec<Effect>,
     /// Properties that must hold whenever the action happens, by name.
     pub properties: Vec<(Name, Term)>,
@@ -68,7 +68,7 @@ pub struct Action {
 /// A transition system with its properties and the invariant that proves them.
 #[derive(Clone, Debug)]
 pub struct System {
-    /// Its name.
+    /// Name of the system.
     pub name: Name,
     /// Functions that never change.
     pub fixed: &'static [Function],
@@ -78,9 +78,9 @@ pub struct System {
     pub axioms: Vec<Clause>,
     /// Values of the state's functions before the first action.
     pub initial: Vec<Effect>,
-    /// Its actions.
+    /// Actions of the system.
     pub actions: Vec<Action>,
-    /// Its invariant.
+    /// Clauses of the invariant that the proof shows.
     pub invariant: Vec<Clause>,
     /// Names of all clauses of the rule that can be switched off.
     pub clauses: Vec<Name>,
@@ -126,14 +126,14 @@ impl Action {
         self
     }
 
-    /// Demands this, by name.
+    /// Adds the guard `term`, which the rule demands by this name.
     #[must_use]
     pub fn guard(mut self, name: Name, term: Term) -> Self {
         self.guards.push((name, term));
         self
     }
 
-    /// States that this holds whenever the action happens.
+    /// Adds a property: `term` must hold whenever the action happens.
     #[must_use]
     pub fn property(mut self, name: Name, term: Term) -> Self {
         self.properties.push((name, term));

@@ -30,11 +30,11 @@ pub enum Sort {
 /// A function with its sorts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Function {
-    /// Its name.
+    /// Name of the function.
     pub name: Name,
-    /// Sorts of its arguments.
+    /// Sorts of the function's arguments.
     pub arguments: &'static [Sort],
-    /// Sort of its value.
+    /// Sort of the function's value.
     pub value: Sort,
 }
 
@@ -74,7 +74,7 @@ pub enum Node {
     Sub(Term, Term),
     /// Remainder, not negative, by a positive number.
     Mod(Term, i64),
-    /// The second if the first holds, else the third.
+    /// Conditional: the second term if the first holds, else the third.
     If(Term, Term, Term),
     /// For all values of these variables.
     All(Vec<Variable>, Term),
@@ -186,7 +186,7 @@ impl Term {
         })
     }
 
-    /// Whether `test` holds of some operation in it.
+    /// Whether `test` holds for some operation in the term.
     pub fn any(&self, test: &dyn Fn(&Node) -> bool) -> bool {
         let inside = |term: &Term| term.any(test);
         test(self.node())

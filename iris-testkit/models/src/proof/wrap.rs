@@ -8,7 +8,7 @@ use super::smt::{self, Answer};
 pub struct Lemma {
     /// The statement in words.
     pub name: &'static str,
-    /// SMT-LIB assertions that contradict it.
+    /// SMT-LIB assertions that contradict the statement.
     script: &'static str,
     /// Whether it is true; the others show that the lemma says no more than it must.
     pub holds: bool,
@@ -23,7 +23,7 @@ const WORDS: &str = "(declare-const a (_ BitVec 64))(declare-const b (_ BitVec 6
 (define-fun reached () Bool (bvsge (bvsub (low a) (low b)) #x00000000))
 ";
 
-/// All of them.
+/// All lemmas about wrapping numbers.
 pub const LEMMAS: [Lemma; 6] = [
     Lemma {
         name: "reached_by is the order of calls within half the range",
@@ -67,7 +67,7 @@ impl Lemma {
         smt::ask(&format!("{WORDS}{}\n", self.script), 0, limit)
     }
 
-    /// Whether that is as it should be.
+    /// Whether the solver's answer is the expected one.
     pub fn is_as_expected(&self, answer: &Answer) -> bool {
         *answer == if self.holds { Answer::Proved } else { Answer::Refuted }
     }

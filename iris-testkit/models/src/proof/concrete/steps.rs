@@ -32,7 +32,7 @@ impl Machine {
         of_threads.map(|(function, offset)| (*offset, length(function))).collect()
     }
 
-    /// An action with its parameters, for people.
+    /// Text of an action with its parameters, for people.
     pub fn show(&self, action: usize, parameters: &[i64]) -> String {
         let action = &self.actions[action];
         let pairs = action.over.iter().zip(parameters);
@@ -40,7 +40,7 @@ impl Machine {
         format!("{}({})", action.name, pairs.join(" "))
     }
 
-    /// The value of a function.
+    /// Value of the function `name` for these arguments in `state`.
     pub fn get(&self, state: &State, name: &str, arguments: &[i64]) -> i64 {
         let Some((function, offset)) = self.tables.iter().find(|(it, _)| it.name == name) else {
             unreachable!("no function {name}")

@@ -28,8 +28,8 @@ struct Learner {
     channel: Option<Channel>,
     first: i64,
     calls: HashMap<u32, i64>,
-    /// Whether launches read the number of their call from memory, so that the learner can tell
-    /// calls apart.
+    /// Whether launches read the number of their call; if not, only a member's next write shows
+    /// that its previous call is over.
     numbered: bool,
     members: BTreeSet<i64>,
     used: BTreeSet<(i64, i64)>,

@@ -12,9 +12,9 @@ use crate::{Forbidden, Op};
 /// Numbers of replayed steps and accesses, by name.
 #[derive(Clone, Default, Debug)]
 pub struct Counts {
-    /// Steps, by system and action.
+    /// Number of steps, by system and action.
     pub steps: BTreeMap<(Name, Name), u64>,
-    /// Atomic accesses, by row of the table of accesses.
+    /// Number of atomic accesses, by row of the table of accesses.
     pub accesses: BTreeMap<Name, u64>,
 }
 
