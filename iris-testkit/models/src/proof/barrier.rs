@@ -8,9 +8,9 @@ use super::term::{Function, Sort, Term, all_of, apply, for_all, variable};
 functions! {
     /// Functions that never change.
     FIXED:
-    /// The number of the first call.
+    /// Number that the first call has.
     first(): Int;
-    /// The phase of the barrier that every call has.
+    /// Phase of the barrier that every call has.
     always(): Word;
     /// Whether a call has the barrier of this phase.
     used(Int, Word): Bool;

@@ -363,7 +363,7 @@ impl Machine {
         Frame { slots, fixed: &self.fixed, state: &state.0 }
     }
 
-    /// The state before the first call.
+    /// State of the machine before the first call.
     pub fn initial(&self) -> State {
         let mut state = State(vec![0; self.size]);
         for effect in &self.initial {
@@ -414,7 +414,7 @@ impl Machine {
         }
     }
 
-    /// Number of the action with this name.
+    /// Index of the action called `name`.
     pub fn named(&self, name: &str) -> usize {
         match self.actions.iter().position(|action| action.name == name) {
             Some(at) => at,
@@ -422,12 +422,12 @@ impl Machine {
         }
     }
 
-    /// The name of an action.
+    /// Name of the action with the index `action`.
     pub fn name(&self, action: usize) -> Name {
         self.actions[action].name
     }
 
-    /// Number of actions.
+    /// Number of actions of the system.
     pub fn actions(&self) -> usize {
         self.actions.len()
     }
@@ -472,7 +472,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Lets the action happen.
+    /// Performs the action, which changes `state`.
     pub fn perform(&self, state: &mut State, action: usize, parameters: &[i64]) {
         self.write(state, &self.actions[action].effects, parameters);
     }

@@ -53,7 +53,7 @@ pub struct Verdict {
     pub seeds: usize,
 }
 
-/// Seeds, in the order in which they are tried.
+/// Seeds of the solver, in the order in which they are tried.
 pub const SEEDS: [u32; 4] = [0, 1, 2, 3];
 
 /// z3's units of work for a goal and a seed.
@@ -73,7 +73,7 @@ fn start(effect: &Effect) -> Clause {
     Clause { name: "initial", over: effect.over.clone(), body }
 }
 
-/// All conditions of a system.
+/// All conditions that prove a system: initiation, consecution and properties.
 pub fn all(system: &System) -> Vec<Condition> {
     let mut all = Vec::new();
     let declarations = smt::declarations(system);

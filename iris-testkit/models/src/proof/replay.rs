@@ -31,15 +31,15 @@ pub use track::Counts;
 /// Kind of a word that peers access, by its position in a channel.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Word {
-    /// The entry word of a source, for calls of a parity.
+    /// Entry word of a source rank, for calls of one parity.
     Entry { source: i64, odd: bool },
-    /// A field of the record of a source.
+    /// Field of the entry record of a source rank.
     Record { source: i64 },
     /// A signal, a result or the word of a barrier, of a source.
     Signal { source: i64 },
-    /// The done word of a reader.
+    /// Done word of a reader rank.
     Done { reader: i64 },
-    /// The abort word.
+    /// Abort word of the rank.
     Abort,
     /// A shard that the scenario keeps in words.
     Shard,
@@ -120,11 +120,11 @@ const PLAN: Name = "tiles and words are those of the plan";
 /// Tiles and words of each call of a scenario, as all ranks agree on them. Calls are numbered from 0.
 #[derive(Clone, Debug, Default)]
 struct Plan {
-    /// Call, writer, place.
+    /// Tiles that are written: call, writer and place.
     tiles: BTreeSet<(i64, i64, Place)>,
-    /// The word that stands for each.
+    /// Word whose signal stands for each tile.
     words: HashMap<(i64, i64, Place), u32>,
-    /// Call, writer, receiver, word.
+    /// Words that are raised: call, writer, receiver and word.
     raised: BTreeSet<(i64, i64, i64, u32)>,
     pulled: BTreeSet<i64>,
     /// Calls that write records.
@@ -148,10 +148,10 @@ struct Learner {
     channel: Channel,
     first: i64,
     plan: Plan,
-    /// The call that each rank is in.
+    /// Call that each rank is in.
     calls: HashMap<u32, i64>,
     launches: HashMap<u32, u32>,
-    /// Barriers of each workgroup so far.
+    /// Number of barriers that each workgroup has passed so far.
     votes: HashMap<(u32, u32), u32>,
     /// Tiles whose word has not been raised: call, writer, place, thread, launch, and barriers of its workgroup.
     open: Vec<(i64, i64, Place, ThreadId, u32, u32)>,
@@ -240,7 +240,7 @@ pub struct Replay {
     track: Track,
     /// Threads of the scenario; an agent of the rule is an index.
     threads: Vec<ThreadId>,
-    /// Agents of each rank.
+    /// Agents (threads and engines) of each rank.
     agents: Vec<Vec<i64>>,
     tiles: HashMap<Place, i64>,
     words: HashMap<(u32, u32), i64>,
@@ -862,7 +862,7 @@ impl Explorer for Both {
 /// Executions of one engine that are replayed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Extent {
-    /// This number of random schedules.
+    /// So many random schedules.
     Random(u64),
     /// Every transition of the exhaustive search.
     Search,

@@ -36,7 +36,7 @@ pub struct Proof {
 /// Extent of a run: which checks it includes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Extent {
-    /// The conditions alone.
+    /// Only the conditions of all systems.
     Conditions,
     /// Also each clause switched off: a condition must fail.
     Clauses,
@@ -84,17 +84,17 @@ pub fn run(extent: Extent) -> Proof {
 }
 
 impl Proof {
-    /// Conditions of all systems.
+    /// Number of conditions of all systems.
     pub fn conditions(&self) -> usize {
         self.systems.iter().map(|(_, outcome)| outcome.conditions).sum()
     }
 
-    /// Conditions that are not proved.
+    /// Number of conditions that are not proved.
     pub fn open(&self) -> usize {
         self.systems.iter().map(|(_, outcome)| outcome.open.len()).sum()
     }
 
-    /// Clauses without which the proof fails.
+    /// Number of clauses without which the proof fails, as it must.
     pub fn caught(&self) -> usize {
         self.weakened.iter().filter(|it| it.open.is_some()).count()
     }

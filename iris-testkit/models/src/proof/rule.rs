@@ -48,9 +48,9 @@ pub(super) use functions;
 functions! {
     /// Functions that never change: plans, and who is whose.
     FIXED:
-    /// The number of the first call.
+    /// Number that the first call has.
     first(): Int;
-    /// The rank of a thread.
+    /// Rank that a thread belongs to.
     rank(Agent): Rank;
     /// A thread of the rank.
     one(Rank): Agent;
@@ -103,9 +103,9 @@ functions! {
     knows(Agent, Rank): Int;
     /// The thread has seen that it may write slots at the rank.
     credit(Agent, Rank): Bool;
-    /// It has seen that the rank entered this call.
+    /// The thread has seen that the rank entered this call.
     came(Agent, Rank): Bool;
-    /// It has compared the records.
+    /// The thread has compared its record with that of the rank.
     agreed(Agent, Rank): Bool;
     /// The last call whose tile for that rank the thread knows its own rank to have written.
     wrote(Agent, Rank, Tile): Int;
@@ -139,7 +139,7 @@ functions! {
     told(Rank, Rank): Bool;
 }
 
-/// The constants of the counter.
+/// Constants of call numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Numbers {
     /// Number of values of a word: 2^32.
@@ -163,12 +163,12 @@ impl Numbers {
         low.below(self.range / 2).choose(&low, &low - self.range)
     }
 
-    /// The last multiple of the period up to `number`.
+    /// Largest multiple of the period that is at most `number`.
     pub fn refresh_before(&self, number: &Term) -> Term {
         number - number.modulo(self.period)
     }
 
-    /// Whether the two are closer than half the range.
+    /// Whether `want` and `seen` differ by less than half the range.
     pub fn in_window(&self, want: &Term, seen: &Term) -> Term {
         all_of([(seen - want).below(self.range / 2), (seen - want).at_least(-self.range / 2)])
     }
@@ -185,7 +185,7 @@ impl Clauses {
         Self { off: off.map(String::from), known: RefCell::default() }
     }
 
-    /// Whether this clause is in force.
+    /// Whether the clause `name` is in force, so not switched off.
     pub(super) fn has(&self, name: Name) -> bool {
         self.known.borrow_mut().push(name);
         self.off.as_deref() != Some(name)
@@ -267,7 +267,7 @@ fn at_work(p: &Term) -> Term {
     all_of([!idle([p]), !counted([p]), !dead([p])])
 }
 
-/// The slot rule. Without the clause `off`, if it is one.
+/// Makes the system of the slot rule, without the clause `off` if it is given.
 pub fn slot_rule(numbers: Numbers, off: Option<&str>) -> System {
     let clauses = Clauses::without(off);
     let actions = [
@@ -379,7 +379,7 @@ fn entry_load(h: &Term, p: &Term, want: &Term, v: &Term) -> Term {
     all_of([stored, not_older(knows([h, p]) - 1), not_older(knows([h, p]) - 2)])
 }
 
-/// Entries, records and credits.
+/// Actions of entries, records and credits.
 fn of_entries(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
     let Parameters { g, h, p, q, v, .. } = Parameters::new();
     let me = rank([&g]);
@@ -453,7 +453,7 @@ fn record_slot(clauses: &Clauses, call: &Term) -> Term {
     if clauses.has("records: two, by parity") { is_odd(call) } else { false.into() }
 }
 
-/// Tiles and the words that stand for them.
+/// Actions of tiles and of the words that stand for them.
 fn of_tiles(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
     let Parameters { g, h, p, q, k, w, v } = Parameters::new();
     let me = rank([&g]);
@@ -615,7 +615,7 @@ pub(super) fn newest_refresh(numbers: &Numbers, k: &Term, number: &Term) -> Term
     odd([k]).choose(numbers.refresh_before(&(number - 1)) + 1, numbers.refresh_before(number))
 }
 
-/// Reading the shards of peers.
+/// Actions that read the shards of peers.
 fn of_pulls(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
     let Parameters { g, h, p, q, v, .. } = Parameters::new();
     let me = rank([&h]);
@@ -672,7 +672,7 @@ fn of_pulls(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
     vec![pull, say, see]
 }
 
-/// The end of a call.
+/// Actions that end a call.
 fn of_ends(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
     let Parameters { g, p, q, w, .. } = Parameters::new();
     let c = call([&p]);
@@ -805,7 +805,7 @@ fn of_ends(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
     vec![count, stamp, finish, die]
 }
 
-/// The state before the first call.
+/// Values of the state's functions before the first call.
 fn initial() -> Vec<Effect> {
     STATE.iter().map(invariant::start).collect()
 }

@@ -21,7 +21,7 @@ pub enum Answer {
     Failed(String),
 }
 
-/// The sorts and functions of a system.
+/// Declarations of a system's sorts and functions in SMT-LIB.
 pub fn declarations(system: &System) -> String {
     let mut out = String::new();
     for name in [Sort::Rank, Sort::Agent, Sort::Word, Sort::Tile].map(sort) {
@@ -34,7 +34,7 @@ pub fn declarations(system: &System) -> String {
     out
 }
 
-/// A constant of each variable.
+/// Declarations in SMT-LIB of a constant for each variable.
 pub fn constants(over: &[Variable]) -> String {
     over.iter().fold(String::new(), |mut out, (name, of)| {
         let _ = writeln!(out, "(declare-const {name} {})", sort(*of));
@@ -58,7 +58,7 @@ pub fn assert_clause(clause: &Clause) -> String {
     out
 }
 
-/// A term as an assertion.
+/// SMT-LIB assertion that the term holds.
 pub fn assert(term: &Term) -> String {
     format!("(assert {})\n", text(term))
 }

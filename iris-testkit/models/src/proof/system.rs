@@ -48,7 +48,7 @@ impl Effect {
     }
 }
 
-/// A step of a rank, or of its memory.
+/// Action of a rank, or of its memory, that may change the state.
 #[derive(Clone, Debug)]
 pub struct Action {
     /// Name of the action.
@@ -160,7 +160,7 @@ impl Action {
         self
     }
 
-    /// The value that a term has after the action.
+    /// Value that the term `term` has after the action.
     pub fn after(&self, term: &Term) -> Term {
         term.rebuild(&|node| {
             let Node::Apply(name, arguments) = node else { return None };

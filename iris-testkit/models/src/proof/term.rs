@@ -27,7 +27,7 @@ pub enum Sort {
     Tile,
 }
 
-/// A function with its sorts.
+/// Function of a system, with the sorts of its arguments and of its value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Function {
     /// Name of the function.
@@ -54,7 +54,7 @@ pub enum Node {
     Int(i64),
     /// A variable.
     Variable(Name, Sort),
-    /// A function of these arguments.
+    /// Application of the function of this name to arguments.
     Apply(Name, Vec<Term>),
     /// Negation.
     Not(Term),
@@ -76,12 +76,12 @@ pub enum Node {
     Mod(Term, i64),
     /// Conditional: the second term if the first holds, else the third.
     If(Term, Term, Term),
-    /// For all values of these variables.
+    /// Universal quantifier: the term holds for all values of these variables.
     All(Vec<Variable>, Term),
 }
 
 impl Term {
-    /// The outermost operation.
+    /// Outermost operation of the term.
     pub fn node(&self) -> &Node {
         &self.0
     }

@@ -84,7 +84,7 @@ pub(super) struct Members {
     channel: Channel,
     pub(super) track: Track,
     numbered: bool,
-    /// Number of each member.
+    /// Index of each member in the rule, by rank.
     members: HashMap<i64, i64>,
     used: BTreeSet<(i64, i64)>,
     heralds: HashMap<(i64, u32, Place), i64>,
@@ -283,7 +283,7 @@ impl Observer for Members {
 }
 
 impl Explorer for Members {
-    /// Number of changes.
+    /// Number of the changes so far, to return to later.
     type Saved = usize;
 
     fn save(&self) -> usize {

@@ -16,14 +16,14 @@ pub fn sort(sort: Sort) -> &'static str {
     }
 }
 
-/// A term as SMT-LIB.
+/// Converts a term to SMT-LIB text.
 pub fn text(term: &Term) -> String {
     let mut out = String::new();
     put(&mut out, term);
     out
 }
 
-/// Appends a term.
+/// Appends the SMT-LIB text of `term` to `out`.
 pub fn put(out: &mut String, term: &Term) {
     let mut list = |head: &str, terms: &[&Term]| {
         out.push('(');
