@@ -79,7 +79,7 @@ pub(crate) fn a_problem_is_described_once() {
         for rows in 1..=most {
             let (taken, made, _) = call(rows, &biases[0]);
             assert!(taken && made > 0, "{} of {rows} rows", dialect.name);
-            // The same problem again, with the bias at another address, makes no objects.
+            // A second call of this problem, with the bias at another address, makes no objects.
             assert_eq!(call(rows, &biases[1]), (true, 0, 0), "{} of {rows} rows", dialect.name);
         }
         // For each problem the library keeps one descriptor and three layouts.

@@ -274,7 +274,7 @@ impl Replay {
         let mut reference = scenario.clone();
         (reference.expires, reference.host_stops) = (None, None);
         let learned = scenario.calls.max(2);
-        // The same slots, and no refresh.
+        // Calls of the same slots as the scenario, without a refresh.
         let first = 8 - (scenario.first.number() & 1);
         reference = reference.calls(learned, first);
         let channel = scenario.channel(0);
