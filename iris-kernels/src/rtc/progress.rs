@@ -1,7 +1,7 @@
 //! Progress of compilations, as one line on stderr that is redrawn, if stderr is a terminal.
 //!
 //! Levels nest: a variant of an operator has kernels, and each level has its total. The line shows
-//! up after [`PATIENCE`], has no colours, and is erased at the end.
+//! up after `PATIENCE`, has no colours, and is erased at the end.
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};

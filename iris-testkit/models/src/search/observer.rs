@@ -36,8 +36,8 @@ pub trait Explorer: Observer {
     fn restore(&mut self, saved: &Self::Saved);
 }
 
-/// Runs [`random`](super::random) with an observer and without the search for races. A step that the observer
-/// rejects is a [`Failure::Rule`] and ends the search. After another failure the search goes on,
+/// Runs [`random`](super::random) with an observer and without the search for races. A step that
+/// the observer rejects is a [`Failure::Rule`] and ends the search. After another failure the search goes on,
 /// because a later run may have such a step; the report has the first of the other failures if none
 /// has.
 pub fn observe(
