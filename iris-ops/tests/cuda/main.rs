@@ -19,6 +19,7 @@ use iris_testkit::harness::{self, Group, named};
 
 mod beside;
 mod comm;
+mod decode;
 mod external;
 mod graphs;
 mod late;
@@ -26,16 +27,22 @@ mod sample;
 
 use beside::*;
 use comm::*;
+use decode::*;
 use external::*;
 use graphs::*;
 use late::*;
 use sample::*;
 
 fn main() -> ExitCode {
-    if std::env::args().nth(1).as_deref() == Some(LEGACY_RANK) {
-        legacy_rank().unwrap();
-        return ExitCode::SUCCESS;
+    match std::env::args().nth(1).as_deref() {
+        Some(LEGACY_RANK) => legacy_rank().unwrap(),
+        Some(DECODE_RANK) => decode_rank(&std::env::args().nth(2).unwrap()).unwrap(),
+        _ => return tests(),
     }
+    ExitCode::SUCCESS
+}
+
+fn tests() -> ExitCode {
     let no_compiler = match Compiler::nvrtc() {
         Err(error @ rtc::Error::NotFound { .. }) => Some(error.to_string()),
         _ => None,
@@ -49,7 +56,10 @@ fn main() -> ExitCode {
                 a_tile_that_no_kernel_takes_is_refused_by_the_plan,
             ],
         ),
-        Group::new(no_compiler, named![the_kernel_beside_ops_compiles]),
+        Group::new(
+            no_compiler,
+            named![the_kernel_beside_ops_compiles, the_kernels_of_a_decode_step_compile],
+        ),
         Group::new(
             harness::no_program("g++"),
             named![
@@ -79,7 +89,14 @@ fn main() -> ExitCode {
                 memory_comes_back_after_a_hundred_heaps_with_ops,
             ],
         ),
-        Group::new(harness::fewer_gpus_than(2), named![heaps_come_and_go_while_graphs_run]),
+        Group::new(
+            harness::fewer_gpus_than(2),
+            named![
+                heaps_come_and_go_while_graphs_run,
+                ten_thousand_captured_steps_with_late_ranks_give_the_same_tokens,
+                a_rank_killed_between_captured_steps_is_named_and_the_tokens_before_are_right,
+            ],
+        ),
     ])
 }
 

@@ -10,11 +10,11 @@
 //! [`exhaust`] visits every state once. [`random`] draws schedules from a seed and tracks the order
 //! of accesses with vector clocks, so it also finds races.
 
-use std::collections::{HashMap, HashSet};
 use std::panic::{self, AssertUnwindSafe};
 use std::time::Instant;
 
 use iris_sync::Order;
+use rustc_hash::{FxHashMap as HashMap, FxHashSet as HashSet};
 
 use super::{Failure, Forbidden, Op, Place, Report, Rules, Scenario, Thread, ThreadId};
 
@@ -64,8 +64,8 @@ fn explore<E: Explorer>(
 ) -> (Report, Vec<HashMap<Place, i64>>) {
     let start = Instant::now();
     let mut machine = Machine::new(scenario, rules);
-    let mut states = HashSet::new();
-    let mut ends: HashMap<u128, HashMap<Place, i64>> = HashMap::new();
+    let mut states = HashSet::default();
+    let mut ends: HashMap<u128, HashMap<Place, i64>> = HashMap::default();
     let first = machine.first();
     states.insert(machine.fingerprint(&first));
     let mut failure = None;
@@ -185,7 +185,7 @@ impl<'a> Machine<'a> {
         Self {
             scenario,
             programs: Programs::new(scenario, rules),
-            slots: HashMap::new(),
+            slots: HashMap::default(),
             places: Vec::new(),
         }
     }

@@ -19,8 +19,8 @@ impl Clocks {
     pub(super) fn new(threads: usize) -> Self {
         Self {
             threads: vec![vec![0; threads]; threads],
-            words: HashMap::new(),
-            cells: HashMap::new(),
+            words: HashMap::default(),
+            cells: HashMap::default(),
         }
     }
 
