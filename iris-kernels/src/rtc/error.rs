@@ -11,7 +11,10 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[non_exhaustive]
 pub enum Error {
     /// The compiler library was not found.
-    #[error("{what} is not there; expected it as {}: install it, or name it by its variable (`iris doctor --verbose`)", looked.join(", "))]
+    #[error(
+        "{what} is not there; expected it as {}: install it, or name it by its variable (`iris doctor --verbose`)",
+        places(looked)
+    )]
     NotFound {
         /// Name of the compiler library that was searched.
         what: &'static str,
@@ -95,4 +98,11 @@ pub enum Error {
         /// Description of the problem, and of what was expected.
         why: String,
     },
+}
+
+/// Last two of the searched places, which are the names that the system's loader was given, and the
+/// number of all.
+pub(crate) fn places(looked: &[String]) -> String {
+    let last = looked[looked.len().saturating_sub(2)..].join(" or ");
+    if looked.len() > 2 { format!("{last} (places searched: {})", looked.len()) } else { last }
 }

@@ -42,7 +42,10 @@ pub use problem::{Addresses, Layout, Problem};
 #[non_exhaustive]
 pub enum Error {
     /// The library was not found.
-    #[error("{what} is not there; expected it as {}: install it, or name it by its variable (`iris doctor --verbose`)", looked.join(", "))]
+    #[error(
+        "{what} is not there; expected it as {}: install it, or name it by its variable (`iris doctor --verbose`)",
+        crate::rtc::error::places(looked)
+    )]
     NotFound {
         /// Name of the GEMM library.
         what: &'static str,
@@ -194,6 +197,9 @@ mod tests {
         let text = error.expect_err("there is none").to_string();
         assert!(text.starts_with("nothing (libnothing.so) is not there"), "{text}");
         assert!(text.contains(&format!("{} (it does not open)", file.display())), "{text}");
-        assert!(text.contains("libnothing.so (it does not open): install it"), "{text}");
+        assert!(
+            text.contains("libnothing.so (it does not open) (places searched: 3): install"),
+            "{text}"
+        );
     }
 }
