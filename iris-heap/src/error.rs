@@ -8,6 +8,8 @@ mod texts;
 use std::sync::Arc;
 use std::time::Duration;
 
+use iris_sync::FaultKind;
+
 use crate::limits::explain;
 
 /// Result with this crate's [`enum@Error`] as its default error.
@@ -474,6 +476,8 @@ impl Error {
             }
             Error::Absent { .. } => ErrorKind::Timeout,
             Error::PeerLost { .. } | Error::RankLost { .. } | Error::HubLost => ErrorKind::PeerLost,
+            // Whether the host or a kernel notices first that a rank is gone is chance.
+            Error::Fault { fault, .. } if fault.kind == FaultKind::PeerLost => ErrorKind::PeerLost,
             // Code 2 means out of memory in the drivers of CUDA and of HIP.
             Error::OutOfHeap { .. } | Error::Device { code: 2, .. } => ErrorKind::OutOfMemory,
             Error::Closed { .. } | Error::NotAllocated { .. } => ErrorKind::Closed,

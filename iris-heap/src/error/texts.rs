@@ -281,3 +281,15 @@ fn examples() -> Vec<(Error, [&'static str; 3])> {
 fn every_error_shows_its_value_what_was_expected_and_what_to_do() {
     check_texts(GUIDE, &examples(), NAMES, name);
 }
+
+#[test]
+fn a_lost_rank_is_the_same_kind_of_error_for_a_kernel_and_for_the_host() {
+    for (fault, kind) in [
+        (FaultKind::PeerLost, ErrorKind::PeerLost),
+        (FaultKind::PeerGaveUp, ErrorKind::Fault),
+        (FaultKind::NotEntered, ErrorKind::Fault),
+    ] {
+        assert_eq!(faulty(fault, -1, &[]).kind(), kind, "{fault:?}");
+    }
+    assert_eq!(Error::PeerLost { rank: 1 }.kind(), ErrorKind::PeerLost);
+}
