@@ -75,7 +75,8 @@ impl Operator {
         let call = check::call(&self.plan, matrices)?;
         self.heap.check_stream(op.name(), stream).in_op(op)?;
         let issuing = self.heap.issue();
-        let args = self.checked(&call)?;
+        let mut args = self.ready(&call).args;
+        self.complete(&mut args, &call)?;
         // All ranks count every call, so that their call numbers agree. A barrier of some ranks is
         // not counted, because the others do not run it.
         let counted = self.plan.request().members.is_none();
@@ -88,10 +89,10 @@ impl Operator {
         let several_items = self.plan.has_several_items(choice, (call.m, call.n), count);
         let groups = Workgroups { count, threads, several_items };
         let executor = &self.ready(&call).executor;
-        // SAFETY: `fill` has checked every matrix against the heap, or the caller of
+        // SAFETY: `complete` has checked every matrix against the heap, or the caller of
         // `MatRef::external` has vouched for it; the workspace belongs to this op.
         #[allow(unsafe_code, reason = "the one place where ops hand addresses to kernels")]
-        let done = unsafe { executor.run(&self.heap, &issuing, stream, &args, groups) };
+        let done = unsafe { executor.run(&self.heap, &issuing, stream, &mut args, groups) };
         done.map_err(|failure| {
             let Failure { step, cause, recovery } = *failure;
             let retracted =
@@ -120,23 +121,17 @@ impl Operator {
         if work <= *groups { work } else { spread(*groups, self.plan.size()) }
     }
 
-    /// Complete kernel arguments of a call; an error if an earlier call has left a fault in the
-    /// heap.
-    fn checked(&self, call: &Call) -> Result<OpArgs> {
-        let op = self.plan.op();
+    /// Completes `args`, which are those of the call's choice, for a call; an error if an earlier
+    /// call has left a fault in the heap. They are large, and completed in place.
+    fn complete(&self, args: &mut OpArgs, call: &Call) -> Result<()> {
+        let (op, row) = (self.plan.op(), self.plan.row());
         let poisoned = |cause| Error::Poisoned { op: op.into(), cause: Box::new(cause) };
         self.heap.control().check().map_err(poisoned)?;
-        self.fill(call)
-    }
-
-    fn fill(&self, call: &Call) -> Result<OpArgs> {
-        let (op, row) = (self.plan.op(), self.plan.row());
         let Matrices { a, b, c, bias, norm, .. } = &call.matrices;
         let resolve = |name, matrix: &Option<MatRef>| match matrix {
             Some(matrix) => matrix.resolve(op, name, &self.heap),
             None => Ok(Matrix::default()),
         };
-        let mut args = self.ready(call).args;
         let [input, output] = check::names(self.plan.row());
         (args.a, args.b) = (resolve(input, a)?, resolve("B", b)?);
         (args.c, args.bias) = (resolve(output, c)?, resolve("bias", bias)?);
@@ -194,7 +189,7 @@ impl Operator {
             args.pulled_ld = self.pulled_ld(&args.a)?;
         }
         self.complete_record(&mut args.record, call, (args.pulled, args.pulled_ld));
-        Ok(args)
+        Ok(())
     }
 
     /// Leading dimension at which peers read this rank's A. It must be the same on all ranks, or A
