@@ -128,29 +128,31 @@ impl Operator {
         let poisoned = |cause| Error::Poisoned { op: op.into(), cause: Box::new(cause) };
         self.heap.control().check().map_err(poisoned)?;
         let Matrices { a, b, c, bias, norm, .. } = &call.matrices;
-        let resolve = |name, matrix: &Option<MatRef>| match matrix {
+        let [a, b, c, bias] = [a, b, c, bias].map(Option::as_ref);
+        let norm = norm.as_ref();
+        let resolve = |name, matrix: Option<&MatRef>| match matrix {
             Some(matrix) => matrix.resolve(op, name, &self.heap),
             None => Ok(Matrix::default()),
         };
         let [input, output] = check::names(self.plan.row());
         (args.a, args.b) = (resolve(input, a)?, resolve("B", b)?);
         (args.c, args.bias) = (resolve(output, c)?, resolve("bias", bias)?);
-        let (residual, weight) = (norm.and_then(|norm| norm.residual), norm.map(|it| it.weight));
-        let normed = norm.map(|norm| norm.normed);
-        args.residual = resolve("residual", &residual)?;
-        (args.weight, args.normed) = (resolve("weight", &weight)?, resolve("normed", &normed)?);
+        let residual = norm.and_then(|norm| norm.residual.as_ref());
+        let (weight, normed) = (norm.map(|norm| &norm.weight), norm.map(|norm| &norm.normed));
+        args.residual = resolve("residual", residual)?;
+        (args.weight, args.normed) = (resolve("weight", weight)?, resolve("normed", normed)?);
         let read = [
-            (input, *a, args.a),
-            ("B", *b, args.b),
-            ("bias", *bias, args.bias),
-            ("residual", residual, args.residual),
-            ("weight", weight, args.weight),
-            (output, *c, args.c),
+            (input, a, &args.a),
+            ("B", b, &args.b),
+            ("bias", bias, &args.bias),
+            ("residual", residual, &args.residual),
+            ("weight", weight, &args.weight),
+            (output, c, &args.c),
         ];
         // The normalising step reads C again after it is written, and only C of this rank: so C may
         // be an input of that step.
         let written =
-            [(output, *c, args.c, &read[..5]), ("normed", normed, args.normed, &read[..])];
+            [(output, c, &args.c, &read[..5]), ("normed", normed, &args.normed, &read[..])];
         for (first, written, own, others) in written {
             let Some(written) = written else { continue };
             for &(second, other, theirs) in others {
@@ -159,7 +161,7 @@ impl Operator {
                 // writes an element has read it before.
                 let may = second == "residual" || second == input && row.in_place;
                 let same = first == output && may && own == theirs;
-                if !same && written.overlaps(&own, &other, &theirs) {
+                if !same && written.overlaps(own, other, theirs) {
                     return Err(Error::Overlap { op: op.into(), first, second });
                 }
             }
