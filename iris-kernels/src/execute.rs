@@ -154,7 +154,7 @@ impl Executor {
     }
 
     /// Enqueues one call on `stream`; `groups` is the size of launches of kernels that process
-    /// tiles.
+    /// tiles. `args.record.direct` is cleared if peers must not store into C.
     ///
     /// # Errors
     /// [`Failure`], with the failed step and the recovery. Errors inside a kernel are returned by
@@ -168,7 +168,7 @@ impl Executor {
         heap: &Arc<SymmetricHeap>,
         issuing: &Issuing<'_>,
         stream: &Stream,
-        args: &OpArgs,
+        args: &mut OpArgs,
         groups: Workgroups,
     ) -> Result<(), Box<Failure>> {
         let mut progress = Progress::default();
@@ -196,7 +196,7 @@ impl Executor {
     }
 
     /// Enqueues the steps of a call in order, until one fails.
-    fn steps(&self, mut call: Call<'_>, progress: &mut Progress) -> Result<(), Box<(Work, Error)>> {
+    fn steps(&self, call: Call<'_>, progress: &mut Progress) -> Result<(), Box<(Work, Error)>> {
         let of = call.alternative().map_err(|error| Box::new((self.first_step(), error)))?;
         if !of.direct {
             // All launches of a call must publish equal records, so `direct` is cleared for all of

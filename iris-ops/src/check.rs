@@ -37,34 +37,32 @@ pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Call> {
     if row.c == Part::None {
         return member(plan).map(|()| Call { m: 0, n: 0, root, matrices: Matrices::default() });
     }
-    let mut matrices = *matrices;
-    // Ranks other than the root may pass a matrix that only the root needs; it is ignored.
-    let has = |part| part != Part::Root || root == plan.ranks().rank;
-    matrices.a = matrices.a.filter(|_| has(row.a));
-    matrices.c = matrices.c.filter(|_| has(row.c));
-    let needed = |matrix: Option<MatRef>, what: &str| {
-        matrix.ok_or_else(|| Error::Invalid {
-            op: op.into(),
-            what: what.into(),
-            value: "missing".into(),
-            expected: "a matrix: this rank takes part with one".into(),
-        })
+    let mut call = Call { m: request.m, n: request.n, root, matrices: *matrices };
+    let missing = |what: &str| Error::Invalid {
+        op: op.into(),
+        what: what.into(),
+        value: "missing".into(),
+        expected: "a matrix: this rank takes part with one".into(),
     };
     let names = names(row);
-    let a = has(row.a).then(|| needed(matrices.a, names[0])).transpose()?;
-    let c = has(row.c).then(|| needed(matrices.c, names[1])).transpose()?;
-    let call = if request.elements {
-        let (a, c, n) = elements(plan, names, a, c)?;
-        matrices = Matrices { a, c, ..matrices };
-        Call { m: request.m, n, root, matrices }
+    let Matrices { a, c, .. } = &mut call.matrices;
+    for (name, matrix, part) in [(names[0], &mut *a, row.a), (names[1], &mut *c, row.c)] {
+        if part == Part::Root && root != plan.ranks().rank {
+            // Ranks other than the root may pass a matrix that only the root needs; it is ignored.
+            *matrix = None;
+        } else if matrix.is_none() {
+            return Err(missing(name));
+        }
+    }
+    if request.elements {
+        call.n = elements(plan, names, (a, c))?;
     } else {
-        let m = match (row.a, a, c) {
+        call.m = match (row.a, a, c) {
             (Part::All, Some(a), _) | (_, Some(a), None) => a.rows(),
             (_, _, Some(c)) => c.rows(),
             (_, None, None) => 0,
         };
-        Call { m, n: request.n, root, matrices }
-    };
+    }
     let (size, planned) = (call.size(plan), plan.largest());
     if size > planned {
         return Err(match request.elements {
@@ -72,30 +70,31 @@ pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Call> {
             false => Error::TooManyRows { op: op.into(), rows: size, planned },
         });
     }
-    let Matrices { a, b, c, bias, norm, .. } = matrices;
+    let Matrices { a, b, c, bias, norm, .. } = &call.matrices;
     let shapes = plan.shapes_of(call.m, call.n, root);
     for (name, matrix, shape, part) in
         [(names[0], a, shapes.a, row.a), (names[1], c, shapes.c, row.c)]
     {
         let Some(matrix) = matrix else { continue };
-        shaped(op, name, &matrix, shape, part.description())?;
+        shaped(op, name, matrix, shape, part.description())?;
     }
     let Request { n, dtype, .. } = *request;
     for (name, matrix, dtype) in
         [(names[0], a, dtype), ("B", b, dtype), (names[1], c, request.output_dtype())]
     {
-        matrix.map_or(Ok(()), |matrix| typed(op, name, &matrix, dtype))?;
+        matrix.as_ref().map_or(Ok(()), |matrix| typed(op, name, matrix, dtype))?;
     }
     if let Some(shape) = shapes.b {
-        let b = needed(b, "B")?;
-        shaped(op, "B", &b, shape, "K x N of the plan")?;
-        if let Some(bias) = &bias {
+        let b = b.as_ref().ok_or_else(|| missing("B"))?;
+        shaped(op, "B", b, shape, "K x N of the plan")?;
+        if let Some(bias) = bias {
             shaped(op, "bias", bias, (1, n), "1 x N of the plan")?;
         }
     }
-    normed(plan, norm, (call.m, n))?;
-    for (name, matrix) in [(names[1], c), ("normed", norm.map(|it| it.normed))] {
-        matrix.map_or(Ok(()), |matrix| written(op, name, &matrix))?;
+    normed(plan, norm.as_ref(), (call.m, n))?;
+    let outputs = [(names[1], c.as_ref()), ("normed", norm.as_ref().map(|it| &it.normed))];
+    for (name, matrix) in outputs {
+        matrix.map_or(Ok(()), |matrix| written(op, name, matrix))?;
     }
     Ok(call)
 }
@@ -107,7 +106,7 @@ pub(crate) fn names(row: &Row) -> [&'static str; 2] {
 
 /// Checks that the call has RMSNorm matrices exactly if the plan has `rms_norm`, and their shapes
 /// and types.
-fn normed(plan: &Plan, norm: Option<NormArgs>, shape: (usize, usize)) -> Result<()> {
+fn normed(plan: &Plan, norm: Option<&NormArgs>, shape: (usize, usize)) -> Result<()> {
     let op = plan.op();
     let invalid = |value: &str, expected: &str| {
         let (value, expected) = (value.into(), expected.into());
@@ -122,22 +121,21 @@ fn normed(plan: &Plan, norm: Option<NormArgs>, shape: (usize, usize)) -> Result<
         (Some(_), None) => return invalid("given", "none, because the plan has no rms_norm"),
     };
     let output = plan.request().output_dtype();
-    for (name, matrix) in [("residual", residual), ("normed", Some(normed))] {
+    for (name, matrix) in [("residual", residual.as_ref()), ("normed", Some(normed))] {
         let Some(matrix) = matrix else { continue };
-        shaped(op, name, &matrix, shape, "M x N, the shape of C")?;
-        typed(op, name, &matrix, output)?;
+        shaped(op, name, matrix, shape, "M x N, the shape of C")?;
+        typed(op, name, matrix, output)?;
     }
-    shaped(op, "weight", &weight, (1, shape.1), "1 x N of the plan")
+    shaped(op, "weight", weight, (1, shape.1), "1 x N of the plan")
 }
 
-/// Reshapes input and output of a message of elements to one row per part; returns them and the
-/// number of elements of a part.
+/// Reshapes input and output of a message of elements to one row per part; returns the number of
+/// elements of a part.
 fn elements(
     plan: &Plan,
     names: [&'static str; 2],
-    a: Option<MatRef>,
-    c: Option<MatRef>,
-) -> Result<(Option<MatRef>, Option<MatRef>, usize)> {
+    (a, c): (&mut Option<MatRef>, &mut Option<MatRef>),
+) -> Result<usize> {
     let (op, row, size) = (plan.op(), plan.row(), plan.ranks().size);
     let parts = |part: Part| match part {
         Part::Own => 1,
@@ -163,25 +161,24 @@ fn elements(
     };
     let (parts_a, parts_c) = (parts(row.a), parts(row.c));
     // The matrix with fewer parts determines the number of elements of a part.
-    let count = match (a, c) {
-        (Some(a), Some(_)) if parts_a < parts_c => part(names[0], &a, parts_a)?,
-        (_, Some(c)) => part(names[1], &c, parts_c)?,
-        (Some(a), None) => part(names[0], &a, parts_a)?,
+    let count = match (&*a, &*c) {
+        (Some(a), Some(_)) if parts_a < parts_c => part(names[0], a, parts_a)?,
+        (_, Some(c)) => part(names[1], c, parts_c)?,
+        (Some(a), None) => part(names[0], a, parts_a)?,
         (None, None) => 0,
     };
-    let in_rows = |name: &'static str, matrix: MatRef, parts: usize| {
-        if are_rows(&matrix, parts) && matrix.cols() == count {
-            return Ok(matrix);
+    for (name, matrix, parts) in [(names[0], a, parts_a), (names[1], c, parts_c)] {
+        let Some(matrix) = matrix else { continue };
+        if are_rows(matrix, parts) && matrix.cols() == count {
+            continue;
         }
-        if Some(len(name, &matrix)?) == parts.checked_mul(count) {
-            return Ok(matrix.in_rows(parts, count));
+        if Some(len(name, matrix)?) != parts.checked_mul(count) {
+            let expected = format!("{parts} x {count} elements, to match the other matrix");
+            return Err(refused(name, matrix, expected));
         }
-        let expected = format!("{parts} x {count} elements, to match the other matrix");
-        Err(refused(name, &matrix, expected))
-    };
-    let a = a.map(|a| in_rows(names[0], a, parts_a)).transpose()?;
-    let c = c.map(|c| in_rows(names[1], c, parts_c)).transpose()?;
-    Ok((a, c, count))
+        *matrix = matrix.in_rows(parts, count);
+    }
+    Ok(count)
 }
 
 /// Checks that this rank is a member of the barrier.

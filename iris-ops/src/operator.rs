@@ -75,7 +75,8 @@ impl Operator {
         let call = check::call(&self.plan, matrices)?;
         self.heap.check_stream(op.name(), stream).in_op(op)?;
         let issuing = self.heap.issue();
-        let args = self.checked(&call)?;
+        let mut args = self.ready(&call).args;
+        self.complete(&mut args, &call)?;
         // All ranks count every call, so that their call numbers agree. A barrier of some ranks is
         // not counted, because the others do not run it.
         let counted = self.plan.request().members.is_none();
@@ -88,10 +89,10 @@ impl Operator {
         let several_items = self.plan.has_several_items(choice, (call.m, call.n), count);
         let groups = Workgroups { count, threads, several_items };
         let executor = &self.ready(&call).executor;
-        // SAFETY: `fill` has checked every matrix against the heap, or the caller of
+        // SAFETY: `complete` has checked every matrix against the heap, or the caller of
         // `MatRef::external` has vouched for it; the workspace belongs to this op.
         #[allow(unsafe_code, reason = "the one place where ops hand addresses to kernels")]
-        let done = unsafe { executor.run(&self.heap, &issuing, stream, &args, groups) };
+        let done = unsafe { executor.run(&self.heap, &issuing, stream, &mut args, groups) };
         done.map_err(|failure| {
             let Failure { step, cause, recovery } = *failure;
             let retracted =
@@ -120,42 +121,38 @@ impl Operator {
         if work <= *groups { work } else { spread(*groups, self.plan.size()) }
     }
 
-    /// Complete kernel arguments of a call; an error if an earlier call has left a fault in the
-    /// heap.
-    fn checked(&self, call: &Call) -> Result<OpArgs> {
-        let op = self.plan.op();
+    /// Completes `args`, which are those of the call's choice, for a call; an error if an earlier
+    /// call has left a fault in the heap. They are large, and completed in place.
+    fn complete(&self, args: &mut OpArgs, call: &Call) -> Result<()> {
+        let (op, row) = (self.plan.op(), self.plan.row());
         let poisoned = |cause| Error::Poisoned { op: op.into(), cause: Box::new(cause) };
         self.heap.control().check().map_err(poisoned)?;
-        self.fill(call)
-    }
-
-    fn fill(&self, call: &Call) -> Result<OpArgs> {
-        let (op, row) = (self.plan.op(), self.plan.row());
         let Matrices { a, b, c, bias, norm, .. } = &call.matrices;
-        let resolve = |name, matrix: &Option<MatRef>| match matrix {
+        let [a, b, c, bias] = [a, b, c, bias].map(Option::as_ref);
+        let norm = norm.as_ref();
+        let resolve = |name, matrix: Option<&MatRef>| match matrix {
             Some(matrix) => matrix.resolve(op, name, &self.heap),
             None => Ok(Matrix::default()),
         };
-        let mut args = self.ready(call).args;
         let [input, output] = check::names(self.plan.row());
         (args.a, args.b) = (resolve(input, a)?, resolve("B", b)?);
         (args.c, args.bias) = (resolve(output, c)?, resolve("bias", bias)?);
-        let (residual, weight) = (norm.and_then(|norm| norm.residual), norm.map(|it| it.weight));
-        let normed = norm.map(|norm| norm.normed);
-        args.residual = resolve("residual", &residual)?;
-        (args.weight, args.normed) = (resolve("weight", &weight)?, resolve("normed", &normed)?);
+        let residual = norm.and_then(|norm| norm.residual.as_ref());
+        let (weight, normed) = (norm.map(|norm| &norm.weight), norm.map(|norm| &norm.normed));
+        args.residual = resolve("residual", residual)?;
+        (args.weight, args.normed) = (resolve("weight", weight)?, resolve("normed", normed)?);
         let read = [
-            (input, *a, args.a),
-            ("B", *b, args.b),
-            ("bias", *bias, args.bias),
-            ("residual", residual, args.residual),
-            ("weight", weight, args.weight),
-            (output, *c, args.c),
+            (input, a, &args.a),
+            ("B", b, &args.b),
+            ("bias", bias, &args.bias),
+            ("residual", residual, &args.residual),
+            ("weight", weight, &args.weight),
+            (output, c, &args.c),
         ];
         // The normalising step reads C again after it is written, and only C of this rank: so C may
         // be an input of that step.
         let written =
-            [(output, *c, args.c, &read[..5]), ("normed", normed, args.normed, &read[..])];
+            [(output, c, &args.c, &read[..5]), ("normed", normed, &args.normed, &read[..])];
         for (first, written, own, others) in written {
             let Some(written) = written else { continue };
             for &(second, other, theirs) in others {
@@ -164,7 +161,7 @@ impl Operator {
                 // writes an element has read it before.
                 let may = second == "residual" || second == input && row.in_place;
                 let same = first == output && may && own == theirs;
-                if !same && written.overlaps(&own, &other, &theirs) {
+                if !same && written.overlaps(own, other, theirs) {
                     return Err(Error::Overlap { op: op.into(), first, second });
                 }
             }
@@ -194,7 +191,7 @@ impl Operator {
             args.pulled_ld = self.pulled_ld(&args.a)?;
         }
         self.complete_record(&mut args.record, call, (args.pulled, args.pulled_ld));
-        Ok(args)
+        Ok(())
     }
 
     /// Leading dimension at which peers read this rank's A. It must be the same on all ranks, or A

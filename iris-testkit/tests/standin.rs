@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use iris_heap::BackendKind;
+use iris_kernels::vendor::{Blas, Dialect};
 use iris_testkit::allocations::Counting;
 use iris_testkit::harness::{self, Group, named};
 
@@ -50,6 +51,7 @@ fn main() -> ExitCode {
             "smoke" => smoke::run(&machine),
             "allocations" => allocations::check(&machine, 2).unwrap(),
             "decode" => decode::run(&machine),
+            "unload" => unload(),
             "precompile" => ahead::precompile(&machine),
             "operators" => ahead::operators(&machine, &worlds_of_child()),
             "failures" => {
@@ -67,6 +69,7 @@ fn main() -> ExitCode {
         with_a_library_of_products,
         a_decode_step_waits_for_nothing_between_its_launches,
         no_call_allocates_after_the_first_of_its_problem,
+        a_library_stays_loaded_until_the_process_ends,
         without_a_compiler_kernels_come_from_the_folder_or_are_named,
         each_enqueue_that_fails_leaves_a_call_to_retry_or_a_poisoned_heap
     ];
@@ -96,6 +99,18 @@ fn on_gfx942() {
 
 fn with_a_library_of_products() {
     smoke_on("90", true);
+}
+
+/// Tests that a vendor's library is never unloaded, because its threads may still run.
+fn a_library_stays_loaded_until_the_process_ends() {
+    let output = child("unload", Machine { arch: "90", devices: 1, library: true }, &[]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn unload() {
+    drop(Blas::load(&Dialect::CUBLASLT, &[]).unwrap());
+    let mapped = std::fs::read_to_string("/proc/self/maps").unwrap();
+    assert!(mapped.contains("libcublasLt.so.13"), "the library is unloaded");
 }
 
 fn worlds_of_child() -> Vec<usize> {

@@ -197,6 +197,15 @@ pub(crate) trait StreamBackend: Send + Sync {
     /// The driver's handle of the stream; on the CPU, the stream's number.
     fn raw_handle(&self) -> u64;
 
+    /// Begins a call on this stream, which is all that the calling thread enqueues on the stream
+    /// until [`Backend::end_call`]. Returns whether the stream is being captured into a graph.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    fn begin_call(&self) -> Result<bool> {
+        Ok(false)
+    }
+
     /// Whether the stream is being captured into a graph.
     ///
     /// # Errors
@@ -337,6 +346,9 @@ pub(crate) trait Backend: Send + Sync {
     fn current(&self) -> Option<Current<'_>> {
         None
     }
+
+    /// Ends the call that [`StreamBackend::begin_call`] began on the calling thread, if any.
+    fn end_call(&self) {}
 
     /// Allocates zeroed memory of this rank.
     ///

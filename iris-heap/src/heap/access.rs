@@ -23,8 +23,8 @@ impl SymmetricHeap {
     /// [`Error::ForeignSlice`], [`Error::NotAllocated`], [`Error::Closed`], and
     /// [`Error::OutOfBounds`] for a rank that does not exist.
     pub fn resolve<T: Element>(&self, slice: SymSlice<T>, rank: usize) -> Result<*mut T> {
-        let (mapping, offset) = self.locate(&slice.raw(), rank)?;
-        Ok((mapping.address() + offset) as *mut T)
+        let address = self.located(&slice.raw(), rank, |mapping| mapping.address())?;
+        Ok((address + slice.offset()) as *mut T)
     }
 
     /// Converts a slice of the data segment to the form that kernels receive.
@@ -232,6 +232,16 @@ impl SymmetricHeap {
 
     /// Returns the mapping that holds a slice on `rank`, and the slice's byte offset in it.
     pub(super) fn locate(&self, slice: &RawSlice, rank: usize) -> Result<(Arc<dyn Mapping>, u64)> {
+        Ok((self.located(slice, rank, Arc::clone)?, slice.offset()))
+    }
+
+    /// Calls `f` with the mapping that holds a slice on `rank`.
+    fn located<T>(
+        &self,
+        slice: &RawSlice,
+        rank: usize,
+        f: impl FnOnce(&Arc<dyn Mapping>) -> T,
+    ) -> Result<T> {
         self.check_heap(slice.heap())?;
         if rank >= self.size() {
             let (start, len) = (rank as u64, self.size() as u64);
@@ -244,13 +254,11 @@ impl SymmetricHeap {
             Segment::Signal => (&state.signal, &self.memory.signal),
             Segment::Registered(_) => {
                 let imported = self.imported(slice).ok_or_else(|| not_allocated(slice))?;
-                return Ok((imported.mappings[rank].clone(), slice.offset()));
+                return Ok(f(&imported.mappings[rank]));
             }
         };
         match layout.find(slice.offset(), slice.bytes()) {
-            Some(block) if block.serial == slice.serial() => {
-                Ok((mappings[rank].clone(), slice.offset()))
-            }
+            Some(block) if block.serial == slice.serial() => Ok(f(&mappings[rank])),
             _ => Err(not_allocated(slice)),
         }
     }

@@ -45,6 +45,12 @@ impl SymmetricHeap {
     }
 }
 
+impl Drop for Issuing<'_> {
+    fn drop(&mut self) {
+        self.heap.backend.end_call();
+    }
+}
+
 impl Issuing<'_> {
     /// Announces to the hosts of all ranks that this rank issues a call of the op with id `op`;
     /// called before the call's first launch. The hosts compare the order in which their ranks
@@ -55,7 +61,7 @@ impl Issuing<'_> {
     pub fn announce(&self, stream: &Stream, op: u32) -> Result<()> {
         match self.heap.memory.control.boards() {
             None => Ok(()),
-            Some(boards) if stream.backend().is_captured()? => boards.set_captured(),
+            Some(boards) if stream.backend().begin_call()? => boards.set_captured(),
             Some(boards) => {
                 boards.issue(op)?;
                 stream.note_issued(boards.issued()?);

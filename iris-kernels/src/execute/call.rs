@@ -25,8 +25,9 @@ pub(super) struct Call<'a> {
     pub(super) of: &'a Executor,
     pub(super) heap: &'a Arc<SymmetricHeap>,
     pub(super) stream: &'a Stream,
-    /// Arguments of the call, from which those of each step are derived.
-    pub(super) args: OpArgs,
+    /// Arguments of the call, from which those of each step are derived. They are large, so steps
+    /// that need no others share them.
+    pub(super) args: &'a mut OpArgs,
     groups: Workgroups,
     /// Whether copy engines carry out the transfers of this call; determined when first needed.
     engines: OnceCell<bool>,
@@ -51,15 +52,15 @@ impl<'a> Call<'a> {
     pub(super) unsafe fn new(
         of: &'a Executor,
         (heap, stream): (&'a Arc<SymmetricHeap>, &'a Stream),
-        args: &OpArgs,
+        args: &'a mut OpArgs,
         groups: Workgroups,
     ) -> Self {
-        Call { of, heap, stream, args: *args, groups, engines: OnceCell::new() }
+        Call { of, heap, stream, args, groups, engines: OnceCell::new() }
     }
 
     pub(super) fn places(&self) -> Places<'_> {
         let library_bytes = self.of.gemms.as_ref().map_or(0, |it| it.whole.library_bytes());
-        Places { args: &self.args, areas: self.of.areas, library_bytes }
+        Places { args: self.args, areas: self.of.areas, library_bytes }
     }
 
     /// Returns the first alternative whose conditions the call meets.
@@ -81,7 +82,7 @@ impl<'a> Call<'a> {
 
     /// Whether the call meets `when`, a condition of the alternative `of`.
     fn meets(&self, when: When, of: &Alternative) -> Result<bool> {
-        let OpArgs { shard, n, ref channel, .. } = self.args;
+        let OpArgs { shard, n, ref channel, .. } = *self.args;
         let gemm = self.of.program.special_gemm(of);
         let fits = || gemm.is_some_and(|gemm| self.fits(&gemm));
         Ok(match when {
@@ -158,7 +159,7 @@ impl<'a> Call<'a> {
     fn enqueue(&self, work: Work, at: At) -> Result<bool> {
         let places = self.places();
         let one = Workgroups::from(1);
-        let launch = |kernel: Kernel, args: OpArgs, groups: Workgroups| {
+        let launch = |kernel: Kernel, args: &OpArgs, groups: Workgroups| {
             let on = (self.heap, self.stream);
             // SAFETY: `Call::new` requires the conditions of `Executor::run`, which cover this
             // launch.
@@ -169,18 +170,18 @@ impl<'a> Call<'a> {
         };
         let message = |of: Transfer| places.message(of).args;
         match work {
-            Work::Kernel(kernel, of) => launch(kernel, places.operands(of), self.groups),
+            Work::Kernel(kernel, of) => launch(kernel, &places.operands(of), self.groups),
             Work::Gemm(gemm) => self.gemm(&gemm, at),
             Work::Copies(of) => self.copy(of, at),
-            Work::Open(of) => launch(Kernel::Open, message(of), one),
-            Work::Close(of) => launch(Kernel::Close, message(of), one),
+            Work::Open(of) => launch(Kernel::Open, &message(of), one),
+            Work::Close(of) => launch(Kernel::Close, &message(of), one),
             Work::Gate(of) => {
                 let message = places.message(of);
                 let Some((source, tiles)) = at.peer.zip(self.tiles(&message, at)) else {
                     return Ok(true);
                 };
                 let (first, parts) = (message.first + tiles.start, tiles.end - tiles.start);
-                launch(Kernel::Gate { source, first, parts }, message.args, one)
+                launch(Kernel::Gate { source, first, parts }, &message.args, one)
             }
             Work::Sums { to } => match places.own_rows(at) {
                 Some(rows) => self.spread(places.sums(to, &rows), &launch),
@@ -228,7 +229,7 @@ impl<'a> Call<'a> {
     fn spread(
         &self,
         args: OpArgs,
-        launch: &impl Fn(Kernel, OpArgs, Workgroups) -> Result<bool>,
+        launch: &impl Fn(Kernel, &OpArgs, Workgroups) -> Result<bool>,
     ) -> Result<bool> {
         /// Minimum number of elements of a tile, so that each thread adds several vectors.
         const ENOUGH: u32 = 16 << 10;
@@ -236,7 +237,7 @@ impl<'a> Call<'a> {
         let tile_m = (ENOUGH / tile_n).clamp(1, rows.max(1));
         let tiles = rows.div_ceil(tile_m).saturating_mul(args.n.div_ceil(tile_n));
         let groups = tiles.clamp(1, self.of.resident());
-        launch(Kernel::Sums, OpArgs { m: rows, tile_m, tile_n, ..args }, groups.into())
+        launch(Kernel::Sums, &OpArgs { m: rows, tile_m, tile_n, ..args }, groups.into())
     }
 
     /// Lets a copy engine do transfer `of`: the part of the surrounding loop or all parts, to the

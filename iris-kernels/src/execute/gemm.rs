@@ -104,14 +104,14 @@ impl Call<'_> {
         let Some(gemms) = &self.of.gemms else { return false };
         match (gemm.core, &gemms.fused) {
             (Core::Gated, Fused::Gated(gated)) => {
-                self.parts_of_shards().is_some_and(|parts| gated.fits(&self.args, &parts))
+                self.parts_of_shards().is_some_and(|parts| gated.fits(self.args, &parts))
             }
             (Core::Storing { blocks, results }, Fused::Storing(storing)) => {
                 storing.fits(&places.storing(gemm.to), &self.stored(blocks, results).of())
             }
             (Core::Exchanging(kernel), Fused::Exchanging(exchanging)) => {
                 let product = places.product(gemm, At::default());
-                product.is_some_and(|it| exchanging.fits(kernel, (&it, &self.args)))
+                product.is_some_and(|it| exchanging.fits(kernel, (&it, self.args)))
             }
             _ => false,
         }
@@ -145,7 +145,7 @@ impl Call<'_> {
                 // SAFETY: `Call::new` requires live operands; the call is open, and engines do the
                 // copies.
                 self.stamped(self.args.m, || unsafe {
-                    gated.launch(gpu()?, &self.args, (&all, &parts), &message)
+                    gated.launch(gpu()?, self.args, (&all, &parts), &message)
                 })
             }
             (Core::Storing { blocks, results }, Fused::Storing(storing)) => {
@@ -159,7 +159,7 @@ impl Call<'_> {
                 // SAFETY: `Call::new` requires live operands; `self.args` are those of the open
                 // call.
                 self.stamped(product.m, || unsafe {
-                    exchanging.launch(gpu()?, kernel, (&product, &self.args))
+                    exchanging.launch(gpu()?, kernel, (&product, self.args))
                 })
             }
             _ => Ok(false),
@@ -209,14 +209,14 @@ impl Call<'_> {
         let groups = Workgroups::from(work.clamp(1, u64::from(tiles.resident())) as u32);
         let on = (self.heap, self.stream);
         // SAFETY: `Call::new` requires the conditions of `Executor::run`, which cover this launch.
-        unsafe { tiles.enqueue(on, Kernel::Local, args, (groups, early)) }?;
+        unsafe { tiles.enqueue(on, Kernel::Local, &args, (groups, early)) }?;
         Ok(true)
     }
 
     /// Parts in which the shards of A arrive, for a GEMM that waits for them; `None` if the ranks'
     /// shards have different sizes.
     fn parts_of_shards(&self) -> Option<Parts> {
-        let OpArgs { ref channel, m, k, shard, .. } = self.args;
+        let OpArgs { ref channel, m, k, shard, .. } = *self.args;
         let message = self.places().message(Transfer::Shards);
         let columns = shard == 1;
         let split = usize::from(columns);

@@ -138,12 +138,12 @@ impl KernelSet {
         &self,
         (heap, stream): (&Arc<SymmetricHeap>, &Stream),
         kernel: Kernel,
-        args: OpArgs,
+        args: &OpArgs,
         (groups, early): (Workgroups, bool),
     ) -> Result<()> {
         let loaded = match &self.code {
             Code::Loaded(loaded) => loaded,
-            Code::Host(kept) => return kept.enqueue(heap, stream, (kernel, args), groups.count),
+            Code::Host(kept) => return kept.enqueue(heap, stream, (kernel, *args), groups.count),
         };
         let of_pair = loaded.iter().find(|known| Some(known.name) == kernel.name_of_pair());
         let of_pair = of_pair.filter(|it| groups.several_items && groups.count <= it.max_groups);
@@ -158,7 +158,7 @@ impl KernelSet {
         fits(name, groups.count, most)?;
         let threads = groups.threads.map_or(threads, |most| most.min(threads));
         let shape = LaunchShape { groups: groups.count, threads, shared_bytes, early };
-        let args = bytemuck::bytes_of(&args);
+        let args = bytemuck::bytes_of(args);
         match kernel {
             Kernel::Barrier { phase, members, last } => {
                 let (phase, last) = (phase.to_ne_bytes(), u32::from(last).to_ne_bytes());

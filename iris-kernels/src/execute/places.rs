@@ -3,6 +3,7 @@
 //!
 //! The workspace starts with the library's own workspace, followed by the [`Areas`] of the program.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use super::message::{self, Message};
@@ -159,17 +160,17 @@ impl Places<'_> {
     }
 
     /// Arguments for launching an operator's kernel with the operands `of`.
-    pub(super) fn operands(&self, of: Operands) -> OpArgs {
+    pub(super) fn operands(&self, of: Operands) -> Cow<'_, OpArgs> {
         let loads = |a| OpArgs { a, producer: producer::LOAD, ..*self.args };
-        match of {
-            Operands::Call => *self.args,
+        Cow::Owned(match of {
+            Operands::Call => return Cow::Borrowed(self.args),
             Operands::Area(area) => loads(self.area(area)),
             Operands::OwnRows => {
                 let args = loads(rows_of(self.args.c, &self.own()));
                 OpArgs { bias: Matrix::default(), epilogue: 0, ..args }
             }
             Operands::Of(transfer) => self.message(transfer).args,
-        }
+        })
     }
 
     /// Message by which the transfer `of` is carried out.

@@ -97,7 +97,10 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// Defines a struct of functions of a C library, loaded by name; the common prefix of the names is
-/// passed when the library is loaded. The struct keeps the library loaded.
+/// passed when the library is loaded.
+///
+/// The library stays loaded until the process ends, because threads that it has started may still
+/// run its code: those of a communicator of NCCL that was not destroyed, because a call had failed.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! __library {
@@ -106,8 +109,6 @@ macro_rules! __library {
         #[allow(non_snake_case)]
         pub(super) struct $table {
             $($name: unsafe extern "C" fn($($arg),*) -> $ret,)*
-            /// Keeps the library loaded while its functions may be called.
-            _library: libloading::Library,
         }
 
         impl $table {
@@ -124,7 +125,8 @@ macro_rules! __library {
                     };
                     let $name = *symbol.map_err(|why| format!("it has no {name}: {why}"))?;
                 )*
-                Ok($table { $($name,)* _library: library })
+                std::mem::forget(library);
+                Ok($table { $($name,)* })
             }
         }
     };

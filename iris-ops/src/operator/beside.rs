@@ -28,7 +28,8 @@ impl Operator {
         let call = check::call(&self.plan, matrices)?;
         let form = self.plan.at(call.size(&self.plan)).form;
         let _issuing = self.heap.issue();
-        let args = self.checked(&call)?;
+        let mut args = self.ready(&call).args;
+        self.complete(&mut args, &call)?;
         // With one rank, no tile comes from a peer: all are complete when the call is over, and any
         // kind of arrival describes that.
         let alone = self.plan.alone().then_some(arrival::RESULTS);

@@ -13,7 +13,7 @@ use super::memory::{MemoryDriver, Region, Wanted};
 use super::module::GpuModule;
 use super::pinned;
 use super::sharing::{self, Joined};
-use super::stream::{GpuStream, Queue, Shared};
+use super::stream::{self, GpuStream, Queue, Shared};
 use super::vendor::info;
 use crate::abi::abort;
 use crate::backend::{
@@ -244,6 +244,10 @@ impl Backend for Gpu {
 
     fn current(&self) -> Option<Current<'_>> {
         Current::new(&*self.device, false).ok()
+    }
+
+    fn end_call(&self) {
+        stream::end_call();
     }
 
     fn allocate(&self, purpose: Purpose, bytes: u64) -> Result<Arc<dyn Mapping>> {

@@ -4,6 +4,7 @@
 //! share.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, TryLockError};
@@ -18,6 +19,17 @@ use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::util::lock;
 use crate::util::unsupported;
+
+thread_local! {
+    /// Stream of the call that this thread is enqueuing, with the number of its capture. A capture
+    /// can neither begin nor end within a call, so all launches of the call share one query.
+    static CALL: Cell<Option<(*const Queue, Option<u64>)>> = const { Cell::new(None) };
+}
+
+/// Ends the call that [`StreamBackend::begin_call`] began on this thread.
+pub(crate) fn end_call() {
+    CALL.set(None);
+}
 
 /// State that the streams of a heap share.
 pub(crate) struct Shared {
@@ -255,6 +267,11 @@ impl Queue {
 
     /// Number of the capture in progress on this stream; `None` if there is none.
     pub(crate) fn capture(&self) -> Result<Option<u64>> {
+        if let Some((of, capture)) = CALL.get()
+            && std::ptr::eq(of, self)
+        {
+            return Ok(capture);
+        }
         // SAFETY: the stream is alive while the queue is in use.
         unsafe { self.shared.device.capture_of(self.raw) }
     }
@@ -581,6 +598,12 @@ impl StreamBackend for GpuStream {
 
     fn raw_handle(&self) -> u64 {
         self.0.raw.0
+    }
+
+    fn begin_call(&self) -> Result<bool> {
+        let capture = self.0.capture()?;
+        CALL.set(Some((Arc::as_ptr(&self.0), capture)));
+        Ok(capture.is_some())
     }
 
     fn is_captured(&self) -> Result<bool> {
