@@ -1,6 +1,8 @@
 //! Tests of the device source compiled by a host compiler: it compiles without warnings, has the
 //! same definitions as the Rust code, and computes correctly.
 
+#![allow(unsafe_code, reason = "the device source as host code, through raw addresses")]
+
 use std::ffi::{CStr, c_char, c_int};
 use std::mem::offset_of;
 use std::path::Path;

@@ -100,7 +100,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 macro_rules! __library {
     ($table:ident, $($name:ident($($arg:ty),* $(,)?) -> $ret:ty;)*) => {
         /// Functions of the library, as the vendor's header declares them.
-        #[allow(non_snake_case)]
+        #[allow(non_snake_case, reason = "names of the library's functions")]
         pub(super) struct $table {
             $($name: unsafe extern "C" fn($($arg),*) -> $ret,)*
             /// Keeps the library loaded while its functions may be called.
@@ -108,7 +108,7 @@ macro_rules! __library {
         }
 
         impl $table {
-            #[allow(non_snake_case)]
+            #[allow(non_snake_case, reason = "names of the library's functions")]
             pub(super) fn of(
                 library: libloading::Library,
                 prefix: &str,
