@@ -9,6 +9,8 @@
 //! against the bytes at the end of a run), LLVM and the hardware still define the race, byte by
 //! byte.
 
+#![allow(unsafe_code, reason = "atomic access to memory that the caller vouches for")]
+
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 const WORD: usize = size_of::<AtomicU32>();

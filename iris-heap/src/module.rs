@@ -1,6 +1,8 @@
 //! Compiled kernels, with one interface for every device that loads them: [`Module`] and
 //! [`Function`].
 
+#![allow(unsafe_code, reason = "kernels get addresses")]
+
 use std::fmt;
 use std::sync::{Arc, Weak};
 

@@ -1,5 +1,7 @@
 //! Mappings of shared memory, of this rank and of peers: the unsafe core of the CPU backend.
 
+#![allow(unsafe_code, reason = "mappings of own and peers' memory")]
+
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Mutex;

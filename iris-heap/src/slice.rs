@@ -210,7 +210,7 @@ mod tests {
         let p = s.slice(2..8).unwrap().slice(1..=2).unwrap();
         assert_eq!((p.offset(), p.len(), p.bytes()), (1024 + 12, 2, 8));
         assert!(s.slice(10..).unwrap().is_empty());
-        #[allow(clippy::reversed_empty_ranges)]
+        #[allow(clippy::reversed_empty_ranges, reason = "the test is of such a range")]
         let reversed = s.slice(4..3);
         assert!(matches!(reversed, Err(Error::OutOfBounds { .. })));
         assert!(matches!(s.slice(4..11), Err(Error::OutOfBounds { .. })));

@@ -2,6 +2,8 @@
 //! a GPU. Ranks are threads unless stated otherwise; if there are fewer devices than ranks, ranks
 //! share them.
 
+#![allow(unsafe_code, reason = "reads through the addresses that the heap gave")]
+
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,5 +1,7 @@
 //! Tests of error texts, and tests that every error is returned by some call of the program.
 
+#![allow(unsafe_code, reason = "reads through the addresses that the heap gave")]
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;

@@ -1,5 +1,7 @@
 //! Tests of misuse: it is an error on every rank, which names the problem, and nothing is changed.
 
+#![allow(unsafe_code, reason = "reads through the addresses that the heap gave")]
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 

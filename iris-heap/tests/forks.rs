@@ -3,6 +3,8 @@
 //!
 //! This test program starts itself once per rank.
 
+#![allow(unsafe_code, reason = "reads through the addresses that the heap gave")]
+
 mod job;
 
 use std::sync::Arc;

@@ -1,6 +1,8 @@
 //! Leak test: a thousand worlds and heaps leave nothing behind. In a test program of its own,
 //! because it counts resources of the whole process.
 
+#![allow(unsafe_code, reason = "reads through the addresses that the heap gave")]
+
 use std::fs;
 
 use iris_heap::{Error, HeapOptions, SymmetricHeap, World};

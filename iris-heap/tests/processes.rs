@@ -2,6 +2,8 @@
 //!
 //! Long because a rank and the test that starts it must be the same program.
 
+#![allow(unsafe_code, reason = "reads through the addresses that the heap gave")]
+
 mod job;
 
 use std::sync::Arc;

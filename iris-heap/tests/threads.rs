@@ -1,5 +1,7 @@
 //! Tests of ranks that are threads: collectives, heap, streams, and their failures.
 
+#![allow(unsafe_code, reason = "reads through the addresses that the heap gave")]
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};

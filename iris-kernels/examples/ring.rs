@@ -1,10 +1,9 @@
 //! Ring of ranks whose own kernel passes messages on until each rank has added up all of them.
 //! Exit code 0: sums are right; 1: a sum is wrong or a call failed; 77: no GPU, nothing checked.
+#![allow(unsafe_code, reason = "the launch of a kernel of the user's")]
 use bytemuck::bytes_of;
 use iris_heap::{BackendKind, Error, HeapOptions, SymmetricHeap, World};
-use iris_kernels::UserKernel;
-use iris_kernels::gemm_config::THREADS;
-use iris_kernels::rtc::Options;
+use iris_kernels::{UserKernel, gemm_config::THREADS, rtc::Options};
 
 const N: usize = THREADS as usize;
 const SOURCE: &str = r#"

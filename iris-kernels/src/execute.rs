@@ -10,6 +10,8 @@
 //! retried. In a capture nothing is visible before the graph is launched, so the capture is
 //! invalidated instead.
 
+#![allow(unsafe_code, reason = "calls get addresses")]
+
 mod call;
 mod gemm;
 mod kernels;

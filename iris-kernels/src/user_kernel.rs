@@ -1,5 +1,7 @@
 //! Kernels of users: compiled from their own source, launched in the order of ops or beside a call.
 
+#![allow(unsafe_code, reason = "kernels of users get addresses")]
+
 use iris_heap::{Error, Function, LaunchShape, Result, Stream, SymmetricHeap};
 
 use crate::args::TileView;

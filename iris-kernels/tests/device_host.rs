@@ -1,13 +1,14 @@
 //! Tests of the device source compiled by a host compiler: it compiles without warnings, has the
 //! same definitions as the Rust code, and computes correctly.
 
+#![allow(unsafe_code, reason = "the device source as host code, through raw addresses")]
+
 use std::ffi::{CStr, c_char, c_int};
 use std::mem::offset_of;
 use std::path::Path;
 use std::process::ExitCode;
 
 use iris_kernels::args::{DTYPES, Matrix, OpArgs, TileView, dtype_code, epilogue};
-use iris_kernels::schedule::{Grid, Shard, SplitGrid, Units, die_swizzle, owner, split};
 use iris_kernels::source::{KERNELS, SourceKind};
 use iris_sync::{Access, Order, Scope};
 use iris_testkit::harness::{self, Group, named};
@@ -84,8 +85,6 @@ fn headers_and_rust_say_the_same() {
     accesses(&library);
     dtypes(&library);
     offsets(&library);
-    grids(&library);
-    staging(&library);
     values(&library);
 }
 
@@ -167,109 +166,6 @@ fn offsets(library: &Library) {
     for (field, ours) in ours.into_iter().enumerate() {
         // SAFETY: `offset` has no preconditions; it accepts any number of a field.
         assert_eq!(unsafe { offset(field as u32) }, ours as u64, "field {field}");
-    }
-}
-
-fn grids(library: &Library) {
-    type At = unsafe extern "C" fn(*const u32, u32, *mut u32) -> u32;
-    let theirs: [At; 2] = [symbol(library, "mirror_grid"), symbol(library, "mirror_split_grid")];
-    let parts: unsafe extern "C" fn(u32, u32, u32, *mut u32) = symbol(library, "mirror_split");
-    let theirs_dealt: unsafe extern "C" fn(u32, u32, u32) -> u32 = symbol(library, "mirror_dealt");
-    for (count, dies) in [(1, 8), (7, 8), (64, 8), (304, 8), (301, 8), (20, 1)] {
-        for workgroup in 0..count {
-            // SAFETY: `theirs_dealt` has no preconditions; it accepts any numbers.
-            let theirs = unsafe { theirs_dealt(workgroup, count, dies) };
-            assert_eq!(
-                theirs,
-                die_swizzle(workgroup, count, dies),
-                "{workgroup} of {count}, {dies} dies"
-            );
-        }
-    }
-    let mut numbers = Numbers(1);
-    for _ in 0..400 {
-        let [rows, cols] = [numbers.below(200), 1 + numbers.below(200)];
-        let [tile_m, tile_n, size] =
-            [1 + numbers.below(70), 1 + numbers.below(70), 1 + numbers.below(8)];
-        let grid = Grid { rows, cols, tile_m, tile_n };
-        let shape = [rows, cols, tile_m, tile_n, size];
-        let split_grid = SplitGrid { grid, size };
-        for part in 0..size {
-            let (range, mut out) = (split(rows, size, part), [0; 2]);
-            // SAFETY: `parts` writes two numbers, for which `out` has room.
-            unsafe { parts(rows, size, part, out.as_mut_ptr()) };
-            assert_eq!(out, [range.start, range.end]);
-        }
-        let ours: [Vec<[u32; 5]>; 2] = [
-            (0..grid.tiles())
-                .map(|tile| (owner(tile, size), grid.tile(tile)))
-                .map(|(owner, at)| [owner, at.row, at.col, at.rows, at.cols])
-                .collect(),
-            (0..split_grid.tiles())
-                .map(|tile| (split_grid.owner(tile), split_grid.tile(tile)))
-                .map(|(owner, at)| [owner, at.row, at.col, at.rows, at.cols])
-                .collect(),
-        ];
-        for (theirs, ours) in theirs.iter().zip(&ours) {
-            for tile in 0..=ours.len() as u32 {
-                let mut out = [0; 5];
-                // SAFETY: `theirs` reads five numbers of `shape`, and writes five numbers, for
-                // which `out` has room.
-                let tiles = unsafe { theirs(shape.as_ptr(), tile, out.as_mut_ptr()) };
-                assert_eq!(tiles as usize, ours.len(), "{shape:?}");
-                if let Some(ours) = ours.get(tile as usize) {
-                    assert_eq!(&out, ours, "tile {tile} of {shape:?}");
-                }
-            }
-        }
-    }
-}
-
-fn staging(library: &Library) {
-    type Unit = unsafe extern "C" fn(*const u32, u32, *mut u32) -> u32;
-    type Block = unsafe extern "C" fn(*const u32, u32, u32, u32, *mut u32, *mut u32) -> u32;
-    let unit_at: Unit = symbol(library, "mirror_unit");
-    let block_at: Block = symbol(library, "mirror_block");
-    let fetched: unsafe extern "C" fn(*const u32, u32, u32) -> u32 =
-        symbol(library, "mirror_fetched");
-    let mut numbers = Numbers(2);
-    for _ in 0..200 {
-        let shard = if numbers.below(2) == 0 { Shard::Rows } else { Shard::Columns };
-        let [size, m, k] = [1 + numbers.below(8), 1 + numbers.below(90), 1 + numbers.below(90)];
-        let [tile_m, k_group] = [1 + numbers.below(40), 1 + numbers.below(40)];
-        let m_contiguous = numbers.below(2) == 1;
-        let units = Units { shard, size, m, k, tile_m, k_group, m_contiguous };
-        let shape = [shard as u32, size, m, k, tile_m, k_group, u32::from(m_contiguous)];
-        for unit in 0..units.units() {
-            let (at, mut out) = (units.area(unit), [0; 5]);
-            // SAFETY: `unit_at` reads seven numbers of `shape`, and writes five numbers, for which
-            // `out` has room.
-            let count = unsafe { unit_at(shape.as_ptr(), unit, out.as_mut_ptr()) };
-            assert_eq!(count, units.units());
-            assert_eq!(out, [units.source(unit), at.row, at.col, at.rows, at.cols], "{units:?}");
-            for rank in 0..size {
-                // SAFETY: `fetched` reads seven numbers, which `shape` has.
-                let theirs = unsafe { fetched(shape.as_ptr(), unit, rank) };
-                assert_eq!(theirs, units.unit_at(unit, rank), "{units:?}");
-            }
-        }
-        for (block, rank) in
-            (0..units.row_blocks()).flat_map(|block| (0..size).map(move |rank| (block, rank)))
-        {
-            let (row, rows, source, within) = units.row_block(block);
-            let needs: Vec<u32> = units.needs(block, rank).collect();
-            for i in 0..=needs.len() {
-                let (mut out, mut need) = ([0; 5], 0);
-                // SAFETY: `block_at` reads seven numbers of `shape`, and writes five numbers to
-                // `out` and one to `need`, which have room.
-                let blocks = unsafe {
-                    block_at(shape.as_ptr(), block, rank, i as u32, out.as_mut_ptr(), &mut need)
-                };
-                assert_eq!(blocks, units.row_blocks());
-                assert_eq!(out, [row, rows, source, within, units.row_block_at(block, rank)]);
-                assert_eq!(need, needs.get(i).copied().unwrap_or(u32::MAX), "{units:?}");
-            }
-        }
     }
 }
 

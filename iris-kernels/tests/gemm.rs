@@ -3,6 +3,8 @@
 //! layouts; large shapes are compared in samples, and completely, with a tolerance, with the
 //! vendor's library if it is installed.
 
+#![allow(unsafe_code, reason = "products over memory of the heap")]
+
 use std::process::ExitCode;
 use std::sync::Arc;
 

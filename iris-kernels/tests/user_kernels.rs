@@ -2,6 +2,8 @@
 //! compared on the host. The kernels run on a GPU, and as host code compiled by g++; tests whose
 //! requirement is missing are ignored. The source is also compiled for GPUs if NVRTC is installed.
 
+#![allow(unsafe_code, reason = "the launch of a kernel of the user's")]
+
 use std::ffi::{CString, c_char};
 use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};

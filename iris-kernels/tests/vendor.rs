@@ -4,6 +4,8 @@
 //! run over a fake library with hipBLASLt's interface and a fake HIP runtime, which shows nothing
 //! about AMD's libraries.
 
+#![allow(unsafe_code, reason = "products over memory of the heap")]
+
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;

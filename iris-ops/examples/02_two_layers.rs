@@ -5,6 +5,8 @@
 //! cargo run --release -p iris-ops --example 02_two_layers
 //! ```
 
+#![allow(unsafe_code, reason = "matrices in memory of the program")]
+
 use iris_heap::World;
 use iris_ops::{
     Epilogue, Matmul, MatmulAllReduce, MatmulArgs, Plan, Room, matmul, matmul_all_reduce, scope,

@@ -1,6 +1,8 @@
 //! A row-parallel linear layer on memory and streams of cudarc's, captured in a graph: `cargo run --release -p iris-ops
 //! --features cudarc-0-19 --example cudarc`, on a host with NVIDIA GPUs. One rank a GPU, as threads.
 
+#![allow(unsafe_code, reason = "what cudarc leaves to a program that captures")]
+
 use anyhow::{Context, Result};
 use cudarc::driver::{CudaContext, sys};
 use iris_heap::{BackendKind, SymmetricHeap, World};

@@ -1,5 +1,6 @@
 //! Example: a kernel of the caller that adds up each tile of C while `matmul_all_reduce` still runs.
 //! Exit code 0: the sums are right; 1: wrong, or a call failed; 77: no GPU, nothing was checked.
+#![allow(unsafe_code, reason = "the launch of a kernel of the user's")]
 use bytemuck::bytes_of;
 use iris_heap::{BackendKind, HeapOptions, SymmetricHeap, World};
 use iris_kernels::{UserKernel, gemm_config::THREADS};
@@ -10,7 +11,7 @@ const SOURCE: &str = r#"
 #include "iris/tiles.h"
 using namespace iris;
 // Adds up tiles of peers as they arrive (`behind` 0), or this rank's tiles after the op (1).
-IRIS_KERNEL add_up(IRIS_ARGS TileView view, Slice<float> c, Slice<float> sums, u32 behind) {
+IRIS_KERNEL add(IRIS_ARGS TileView view, Slice<float> c, Slice<float> sums, u32 behind) {
     Tiles tiles(view);
     const auto from = view.heap.at(c, view.heap.rank), to = view.heap.at(sums, view.heap.rank);
     for (u32 tile = port::workgroup(); tile < tiles.count(); tile += port::workgroups()) {
@@ -27,8 +28,7 @@ fn rank(world: World) -> anyhow::Result<()> {
     let each = heap.workgroups() / 2; // A multiprocessor for each workgroup of both kernels.
     let options = Options::new(M, M, 8).variant(Variant::TwoShot).beside(each as usize);
     let op = MatmulAllReduce::new(&heap, &options.plan(&heap)?)?;
-    let kernel =
-        UserKernel::new(&heap, SOURCE.into(), &Default::default(), "add_up", (THREADS, 0))?;
+    let kernel = UserKernel::new(&heap, SOURCE.into(), &Default::default(), "add", (THREADS, 0))?;
     let (b, c) = (heap.ones::<f32>(8 * M)?, heap.alloc::<f32>(M * M)?);
     let (stream, side) = (heap.stream()?, heap.stream()?);
     for call in 1..=3 {

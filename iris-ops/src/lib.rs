@@ -80,8 +80,6 @@
 //! **Limits.** Element types are f32, f16 and bf16. Sums are accumulated in f32. All limits are in
 //! [docs/limits.md](https://github.com/iris-rs/iris/blob/main/docs/limits.md).
 
-#![deny(unsafe_code)]
-
 #[doc = include_str!("../COMING_FROM_NCCL.md")]
 pub mod coming_from_nccl {}
 

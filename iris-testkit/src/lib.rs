@@ -3,8 +3,6 @@
 //!
 //! Models of the protocols are in iris-models, the program `iris` is in iris-cli.
 
-#![deny(unsafe_code)]
-
 pub mod allocations;
 pub mod fake_hip;
 pub mod guide;

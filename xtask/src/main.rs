@@ -43,7 +43,7 @@ struct Arguments {
 enum Task {
     /// Everything that CI checks: tidy, fmt, clippy, tests, models, documentation, licences.
     Test(test::Options),
-    /// The project's rules as code: layers, unsafe code, kernel sources, file sizes, links.
+    /// The project's rules as code: layers, kernel sources, file sizes, links.
     Tidy(tidy::Options),
     /// Checks to run before a push: tidy, fmt, clippy, the quick tests.
     Prepush,

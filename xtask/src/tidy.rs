@@ -11,7 +11,6 @@ mod links;
 mod sizes;
 mod tree;
 mod twins;
-mod unsafe_code;
 mod words;
 
 use std::fmt;
@@ -78,7 +77,6 @@ type Rule = fn(&Tree) -> Vec<Finding>;
 const RULES: &[(&str, Rule)] = &[
     ("layers", layers::check),
     ("circles", circles::check),
-    ("unsafe", unsafe_code::check),
     ("kernels", kernels::check),
     ("assembly", kernels::check_assembly),
     ("headers", kernels::check_layers),

@@ -1,5 +1,7 @@
 //! Traits that a kind of device must implement: memory shared by ranks, copies, streams.
 
+#![allow(unsafe_code, reason = "the calls of the devices' drivers")]
+
 use std::any::Any;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};

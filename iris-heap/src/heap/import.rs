@@ -1,5 +1,7 @@
 //! Import of the caller's own memory as symmetric slices, and of the caller's own streams.
 
+#![allow(unsafe_code, reason = "the caller's memory, whose life the caller vouches for")]
+
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 

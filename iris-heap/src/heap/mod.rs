@@ -188,7 +188,7 @@ impl SymmetricHeap {
     }
 
     /// Opens this rank's device and allocates its memory, before any exchange with other ranks.
-    #[allow(clippy::type_complexity)]
+    #[allow(clippy::type_complexity, reason = "the parts of a heap, taken apart at once")]
     fn make_local(
         world: &World,
         options: &HeapOptions,

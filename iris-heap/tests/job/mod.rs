@@ -3,8 +3,7 @@
 //! A test program that uses this harness has an ignored test `rank_program`, which runs the case
 //! named in [`CASE`] and ends with [`report`].
 
-// Each test program uses only a part of this module.
-#![allow(dead_code, unreachable_pub)]
+#![allow(dead_code, unreachable_pub, reason = "each test program uses only a part")]
 
 use std::io::Read;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,8 @@
 //! CPU kernels: the skeletons of [`iris_sync::flow`] over the words of a mapped heap, with the
 //! `gemm` crate for matrix products. Sums are f32 for every element type.
 
+#![allow(unsafe_code, reason = "kernels over memory that other ranks write")]
+
 mod body;
 mod delay;
 pub(crate) use delay::longest as longest_delay;

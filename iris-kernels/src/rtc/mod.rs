@@ -15,6 +15,8 @@
 //!
 //! **Limits.** A cubin runs only on the architecture for which it was compiled.
 
+#![allow(unsafe_code, reason = "the run-time compilers, loaded by path")]
+
 mod api;
 mod clang;
 pub(crate) mod error;

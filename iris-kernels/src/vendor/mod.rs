@@ -106,13 +106,13 @@ pub type Result<T> = std::result::Result<T, Error>;
 macro_rules! __library {
     ($table:ident, $($name:ident($($arg:ty),* $(,)?) -> $ret:ty;)*) => {
         /// Functions of the library, as the vendor's header declares them.
-        #[allow(non_snake_case)]
+        #[allow(non_snake_case, reason = "names of the library's functions")]
         pub(super) struct $table {
             $($name: unsafe extern "C" fn($($arg),*) -> $ret,)*
         }
 
         impl $table {
-            #[allow(non_snake_case)]
+            #[allow(non_snake_case, reason = "names of the library's functions")]
             pub(super) fn of(
                 library: libloading::Library,
                 prefix: &str,

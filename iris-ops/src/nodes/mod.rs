@@ -207,7 +207,7 @@ impl Composite {
     /// Makes the operators of this node for the plan's parts, and allocates memory for the steps
     /// between nodes.
     #[track_caller]
-    #[allow(clippy::type_complexity)]
+    #[allow(clippy::type_complexity, reason = "the parts of an operator, taken apart at once")]
     fn make(
         heap: &Arc<SymmetricHeap>,
         plan: &Plan,

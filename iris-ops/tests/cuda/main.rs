@@ -2,6 +2,8 @@
 //! Without a GPU the tests are reported as ignored. Ranks are threads that share the GPUs that
 //! exist. The suite of cases is in iris-testkit.
 
+#![allow(unsafe_code, reason = "kernels and memory of the user's")]
+
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -3,8 +3,6 @@
 //! Exit codes: 0, everything was right; 1, a check or a rank failed; 2, invalid arguments,
 //! environment or file; 141, the reader of the output is gone.
 
-#![deny(unsafe_code)]
-
 mod bench;
 mod check;
 mod device;

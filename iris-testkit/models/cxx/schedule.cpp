@@ -39,6 +39,13 @@ u32 iris_schedule_split(u32 total, u32 parts, u32* values, u32 room) {
     return out.count;
 }
 
+/// Numbers of `count` workgroups that are dealt to `dies` dies.
+u32 iris_schedule_dies(u32 count, u32 dies, u32* values, u32 room) {
+    Out out{values, room, 0};
+    for (u32 at = 0; at < count; ++at) out.put(die_swizzle(at, count, dies));
+    return out.count;
+}
+
 /// Items of a collective, in the order of schedule::Shape::Items.
 u32 iris_schedule_items(const u32 (&shape)[6], u32* values, u32 room) {
     Out out{values, room, 0};

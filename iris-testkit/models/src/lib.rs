@@ -51,8 +51,6 @@
 //! does not reorder a load with a later store (load buffering). The search is sequentially
 //! consistent. Neither knows GPU caches or the asynchronous proxy.
 
-#![deny(unsafe_code)]
-
 mod arena;
 #[cfg(feature = "checks")]
 pub mod check;

@@ -4,7 +4,8 @@
 #![allow(unsafe_code, reason = "the hooks that let a model run the device headers")]
 
 use iris_kernels::schedule::{
-    Arriving, Collective, Grid, Items, Rounds, Shard, SplitGrid, Tile, Units, owner, part_of, split,
+    Arriving, Collective, Grid, Items, Rounds, Shard, SplitGrid, Tile, Units, die_swizzle, owner,
+    part_of, split,
 };
 use proptest::prelude::*;
 
@@ -13,6 +14,8 @@ use proptest::prelude::*;
 pub enum Shape {
     /// Split of a number of items into a number of parts.
     Split(u32, u32),
+    /// Number of workgroups, dealt to a number of dies.
+    Dies(u32, u32),
     /// Tiles of a matrix, distributed over a number of ranks.
     Tiles(Grid, u32),
     /// Units of a staged gather.
@@ -40,6 +43,9 @@ impl Shape {
                     out.extend([range.start, range.end]);
                 }
                 out.extend((0..total).map(|at| part_of(total, parts, at)));
+            }
+            Shape::Dies(count, dies) => {
+                out.extend((0..count).map(|workgroup| die_swizzle(workgroup, count, dies)));
             }
             Shape::Tiles(grid, size) => {
                 for tile in 0..grid.tiles() {
@@ -106,6 +112,8 @@ impl Shape {
             Shape::Split(total, parts) => unsafe {
                 iris_schedule_split(total, parts, values, room)
             },
+            // SAFETY: `values` has room for `room` values.
+            Shape::Dies(count, dies) => unsafe { iris_schedule_dies(count, dies, values, room) },
             Shape::Tiles(grid, size) => {
                 let grid = [grid.rows, grid.cols, grid.tile_m, grid.tile_n];
                 // SAFETY: `values` has room for `room` values.
@@ -166,6 +174,7 @@ struct CxxUnits {
 #[cfg(iris_cxx)]
 unsafe extern "C-unwind" {
     fn iris_schedule_split(total: u32, parts: u32, values: *mut u32, room: u32) -> u32;
+    fn iris_schedule_dies(count: u32, dies: u32, values: *mut u32, room: u32) -> u32;
     fn iris_schedule_grid(grid: &[u32; 4], size: u32, values: *mut u32, room: u32) -> u32;
     fn iris_schedule_items(shape: &[u32; 6], values: *mut u32, room: u32) -> u32;
     fn iris_schedule_rounds(shape: &[u32; 3], values: *mut u32, room: u32) -> u32;
@@ -219,6 +228,7 @@ pub fn shapes() -> impl Strategy<Value = Shape> {
         arriving.prop_map(Shape::Arriving),
         items.prop_map(Shape::Items),
         (0..2000u32, 1..70u32).prop_map(|(total, parts)| Shape::Split(total, parts)),
+        (1..400u32, 1..10u32).prop_map(|(count, dies)| Shape::Dies(count, dies)),
         (grids(), 1..9u32).prop_map(|(grid, size)| Shape::Tiles(grid, size)),
         units().prop_map(Shape::Units),
     ]

@@ -31,6 +31,8 @@
 #include <thread>
 #include <vector>
 
+#include "errors.h"
+
 #ifndef FAKE_RELEASE
 #define FAKE_RELEASE 7
 #endif
@@ -39,10 +41,7 @@ namespace {
 
 using u32 = unsigned;
 using u64 = unsigned long long;
-using Error = u32;
-constexpr Error SUCCESS = 0, INVALID_VALUE = 1, NO_DEVICE = 100, INVALID_DEVICE = 101, INVALID_IMAGE = 200,
-                INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700,
-                ALREADY_ENABLED = 704;
+using namespace drivers;
 constexpr u32 DEVICE_MEMORY = FAKE_RELEASE < 6 ? 1 : 2, LAZY_PEER = FAKE_RELEASE < 6 ? 0 : 1;
 
 std::string setting(const char* name, const char* otherwise) {
@@ -206,49 +205,16 @@ struct Program {
 
 } // namespace
 
+#include "devices.h"
+
 extern "C" {
 
 Error hipRuntimeGetVersion(int* version) {
     *version = FAKE_RELEASE < 6 ? 50422804 : 70253211;
     return SUCCESS;
 }
-const char* hipGetErrorName(Error code) {
-    switch (code) {
-    case SUCCESS: return "hipSuccess";
-    case INVALID_VALUE: return "hipErrorInvalidValue";
-    case NO_DEVICE: return "hipErrorNoDevice";
-    case INVALID_DEVICE: return "hipErrorInvalidDevice";
-    case INVALID_IMAGE: return "hipErrorInvalidImage";
-    case INVALID_HANDLE: return "hipErrorInvalidHandle";
-    case NOT_READY: return "hipErrorNotReady";
-    case ILLEGAL_ADDRESS: return "hipErrorIllegalAddress";
-    default: return "hipErrorUnknown";
-    }
-}
-Error hipGetLastError(void) { return SUCCESS; }
-Error hipGetDeviceCount(int* count) {
-    *count = devices();
-    return *count == 0 ? NO_DEVICE : SUCCESS;
-}
-Error hipGetDevice(int* device) {
-    *device = current;
-    return SUCCESS;
-}
-Error hipSetDevice(int device) {
-    if (device < 0 || device >= devices()) return INVALID_DEVICE;
-    current = device;
-    return SUCCESS;
-}
 Error hipDeviceGetName(char* name, int length, int) {
     std::snprintf(name, length, "a fake of HIP");
-    return SUCCESS;
-}
-Error hipDeviceGetUuid(unsigned char* uuid, int) {
-    std::memset(uuid, 0, 16);
-    return SUCCESS;
-}
-Error hipDeviceGetPCIBusId(char* bus, int length, int device) {
-    std::snprintf(bus, length, "0000:%02x:00.0", device);
     return SUCCESS;
 }
 Error hipDeviceGetAttribute(int* value, u32 attribute, int) {
@@ -262,14 +228,10 @@ Error hipDeviceGetAttribute(int* value, u32 attribute, int) {
     default: return outcome(INVALID_VALUE, "hipDeviceGetAttribute", attribute);
     }
 }
-static Error properties(char* to, u64 bytes, u64 arch) {
-    std::memset(to, 0xff, bytes);
-    std::strcpy(to + arch, FAKE_RELEASE < 6 ? "gfx90a:sramecc+:xnack-" : "gfx942:sramecc+:xnack-");
-    return SUCCESS;
-}
-Error hipGetDeviceProperties(char* to, int) { return properties(to, 792, 396); }
+static const char* ARCH = FAKE_RELEASE < 6 ? "gfx90a" : "gfx942";
+Error hipGetDeviceProperties(char* to, int) { return properties(to, 792, 396, ARCH); }
 #if FAKE_RELEASE >= 6
-Error hipGetDevicePropertiesR0600(char* to, int) { return properties(to, 1472, 1160); }
+Error hipGetDevicePropertiesR0600(char* to, int) { return properties(to, 1472, 1160, ARCH); }
 Error hipStreamGetDevice(Stream* stream, int* device) {
     if (!known(stream)) return INVALID_HANDLE;
     *device = stream->device;
@@ -420,9 +382,9 @@ Error hipMemGetInfo(u64* free, u64* total) {
 
 static Error take(const char* call, u64* address, u64 bytes, u32 flags) {
     const int file = memfd_create("fake of a device", MFD_CLOEXEC);
-    if (file < 0 || ftruncate(file, static_cast<off_t>(bytes)) != 0) return 2;
+    if (file < 0 || ftruncate(file, static_cast<off_t>(bytes)) != 0) return OUT_OF_MEMORY;
     *address = map(file, bytes);
-    if (*address == 0) return 2;
+    if (*address == 0) return OUT_OF_MEMORY;
     // New memory has undefined content, so it is filled with a pattern that tests would notice.
     std::memset(reinterpret_cast<void*>(*address), 0xa5, bytes);
     std::lock_guard guard(lock);

@@ -1,16 +1,7 @@
-// Stand-in for the CUDA driver, built on core.h, which it shares with the one for HIP.
-#include "core.h"
-
-using namespace standin;
+// Stand-in for the CUDA driver, built on driver.h, which it shares with the one for HIP.
+#include "driver.h"
 
 namespace {
-
-using Address = u64;
-
-/// First statement of each driver function: counts the call, and returns an error if a test asked
-/// for this call to fail.
-#define ENTER(function)                                                                                                \
-    if (is_to_fail(#function, false)) return LAUNCH_FAILED
 
 struct Context {
     int device;
@@ -77,25 +68,8 @@ extern "C" {
 
 Error cuInit(u32 flags) { return flags == 0 ? devices() == 0 ? NO_DEVICE : SUCCESS : INVALID_VALUE; }
 Error cuGetErrorName(Error code, const char** name) {
-    switch (code) {
-    case SUCCESS: *name = "CUDA_SUCCESS"; break;
-    case INVALID_VALUE: *name = "CUDA_ERROR_INVALID_VALUE"; break;
-    case NO_DEVICE: *name = "CUDA_ERROR_NO_DEVICE"; break;
-    case INVALID_IMAGE: *name = "CUDA_ERROR_INVALID_IMAGE"; break;
-    case INVALID_CONTEXT: *name = "CUDA_ERROR_INVALID_CONTEXT"; break;
-    case INVALID_HANDLE: *name = "CUDA_ERROR_INVALID_HANDLE"; break;
-    case NOT_FOUND: *name = "CUDA_ERROR_NOT_FOUND"; break;
-    case NOT_READY: *name = "CUDA_ERROR_NOT_READY"; break;
-    case ILLEGAL_ADDRESS: *name = "CUDA_ERROR_ILLEGAL_ADDRESS"; break;
-    case LAUNCH_FAILED: *name = "CUDA_ERROR_LAUNCH_FAILED"; break;
-    case CAPTURE_UNSUPPORTED: *name = "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"; break;
-    case CAPTURE_INVALIDATED: *name = "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"; break;
-    case CAPTURE_UNJOINED: *name = "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"; break;
-    case CAPTURE_ISOLATION: *name = "CUDA_ERROR_STREAM_CAPTURE_ISOLATION"; break;
-    case CAPTURED_EVENT: *name = "CUDA_ERROR_CAPTURED_EVENT"; break;
-    default: return INVALID_VALUE;
-    }
-    return SUCCESS;
+    *name = drivers::cuda_name(code);
+    return *name == nullptr ? INVALID_VALUE : SUCCESS;
 }
 Error cuDriverGetVersion(int* version) {
     *version = 13000;
@@ -108,10 +82,6 @@ Error cuDeviceGetCount(int* count) {
 Error cuDeviceGet(int* device, int ordinal) {
     *device = ordinal;
     return ordinal >= 0 && ordinal < devices() ? SUCCESS : INVALID_DEVICE;
-}
-Error cuDeviceGetName(char* name, int length, int) {
-    std::snprintf(name, static_cast<std::size_t>(length), "stand-in");
-    return SUCCESS;
 }
 Error cuDeviceGetUuid_v2(unsigned char* uuid, int device) {
     std::memset(uuid, device, 16);
@@ -126,10 +96,6 @@ Error cuDeviceGetAttribute(int* value, u32 attribute, int) {
     case 102: case 103: *value = setting("STANDIN_NO_VIRTUAL_MEMORY", "").empty(); return SUCCESS;
     default: return INVALID_VALUE;
     }
-}
-Error cuDeviceCanAccessPeer(int* can, int, int) {
-    *can = 1;
-    return SUCCESS;
 }
 Error cuDevicePrimaryCtxRetain(Context** context, int device) {
     contexts[device].device = device;
@@ -153,51 +119,23 @@ Error cuCtxEnablePeerAccess(Context* context, u32 flags) {
     if (flags != 0 || current < 0 || context->device == current) return INVALID_DEVICE;
     return peers.insert({current, context->device}).second ? SUCCESS : ALREADY_ENABLED;
 }
-Error cuThreadExchangeStreamCaptureMode(u32* mode) {
-    if (*mode > 2) return INVALID_VALUE;
-    std::swap(standin::rank.mode, *mode);
-    return SUCCESS;
-}
 
 Error cuStreamCreate(Stream** stream, u32 flags) {
-    ENTER(cuStreamCreate);
+    ENTER(StreamCreate);
     return flags == 1 ? create(stream) : INVALID_VALUE;
 }
-Error cuStreamDestroy_v2(Stream* stream) { return destroy(stream); }
-Error cuStreamSynchronize(Stream* stream) {
-    ENTER(cuStreamSynchronize);
-    host_waits("cuStreamSynchronize");
-    return finished(stream);
-}
-Error cuStreamQuery(Stream* stream) { return finished(stream); }
 Error cuStreamGetCtx(Stream* stream, Context** context) {
     std::lock_guard guard(lock);
     if (streams.count(stream) == 0) return INVALID_HANDLE;
     *context = &contexts[stream->device];
     return SUCCESS;
 }
-Error cuStreamWaitEvent(Stream* stream, Event* event, u32 flags) {
-    return flags == 0 ? wait("cuStreamWaitEvent", stream, event) : INVALID_VALUE;
-}
-Error cuStreamGetCaptureInfo_v2(Stream* stream, u32* status, u64* id, void*, void*, void*) {
-    ENTER(cuStreamGetCaptureInfo_v2);
-    return capture_info(stream, status, id);
-}
-Error cuStreamBeginCapture_v2(Stream* stream, u32 mode) { return begin_capture(stream, mode); }
-Error cuStreamEndCapture(Stream* stream, u64* graph) { return end_capture(stream, graph); }
 Error cuGraphDestroy(u64) { return SUCCESS; }
 
 Error cuEventCreate(Event** event, u32 flags) {
-    ENTER(cuEventCreate);
+    ENTER(EventCreate);
     return flags == 2 ? create(event) : INVALID_VALUE;
 }
-Error cuEventRecord(Event* event, Stream* stream) { return record("cuEventRecord", event, stream); }
-Error cuEventQuery(Event* event) { return event_finished(event); }
-Error cuEventSynchronize(Event* event) {
-    host_waits("cuEventSynchronize");
-    return event_finished(event);
-}
-Error cuEventDestroy_v2(Event* event) { return destroy(event); }
 
 Error cuMemcpyAsync(Address to, Address from, u64 bytes, Stream* stream) {
     return copy("cuMemcpyAsync", stream, {to, 0, false}, {from, 0, false}, bytes, 1);
@@ -209,12 +147,6 @@ Error cuMemcpy2DAsync_v2(const Lines* lines, Stream* stream) {
     return copy("cuMemcpy2DAsync", stream, {to.address, to.apart, false}, {from.address, from.apart, false}, lines->bytes,
                 lines->lines);
 }
-Error cuMemcpyHtoDAsync_v2(Address to, const void* from, u64 bytes, Stream* stream) {
-    return copy("cuMemcpyHtoDAsync", stream, {to, 0, false}, {reinterpret_cast<u64>(from), 0, true}, bytes, 1);
-}
-Error cuMemcpyDtoHAsync_v2(void* to, Address from, u64 bytes, Stream* stream) {
-    return copy("cuMemcpyDtoHAsync", stream, {reinterpret_cast<u64>(to), 0, true}, {from, 0, false}, bytes, 1);
-}
 Error cuMemsetD8Async(Address to, unsigned char value, u64 bytes, Stream* stream) {
     return fill("cuMemsetD8Async", stream, to, value, bytes);
 }
@@ -224,7 +156,7 @@ Error cuMemGetInfo_v2(u64* free, u64* total) {
     return SUCCESS;
 }
 Error cuMemAlloc_v2(Address* address, u64 bytes) {
-    ENTER(cuMemAlloc);
+    ENTER(MemAlloc);
     host_waits("cuMemAlloc");
     std::lock_guard guard(lock);
     if (const Error code = check_apart()) return code;
@@ -248,26 +180,12 @@ Error cuMemHostGetDevicePointer_v2(Address* address, void* host, u32 flags) {
     *address = pin(host);
     return flags == 0 ? SUCCESS : INVALID_VALUE;
 }
-Error cuMemGetAddressRange_v2(Address* base, u64* bytes, Address address) {
-    std::lock_guard guard(lock);
-    const Memory* found = memory_at(address, 1);
-    if (found == nullptr) return NOT_FOUND;
-    *base = base_of(address), *bytes = found->bytes;
-    return SUCCESS;
-}
-Error cuPointerGetAttribute(void* data, u32 attribute, Address address) {
-    std::lock_guard guard(lock);
-    const Memory* found = memory_at(address, 1);
-    if (found == nullptr || (attribute != 2 && attribute != 9)) return INVALID_VALUE;
-    *static_cast<int*>(data) = attribute == 2 ? 2 : found->device;
-    return SUCCESS;
-}
 Error cuMemGetAllocationGranularity(u64* bytes, const Properties*, u32) {
     *bytes = 2 << 20;
     return SUCCESS;
 }
 Error cuMemCreate(Physical** handle, u64 bytes, const Properties* properties, u64 flags) {
-    ENTER(cuMemCreate);
+    ENTER(MemCreate);
     host_waits("cuMemCreate");
     std::lock_guard guard(lock);
     if (const Error code = check_apart()) return code;
@@ -322,30 +240,12 @@ Error cuMemSetAccess(Address address, u64 bytes, const Access* all, u64 count) {
     for (u64 at = 0; at < count; ++at) found->granted.insert(all[at].location.id);
     return SUCCESS;
 }
-Error cuIpcGetMemHandle(Handle* handle, Address address) { return export_handle(handle, address); }
 Error cuIpcOpenMemHandle_v2(Address* address, Handle handle, u32) { return open_handle(address, handle, current); }
-Error cuIpcCloseMemHandle(Address address) {
-    std::lock_guard guard(lock);
-    return unmap(address, false);
-}
 
 Error cuModuleLoadData(Module** module, const char* image) {
-    ENTER(cuModuleLoadData);
+    ENTER(ModuleLoadData);
     host_waits("cuModuleLoadData");
-    std::lock_guard guard(lock);
-    if (const Error code = check_apart()) return code;
-    *module = new Module{current, {}};
-    return read_image(image, (*module)->image) ? SUCCESS : INVALID_IMAGE;
-}
-Error cuModuleGetFunction(Function** function, Module* module, const char* name) {
-    const auto found = module->image.kernels.find(name);
-    if (found == module->image.kernels.end()) return NOT_FOUND;
-    *function = new Function{module, &found->second};
-    return SUCCESS;
-}
-Error cuFuncGetAttribute(int* value, u32 attribute, Function*) {
-    *value = attribute == 4 ? 64 : 0;
-    return attribute == 3 || attribute == 4 ? SUCCESS : INVALID_VALUE;
+    return load(module, image);
 }
 Error cuFuncSetAttribute(Function* function, u32 attribute, int value) {
     if (attribute == 8 && value <= 227 << 10) function->shared = static_cast<u32>(value);

@@ -7,16 +7,12 @@
 #include <mutex>
 #include <string>
 
+#include "../hip/errors.h"
 #include "image.h"
 
 namespace standin {
 
-using Error = u32;
-constexpr Error SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101,
-                INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600,
-                ILLEGAL_ADDRESS = 700, ALREADY_ENABLED = 704, LAUNCH_FAILED = 719, CAPTURE_UNSUPPORTED = 900,
-                CAPTURE_INVALIDATED = 901, CAPTURE_MERGE = 902, CAPTURE_UNMATCHED = 903, CAPTURE_UNJOINED = 904,
-                CAPTURE_ISOLATION = 905, CAPTURED_EVENT = 907;
+using namespace drivers;
 constexpr u32 GLOBAL = 0, RELAXED = 2;
 
 inline std::string setting(const char* name, const char* otherwise) {

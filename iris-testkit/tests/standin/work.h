@@ -96,7 +96,12 @@ struct Module {
 struct Function {
     Module* module;
     const Kernel* kernel;
+    /// Bytes of shared memory that a workgroup may have.
+#ifdef STANDIN_HIP
+    u32 shared = 64 << 10;
+#else
     u32 shared = 48 << 10;
+#endif
 };
 
 inline u64 read(const char* at, u32 bytes) {

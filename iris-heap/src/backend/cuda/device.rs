@@ -5,7 +5,6 @@
 //! reason.
 
 use std::ffi::{CStr, c_int, c_void};
-use std::marker::PhantomData;
 use std::ptr::{NonNull, null_mut};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -13,7 +12,7 @@ use bytemuck::Zeroable;
 
 use super::api::{self, Api, RawContext, check, check_for, driver};
 use crate::backend::gpu::{
-    Before, DeviceCopy, Driver, Opened, RawEvent, RawFunction, RawModule, RawStream, warn,
+    DeviceCopy, Driver, Opened, RawEvent, RawFunction, RawModule, RawStream, common_calls, warn,
 };
 use crate::backend::{BackendKind, LaunchShape};
 use crate::error::{Error, Result};
@@ -122,6 +121,10 @@ impl Device {
         })
     }
 
+    pub(super) fn api(&self) -> &'static Api {
+        self.driver
+    }
+
     /// Returns the device's primary context, which is retained at the first call.
     fn context(&self) -> Result<RawContext> {
         if let Some(&context) = self.context.get() {
@@ -129,39 +132,11 @@ impl Device {
         }
         let mut context = RawContext::default();
         // SAFETY: `context` receives the answer.
-        let code = unsafe { (self.driver.cuDevicePrimaryCtxRetain)(&mut context, self.handle) };
+        let code = unsafe { (self.api().cuDevicePrimaryCtxRetain)(&mut context, self.handle) };
         check("cuDevicePrimaryCtxRetain", code)?;
         // Two concurrent first calls retain the context twice, which is harmless because this
         // process never releases it.
         Ok(*self.context.get_or_init(|| context))
-    }
-
-    /// Makes the context current on this thread until the guard is dropped.
-    pub(super) fn bind(&self) -> Result<Bound> {
-        let (driver, context) = (self.driver, self.context()?);
-        let mut current = RawContext::default();
-        // SAFETY: `current` receives the answer.
-        check("cuCtxGetCurrent", unsafe { (driver.cuCtxGetCurrent)(&mut current) })?;
-        let pushed = current != context;
-        if pushed {
-            // SAFETY: the context stays retained until the process ends, so it is alive.
-            let code = unsafe { (driver.cuCtxPushCurrent_v2)(context) };
-            check("cuCtxPushCurrent", code)?;
-        }
-        Ok(Bound { driver, pushed, mode: None, thread: PhantomData })
-    }
-
-    /// [`Device::bind`] with the thread's capture mode relaxed, for driver calls that affect no
-    /// captured work: while the guard lives, such calls do not break a capture of another thread in
-    /// global mode.
-    pub(super) fn bind_relaxed(&self) -> Result<Bound> {
-        let mut bound = self.bind()?;
-        let mut mode = api::CAPTURE_RELAXED;
-        // SAFETY: `mode` holds the new mode and receives the old one.
-        let code = unsafe { (self.driver.cuThreadExchangeStreamCaptureMode)(&mut mode) };
-        check("cuThreadExchangeStreamCaptureMode", code)?;
-        bound.mode = Some(mode);
-        Ok(bound)
     }
 
     fn new_stream(&self) -> Result<RawStream> {
@@ -169,17 +144,17 @@ impl Device {
         let _bound = self.bind_relaxed()?;
         let mut stream = RawStream::default();
         // SAFETY: `stream` receives the answer.
-        let code = unsafe { (self.driver.cuStreamCreate)(&mut stream, NON_BLOCKING) };
+        let code = unsafe { (self.api().cuStreamCreate)(&mut stream, NON_BLOCKING) };
         check("cuStreamCreate", code)?;
         let used = self.use_first_of(stream).and_then(|()| {
             // SAFETY: `stream` was created just now.
-            let code = unsafe { (self.driver.cuStreamSynchronize)(stream) };
+            let code = unsafe { (self.api().cuStreamSynchronize)(stream) };
             check("cuStreamSynchronize", code)
         });
         if used.is_err() {
             // SAFETY: `stream` was created just now, and no other handle of it exists. A failure is
             // only a warning, because the first error is returned.
-            warn(check("cuStreamDestroy", unsafe { (self.driver.cuStreamDestroy_v2)(stream) }));
+            warn(check("cuStreamDestroy", unsafe { (self.api().cuStreamDestroy_v2)(stream) }));
         }
         used.map(|()| stream)
     }
@@ -199,7 +174,7 @@ impl Device {
             None => {
                 let mut to = 0;
                 // SAFETY: `to` receives the answer.
-                check("cuMemAlloc", unsafe { (self.driver.cuMemAlloc_v2)(&mut to, 4) })?;
+                check("cuMemAlloc", unsafe { (self.api().cuMemAlloc_v2)(&mut to, 4) })?;
                 *scratch.insert(to)
             }
         };
@@ -207,28 +182,8 @@ impl Device {
         // SAFETY: source and target of the copy are never freed; the caller guarantees that the
         // stream is alive.
         check("cuMemcpyHtoDAsync", unsafe {
-            (self.driver.cuMemcpyHtoDAsync_v2)(to, from, 4, stream)
+            (self.api().cuMemcpyHtoDAsync_v2)(to, from, 4, stream)
         })
-    }
-
-    /// Number of the capture in progress on `stream`, which must be alive; `None` if there is none.
-    fn capture(&self, stream: RawStream) -> Result<Option<u64>> {
-        let _bound = self.bind()?;
-        let (mut status, mut id) = (api::CAPTURE_NONE, 0);
-        // SAFETY: the caller guarantees that the stream is alive; `status` and `id` receive the
-        // answers; the other pointers may be null.
-        let code = unsafe {
-            (self.driver.cuStreamGetCaptureInfo_v2)(
-                stream,
-                &mut status,
-                &mut id,
-                null_mut(),
-                null_mut(),
-                null_mut(),
-            )
-        };
-        check("cuStreamGetCaptureInfo", code)?;
-        Ok((status != api::CAPTURE_NONE).then_some(id))
     }
 
     /// Disables waits between streams in the driver's memory pool, for ranks that share the device.
@@ -239,13 +194,13 @@ impl Device {
         let _bound = self.bind_relaxed()?;
         let mut pool = 0;
         // SAFETY: `pool` receives the answer.
-        let code = unsafe { (self.driver.cuDeviceGetDefaultMemPool)(&mut pool, self.handle) };
+        let code = unsafe { (self.api().cuDeviceGetDefaultMemPool)(&mut pool, self.handle) };
         check("cuDeviceGetDefaultMemPool", code)?;
         const ATTRIBUTE: u32 = api::POOL_DEPENDENCIES;
         let mut off: c_int = 0;
         // SAFETY: the pool is the device's; the attribute has the type of `off`.
         let code =
-            unsafe { (self.driver.cuMemPoolSetAttribute)(pool, ATTRIBUTE, (&raw mut off).cast()) };
+            unsafe { (self.api().cuMemPoolSetAttribute)(pool, ATTRIBUTE, (&raw mut off).cast()) };
         check("cuMemPoolSetAttribute", code)
     }
 
@@ -254,7 +209,7 @@ impl Device {
         let mut can = 0;
         // SAFETY: `can` receives the answer.
         let code =
-            unsafe { (self.driver.cuDeviceCanAccessPeer)(&mut can, self.handle, other.handle) };
+            unsafe { (self.api().cuDeviceCanAccessPeer)(&mut can, self.handle, other.handle) };
         check("cuDeviceCanAccessPeer", code)?;
         Ok(can != 0)
     }
@@ -265,35 +220,9 @@ impl Device {
         let other = other.context()?;
         let _bound = self.bind_relaxed()?;
         // SAFETY: the other context is retained until the process ends; the flags must be zero.
-        match unsafe { (self.driver.cuCtxEnablePeerAccess)(other, 0) } {
+        match unsafe { (self.api().cuCtxEnablePeerAccess)(other, 0) } {
             api::ALREADY_ENABLED => Ok(()),
             code => check("cuCtxEnablePeerAccess", code),
-        }
-    }
-}
-
-/// Guard: the device's context is current on this thread until the guard is dropped.
-pub(super) struct Bound {
-    driver: &'static Api,
-    pushed: bool,
-    /// Capture mode that the thread had before; `None` if it was not changed.
-    mode: Option<u32>,
-    /// Makes the guard `!Send`, because contexts are pushed per thread.
-    thread: PhantomData<*const ()>,
-}
-
-impl Drop for Bound {
-    fn drop(&mut self) {
-        if let Some(mode) = &mut self.mode {
-            // SAFETY: `mode` holds the thread's previous mode and receives the current one.
-            let code = unsafe { (self.driver.cuThreadExchangeStreamCaptureMode)(mode) };
-            warn(check("cuThreadExchangeStreamCaptureMode", code));
-        }
-        if self.pushed {
-            let mut context = RawContext::default();
-            // SAFETY: `context` receives the context that `bind` pushed.
-            let code = unsafe { (self.driver.cuCtxPopCurrent_v2)(&mut context) };
-            warn(check("cuCtxPopCurrent", code));
         }
     }
 }
@@ -320,26 +249,40 @@ impl Driver for Device {
         format!("GPU-{hex}")
     }
 
-    fn memory_info(&self) -> Result<(u64, u64)> {
-        let _bound = self.bind_relaxed()?;
-        let (mut free, mut total) = (0, 0);
-        // SAFETY: `free` and `total` receive the answers.
-        let code = unsafe { (self.driver.cuMemGetInfo_v2)(&mut free, &mut total) };
-        check("cuMemGetInfo", code)?;
-        Ok((free as u64, total as u64))
+    fn enter(&self) -> Result<Option<i32>> {
+        let context = self.context()?;
+        let mut current = RawContext::default();
+        // SAFETY: `current` receives the answer.
+        check("cuCtxGetCurrent", unsafe { (self.api().cuCtxGetCurrent)(&mut current) })?;
+        if current == context {
+            return Ok(None);
+        }
+        // SAFETY: the context stays retained until the process ends, so it is alive.
+        check("cuCtxPushCurrent", unsafe { (self.api().cuCtxPushCurrent_v2)(context) })?;
+        Ok(Some(self.ordinal))
     }
 
-    fn make_current(&self, relaxed: bool) -> Result<Before> {
-        let bound = if relaxed { self.bind_relaxed() } else { self.bind() }?;
-        let before = Before { device: bound.pushed.then_some(self.ordinal()), mode: bound.mode };
-        // `restore` recreates the guard, so it must not be dropped here.
-        std::mem::forget(bound);
-        Ok(before)
+    fn leave(&self, _: i32) -> Result<()> {
+        let mut context = RawContext::default();
+        // SAFETY: `context` receives the context that `enter` pushed.
+        check("cuCtxPopCurrent", unsafe { (self.api().cuCtxPopCurrent_v2)(&mut context) })
     }
 
-    fn restore(&self, Before { device, mode }: Before) {
-        let (driver, pushed) = (self.driver, device.is_some());
-        drop(Bound { driver, pushed, mode, thread: PhantomData });
+    common_calls! {
+        exchange_capture_mode(api::CAPTURE_RELAXED):
+            cuThreadExchangeStreamCaptureMode as "cuThreadExchangeStreamCaptureMode",
+        memory_info: cuMemGetInfo_v2 as "cuMemGetInfo",
+        destroy_stream: cuStreamDestroy_v2 as "cuStreamDestroy",
+        capture_of: cuStreamGetCaptureInfo_v2 as "cuStreamGetCaptureInfo",
+        sync_stream: cuStreamSynchronize as "cuStreamSynchronize",
+        destroy_event: cuEventDestroy_v2 as "cuEventDestroy",
+        record: cuEventRecord as "cuEventRecord",
+        wait_for: cuStreamWaitEvent as "cuStreamWaitEvent",
+        sync_event: cuEventSynchronize as "cuEventSynchronize",
+        pinned_address: cuMemHostGetDevicePointer_v2 as "cuMemHostGetDevicePointer",
+        resources: cuFuncGetAttribute as "cuFuncGetAttribute",
+        resident: cuOccupancyMaxActiveBlocksPerMultiprocessor
+            as "cuOccupancyMaxActiveBlocksPerMultiprocessor",
     }
 
     fn shared_by(&self, ranks: u32) {
@@ -363,12 +306,6 @@ impl Driver for Device {
         self.new_stream()
     }
 
-    unsafe fn destroy_stream(&self, stream: RawStream) -> Result<()> {
-        let _bound = self.bind_relaxed()?;
-        // SAFETY: the caller guarantees that the stream is alive and not used afterwards.
-        check("cuStreamDestroy", unsafe { (self.driver.cuStreamDestroy_v2)(stream) })
-    }
-
     unsafe fn use_first(&self, stream: RawStream) -> Result<()> {
         self.use_first_of(stream)
     }
@@ -378,25 +315,15 @@ impl Driver for Device {
         let mut context = RawContext::default();
         // SAFETY: the stream is alive, by the contract of this function; `context` receives the
         // answer.
-        let code = unsafe { (self.driver.cuStreamGetCtx)(stream, &mut context) };
+        let code = unsafe { (self.api().cuStreamGetCtx)(stream, &mut context) };
         check("cuStreamGetCtx", code)?;
         Ok(context == self.context()?)
-    }
-
-    unsafe fn capture_of(&self, stream: RawStream) -> Result<Option<u64>> {
-        self.capture(stream)
-    }
-
-    unsafe fn sync_stream(&self, stream: RawStream) -> Result<()> {
-        let _bound = self.bind_relaxed()?;
-        // SAFETY: the stream is alive, by the contract of this function.
-        check("cuStreamSynchronize", unsafe { (self.driver.cuStreamSynchronize)(stream) })
     }
 
     unsafe fn stream_is_done(&self, stream: RawStream) -> bool {
         let Ok(_bound) = self.bind_relaxed() else { return false };
         // SAFETY: the stream is alive, by the contract of this function.
-        unsafe { (self.driver.cuStreamQuery)(stream) == api::SUCCESS }
+        unsafe { (self.api().cuStreamQuery)(stream) == api::SUCCESS }
     }
 
     fn create_event(&self) -> Result<RawEvent> {
@@ -404,48 +331,24 @@ impl Driver for Device {
         let _bound = self.bind_relaxed()?;
         let mut event = RawEvent::default();
         // SAFETY: `event` receives the answer.
-        check("cuEventCreate", unsafe { (self.driver.cuEventCreate)(&mut event, NO_TIMING) })?;
+        check("cuEventCreate", unsafe { (self.api().cuEventCreate)(&mut event, NO_TIMING) })?;
         Ok(event)
-    }
-
-    unsafe fn destroy_event(&self, event: RawEvent) -> Result<()> {
-        let _bound = self.bind_relaxed()?;
-        // SAFETY: the caller guarantees that the event is alive and not used afterwards.
-        check("cuEventDestroy", unsafe { (self.driver.cuEventDestroy_v2)(event) })
-    }
-
-    unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
-        let _bound = self.bind()?;
-        // SAFETY: event and stream are alive, by the contract of this function.
-        check("cuEventRecord", unsafe { (self.driver.cuEventRecord)(event, stream) })
-    }
-
-    unsafe fn wait_for(&self, event: RawEvent, stream: RawStream) -> Result<()> {
-        let _bound = self.bind()?;
-        // SAFETY: event and stream are alive, by the contract of this function.
-        check("cuStreamWaitEvent", unsafe { (self.driver.cuStreamWaitEvent)(stream, event, 0) })
     }
 
     unsafe fn event_is_done(&self, event: RawEvent) -> bool {
         let Ok(_bound) = self.bind_relaxed() else { return false };
         // SAFETY: the event is alive, by the contract of this function.
-        let code = unsafe { (self.driver.cuEventQuery)(event) };
+        let code = unsafe { (self.api().cuEventQuery)(event) };
         // A device error ends all work on the device, so the event is done. A captured event is not
         // done, because its work has not begun.
         ![api::NOT_READY, api::CAPTURED].contains(&code)
-    }
-
-    unsafe fn sync_event(&self, event: RawEvent) -> Result<()> {
-        let _bound = self.bind_relaxed()?;
-        // SAFETY: the event is alive, by the contract of this function.
-        check("cuEventSynchronize", unsafe { (self.driver.cuEventSynchronize)(event) })
     }
 
     unsafe fn copy(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
         let _bound = self.bind()?;
         // SAFETY: the caller guarantees that `bytes` bytes at `to` and at `from` are valid and that
         // the stream is alive.
-        let code = unsafe { (self.driver.cuMemcpyAsync)(to, from, bytes as usize, stream) };
+        let code = unsafe { (self.api().cuMemcpyAsync)(to, from, bytes as usize, stream) };
         check("cuMemcpyAsync", code)
     }
 
@@ -465,7 +368,7 @@ impl Driver for Device {
         };
         // SAFETY: the caller guarantees that all lines of source and target are valid and that the
         // stream is alive.
-        check("cuMemcpy2DAsync", unsafe { (self.driver.cuMemcpy2DAsync_v2)(&lines, stream) })
+        check("cuMemcpy2DAsync", unsafe { (self.api().cuMemcpy2DAsync_v2)(&lines, stream) })
     }
 
     unsafe fn write(
@@ -478,7 +381,7 @@ impl Driver for Device {
         let _bound = self.bind_relaxed()?;
         // SAFETY: the caller guarantees that `bytes` bytes at `to` and at `from` are valid and that
         // the stream is alive.
-        let code = unsafe { (self.driver.cuMemcpyHtoDAsync_v2)(to, from.cast(), bytes, stream) };
+        let code = unsafe { (self.api().cuMemcpyHtoDAsync_v2)(to, from.cast(), bytes, stream) };
         check("cuMemcpyHtoDAsync", code)
     }
 
@@ -486,7 +389,7 @@ impl Driver for Device {
         let _bound = self.bind_relaxed()?;
         // SAFETY: the caller guarantees that `bytes` bytes at `to` and at `from` are valid and that
         // the stream is alive.
-        let code = unsafe { (self.driver.cuMemcpyDtoHAsync_v2)(to.cast(), from, bytes, stream) };
+        let code = unsafe { (self.api().cuMemcpyDtoHAsync_v2)(to.cast(), from, bytes, stream) };
         check("cuMemcpyDtoHAsync", code)
     }
 
@@ -494,7 +397,7 @@ impl Driver for Device {
         let _bound = self.bind_relaxed()?;
         // SAFETY: the caller guarantees that `bytes` bytes at `to` are valid and that the stream is
         // alive.
-        let code = unsafe { (self.driver.cuMemsetD8Async)(to, value, bytes as usize, stream) };
+        let code = unsafe { (self.api().cuMemsetD8Async)(to, value, bytes as usize, stream) };
         check("cuMemsetD8Async", code)
     }
 
@@ -505,21 +408,10 @@ impl Driver for Device {
         let _bound = self.bind_relaxed()?;
         let mut memory = null_mut();
         // SAFETY: `memory` receives the answer.
-        let code = unsafe { (self.driver.cuMemHostAlloc)(&mut memory, bytes, FLAGS) };
+        let code = unsafe { (self.api().cuMemHostAlloc)(&mut memory, bytes, FLAGS) };
         check("cuMemHostAlloc", code)?;
         NonNull::new(memory.cast::<u8>())
             .ok_or_else(|| Error::invalid("address of pinned memory", "null", "a page's"))
-    }
-
-    unsafe fn pinned_address(&self, host: NonNull<u8>) -> Result<u64> {
-        let _bound = self.bind_relaxed()?;
-        let mut address = 0;
-        let host = host.as_ptr().cast::<c_void>();
-        // SAFETY: `address` receives the answer; the caller guarantees that `pin` returned the
-        // memory.
-        let code = unsafe { (self.driver.cuMemHostGetDevicePointer_v2)(&mut address, host, 0) };
-        check("cuMemHostGetDevicePointer", code)?;
-        Ok(address)
     }
 
     fn load(&self, image: &[u8]) -> Result<RawModule> {
@@ -532,7 +424,7 @@ impl Driver for Device {
         let image = image.as_ptr().cast::<c_void>();
         // SAFETY: `module` receives the answer; the driver finds the end of the image itself, for
         // both kinds of image.
-        check("cuModuleLoadData", unsafe { (self.driver.cuModuleLoadData)(&mut module, image) })?;
+        check("cuModuleLoadData", unsafe { (self.api().cuModuleLoadData)(&mut module, image) })?;
         Ok(module)
     }
 
@@ -547,16 +439,16 @@ impl Driver for Device {
         let mut function = RawFunction::default();
         // SAFETY: `function` receives the answer; module and name are alive.
         let code =
-            unsafe { (self.driver.cuModuleGetFunction)(&mut function, module, name.as_ptr()) };
+            unsafe { (self.api().cuModuleGetFunction)(&mut function, module, name.as_ptr()) };
         check_for("cuModuleGetFunction", || format!("of {shown}"), code)?;
-        if let Some(load) = self.driver.cuFuncLoad {
+        if let Some(load) = self.api().cuFuncLoad {
             // SAFETY: `function` was returned by the driver just now.
             check("cuFuncLoad", unsafe { load(function) })?;
         }
         let set = |attribute, value: u32, what: &str| {
             // SAFETY: `function` was returned by the driver just now.
             let code =
-                unsafe { (self.driver.cuFuncSetAttribute)(function, attribute, value as i32) };
+                unsafe { (self.api().cuFuncSetAttribute)(function, attribute, value as i32) };
             check_for("cuFuncSetAttribute", || format!("{value} {what} for {shown}"), code)
         };
         // One setting for all kernels: a multiprocessor changes the L1/shared-memory split only
@@ -567,33 +459,6 @@ impl Driver for Device {
             set(api::MOST_SHARED, shared_bytes, "bytes of shared memory")?;
         }
         Ok(function)
-    }
-
-    unsafe fn resources(&self, function: RawFunction) -> Result<(u32, u32)> {
-        let _bound = self.bind_relaxed()?;
-        let attribute = |attribute| {
-            let mut value = 0;
-            // SAFETY: `value` receives the answer; the function is alive.
-            let code = unsafe { (self.driver.cuFuncGetAttribute)(&mut value, attribute, function) };
-            check("cuFuncGetAttribute", code).map(|()| value as u32)
-        };
-        Ok((attribute(api::REGISTERS)?, attribute(api::LOCAL_BYTES)?))
-    }
-
-    unsafe fn resident(&self, function: RawFunction, threads: u32, shared: u32) -> Result<u32> {
-        let _bound = self.bind_relaxed()?;
-        let mut each = 0;
-        // SAFETY: `each` receives the answer; the function is alive.
-        let code = unsafe {
-            (self.driver.cuOccupancyMaxActiveBlocksPerMultiprocessor)(
-                &mut each,
-                function,
-                threads as i32,
-                shared as usize,
-            )
-        };
-        check("cuOccupancyMaxActiveBlocksPerMultiprocessor", code)?;
-        Ok(each as u32)
     }
 
     unsafe fn resident_clusters(
@@ -612,7 +477,7 @@ impl Driver for Device {
         let mut clusters = 0;
         // SAFETY: `clusters` receives the answer; the function is alive.
         let code =
-            unsafe { (self.driver.cuOccupancyMaxActiveClusters)(&mut clusters, function, &shape) };
+            unsafe { (self.api().cuOccupancyMaxActiveClusters)(&mut clusters, function, &shape) };
         check("cuOccupancyMaxActiveClusters", code)?;
         Ok(clusters as u32)
     }
@@ -628,7 +493,7 @@ impl Driver for Device {
         let LaunchShape { groups, threads, shared_bytes, early } = shape;
         let _bound = self.bind()?;
         let what = || format!("of {name}: {groups} groups of {threads} threads");
-        if let Some(launch) = self.driver.cuLaunchKernelEx.filter(|_| early && self.early) {
+        if let Some(launch) = self.api().cuLaunchKernelEx.filter(|_| early && self.early) {
             let attribute = api::Attribute {
                 id: api::EARLY,
                 value: [1, 0, 0, 0, 0, 0, 0, 0],
@@ -651,7 +516,7 @@ impl Driver for Device {
         // SAFETY: the caller guarantees that the parameters match the kernel; the driver copies
         // them before it returns; stream and function are alive and of this context.
         let code = unsafe {
-            (self.driver.cuLaunchKernel)(
+            (self.api().cuLaunchKernel)(
                 function,
                 groups,
                 1,

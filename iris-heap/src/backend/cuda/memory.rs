@@ -9,7 +9,7 @@ use super::api::{self, Access, Address, LegacyHandle, Location, Physical, Proper
 use super::api::{check, check_for};
 use super::device::Device;
 use crate::backend::Purpose;
-use crate::backend::gpu::{MemoryDriver, Region, Wanted, check_foreign, warn};
+use crate::backend::gpu::{Driver, MemoryDriver, Region, Wanted, check_foreign, warn};
 use crate::error::{Error, Result};
 use crate::segment::duplicate;
 use crate::util::unsupported;

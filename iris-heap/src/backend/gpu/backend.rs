@@ -160,7 +160,6 @@ impl Gpu {
     /// # Safety
     /// The device has the memory mapped, and the memory lives until the copies have ended, and
     /// every replay of a graph that captured them.
-    #[allow(unsafe_code, reason = "copies between addresses")]
     pub unsafe fn copy_concurrent(
         &self,
         stream: &Stream,

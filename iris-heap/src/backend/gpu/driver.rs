@@ -31,35 +31,40 @@ handles! {
     RawFunction;
 }
 
-/// State of a thread before a device was made current on it; input of [`Driver::restore`].
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Before {
-    /// Device that was current, if it was not this one. CUDA does not need the field, because its
-    /// driver keeps a stack of contexts.
-    pub(crate) device: Option<i32>,
-    /// Capture mode that the thread had; `None` if it was not changed.
-    pub(crate) mode: Option<u32>,
-}
-
 /// Guard: a device is current on this thread until it is dropped.
 pub(crate) struct Current<'a> {
     device: &'a dyn Driver,
-    before: Before,
+    /// Device to return to, from [`Driver::enter`].
+    previous: Option<i32>,
+    /// Capture mode that the thread had before; `None` if it was not changed.
+    mode: Option<u32>,
     /// Makes the guard `!Send`, because a device is current per thread.
     thread: PhantomData<*const ()>,
 }
 
 impl<'a> Current<'a> {
-    /// Makes a device current; if `relaxed`, also relaxes the thread's capture mode (see
-    /// [`Driver`]).
+    /// Makes a device current. If `relaxed`, also relaxes the thread's capture mode, for driver
+    /// calls that affect no captured work: while the guard lives, such calls do not break a capture
+    /// of another thread in global mode.
     pub(crate) fn new(device: &'a dyn Driver, relaxed: bool) -> Result<Self> {
-        Ok(Current { device, before: device.make_current(relaxed)?, thread: PhantomData })
+        let previous = device.enter()?;
+        // From here on, dropping `current` restores the thread's state.
+        let mut current = Current { device, previous, mode: None, thread: PhantomData };
+        if relaxed {
+            current.mode = Some(device.exchange_capture_mode(None)?);
+        }
+        Ok(current)
     }
 }
 
 impl Drop for Current<'_> {
     fn drop(&mut self) {
-        self.device.restore(self.before);
+        if self.mode.is_some() {
+            warn(self.device.exchange_capture_mode(self.mode).map(drop));
+        }
+        if let Some(previous) = self.previous {
+            warn(self.device.leave(previous));
+        }
     }
 }
 
@@ -119,12 +124,33 @@ pub(crate) trait Driver: Send + Sync {
     /// Free and total memory of the device in bytes. Capture-neutral.
     fn memory_info(&self) -> Result<(u64, u64)>;
 
-    /// Makes this device current on the thread, for a library that is called next; capture-neutral
-    /// if `relaxed` is true.
-    fn make_current(&self, relaxed: bool) -> Result<Before>;
+    /// Makes this device current on the thread. Returns the device that [`Driver::leave`] is to
+    /// return to; `None` if this device was current before.
+    fn enter(&self) -> Result<Option<i32>>;
 
-    /// Undoes [`Driver::make_current`] on this thread: makes the state `before` current again.
-    fn restore(&self, before: Before);
+    /// Undoes [`Driver::enter`] on this thread: makes device `previous` current again. CUDA does
+    /// not need the parameter, because its driver keeps a stack of contexts.
+    fn leave(&self, previous: i32) -> Result<()>;
+
+    /// Sets the capture mode of this thread, relaxed if `mode` is `None`, and returns the mode
+    /// before.
+    fn exchange_capture_mode(&self, mode: Option<u32>) -> Result<u32>;
+
+    /// Makes this device current on the thread until the guard is dropped.
+    fn bind(&self) -> Result<Current<'_>>
+    where
+        Self: Sized,
+    {
+        Current::new(self, false)
+    }
+
+    /// [`Driver::bind`] with the thread's capture mode relaxed, see [`Current::new`].
+    fn bind_relaxed(&self) -> Result<Current<'_>>
+    where
+        Self: Sized,
+    {
+        Current::new(self, true)
+    }
 
     /// Prepares the device for several ranks of a heap that are threads of this process: configures
     /// the driver, or warns the user, so that no stream of one rank waits for a kernel of another.

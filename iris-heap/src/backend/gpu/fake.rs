@@ -86,11 +86,16 @@ impl Driver for Fake {
     fn memory_info(&self) -> Result<(u64, u64)> {
         Ok((0, 0))
     }
-    fn make_current(&self, relaxed: bool) -> Result<Before> {
-        self.call("current", relaxed.to_string())?;
-        Ok(Before { device: None, mode: None })
+    fn enter(&self) -> Result<Option<i32>> {
+        self.call("current", self.ordinal.to_string())?;
+        Ok(None)
     }
-    fn restore(&self, _: Before) {}
+    fn leave(&self, _: i32) -> Result<()> {
+        Ok(())
+    }
+    fn exchange_capture_mode(&self, _: Option<u32>) -> Result<u32> {
+        Ok(0)
+    }
     fn shared_by(&self, ranks: u32) {
         self.call("shared_by", ranks.to_string()).unwrap();
     }

@@ -5,6 +5,7 @@
 
 mod backend;
 mod beside;
+mod calls;
 mod copies;
 mod driver;
 mod event;
@@ -21,9 +22,10 @@ mod table;
 mod vendor;
 
 pub use backend::Gpu;
+pub(super) use calls::common_calls;
 pub(crate) use driver::Current;
 pub use driver::DeviceCopy;
-pub(super) use driver::{Before, Driver, RawEvent, RawFunction, RawModule, RawStream, warn};
+pub(super) use driver::{Driver, RawEvent, RawFunction, RawModule, RawStream, warn};
 pub(super) use memory::{MemoryDriver, Region, Wanted, check_foreign};
 #[cfg(feature = "cudarc-0-19")]
 pub(super) use stream::Queue;

@@ -16,7 +16,7 @@ macro_rules! table {
         sometimes { $($(#[$doc:meta])* $may:ident($($with:ty),* $(,)?) $(-> $gives:ty)?;)* }
     ) => {
         /// Functions of the driver, each in a field with the function's name.
-        #[allow(non_snake_case)]
+        #[allow(non_snake_case, reason = "names of the library's functions")]
         pub(crate) struct Api {
             $(pub(crate) $name: unsafe extern "C" fn($($arg),*) -> $crate::backend::gpu::outcome!($($of)?),)*
             $(
@@ -30,7 +30,7 @@ macro_rules! table {
         }
 
         impl Api {
-            #[allow(non_snake_case)]
+            #[allow(non_snake_case, reason = "names of the library's functions")]
             fn of(library: ::libloading::Library) -> std::result::Result<Api, String> {
                 $(
                     let $name = {

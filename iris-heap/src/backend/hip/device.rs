@@ -4,14 +4,13 @@
 //! Long because all functions of [`Driver`] are implemented here, each with its reason.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::marker::PhantomData;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::api::{self, Api, Runtime, check, check_for, runtime};
 use crate::backend::gpu::{
-    Before, DeviceCopy, Driver, Opened, RawEvent, RawFunction, RawModule, RawStream, warn,
+    DeviceCopy, Driver, Opened, RawEvent, RawFunction, RawModule, RawStream, common_calls,
 };
 use crate::backend::{BackendKind, LaunchShape};
 use crate::error::{Error, Result};
@@ -122,38 +121,15 @@ impl Device {
         Err(unsupported(&format!("{} as the device of a heap", self.title()), &why))
     }
 
-    /// Makes this the thread's current device until the guard is dropped.
-    fn bind(&self) -> Result<Bound> {
-        let api = &self.runtime.api;
-        let mut current = 0;
-        // SAFETY: `current` receives the answer.
-        check("hipGetDevice", unsafe { (api.hipGetDevice)(&mut current) })?;
-        let previous = (current != self.ordinal).then_some(current);
-        if previous.is_some() {
-            // SAFETY: `ordinal` is the index of a device that the process sees.
-            check("hipSetDevice", unsafe { (api.hipSetDevice)(self.ordinal) })?;
-        }
-        Ok(Bound { api, previous, mode: None, thread: PhantomData })
-    }
-
-    /// [`Device::bind`] with the thread's capture mode relaxed, for runtime calls that affect no
-    /// captured work: while the guard lives, such calls do not break a capture of another thread in
-    /// global mode.
-    pub(super) fn bind_relaxed(&self) -> Result<Bound> {
-        let mut bound = self.bind()?;
-        let mut mode = api::CAPTURE_RELAXED;
-        // SAFETY: `mode` holds the new mode and receives the old one.
-        let code = unsafe { (bound.api.hipThreadExchangeStreamCaptureMode)(&mut mode) };
-        check("hipThreadExchangeStreamCaptureMode", code)?;
-        bound.mode = Some(mode);
-        Ok(bound)
+    pub(super) fn api(&self) -> &'static Api {
+        &self.runtime.api
     }
 
     /// Clears the runtime's last error of this thread, after an error that this code expected.
     /// Other code of the program may query the last error and must not see it.
     pub(super) fn forget_error(&self) {
         // SAFETY: the function has no parameters.
-        unsafe { (self.runtime.api.hipGetLastError)() };
+        unsafe { (self.api().hipGetLastError)() };
     }
 
     /// Whether kernels of this device can access memory of device `other`.
@@ -163,8 +139,7 @@ impl Device {
         }
         let mut can = 0;
         // SAFETY: `can` receives the answer.
-        let code =
-            unsafe { (self.runtime.api.hipDeviceCanAccessPeer)(&mut can, self.ordinal, other) };
+        let code = unsafe { (self.api().hipDeviceCanAccessPeer)(&mut can, self.ordinal, other) };
         check("hipDeviceCanAccessPeer", code)?;
         Ok(can != 0)
     }
@@ -175,8 +150,7 @@ impl Device {
         let mut owner = self.ordinal;
         let to = (&raw mut owner).cast::<c_void>();
         // SAFETY: the value of this attribute is a 4-byte integer.
-        let code =
-            unsafe { (self.runtime.api.hipPointerGetAttribute)(to, api::MEMORY_DEVICE, address) };
+        let code = unsafe { (self.api().hipPointerGetAttribute)(to, api::MEMORY_DEVICE, address) };
         if code == api::SUCCESS {
             return owner;
         }
@@ -199,7 +173,7 @@ impl Device {
         stream: RawStream,
         copy: impl Fn(&Api, usize, usize, RawStream) -> u32,
     ) -> Result<()> {
-        let api = &self.runtime.api;
+        let api = self.api();
         let pieces = |stream| {
             (0..bytes)
                 .step_by(PIECE)
@@ -232,8 +206,7 @@ impl Device {
         }
         let mut stream = RawStream::default();
         // SAFETY: `stream` receives the answer.
-        let code =
-            unsafe { (self.runtime.api.hipStreamCreateWithFlags)(&mut stream, api::NON_BLOCKING) };
+        let code = unsafe { (self.api().hipStreamCreateWithFlags)(&mut stream, api::NON_BLOCKING) };
         check("hipStreamCreateWithFlags", code)?;
         Ok(*made.insert(stream))
     }
@@ -245,7 +218,7 @@ impl Device {
         }
         let _bound = self.bind_relaxed()?;
         // SAFETY: `self` and `other` are devices of the process; the flags must be zero.
-        match unsafe { (self.runtime.api.hipDeviceEnablePeerAccess)(other, 0) } {
+        match unsafe { (self.api().hipDeviceEnablePeerAccess)(other, 0) } {
             api::ALREADY_ENABLED => {
                 self.forget_error();
                 Ok(())
@@ -336,31 +309,6 @@ fn small_copies_are_kernels(variable: Option<&str>) -> bool {
     variable.is_none_or(|text| text.trim() != "0")
 }
 
-/// Guard: the device is current on this thread until the guard is dropped.
-pub(super) struct Bound {
-    api: &'static Api,
-    /// Device that was current before; `None` if it was this one.
-    previous: Option<c_int>,
-    /// Capture mode that the thread had before; `None` if it was not changed.
-    mode: Option<u32>,
-    /// Makes the guard `!Send`, because the current device is per thread.
-    thread: PhantomData<*const ()>,
-}
-
-impl Drop for Bound {
-    fn drop(&mut self) {
-        if let Some(mode) = &mut self.mode {
-            // SAFETY: `mode` holds the thread's previous mode and receives the current one.
-            let code = unsafe { (self.api.hipThreadExchangeStreamCaptureMode)(mode) };
-            warn(check("hipThreadExchangeStreamCaptureMode", code));
-        }
-        if let Some(previous) = self.previous {
-            // SAFETY: the device was current on this thread before, so it exists.
-            warn(check("hipSetDevice", unsafe { (self.api.hipSetDevice)(previous) }));
-        }
-    }
-}
-
 impl Driver for Device {
     fn kind(&self) -> BackendKind {
         BackendKind::Hip
@@ -385,25 +333,38 @@ impl Driver for Device {
         self.uuid.clone()
     }
 
-    fn memory_info(&self) -> Result<(u64, u64)> {
-        let bound = self.bind_relaxed()?;
-        let (mut free, mut total) = (0, 0);
-        // SAFETY: `free` and `total` receive the answers.
-        let code = unsafe { (bound.api.hipMemGetInfo)(&mut free, &mut total) };
-        check("hipMemGetInfo", code)?;
-        Ok((free as u64, total as u64))
+    fn enter(&self) -> Result<Option<i32>> {
+        let mut current = 0;
+        // SAFETY: `current` receives the answer.
+        check("hipGetDevice", unsafe { (self.api().hipGetDevice)(&mut current) })?;
+        if current == self.ordinal {
+            return Ok(None);
+        }
+        // SAFETY: `ordinal` is the index of a device that the process sees.
+        check("hipSetDevice", unsafe { (self.api().hipSetDevice)(self.ordinal) })?;
+        Ok(Some(current))
     }
 
-    fn make_current(&self, relaxed: bool) -> Result<Before> {
-        let bound = if relaxed { self.bind_relaxed() } else { self.bind() }?;
-        let before = Before { device: bound.previous, mode: bound.mode };
-        // `restore` recreates the guard, so it must not be dropped here.
-        std::mem::forget(bound);
-        Ok(before)
+    fn leave(&self, previous: i32) -> Result<()> {
+        // SAFETY: the device was current on this thread before, so it exists.
+        check("hipSetDevice", unsafe { (self.api().hipSetDevice)(previous) })
     }
 
-    fn restore(&self, Before { device: previous, mode }: Before) {
-        drop(Bound { api: &self.runtime.api, previous, mode, thread: PhantomData });
+    common_calls! {
+        exchange_capture_mode(api::CAPTURE_RELAXED):
+            hipThreadExchangeStreamCaptureMode as "hipThreadExchangeStreamCaptureMode",
+        memory_info: hipMemGetInfo as "hipMemGetInfo",
+        destroy_stream: hipStreamDestroy as "hipStreamDestroy",
+        capture_of: hipStreamGetCaptureInfo_v2 as "hipStreamGetCaptureInfo",
+        sync_stream: hipStreamSynchronize as "hipStreamSynchronize",
+        destroy_event: hipEventDestroy as "hipEventDestroy",
+        record: hipEventRecord as "hipEventRecord",
+        wait_for: hipStreamWaitEvent as "hipStreamWaitEvent",
+        sync_event: hipEventSynchronize as "hipEventSynchronize",
+        pinned_address: hipHostGetDevicePointer as "hipHostGetDevicePointer",
+        resources: hipFuncGetAttribute as "hipFuncGetAttribute",
+        resident: hipModuleOccupancyMaxActiveBlocksPerMultiprocessor
+            as "hipModuleOccupancyMaxActiveBlocksPerMultiprocessor",
     }
 
     fn shared_by(&self, ranks: u32) {
@@ -428,12 +389,12 @@ impl Driver for Device {
     }
 
     fn create_stream(&self) -> Result<RawStream> {
-        let bound = self.bind_relaxed()?;
+        let _bound = self.bind_relaxed()?;
         let mut stream = RawStream::default();
         let mask = all_units(self.multiprocessors);
         // SAFETY: `stream` receives the answer; the mask has the number of words that is passed.
         let code = unsafe {
-            (bound.api.hipExtStreamCreateWithCUMask)(&mut stream, mask.len() as u32, mask.as_ptr())
+            (self.api().hipExtStreamCreateWithCUMask)(&mut stream, mask.len() as u32, mask.as_ptr())
         };
         let Err(error) = check("hipExtStreamCreateWithCUMask", code) else { return Ok(stream) };
         self.forget_error();
@@ -447,15 +408,9 @@ impl Driver for Device {
             }
         }
         // SAFETY: `stream` receives the answer.
-        let code = unsafe { (bound.api.hipStreamCreateWithFlags)(&mut stream, api::NON_BLOCKING) };
+        let code = unsafe { (self.api().hipStreamCreateWithFlags)(&mut stream, api::NON_BLOCKING) };
         check("hipStreamCreateWithFlags", code)?;
         Ok(stream)
-    }
-
-    unsafe fn destroy_stream(&self, stream: RawStream) -> Result<()> {
-        let bound = self.bind_relaxed()?;
-        // SAFETY: the caller guarantees that the stream is alive and not used afterwards.
-        check("hipStreamDestroy", unsafe { (bound.api.hipStreamDestroy)(stream) })
     }
 
     unsafe fn use_first(&self, _: RawStream) -> Result<()> {
@@ -465,7 +420,7 @@ impl Driver for Device {
     }
 
     unsafe fn owns(&self, stream: RawStream) -> Result<bool> {
-        let Some(get) = self.runtime.api.hipStreamGetDevice else {
+        let Some(get) = self.api().hipStreamGetDevice else {
             let why = "this release of HIP does not report a stream's device: use 5.6 or later";
             return Err(unsupported("a stream of the caller's", why));
         };
@@ -476,35 +431,10 @@ impl Driver for Device {
         Ok(device == self.ordinal)
     }
 
-    unsafe fn capture_of(&self, stream: RawStream) -> Result<Option<u64>> {
-        let bound = self.bind()?;
-        let (mut status, mut id) = (api::CAPTURE_NONE, 0);
-        // SAFETY: the caller guarantees that the stream is alive; status and id receive the
-        // answers; the other pointers may be null.
-        let code = unsafe {
-            (bound.api.hipStreamGetCaptureInfo_v2)(
-                stream,
-                &mut status,
-                &mut id,
-                null_mut(),
-                null_mut(),
-                null_mut(),
-            )
-        };
-        check("hipStreamGetCaptureInfo", code)?;
-        Ok((status != api::CAPTURE_NONE).then_some(id))
-    }
-
-    unsafe fn sync_stream(&self, stream: RawStream) -> Result<()> {
-        let bound = self.bind_relaxed()?;
-        // SAFETY: the stream is alive, by the contract of this function.
-        check("hipStreamSynchronize", unsafe { (bound.api.hipStreamSynchronize)(stream) })
-    }
-
     unsafe fn stream_is_done(&self, stream: RawStream) -> bool {
-        let Ok(bound) = self.bind_relaxed() else { return false };
+        let Ok(_bound) = self.bind_relaxed() else { return false };
         // SAFETY: the stream is alive, by the contract of this function.
-        let code = unsafe { (bound.api.hipStreamQuery)(stream) };
+        let code = unsafe { (self.api().hipStreamQuery)(stream) };
         if code == api::NOT_READY {
             self.forget_error();
         }
@@ -512,39 +442,21 @@ impl Driver for Device {
     }
 
     fn create_event(&self) -> Result<RawEvent> {
-        let bound = self.bind_relaxed()?;
+        let _bound = self.bind_relaxed()?;
         let mut event = RawEvent::default();
         // The flag is the default in the source of ROCm 6.2, but AMD's documentation of coherence
         // says that a release at system scope must be requested.
         let flags = api::NO_TIMING | api::RELEASE_TO_SYSTEM;
         // SAFETY: `event` receives the answer.
-        let code = unsafe { (bound.api.hipEventCreateWithFlags)(&mut event, flags) };
+        let code = unsafe { (self.api().hipEventCreateWithFlags)(&mut event, flags) };
         check("hipEventCreateWithFlags", code)?;
         Ok(event)
     }
 
-    unsafe fn destroy_event(&self, event: RawEvent) -> Result<()> {
-        let bound = self.bind_relaxed()?;
-        // SAFETY: the caller guarantees that the event is alive and not used afterwards.
-        check("hipEventDestroy", unsafe { (bound.api.hipEventDestroy)(event) })
-    }
-
-    unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
-        let bound = self.bind()?;
-        // SAFETY: event and stream are alive, by the contract of this function.
-        check("hipEventRecord", unsafe { (bound.api.hipEventRecord)(event, stream) })
-    }
-
-    unsafe fn wait_for(&self, event: RawEvent, stream: RawStream) -> Result<()> {
-        let bound = self.bind()?;
-        // SAFETY: event and stream are alive, by the contract of this function.
-        check("hipStreamWaitEvent", unsafe { (bound.api.hipStreamWaitEvent)(stream, event, 0) })
-    }
-
     unsafe fn event_is_done(&self, event: RawEvent) -> bool {
-        let Ok(bound) = self.bind_relaxed() else { return false };
+        let Ok(_bound) = self.bind_relaxed() else { return false };
         // SAFETY: the event is alive, by the contract of this function.
-        let code = unsafe { (bound.api.hipEventQuery)(event) };
+        let code = unsafe { (self.api().hipEventQuery)(event) };
         // A device error ends all work on the device, so the event is done. A captured event is not
         // done, because its work has not begun.
         let unfinished = [api::NOT_READY, api::CAPTURED].contains(&code);
@@ -554,31 +466,25 @@ impl Driver for Device {
         !unfinished
     }
 
-    unsafe fn sync_event(&self, event: RawEvent) -> Result<()> {
-        let bound = self.bind_relaxed()?;
-        // SAFETY: the event is alive, by the contract of this function.
-        check("hipEventSynchronize", unsafe { (bound.api.hipEventSynchronize)(event) })
-    }
-
     unsafe fn copy(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
-        let bound = self.bind()?;
+        let _bound = self.bind()?;
         // SAFETY: the caller guarantees that `bytes` bytes at `to` and at `from` are valid and that
         // the stream is alive.
         let code = unsafe {
-            (bound.api.hipMemcpyAsync)(to, from, bytes as usize, api::COPY_BY_ADDRESS, stream)
+            (self.api().hipMemcpyAsync)(to, from, bytes as usize, api::COPY_BY_ADDRESS, stream)
         };
         check("hipMemcpyAsync", code)
     }
 
     unsafe fn copy_lines(&self, copy: &DeviceCopy, stream: RawStream) -> Result<()> {
-        let bound = self.bind()?;
+        let _bound = self.bind()?;
         let &DeviceCopy { to, from, bytes, lines, strides, .. } = copy;
         let [to_pitch, from_pitch] = strides.map(|it| it as usize);
         let (bytes, lines) = (bytes as usize, lines as usize);
         // SAFETY: the caller guarantees that all lines of source and target are valid and that the
         // stream is alive.
         let code = unsafe {
-            let copy = bound.api.hipMemcpy2DAsync;
+            let copy = self.api().hipMemcpy2DAsync;
             copy(to, to_pitch, from, from_pitch, bytes, lines, api::COPY_BY_ADDRESS, stream)
         };
         check("hipMemcpy2DAsync", code)
@@ -607,12 +513,12 @@ impl Driver for Device {
     }
 
     unsafe fn fill(&self, to: u64, bytes: u64, value: u8, stream: RawStream) -> Result<()> {
-        let bound = self.bind_relaxed()?;
+        let _bound = self.bind_relaxed()?;
         if value != 0 {
             // SAFETY: the caller guarantees that `bytes` bytes at `to` are valid and that the
             // stream is alive.
             let code =
-                unsafe { (bound.api.hipMemsetAsync)(to, value.into(), bytes as usize, stream) };
+                unsafe { (self.api().hipMemsetAsync)(to, value.into(), bytes as usize, stream) };
             return check("hipMemsetAsync", code);
         }
         // Zeros are copied from the host, because a fill is a kernel, which needs free compute units.
@@ -621,7 +527,7 @@ impl Driver for Device {
             let from = ZEROS.as_ptr().cast::<c_void>();
             // SAFETY: the caller guarantees that the target is valid and the stream is alive; the
             // source is static.
-            let code = unsafe { (bound.api.hipMemcpyHtoDAsync)(to + at, from, count, stream) };
+            let code = unsafe { (self.api().hipMemcpyHtoDAsync)(to + at, from, count, stream) };
             check("hipMemcpyHtoDAsync", code)?;
         }
         Ok(())
@@ -629,24 +535,13 @@ impl Driver for Device {
 
     fn pin(&self, bytes: usize) -> Result<NonNull<u8>> {
         const FLAGS: u32 = api::HOST_PORTABLE | api::HOST_MAPPED | api::HOST_COHERENT;
-        let bound = self.bind_relaxed()?;
+        let _bound = self.bind_relaxed()?;
         let mut memory = null_mut();
         // SAFETY: `memory` receives the answer.
-        let code = unsafe { (bound.api.hipHostMalloc)(&mut memory, bytes, FLAGS) };
+        let code = unsafe { (self.api().hipHostMalloc)(&mut memory, bytes, FLAGS) };
         check("hipHostMalloc", code)?;
         NonNull::new(memory.cast::<u8>())
             .ok_or_else(|| Error::invalid("address of pinned memory", "null", "a page's"))
-    }
-
-    unsafe fn pinned_address(&self, host: NonNull<u8>) -> Result<u64> {
-        let bound = self.bind_relaxed()?;
-        let mut address = 0;
-        let host = host.as_ptr().cast::<c_void>();
-        // SAFETY: `address` receives the answer; the caller guarantees that `pin` returned the
-        // memory.
-        let code = unsafe { (bound.api.hipHostGetDevicePointer)(&mut address, host, 0) };
-        check("hipHostGetDevicePointer", code)?;
-        Ok(address)
     }
 
     fn load(&self, image: &[u8]) -> Result<RawModule> {
@@ -654,11 +549,11 @@ impl Driver for Device {
             let expected = "a code object, or a bundle of them";
             return Err(Error::invalid("image of a module", "something else", expected));
         }
-        let bound = self.bind_relaxed()?;
+        let _bound = self.bind_relaxed()?;
         let mut module = RawModule::default();
         let image = image.as_ptr().cast::<c_void>();
         // SAFETY: `module` receives the answer; the image's header gives its length.
-        check("hipModuleLoadData", unsafe { (bound.api.hipModuleLoadData)(&mut module, image) })?;
+        check("hipModuleLoadData", unsafe { (self.api().hipModuleLoadData)(&mut module, image) })?;
         Ok(module)
     }
 
@@ -668,7 +563,7 @@ impl Driver for Device {
         name: &CStr,
         shared_bytes: u32,
     ) -> Result<RawFunction> {
-        let bound = self.bind_relaxed()?;
+        let _bound = self.bind_relaxed()?;
         let shown = name.to_string_lossy();
         if shared_bytes > self.shared_bytes {
             let expected = format!("at most {} on {}", self.shared_bytes, self.title());
@@ -677,36 +572,9 @@ impl Driver for Device {
         let mut function = RawFunction::default();
         // SAFETY: `function` receives the answer; module and name are alive.
         let code =
-            unsafe { (bound.api.hipModuleGetFunction)(&mut function, module, name.as_ptr()) };
+            unsafe { (self.api().hipModuleGetFunction)(&mut function, module, name.as_ptr()) };
         check_for("hipModuleGetFunction", || format!("of {shown}"), code)?;
         Ok(function)
-    }
-
-    unsafe fn resources(&self, function: RawFunction) -> Result<(u32, u32)> {
-        let bound = self.bind_relaxed()?;
-        let attribute = |attribute| {
-            let mut value = 0;
-            // SAFETY: `value` receives the answer; the function is alive.
-            let code = unsafe { (bound.api.hipFuncGetAttribute)(&mut value, attribute, function) };
-            check("hipFuncGetAttribute", code).map(|()| value as u32)
-        };
-        Ok((attribute(api::REGISTERS)?, attribute(api::LOCAL_BYTES)?))
-    }
-
-    unsafe fn resident(&self, function: RawFunction, threads: u32, shared: u32) -> Result<u32> {
-        let bound = self.bind_relaxed()?;
-        let mut each = 0;
-        // SAFETY: `each` receives the answer; the function is alive.
-        let code = unsafe {
-            (bound.api.hipModuleOccupancyMaxActiveBlocksPerMultiprocessor)(
-                &mut each,
-                function,
-                threads as i32,
-                shared as usize,
-            )
-        };
-        check("hipModuleOccupancyMaxActiveBlocksPerMultiprocessor", code)?;
-        Ok(each as u32)
     }
 
     unsafe fn launch(
@@ -718,11 +586,11 @@ impl Driver for Device {
         stream: RawStream,
     ) -> Result<()> {
         let LaunchShape { groups, threads, shared_bytes, .. } = shape;
-        let bound = self.bind()?;
+        let _bound = self.bind()?;
         // SAFETY: the caller guarantees that the parameters match the kernel; the runtime copies
         // them before it returns; stream and function are alive and of this device.
         let code = unsafe {
-            (bound.api.hipModuleLaunchKernel)(
+            (self.api().hipModuleLaunchKernel)(
                 function,
                 groups,
                 1,

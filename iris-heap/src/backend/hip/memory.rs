@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::api::{self, Address, Handle, check, check_for};
 use super::device::Device;
 use crate::backend::Purpose;
-use crate::backend::gpu::{MemoryDriver, Region, Wanted, check_foreign, warn};
+use crate::backend::gpu::{Driver, MemoryDriver, Region, Wanted, check_foreign, warn};
 use crate::env;
 use crate::error::{Error, Result};
 use crate::util::unsupported;
@@ -79,7 +79,12 @@ impl MemoryDriver for Device {
         let _bound = self.bind_relaxed()?;
         let bytes = round(bytes)?;
         let address = self.take(bytes, caching)?;
-        Ok(Arc::new(HipRegion { device: self, address, bytes: bytes as u64, kind: Kind::Own }))
+        Ok(Arc::new(HipRegion {
+            device: self.clone(),
+            address,
+            bytes: bytes as u64,
+            kind: Kind::Own,
+        }))
     }
 
     fn import(self: Arc<Self>, _: OwnedFd, _: u64) -> Result<Arc<dyn Region>> {
@@ -97,15 +102,14 @@ impl MemoryDriver for Device {
         let mut address = 0;
         // SAFETY: `address` receives the answer; the runtime of the peer that owns the memory made
         // `handle`.
-        let code =
-            unsafe { (self.runtime.api.hipIpcOpenMemHandle)(&mut address, Handle(handle), flags) };
+        let code = unsafe { (self.api().hipIpcOpenMemHandle)(&mut address, Handle(handle), flags) };
         check("hipIpcOpenMemHandle", code)?;
-        Ok(Arc::new(HipRegion { device: self, address, bytes, kind: Kind::Opened }))
+        Ok(Arc::new(HipRegion { device: self.clone(), address, bytes, kind: Kind::Opened }))
     }
 
     fn foreign(self: Arc<Self>, address: u64, bytes: u64) -> Result<Arc<dyn Region>> {
         let _bound = self.bind_relaxed()?;
-        let api = &self.runtime.api;
+        let api = self.api();
         let attribute = |attribute| {
             let mut value = 0_i32;
             let to = (&raw mut value).cast::<c_void>();
@@ -143,7 +147,7 @@ impl Device {
     /// Allocates memory. Falls back from uncached to fine-grained memory if the release or the
     /// device lacks uncached memory; for words that peers poll there is no further fallback.
     fn take(&self, bytes: usize, caching: Caching) -> Result<Address> {
-        let api = &self.runtime.api;
+        let api = self.api();
         let with = |flags: u32, what: &str| {
             let mut address = 0;
             // SAFETY: `address` receives the answer.
@@ -196,8 +200,7 @@ impl Region for HipRegion {
         let _bound = self.device.bind_relaxed()?;
         let mut handle = Handle([0; 64]);
         // SAFETY: `handle` receives the answer; the memory belongs to this process.
-        let code =
-            unsafe { (self.device.runtime.api.hipIpcGetMemHandle)(&mut handle, self.address) };
+        let code = unsafe { (self.device.api().hipIpcGetMemHandle)(&mut handle, self.address) };
         check("hipIpcGetMemHandle", code)?;
         Ok(handle.0.to_vec())
     }
@@ -221,7 +224,7 @@ impl Drop for HipRegion {
         if let Err(error) = bound {
             return warn(Err(error));
         }
-        let api = &self.device.runtime.api;
+        let api = self.device.api();
         match self.kind {
             Kind::Own => {
                 // SAFETY: `take` allocated the memory, and every user of its addresses holds the

@@ -14,7 +14,6 @@ fn copied_on(calls: &[String]) -> u64 {
 
 /// Enqueues two copies beside `stream`; returns the number of the copy stream, and the logged
 /// calls.
-#[allow(unsafe_code, reason = "copies between addresses that nobody looks at")]
 fn copies(fake: &Fake, gpu: &Gpu, stream: &Stream) -> (u64, Vec<String>) {
     fake.taken();
     // SAFETY: the fake driver copies nothing.
@@ -78,7 +77,6 @@ fn those_of_a_capture_have_a_stream_that_no_other_call_uses() {
 /// Tests that an event is recorded between data and signal on devices that need that, and that such
 /// devices allow no signals in captures, because a graph has no node for the record.
 #[test]
-#[allow(unsafe_code, reason = "copies between addresses that nobody looks at")]
 fn a_signal_stands_behind_a_record_and_in_no_capture() {
     let fake = Arc::new(Fake::default());
     assert!(!fake.kind().traits().copies_in_order);
@@ -100,7 +98,6 @@ fn a_signal_stands_behind_a_record_and_in_no_capture() {
 /// Tests that a join after a failed copy still waits for the copies that were enqueued before the
 /// failure.
 #[test]
-#[allow(unsafe_code, reason = "copies between addresses that nobody looks at")]
 fn copies_that_fail_are_joined() {
     let fake = Arc::new(Fake::default());
     let gpu = Gpu::new(fake.clone(), true, false).unwrap();
@@ -117,7 +114,6 @@ fn copies_that_fail_are_joined() {
 /// Tests that a join does not wait for an event that was never recorded, or was recorded in another
 /// capture.
 #[test]
-#[allow(unsafe_code, reason = "copies between addresses that nobody looks at")]
 fn where_nothing_was_copied_nothing_is_waited_for() {
     let fake = Arc::new(Fake::default());
     let gpu = Gpu::new(fake.clone(), true, false).unwrap();

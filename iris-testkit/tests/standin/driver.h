@@ -1,0 +1,118 @@
+// Driver functions that CUDA and HIP have alike; STANDIN_HIP says whose names they get.
+#ifndef STANDIN_DRIVER_H
+#define STANDIN_DRIVER_H
+
+#include "core.h"
+
+/// FUNCTION makes a function's name of the part after the vendor's prefix, SECOND that of a
+/// function of which CUDA has a second version; NAME is the text in logs.
+#ifdef STANDIN_HIP
+#define FUNCTION(name) hip##name
+#define SECOND(name) hip##name
+#define NAME(name) "hip" #name
+#else
+#define FUNCTION(name) cu##name
+#define SECOND(name) cu##name##_v2
+#define NAME(name) "cu" #name
+#endif
+
+/// First statement of each driver function: counts the call, and returns an error if a test asked
+/// for this call to fail.
+#define ENTER(name)                                                                                                    \
+    if (is_to_fail(NAME(name), false)) return LAUNCH_FAILED
+
+using namespace standin;
+using Address = u64;
+
+extern "C" {
+
+Error FUNCTION(DeviceGetName)(char* name, int length, int) {
+    std::snprintf(name, static_cast<std::size_t>(length), "stand-in");
+    return SUCCESS;
+}
+Error FUNCTION(DeviceCanAccessPeer)(int* can, int, int) {
+    *can = 1;
+    return SUCCESS;
+}
+Error FUNCTION(ThreadExchangeStreamCaptureMode)(u32* mode) {
+    if (*mode > 2) return INVALID_VALUE;
+    std::swap(standin::rank.mode, *mode);
+    return SUCCESS;
+}
+
+Error SECOND(StreamDestroy)(Stream* stream) { return destroy(stream); }
+Error FUNCTION(StreamSynchronize)(Stream* stream) {
+    ENTER(StreamSynchronize);
+    host_waits(NAME(StreamSynchronize));
+    return finished(stream);
+}
+Error FUNCTION(StreamQuery)(Stream* stream) { return finished(stream); }
+Error FUNCTION(StreamWaitEvent)(Stream* stream, Event* event, u32 flags) {
+    return flags == 0 ? wait(NAME(StreamWaitEvent), stream, event) : INVALID_VALUE;
+}
+Error FUNCTION(StreamGetCaptureInfo_v2)(Stream* stream, u32* status, u64* id, void*, void*, void*) {
+    ENTER(StreamGetCaptureInfo_v2);
+    return capture_info(stream, status, id);
+}
+Error SECOND(StreamBeginCapture)(Stream* stream, u32 mode) { return begin_capture(stream, mode); }
+Error FUNCTION(StreamEndCapture)(Stream* stream, u64* graph) { return end_capture(stream, graph); }
+
+Error FUNCTION(EventRecord)(Event* event, Stream* stream) { return record(NAME(EventRecord), event, stream); }
+Error FUNCTION(EventQuery)(Event* event) { return event_finished(event); }
+Error FUNCTION(EventSynchronize)(Event* event) {
+    host_waits(NAME(EventSynchronize));
+    return event_finished(event);
+}
+Error SECOND(EventDestroy)(Event* event) { return destroy(event); }
+
+Error SECOND(MemcpyHtoDAsync)(Address to, const void* from, u64 bytes, Stream* stream) {
+    return copy(NAME(MemcpyHtoDAsync), stream, {to, 0, false}, {reinterpret_cast<u64>(from), 0, true}, bytes, 1);
+}
+Error SECOND(MemcpyDtoHAsync)(void* to, Address from, u64 bytes, Stream* stream) {
+    return copy(NAME(MemcpyDtoHAsync), stream, {reinterpret_cast<u64>(to), 0, true}, {from, 0, false}, bytes, 1);
+}
+Error SECOND(MemGetAddressRange)(Address* base, u64* bytes, Address address) {
+    std::lock_guard guard(lock);
+    const Memory* found = memory_at(address, 1);
+    if (found == nullptr) return NOT_FOUND;
+    *base = base_of(address), *bytes = found->bytes;
+    return SUCCESS;
+}
+Error FUNCTION(PointerGetAttribute)(void* data, u32 attribute, Address address) {
+    std::lock_guard guard(lock);
+    const Memory* found = memory_at(address, 1);
+    if (found == nullptr || (attribute != 2 && attribute != 9)) return INVALID_VALUE;
+    *static_cast<int*>(data) = attribute == 2 ? 2 : found->device;
+    return SUCCESS;
+}
+Error FUNCTION(IpcGetMemHandle)(Handle* handle, Address address) { return export_handle(handle, address); }
+Error FUNCTION(IpcCloseMemHandle)(Address address) {
+    std::lock_guard guard(lock);
+    return unmap(address, false);
+}
+
+Error FUNCTION(ModuleGetFunction)(Function** function, Module* module, const char* name) {
+    const auto found = module->image.kernels.find(name);
+    if (found == module->image.kernels.end()) return NOT_FOUND;
+    *function = new Function{module, &found->second};
+    return SUCCESS;
+}
+Error FUNCTION(FuncGetAttribute)(int* value, u32 attribute, Function*) {
+    *value = attribute == 4 ? 64 : 0;
+    return attribute == 3 || attribute == 4 ? SUCCESS : INVALID_VALUE;
+}
+}
+
+namespace standin {
+
+/// Loads an image for the current device.
+inline Error load(Module** module, const char* image) {
+    std::lock_guard guard(lock);
+    if (const Error code = check_apart()) return code;
+    *module = new Module{current, {}};
+    return read_image(image, (*module)->image) ? SUCCESS : INVALID_IMAGE;
+}
+
+} // namespace standin
+
+#endif
