@@ -4,7 +4,8 @@
 //! this crate want a heap, a plan and a workspace for each first.
 //!
 //! **Solution.** A [`Comm`] makes all of that once, in one collective step, and has one method for each collective. After
-//! that no host waits for another: calls are enqueued on the communicator's stream, and may be captured in graphs.
+//! that no host waits for another: calls are enqueued on the communicator's stream, and may be captured in graphs. On the CPU
+//! backend the world may have several nodes; other backends refuse it.
 //!
 //! ```
 //! use iris_heap::{BackendKind, World};
@@ -66,10 +67,10 @@ use iris_heap::{DType, Element, RawSlice, Stream, SymmetricHeap, World};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::kind::Op;
-use crate::operator::Operator;
+use crate::nodes::Operator;
 use crate::plan::Plan;
 use crate::ranks::Ranks;
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, outcome};
 use options::Plans;
 use stream::CommStream;
 
@@ -154,7 +155,8 @@ impl fmt::Debug for Comm {
 
 impl Comm {
     /// Opens a communicator of `world_size` processes or threads of this host that pass the same
-    /// `id`: collective. `stream` is a `BackendKind`, for a stream of the communicator's own, or,
+    /// `id`: collective. For ranks on several hosts, make a [`World`] and use [`Comm::from_world`].
+    /// `stream` is a `BackendKind`, for a stream of the communicator's own, or,
     /// with the feature `cudarc-0-19`, an `Arc<CudaStream>`.
     ///
     /// # Errors
@@ -239,15 +241,14 @@ impl Comm {
         let stream = stream.open(heap);
         let told =
             stream.as_ref().map(drop).map_err(|error| iris_heap::Error::other(error.clone()));
-        let told = heap.world().all_ok("communicator", told).map_err(Error::comm);
+        let told = heap.whole_world().all_ok("communicator", told).map_err(Error::comm);
         let stream = stream?;
         told?;
-        let workspace = Workspace::for_plans(heap, &plans.ranks_on_device())?;
-        let mut stage = [None; 2];
-        for slice in &mut stage {
-            *slice = Some(heap.alloc::<u8>(plans.stage as usize).map_err(Error::comm)?);
-        }
-        let [Some(sent), Some(got)] = stage else { unreachable!("both were allocated") };
+        let memory = Comm::memory(heap, plans);
+        // The memory is allocated by each node alone, so the nodes tell each other the outcome.
+        let told = heap.whole_world().all_ok("communicator", outcome(&memory));
+        let (workspace, stage) = memory?;
+        told.map_err(Error::comm)?;
         let operators = Operators {
             all_reduce: within(&workspace, &plans.all_reduce)?,
             reduce_scatter: within(&workspace, &plans.reduce_scatter)?,
@@ -256,21 +257,32 @@ impl Comm {
             broadcast: within(&workspace, &plans.broadcast)?,
             barrier: Operator::new(Op::Barrier, heap, &plans.barrier)?,
             workspace,
-            stage: [sent, got],
+            stage,
         };
         let heap = heap.clone();
         let operators = Mutex::new(Some(operators));
         Ok(Self { heap, owned: None, owns_heap: false, stream, operators })
     }
 
-    /// Index of this rank, from 0.
-    pub fn rank(&self) -> usize {
-        self.heap.rank()
+    /// Allocates the workspace, and the send and receive buffers for types with an alignment of
+    /// one byte: collective over the ranks of this node.
+    #[track_caller]
+    fn memory(heap: &Arc<SymmetricHeap>, plans: &Plans) -> Result<(Arc<Workspace>, [RawSlice; 2])> {
+        let workspace = Workspace::for_plans(heap, &plans.ranks_on_device())?;
+        let bytes = plans.stage as usize;
+        let sent = heap.alloc::<u8>(bytes).map_err(Error::comm)?;
+        let got = heap.alloc::<u8>(bytes).map_err(Error::comm)?;
+        Ok((workspace, [sent.raw(), got.raw()]))
     }
 
-    /// Number of ranks.
+    /// Index of this rank, from 0; node by node if the ranks are on several nodes.
+    pub fn rank(&self) -> usize {
+        self.heap.whole_world().rank()
+    }
+
+    /// Number of ranks, on all nodes.
     pub fn world_size(&self) -> usize {
-        self.heap.size()
+        self.heap.whole_world().size()
     }
 
     /// Stream on which the communicator enqueues its calls.

@@ -1,6 +1,7 @@
 //! Workspace: the memory in which ops exchange tiles, and the words that order it. It belongs to
 //! one op, or is shared by several whose calls run one after the other.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use iris_heap::{DevWords, RawSlice, Request as Block, Segment, SymmetricHeap};
@@ -11,6 +12,7 @@ use crate::error::{Error, InOp, Result};
 use crate::kind::Op;
 use crate::needs::{Area, Extent};
 use crate::plan::Plan;
+use crate::plan::composed;
 
 /// Memory and words that several operators of a heap can share instead of each having its own. It
 /// is as large as the largest of them needs.
@@ -49,6 +51,9 @@ pub struct Workspace {
     data: Vec<(Area, RawSlice)>,
     words: DevWords,
     channel: Channel,
+    /// Memory for the steps between nodes. Operators can share it, because calls over several nodes
+    /// run one after the other.
+    between_nodes: BTreeMap<composed::Area, RawSlice>,
 }
 
 /// Error of [`Workspace::free`]; returns the workspace. `?` converts it into [`enum@Error`].
@@ -76,6 +81,7 @@ impl Workspace {
     /// first call.
     #[track_caller]
     pub fn for_plans(heap: &Arc<SymmetricHeap>, plans: &[&Plan]) -> Result<Arc<Workspace>> {
+        let areas = composed::largest_areas(plans);
         // An operator over several nodes consists of several operators of this node.
         let plans: Vec<&Plan> = plans.iter().flat_map(|plan| plan.parts()).collect();
         let plans = &plans[..];
@@ -89,7 +95,18 @@ impl Workspace {
         });
         let all_ok = world.all_ok("workspace", outcome(&checked)).in_op(first.op());
         checked.and(all_ok)?;
-        Workspace::make(heap, plans, Workspace::prepare_words).map(Arc::new)
+        let mut workspace = Workspace::make(heap, plans, Workspace::prepare_words)?;
+        // No closure is used here, because a collective call reports its caller's source location.
+        match composed::alloc_areas(heap, first.op(), &areas) {
+            Ok(slices) => workspace.between_nodes = slices,
+            Err(error) => {
+                if let Err(error) = workspace.give_back(&[]) {
+                    tracing::warn!(rank = heap.rank(), %error, "the memory of a workspace could not be freed");
+                }
+                return Err(error);
+            }
+        }
+        Ok(Arc::new(workspace))
     }
 
     /// Makes a workspace for plans that ranks have already compared. Collective. Either all ranks
@@ -133,6 +150,7 @@ impl Workspace {
             data: areas.zip(slices[1..].iter().copied()).collect(),
             words,
             channel: Channel::default(),
+            between_nodes: BTreeMap::new(),
         };
         let prepared = workspace.lay_out(&sequence).and_then(|channel| {
             workspace.channel = channel;
@@ -216,15 +234,23 @@ impl Workspace {
     /// Checks that an op of this plan fits the workspace and has the same number of the first call.
     pub(crate) fn check(&self, plan: &Plan) -> Result<()> {
         if !self.extent.holds(plan.extent()) {
-            return Err(Error::Invalid {
-                op: plan.op().into(),
-                what: "workspace".into(),
-                value: "too small".into(),
-                expected: "a workspace made for this plan: pass the plan to Workspace::for_plans"
-                    .into(),
-            });
+            return Err(too_small(plan));
         }
         can_share(plan, self.first_call)
+    }
+
+    /// Memory for the steps between nodes of an operator of `plan`, which has the areas `needed`
+    /// with their sizes in bytes.
+    pub(crate) fn areas_for(
+        &self,
+        plan: &Plan,
+        needed: &BTreeMap<composed::Area, u64>,
+    ) -> Result<BTreeMap<composed::Area, RawSlice>> {
+        let area = |(&area, &bytes): (&composed::Area, &u64)| {
+            let found = self.between_nodes.get(&area).filter(|slice| slice.bytes() >= bytes);
+            found.map(|&slice| (area, slice)).ok_or_else(|| too_small(plan))
+        };
+        needed.iter().map(area).collect()
     }
 
     /// Frees the workspace. Collective; waits for the streams of the heap. Free or drop the
@@ -260,10 +286,21 @@ impl Workspace {
     #[track_caller]
     pub(crate) fn give_back(&self, others: &[RawSlice]) -> Result<()> {
         let own = self.data.iter().map(|&(_, slice)| slice);
+        let own = own.chain(self.between_nodes.values().copied());
         let all: Vec<_> =
             std::iter::once(self.signal).chain(own).chain(others.iter().copied()).collect();
         self.heap.free_many(&all).in_op(self.op)?;
         self.heap.free_device_words(self.words).in_op(self.op)
+    }
+}
+
+/// Error for a workspace that an op of this plan does not fit.
+fn too_small(plan: &Plan) -> Error {
+    Error::Invalid {
+        op: plan.op().into(),
+        what: "workspace".into(),
+        value: "too small".into(),
+        expected: "a workspace made for this plan: pass the plan to Workspace::for_plans".into(),
     }
 }
 

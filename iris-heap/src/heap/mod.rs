@@ -461,6 +461,10 @@ impl SymmetricHeap {
         if let Ok(outcomes) = &outcome {
             self.world.note_returned(check_refusals("close heap", outcomes))?;
         }
+        if self.nodes.get().is_some() {
+            // Enqueued steps between nodes read and write the heap, which a closed heap refuses.
+            self.finish_streams();
+        }
         self.state_mut().closed = true;
         self.backend.refuse_work();
         self.finish_streams();

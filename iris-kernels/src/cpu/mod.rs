@@ -156,8 +156,13 @@ fn local(launch: &Launch<'_, Words<'_>>, grid: Grid, mut partial: Partial<'_>) -
     for tile in (launch.index..grid.tiles()).step_by(launch.count as usize) {
         launch.m.begin(Span::Gemm, tile);
         let area = grid.tile(tile);
-        partial.produce(area);
-        partial.finish(area);
+        if partial.is_copy() {
+            let args = partial.args;
+            view::copy(&args.a, area, &args.c, area, &mut partial.scratch);
+        } else {
+            partial.produce(area);
+            partial.finish(area);
+        }
         launch.m.end(Span::Gemm);
     }
     Ok(())

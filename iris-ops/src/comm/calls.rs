@@ -10,7 +10,7 @@ use crate::args::Matrices;
 use crate::error::{Error, InOp, Result};
 use crate::kind::Op;
 use crate::matrix::MatRef;
-use crate::operator::Operator;
+use crate::nodes::Operator;
 
 impl Comm {
     /// Sums `input` over ranks into `output` on all ranks, with the same bits everywhere. Both have

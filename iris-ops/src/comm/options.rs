@@ -10,6 +10,7 @@ use crate::needs::{Extent, OWN_WORDS};
 use crate::ops;
 use crate::options::Request;
 use crate::plan::Plan;
+use crate::plan::composed::{area_bytes, largest_areas};
 use crate::ranks::Ranks;
 
 /// Element types that can be summed.
@@ -24,6 +25,10 @@ const STAGE_BYTES: u64 = 1 << 20;
 
 /// Smallest value that [`Options::max_bytes`] accepts.
 const LEAST_BYTES: u64 = 4096;
+
+/// Smallest value that [`Options::max_bytes`] accepts for each rank of the world. A part of a
+/// message is then at least some words long.
+const LEAST_BYTES_OF_RANK: u64 = 64;
 
 /// Sizes of a [`Comm`](super::Comm).
 ///
@@ -68,7 +73,8 @@ impl Options {
         Self::default()
     }
 
-    /// Sets the maximum message size of one launch in bytes, at least 4096. The size of a message
+    /// Sets the maximum message size of one launch in bytes, at least 4096 and at least 64 for each
+    /// rank. The size of a message
     /// is the larger of a rank's input and output.
     #[must_use]
     pub fn max_bytes(self, bytes: u64) -> Self {
@@ -136,8 +142,9 @@ impl Options {
     pub(super) fn plans(&self, ranks: Ranks) -> Result<Plans> {
         let Self { max_bytes, sums, .. } = self;
         let max_bytes = *max_bytes;
-        if max_bytes < LEAST_BYTES {
-            let (value, expected) = (max_bytes.to_string(), format!("at least {LEAST_BYTES}"));
+        let least = LEAST_BYTES.max(LEAST_BYTES_OF_RANK * ranks.size as u64);
+        if max_bytes < least {
+            let (value, expected) = (max_bytes.to_string(), format!("at least {least}"));
             return Err(Error::Invalid {
                 op: Op::AllReduce.into(),
                 what: "max_bytes".into(),
@@ -194,6 +201,8 @@ impl Plans {
 
     fn footprint(&self) -> Footprint {
         let (sharing, barrier) = (self.ranks_on_device(), &self.barrier);
+        let areas = area_bytes(&largest_areas(&sharing));
+        let sharing: Vec<&Plan> = sharing.into_iter().flat_map(Plan::parts).collect();
         let extent = sharing.iter().map(|plan| plan.extent()).reduce(Extent::max);
         let extent = extent.unwrap_or_default();
         let aligned = |bytes: u64| bytes.next_multiple_of(ALIGNMENT);
@@ -201,7 +210,7 @@ impl Plans {
         let words = |words: usize| (words as u64).next_multiple_of(line);
         let data = extent.data_blocks().into_iter().map(|(_, bytes)| aligned(bytes)).sum::<u64>();
         Footprint {
-            data_bytes: data + barrier.data_bytes() + 2 * aligned(self.stage),
+            data_bytes: data + areas + barrier.data_bytes() + 2 * aligned(self.stage),
             signal_bytes: aligned(extent.signal_bytes()) + barrier.signal_bytes(),
             // Words of each operator, and one cache line for the word that counts calls.
             device_words: words(extent.device_words())

@@ -421,10 +421,15 @@ impl Calling<'_> {
             let rows = plan.rows_of_node(other, self.call.m);
             let to = self.slot(Area::Send, (other, slot), dtype, (rows.len(), n))?;
             let from = a.some_rows(rows.clone());
-            // In a message of elements, the part is copied as a matrix of one row.
-            let as_row =
-                |matrix: MatRef| if elements { matrix.in_rows(1, rows.len() * n) } else { matrix };
-            self.copy(Role::Copy, as_row(from), as_row(to))?;
+            if !elements {
+                self.copy(Role::Copy, from, to)?;
+                continue;
+            }
+            // In a message of elements, each part is copied alone, because parts may have a distance.
+            for part in 0..rows.len() {
+                let part = |matrix: MatRef| matrix.some_rows(part..part + 1).in_rows(1, n);
+                self.copy(Role::Copy, part(from), part(to))?;
+            }
         }
         let bytes = self.nodes() as u64 * slot;
         let (from, to) = (self.area(Area::Send, 0..bytes)?, self.area(Area::Receive, 0..bytes)?);
@@ -450,12 +455,12 @@ impl Calling<'_> {
         // All ranks of the node issue the same calls; the copy is empty on all ranks except the
         // root.
         self.copy(Role::Copy, self.call.matrices.a.unwrap_or(staged), staged)?;
-        let mut a = None;
-        if self.op.heap.rank() == root {
-            let end = self.step(Exchange::Broadcast { root: from_node }, block, block)?;
-            self.wait(&end)?;
-            a = Some(staged);
-        }
+        // The ranks beside the root exchange no data, but compare their calls with the other nodes.
+        let has = self.op.heap.rank() == root;
+        let block = if has { block } else { self.area(Area::Receive, 0..0)? };
+        let end = self.step(Exchange::Broadcast { root: from_node }, block, block)?;
+        self.wait(&end)?;
+        let a = has.then_some(staged);
         self.part(Role::Main, Matrices { a, c: Some(c), root: Some(root), ..Matrices::default() })
     }
 

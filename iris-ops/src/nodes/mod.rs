@@ -16,7 +16,7 @@ pub use forecast::Forecast;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use iris_heap::{RawSlice, Request as Block, Segment, Stream, SymmetricHeap, World};
+use iris_heap::{RawSlice, Stream, SymmetricHeap, World};
 use iris_kernels::args::TileView;
 use iris_kernels::trace::TraceSpan;
 
@@ -27,7 +27,7 @@ use crate::kind::Op;
 use crate::operand::sealed::MatrixArg;
 use crate::operator;
 use crate::plan::Plan;
-use crate::plan::composed::{Area, Role};
+use crate::plan::composed::{Area, Role, alloc_areas};
 use crate::workspace::{Workspace, outcome};
 use fabric::{Engine, Fabric, Sockets};
 
@@ -47,6 +47,8 @@ pub(crate) struct Composite {
     plan: Plan,
     parts: BTreeMap<Role, operator::Operator>,
     areas: BTreeMap<Area, RawSlice>,
+    /// Whether the areas belong to a workspace, which frees them.
+    shares_areas: bool,
     fabric: Arc<dyn Fabric>,
     /// Hash of the plan's properties that all ranks must agree on.
     digest: u64,
@@ -182,7 +184,8 @@ impl Composite {
             (Ok((parts, areas)), Err(error)) => {
                 // Closing is collective: either all ranks of this node are here, or the world is
                 // broken anyway.
-                if let Err(error) = give_back(heap, op, parts, &areas) {
+                let own = if workspace.is_some() { BTreeMap::new() } else { areas };
+                if let Err(error) = give_back(heap, op, parts, &own) {
                     tracing::warn!(%op, rank = heap.rank(), %error, "memory is not given back");
                 }
                 return Err(error);
@@ -197,6 +200,7 @@ impl Composite {
             plan,
             parts,
             areas,
+            shares_areas: workspace.is_some(),
             fabric,
             digest,
             #[cfg(test)]
@@ -215,10 +219,10 @@ impl Composite {
     ) -> Result<(BTreeMap<Role, operator::Operator>, BTreeMap<Area, RawSlice>)> {
         let op = plan.op();
         let Some(composed) = plan.composed() else { return Err(other_world(op, heap, plan)) };
-        let block = |(area, &bytes): (&Area, &u64)| Block::new(Segment::Data, bytes, area.name());
-        let blocks: Vec<_> = composed.areas.iter().map(block).collect();
-        let slices = heap.alloc_many(op.name(), &blocks).in_op(op)?;
-        let areas: BTreeMap<_, _> = composed.areas.keys().copied().zip(slices).collect();
+        let areas = match workspace {
+            Some(workspace) => workspace.areas_for(plan, &composed.areas)?,
+            None => alloc_areas(heap, op, &composed.areas)?,
+        };
         let mut parts = BTreeMap::new();
         for (&role, part) in &composed.parts {
             let made = match workspace {
@@ -228,7 +232,8 @@ impl Composite {
             match made {
                 Ok(made) => drop(parts.insert(role, made)),
                 Err(error) => {
-                    if let Err(error) = give_back(heap, op, parts, &areas) {
+                    let own = if workspace.is_some() { BTreeMap::new() } else { areas };
+                    if let Err(error) = give_back(heap, op, parts, &own) {
                         tracing::warn!(%op, rank = heap.rank(), %error, "memory is not given back");
                     }
                     return Err(error);
@@ -240,7 +245,8 @@ impl Composite {
 
     #[track_caller]
     fn free(self) -> Result<()> {
-        give_back(&self.heap, self.plan.op(), self.parts, &self.areas)
+        let own = if self.shares_areas { BTreeMap::new() } else { self.areas };
+        give_back(&self.heap, self.plan.op(), self.parts, &own)
     }
 }
 
@@ -274,6 +280,9 @@ fn give_back(
 ) -> Result<()> {
     for part in parts.into_values() {
         part.free()?;
+    }
+    if areas.is_empty() {
+        return Ok(());
     }
     heap.free_many(&areas.values().copied().collect::<Vec<_>>()).in_op(op)
 }

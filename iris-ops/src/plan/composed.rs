@@ -13,10 +13,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Once};
 
-use iris_heap::{ALIGNMENT, DType};
+use iris_heap::{ALIGNMENT, DType, RawSlice, Request as Block, Segment, SymmetricHeap};
 
 use super::Plan;
-use crate::error::{Error, Result};
+use crate::error::{Error, InOp, Result};
 use crate::kind::{Op, Variant};
 use crate::options::{Epilogue, Request, Shard, TileShape};
 use crate::programs::LOCAL;
@@ -137,9 +137,41 @@ impl Composed {
     }
 
     pub(super) fn data_bytes(&self) -> u64 {
-        let areas = self.areas.values().map(|bytes| bytes.next_multiple_of(ALIGNMENT));
-        areas.fold(self.sum(Plan::data_bytes), u64::saturating_add)
+        self.sum(Plan::data_bytes).saturating_add(area_bytes(&self.areas))
     }
+}
+
+/// Size in bytes of each area that any of these plans has: the largest of the plans' sizes.
+pub(crate) fn largest_areas(plans: &[&Plan]) -> BTreeMap<Area, u64> {
+    let mut largest = BTreeMap::new();
+    let areas = plans.iter().filter_map(|plan| plan.composed()).flat_map(|it| &it.areas);
+    for (&area, &bytes) in areas {
+        let size: &mut u64 = largest.entry(area).or_default();
+        *size = bytes.max(*size);
+    }
+    largest
+}
+
+/// Size in bytes of areas in the data segment, padding included.
+pub(crate) fn area_bytes(areas: &BTreeMap<Area, u64>) -> u64 {
+    let padded = areas.values().map(|bytes| bytes.next_multiple_of(ALIGNMENT));
+    padded.fold(0, u64::saturating_add)
+}
+
+/// Allocates areas of these sizes in bytes: collective over the ranks of this node.
+#[track_caller]
+pub(crate) fn alloc_areas(
+    heap: &SymmetricHeap,
+    op: Op,
+    areas: &BTreeMap<Area, u64>,
+) -> Result<BTreeMap<Area, RawSlice>> {
+    if areas.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let block = |(area, &bytes): (&Area, &u64)| Block::new(Segment::Data, bytes, area.name());
+    let blocks: Vec<_> = areas.iter().map(block).collect();
+    let slices = heap.alloc_many(op.name(), &blocks).in_op(op)?;
+    Ok(areas.keys().copied().zip(slices).collect())
 }
 
 /// Builder of the parts of an operator over several nodes.
@@ -350,8 +382,8 @@ impl Maker<'_> {
             }
             Op::AllToAll => {
                 self.main(request.row, (of_node, n, 0), |_| ())?;
-                let (rows, cols) = if elements { (1, of_node * n) } else { (of_node, n) };
-                self.copy((rows, cols), dtype, dtype)?;
+                let rows = if elements { 1 } else { of_node };
+                self.copy((rows, n), dtype, dtype)?;
                 self.area(Area::Send, slots(of_node, n, dtype));
                 self.area(Area::Receive, slots(of_node, n, dtype));
                 Ok(())
