@@ -59,6 +59,7 @@ mod hooks;
 pub mod ll;
 pub mod loom_memory;
 pub mod mutants;
+pub mod nodes;
 pub mod ops;
 pub mod primitives;
 #[cfg(feature = "checks")]

@@ -9,6 +9,7 @@ use iris_sync::barrier::Members;
 
 use crate::ll::{self, Pattern};
 use crate::mutants::{Engine, run};
+use crate::nodes::{self, Handover, Room};
 use crate::ops::{self, Accumulate};
 use crate::schedule::Shape;
 use crate::{Report, Rules, Scenario, primitives};
@@ -164,6 +165,11 @@ pub fn catalogue(full: bool) -> Vec<Model> {
     for (name, spread) in [("ll, rows", false), ("ll, spread rows", true)] {
         let rows = ll::exchange_rows(2, 3, true, spread).threads(2).groups(&[2, 1]);
         add(name, 2, rows, Engine::Random(runs));
+    }
+    add("nodes, composition", 2, nodes::composition(2, 3, Handover::Right), Engine::Search);
+    add("nodes, composition", 3, nodes::composition(3, 3, Handover::Right), Engine::Random(runs));
+    for room in [Room::Left, Room::InTurn] {
+        add("nodes, residency", 4, nodes::residency(room), Engine::Search);
     }
     let tiles = |calls| ll::exchange_tiles(2, calls, 3).threads(2).groups(&[2, 2]);
     add("ll, tiles", 2, tiles(3), Engine::Random(runs));

@@ -8,6 +8,7 @@
 use iris_sync::barrier::Members;
 use iris_sync::{Access, FaultKind, Order, RESTAMP_PERIOD, Scope};
 
+use crate::nodes::{self, Handover, Room};
 use crate::ops::{self, Accumulate, Beside};
 use crate::{Change, Check, Compare, Kind, Place, Scenario, primitives};
 use mutant::mutant;
@@ -32,6 +33,7 @@ pub fn all() -> Vec<Mutant> {
     all.extend(barriers());
     all.extend(given_up());
     all.extend(kernels_beside());
+    all.extend(several_nodes());
     all.extend(ll::all());
     all
 }
@@ -322,6 +324,28 @@ fn kernels_beside() -> Vec<Mutant> {
     vec![
         beside("beside-own-number", Beside::OwnNumber, Check::Race),
         beside("beside-not-awaited", Beside::NotAwaited, Check::Race),
+    ]
+}
+
+/// Mutants of operators over several nodes.
+fn several_nodes() -> Vec<Mutant> {
+    let in_scenario = |name, scenario, expected, engine| {
+        let mut mutant = mutant(name, scenario, [], expected).by(engine);
+        mutant.in_scenario = true;
+        mutant
+    };
+    let handover = |name, how| {
+        in_scenario(name, nodes::composition(2, 2, how), Check::Race, Engine::Random(2_000))
+    };
+    vec![
+        handover("step-before-block", Handover::Unfinished),
+        handover("block-reused-in-step", Handover::Reused),
+        in_scenario(
+            "no-room-for-step",
+            nodes::residency(Room::Filled),
+            Check::Lost,
+            Engine::Search,
+        ),
     ]
 }
 
