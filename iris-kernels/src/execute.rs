@@ -225,7 +225,8 @@ impl Executor {
 /// Alternatives of `program` whose conditions some call can meet with these GEMMs.
 fn possible(program: &Program, gemms: Option<&Gemms>) -> Vec<&'static Alternative> {
     let may = |when: &When| gemms.is_none_or(|gemms| gemms.may_meet(*when));
-    program.alternatives.iter().filter(|of| of.when.iter().all(may)).collect()
+    let takes = |of: &&Alternative| program.takes(of) && of.when.iter().all(may);
+    program.alternatives.iter().filter(takes).collect()
 }
 
 fn warn(result: Result<()>) {

@@ -58,6 +58,23 @@ pub struct Program {
     pub norm: Norm,
     /// Ranks that take part in a barrier that is a call of its own; unused by other programs.
     pub members: Members,
+    /// Step between nodes that may be in flight on the device while the program runs; `None` if
+    /// there is none.
+    pub overlap: Option<Overlap>,
+}
+
+/// Step between nodes that may be in flight on the device while a program runs.
+///
+/// The step's thread blocks wait for other nodes, and the program's launches wait for peers. If one
+/// of them fills the device, the other cannot begin, and four ranks can wait for each other in a
+/// circle. So launches that wait for peers leave room for the step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Overlap {
+    /// Maximum number of thread blocks of the step. A thread block takes at most one
+    /// multiprocessor.
+    pub step_blocks: u32,
+    /// Number of multiprocessors that launches which wait for peers leave free.
+    pub left_free: u32,
 }
 
 /// Position of the RMSNorm in a program.
@@ -302,7 +319,15 @@ pub enum Lane {
 impl Program {
     /// Makes a program without an RMSNorm.
     pub const fn new(alternatives: &'static [Alternative]) -> Self {
-        Program { alternatives, norm: Norm::None, members: Members::from_bits(0) }
+        let members = Members::from_bits(0);
+        Program { alternatives, norm: Norm::None, members, overlap: None }
+    }
+
+    /// Whether calls may take an alternative, if they meet its conditions. GEMMs that wait for peers
+    /// fill the device, so no step between nodes may be in flight while they run.
+    pub fn takes(&self, of: &Alternative) -> bool {
+        let fills = |when: &When| matches!(when, When::Exchanges | When::Stores | When::Gated);
+        self.overlap.is_none() || !of.when.iter().any(fills)
     }
 
     /// Items of an alternative, followed by the RMSNorm if it is a separate step.
@@ -420,6 +445,18 @@ impl Work {
             Work::Gemm(_) | Work::Gate(_) | Work::Sums { .. } | Work::Take(_) | Work::RmsNorm => {
                 Effects::NONE
             }
+        }
+    }
+
+    /// Whether a launch of the work can wait for peers on the device.
+    pub fn waits(self) -> bool {
+        match self {
+            Work::Kernel(..) | Work::Barrier(_) | Work::BarrierCall | Work::Close(_) => {
+                self.effects().are_visible()
+            }
+            Work::Gemm(gemm) => !matches!(gemm.core, Core::Any | Core::Adding),
+            Work::Open(_) | Work::Gate(_) => true,
+            Work::Copies(_) | Work::Sums { .. } | Work::Take(_) | Work::RmsNorm => false,
         }
     }
 

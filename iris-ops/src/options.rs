@@ -153,6 +153,10 @@ pub struct Request {
     /// Number of multiprocessors that calls leave free for a kernel of the caller beside them; 0 if
     /// there is no such kernel.
     pub beside: usize,
+    /// Maximum number of thread blocks of a step between nodes that may be in flight on the device
+    /// during a call; 0 if there is none. Launches that wait for peers leave a multiprocessor free
+    /// for each.
+    pub step_blocks: u32,
     /// GEMM implementation for whole-matrix products: the vendor's, iris's own, or the faster of
     /// the two.
     pub library: Library,
@@ -204,6 +208,7 @@ impl Request {
             members: None,
             workgroups: None,
             beside: 0,
+            step_blocks: 0,
             library: Library::default(),
             even: false,
             trace_spans: 0,

@@ -14,7 +14,7 @@ use iris_testkit::rig::Room;
 use iris_testkit::suite::{Case, Options, room_for_nodes};
 
 /// Worlds to test: number of nodes, and number of ranks per node.
-const WORLDS: [(usize, usize); 3] = [(2, 1), (2, 2), (3, 1)];
+const WORLDS: [(usize, usize); 4] = [(2, 1), (2, 2), (3, 1), (2, 3)];
 
 fn main() -> ExitCode {
     if std::env::var_os("OMPI_COMM_WORLD_SIZE").is_some() {

@@ -208,10 +208,11 @@ impl<'a> Call<'a> {
     }
 
     /// Whether the launch of `work` may begin before the previous launch has ended. It may not on a
-    /// device that ranks share, because a waiting launch must leave room for the launches that it
-    /// waits for.
+    /// device that ranks share, or beside a step between nodes, because a waiting launch must leave
+    /// room for the launches that it waits for.
     pub(super) fn may_be_early(&self, work: Work) -> bool {
-        work.early() != EarliestStart::No && self.heap.ranks_on_device() == 1
+        let alone = self.heap.ranks_on_device() == 1 && self.of.program.overlap.is_none();
+        work.early() != EarliestStart::No && alone
     }
 
     /// Numbers of the tiles that must have arrived from the peer of the surrounding loop; `None` if

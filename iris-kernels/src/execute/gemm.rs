@@ -10,7 +10,7 @@ use crate::build::OpBuild;
 use crate::gemm::{Exchanging, Gathering, Messages, Parts, Scattering};
 use crate::kernel::Kernel;
 use crate::library::{GemmRequest, Library};
-use crate::program::{Area, At, Core, Gemm, Program, Step, Transfer, When, Work};
+use crate::program::{Alternative, Area, At, Core, Gemm, Program, Step, Transfer, When, Work};
 use crate::whole::WholeGemm;
 
 /// GEMM implementations that a program can use on a device.
@@ -298,7 +298,8 @@ fn fused(
         return Ok(storing.map_or(Fused::None, Fused::Storing));
     }
     if whole.exchanges && !by_workgroups {
-        let exchanging = program.alternatives.iter().find(|of| of.when.contains(&When::Exchanges));
+        let exchanges = |of: &&Alternative| program.takes(of) && of.when.contains(&When::Exchanges);
+        let exchanging = program.alternatives.iter().find(exchanges);
         let kernel = match exchanging.and_then(|of| program.special_gemm(of)) {
             Some(Gemm { core: Core::Exchanging(kernel), .. }) => Some(kernel),
             _ => None,

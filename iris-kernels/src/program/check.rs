@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{At, Core, EarliestStart, Gemm, Item, Lane, Program, Step, When, Work, walk};
+use super::{At, Core, EarliestStart, Gemm, Item, Lane, Overlap, Program, Step, When, Work, walk};
 use crate::kernel::Kernel;
 
 /// Violation of a rule by a program.
@@ -32,6 +32,8 @@ struct State {
     /// Whether copies were enqueued on the side stream that the call's stream does not yet wait
     /// for.
     forked: bool,
+    /// Step between nodes that may be in flight.
+    overlap: Option<Overlap>,
 }
 
 impl Program {
@@ -47,7 +49,9 @@ impl Program {
     /// - a launch that may begin while the call is being opened directly follows the step that
     ///   opens it;
     /// - only the last alternative has no conditions, and only alternatives that require engines,
-    ///   or whose copies have alternative steps, copy by engines.
+    ///   or whose copies have alternative steps, copy by engines;
+    /// - a launch that waits for peers leaves room for a step between nodes that may be in flight
+    ///   ([`Program::overlap`]), in each alternative that calls take ([`Program::takes`]).
     ///
     /// # Errors
     /// The first violation.
@@ -65,7 +69,8 @@ impl Program {
                 );
             }
             for replaced in [false, true] {
-                let mut state = State::default();
+                let overlap = self.overlap.filter(|_| self.takes(of));
+                let mut state = State { overlap, ..State::default() };
                 let items: Vec<&Item> = self.items(of).collect();
                 let peers = || 1..size;
                 let mut visit =
@@ -128,6 +133,21 @@ impl State {
             }
             self.forked = true;
         }
+        if let Some(Overlap { step_blocks, left_free }) = self.overlap
+            && work.waits()
+        {
+            if matches!(work, Work::Gemm(_)) {
+                return wrong(
+                    "it waits for peers and fills the device beside a step between nodes",
+                );
+            }
+            if left_free < step_blocks {
+                return wrong(&format!(
+                    "it waits for peers and leaves {left_free} multiprocessors free, but a step between nodes has \
+                     up to {step_blocks} thread blocks"
+                ));
+            }
+        }
         if effects.opens && self.opened {
             return wrong("the call is already open");
         }
@@ -177,6 +197,36 @@ mod tests {
             const ALTERNATIVES: &[Alternative] = &[$($alternative),*];
             Program::new(ALTERNATIVES).check(3, 2).expect_err("a rule is broken").what
         }};
+    }
+
+    #[test]
+    fn launches_that_wait_leave_room_for_a_step_between_nodes() {
+        const GATED: Item = step(Work::Gemm(Gemm {
+            source: Source::Input,
+            rows: Rows::All,
+            to: Target::C,
+            core: Core::Gated,
+        }));
+        const ONE_SHOT: Item = kernel(Kernel::OneShot);
+        const WHOLE: &[Alternative] = &[always(&[OPEN, GATED, CLOSE])];
+        const EITHER: &[Alternative] =
+            &[when(&[When::Gated], &[OPEN, GATED, CLOSE]), always(&[ONE_SHOT])];
+        const LOCAL: &[Alternative] = &[always(&[kernel(Kernel::Local)])];
+        let check = |alternatives, left_free| {
+            let overlap = Some(Overlap { step_blocks: 8, left_free });
+            Program { overlap, ..Program::new(alternatives) }.check(3, 2).map_err(|it| it.what)
+        };
+        // No call takes the alternative with the GEMM that waits.
+        check(EITHER, 8).unwrap();
+        check(LOCAL, 0).unwrap();
+        for (alternatives, left, rule) in [
+            (EITHER, 7, "leaves 7 multiprocessors free, but a step between nodes has up to 8"),
+            (WHOLE, 8, "fills the device beside a step between nodes"),
+        ] {
+            let what = check(alternatives, left).unwrap_err();
+            assert!(what.contains(rule), "{what}: expected {rule:?}");
+        }
+        Program::new(WHOLE).check(3, 2).unwrap();
     }
 
     #[test]

@@ -102,7 +102,9 @@ impl Problem {
         tile: [usize; 2],
     ) -> Option<f64> {
         let parts = self.parts(tile).max(1);
-        let meets = |of: &&Alternative| of.when.iter().all(|&when| self.meets(when, parts));
+        let meets = |of: &&Alternative| {
+            program.takes(of) && of.when.iter().all(|&when| self.meets(when, parts))
+        };
         let of = program.alternatives.iter().find(meets)?;
         let mut clock = Clock {
             machine,

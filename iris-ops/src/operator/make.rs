@@ -56,7 +56,9 @@ impl Own {
                 Some(before) => executors[before].0.clone(),
                 None => Arc::new(executor(heap, plan, choice)?),
             };
-            let (asked, beside) = (plan.request().workgroups, plan.request().beside as u32);
+            let request = plan.request();
+            let asked = request.workgroups;
+            let beside = request.beside as u32 + request.step_blocks;
             // On a host the kernel beside a call has a thread of its own, so it takes no workgroup
             // away.
             let resident = match beside {

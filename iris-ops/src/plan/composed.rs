@@ -117,6 +117,10 @@ fn blocks_of(bytes: u64) -> usize {
     ((bytes as f64 / BYTES_OF_LATENCY).sqrt() as usize).clamp(1, MOST_BLOCKS)
 }
 
+/// Maximum number of thread blocks of a step between nodes on a GPU: the limit that an engine such as
+/// NCCL is to be given (`maxCTAs`). Each takes at most one multiprocessor.
+const STEP_BLOCKS: u32 = 8;
+
 /// Maximum number of bytes of a step between nodes: a frame of the ranks' connections is at most 1
 /// GiB.
 const MOST_BYTES: u64 = (1 << 30) - (1 << 20);
@@ -205,11 +209,14 @@ impl Maker<'_> {
             root: 0,
             members: None,
             beside: 0,
+            step_blocks: if self.on_host() { 0 } else { STEP_BLOCKS },
             trace_spans: 0,
             ..self.request.clone()
         };
         change(&mut request);
-        self.composed.parts.insert(role, Plan::new(self.ranks.local(), &request)?);
+        let plan = Plan::new(self.ranks.local(), &request)?;
+        self.check_room(&plan)?;
+        self.composed.parts.insert(role, plan);
         Ok(())
     }
 
@@ -414,7 +421,7 @@ impl Maker<'_> {
     /// Refuses steps between nodes of more than [`MOST_BYTES`], which the connections used by CPUs
     /// cannot carry.
     fn check_step(&self) -> Result<()> {
-        if !self.ranks.device.backend.traits().host_threads {
+        if !self.on_host() {
             return Ok(());
         }
         let Composed { areas, blocks, .. } = &self.composed;
@@ -427,6 +434,25 @@ impl Maker<'_> {
                 Err(self.refused("bytes of a step", &of_all, &expected))
             }
         }
+    }
+
+    /// Whether steps between nodes run on threads of the host, and so take no room on a device.
+    fn on_host(&self) -> bool {
+        self.ranks.device.backend.traits().host_threads
+    }
+
+    /// Refuses a part whose launches wait for peers without leaving room for a step between nodes,
+    /// which may be in flight whenever the part runs.
+    fn check_room(&self, part: &Plan) -> Result<()> {
+        let size = part.ranks().size as u32;
+        let broken = part.choices.iter().find_map(|it| part.program(it).check(size, 1).err());
+        broken.map_or(Ok(()), |broken| {
+            let expected = format!(
+                "{STEP_BLOCKS} free multiprocessors for a step between nodes: at most {} workgroups",
+                self.ranks.device.multiprocessors.saturating_sub(STEP_BLOCKS)
+            );
+            Err(self.refused("launch", &broken, &expected))
+        })
     }
 
     /// Refuses options that no part supports; the error names the option.
@@ -541,6 +567,12 @@ mod tests {
         fails(options.plan(Ranks::new(1, 5).on_nodes(2)), ["number of ranks", "multiple of 2"]);
         let barrier = crate::barrier::Options::new().members(vec![0]);
         fails(barrier.plan(ranks), ["members over", "all ranks"]);
+        let gpus = ranks.on_device(crate::Device::named("h200").unwrap());
+        let all = gpus.device.multiprocessors as usize;
+        options.clone().workgroups(all - 8).plan(gpus).unwrap();
+        let filled = options.clone().workgroups(all - 7).plan(gpus);
+        fails(filled, ["leaves 7 multiprocessors free", "at most 124 workgroups"]);
+        options.clone().workgroups(all).plan(gpus.on_nodes(1)).unwrap();
         let plan = crate::matmul::Options::new(8, 8, 8).plan(ranks).unwrap();
         assert_eq!((plan.ranks().rank, plan.ranks().size), (1, 2));
     }
