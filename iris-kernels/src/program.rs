@@ -24,6 +24,7 @@ use crate::kernel::Kernel;
 pub use crate::kernel::Effects;
 pub use areas::{Area, Areas, Sizes};
 pub use check::Broken;
+pub use overlap::Overlap;
 pub use walk::At;
 pub(crate) use walk::walk;
 
@@ -46,6 +47,7 @@ macro_rules! vocabulary {
 
 mod areas;
 mod check;
+mod overlap;
 mod show;
 mod walk;
 
@@ -61,20 +63,6 @@ pub struct Program {
     /// Step between nodes that may be in flight on the device while the program runs; `None` if
     /// there is none.
     pub overlap: Option<Overlap>,
-}
-
-/// Step between nodes that may be in flight on the device while a program runs.
-///
-/// The step's thread blocks wait for other nodes, and the program's launches wait for peers. If one
-/// of them fills the device, the other cannot begin, and four ranks can wait for each other in a
-/// circle. So launches that wait for peers leave room for the step.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Overlap {
-    /// Maximum number of thread blocks of the step. A thread block takes at most one
-    /// multiprocessor.
-    pub step_blocks: u32,
-    /// Number of multiprocessors that launches which wait for peers leave free.
-    pub left_free: u32,
 }
 
 /// Position of the RMSNorm in a program.
@@ -323,13 +311,6 @@ impl Program {
         Program { alternatives, norm: Norm::None, members, overlap: None }
     }
 
-    /// Whether calls may take an alternative, if they meet its conditions. GEMMs that wait for peers
-    /// fill the device, so no step between nodes may be in flight while they run.
-    pub fn takes(&self, of: &Alternative) -> bool {
-        let fills = |when: &When| matches!(when, When::Exchanges | When::Stores | When::Gated);
-        self.overlap.is_none() || !of.when.iter().any(fills)
-    }
-
     /// Items of an alternative, followed by the RMSNorm if it is a separate step.
     pub fn items<'a>(&self, of: &'a Alternative) -> impl Iterator<Item = &'a Item> + use<'a> {
         const NORM: Item = step(Work::RmsNorm);
@@ -445,18 +426,6 @@ impl Work {
             Work::Gemm(_) | Work::Gate(_) | Work::Sums { .. } | Work::Take(_) | Work::RmsNorm => {
                 Effects::NONE
             }
-        }
-    }
-
-    /// Whether a launch of the work can wait for peers on the device.
-    pub fn waits(self) -> bool {
-        match self {
-            Work::Kernel(..) | Work::Barrier(_) | Work::BarrierCall | Work::Close(_) => {
-                self.effects().are_visible()
-            }
-            Work::Gemm(gemm) => !matches!(gemm.core, Core::Any | Core::Adding),
-            Work::Open(_) | Work::Gate(_) => true,
-            Work::Copies(_) | Work::Sums { .. } | Work::Take(_) | Work::RmsNorm => false,
         }
     }
 

@@ -1,0 +1,40 @@
+//! Programs beside a step between nodes, which takes room on the device.
+
+use super::{Alternative, Core, Program, When, Work};
+
+/// Step between nodes that may be in flight on the device while a program runs.
+///
+/// The step's thread blocks wait for other nodes, and the program's launches wait for peers. If one
+/// of them fills the device, the other cannot begin, and four ranks can wait for each other in a
+/// circle. So launches that wait for peers leave room for the step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Overlap {
+    /// Maximum number of thread blocks of the step. A thread block takes at most one
+    /// multiprocessor.
+    pub step_blocks: u32,
+    /// Number of multiprocessors that launches which wait for peers leave free.
+    pub left_free: u32,
+}
+
+impl Program {
+    /// Whether calls may take an alternative, if they meet its conditions. GEMMs that wait for peers
+    /// fill the device, so no step between nodes may be in flight while they run.
+    pub fn takes(&self, of: &Alternative) -> bool {
+        let fills = |when: &When| matches!(when, When::Exchanges | When::Stores | When::Gated);
+        self.overlap.is_none() || !of.when.iter().any(fills)
+    }
+}
+
+impl Work {
+    /// Whether a launch of the work can wait for peers on the device.
+    pub fn waits(self) -> bool {
+        match self {
+            Work::Kernel(..) | Work::Barrier(_) | Work::BarrierCall | Work::Close(_) => {
+                self.effects().are_visible()
+            }
+            Work::Gemm(gemm) => !matches!(gemm.core, Core::Any | Core::Adding),
+            Work::Open(_) | Work::Gate(_) => true,
+            Work::Copies(_) | Work::Sums { .. } | Work::Take(_) | Work::RmsNorm => false,
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Communicators over several nodes: ranks as threads that simulate nodes, and ranks that meet over
+//! loopback.
+
+use std::net::TcpListener;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::Result;
+use iris_heap::{Network, Secret, UniqueId, World};
+use iris_ops::OpResult;
+use iris_ops::comm::{Comm, ReduceOp};
+
+use super::{CPU, all_calls, small};
+
+/// Worlds over several nodes to test: number of nodes, and number of ranks per node.
+pub(crate) const WORLDS: [(usize, usize); 4] = [(2, 1), (2, 2), (3, 1), (2, 3)];
+
+#[test]
+fn calls_over_several_nodes_are_right() {
+    for (nodes, per_node) in WORLDS {
+        let rank = |world: World| -> Result<()> {
+            let comm = Comm::from_world(CPU, &world, &small())?;
+            assert_eq!((comm.rank(), comm.world_size()), (world.rank(), nodes * per_node));
+            for count in [0, 1, 2, 5, 341, 1025, 2500] {
+                all_calls(&comm, count)?;
+            }
+            comm.close()?;
+            Ok(world.close()?)
+        };
+        World::run_nodes(nodes, per_node, rank).unwrap();
+    }
+}
+
+/// Runs the calls with ranks that meet over TCP, authenticated by a secret; the network's settings
+/// name each rank's node.
+#[test]
+fn calls_over_sockets_are_right() {
+    for names in [&["a", "b"][..], &["a", "a", "b", "b"], &["a", "b", "c"]] {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let network = Network::new(format!("127.0.0.1:{port}"), &UniqueId::new().unwrap());
+        let network = network.secret(Secret::new().unwrap());
+        let rank = |rank: usize| -> Result<()> {
+            let network = network.clone().node(names[rank]);
+            let world = World::over_network(&network, rank, names.len())?;
+            let comm = Comm::from_world(CPU, &world, &small())?;
+            for count in [1, 341, 1025] {
+                all_calls(&comm, count)?;
+            }
+            comm.close()?;
+            Ok(world.close()?)
+        };
+        std::thread::scope(|scope| {
+            let rank = &rank;
+            let all: Vec<_> =
+                (0..names.len()).map(|number| scope.spawn(move || rank(number))).collect();
+            all.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
+        });
+    }
+}
+
+/// Tests that no rank passes a barrier before the last rank has arrived, whichever node that is on.
+#[test]
+fn a_barrier_holds_the_ranks_of_all_nodes() {
+    for (nodes, per_node) in WORLDS {
+        let arrived = AtomicUsize::new(0);
+        let rank = |world: World| -> Result<()> {
+            let comm = Comm::from_world(CPU, &world, &small())?;
+            for call in 1..=20 {
+                arrived.fetch_add(1, Ordering::Relaxed);
+                comm.barrier()?;
+                comm.stream().sync()?;
+                let seen = arrived.load(Ordering::Relaxed);
+                assert!(seen >= call * world.size(), "call {call}: {seen}");
+            }
+            comm.close()?;
+            Ok(world.close()?)
+        };
+        World::run_nodes(nodes, per_node, rank).unwrap();
+    }
+}
+
+/// Tests that calls that differ between nodes are an error on all ranks that names the difference.
+#[test]
+fn calls_that_differ_between_nodes_are_named() {
+    for (what, call) in [
+        ("N is", (|comm, node| sum_of(comm, 8 + node)) as fn(&Comm, usize) -> OpResult<()>),
+        ("operator is", |comm, node| match node {
+            0 => sum_of(comm, 8),
+            _ => comm.broadcast_in_place(&mut [1.0_f32; 8], 1),
+        }),
+    ] {
+        let rank = |world: World| -> Result<String> {
+            let comm = Comm::from_world(CPU, &world, &small())?;
+            let node = world.node();
+            let outcome = call(&comm, node);
+            // Ranks wait here for each other, because a rank that returned would count as lost.
+            world.barrier()?;
+            let error = outcome.and_then(|()| comm.close()).expect_err("nodes differ");
+            Ok(error.to_string())
+        };
+        let errors = World::run_nodes(2, 2, rank).unwrap();
+        let named =
+            |error: &String| error.contains(what) && error.contains("node 1 of this process");
+        assert!(errors.iter().any(named), "{what} in {errors:#?}");
+    }
+}
+
+fn sum_of(comm: &Comm, count: usize) -> OpResult<()> {
+    comm.all_reduce_in_place(&mut vec![1.0_f32; count], &ReduceOp::Sum)
+}
+
+/// Tests that a rank that ends in the middle of a call ends the call on all nodes.
+#[test]
+fn a_rank_that_ends_is_named_on_all_nodes() {
+    let rank = |world: World| -> Result<()> {
+        let comm = Comm::from_world(CPU, &world, &small())?;
+        if world.rank() == 3 {
+            world.abort();
+            return Ok(());
+        }
+        Ok(sum_of(&comm, 5000)?)
+    };
+    let results = World::run_nodes_each((2, 2), &Default::default(), rank).unwrap();
+    for (rank, result) in results.into_iter().enumerate().take(3) {
+        let text = format!("{:#}", result.unwrap_err());
+        assert!(text.contains("rank 3 on host node 1"), "rank {rank}: {text}");
+    }
+}
