@@ -253,8 +253,8 @@ pub enum Error {
         /// Number of threads of the heap.
         threads: u32,
     },
-    /// A function that may wait for enqueued work was called from enqueued work, so it could wait
-    /// for itself.
+    /// Enqueued work called a function that waits for enqueued work. The work would wait for its
+    /// own end.
     #[error(
         "{what} from work that is enqueued on a stream, expected on a thread of the program's: it may wait for that \
          very work; move it there, or order streams by events"
