@@ -31,7 +31,8 @@ const LEAST_BYTES: u64 = 4096;
 /// more bytes than [`max_bytes`](Options::max_bytes) are done in parts, one launch after the other;
 /// so a small workspace costs time for large messages, and no memory.
 ///
-/// # Workspace Bytes that a communicator takes of each rank's heap, with sums of f32, f16 and bf16;
+/// # Workspace
+/// Bytes that a communicator takes of each rank's heap, with sums of f32, f16 and bf16;
 /// [`Options::footprint`] computes them for other options:
 ///
 #[doc = include_str!("footprint.md")]
