@@ -309,8 +309,8 @@ fn a_stream_that_waits_says_where_its_peer_stands() {
     assert!(said.starts_with(expected) && said.contains(place), "{said:?}");
 }
 
-/// First line of program `part` about a wait of rank 0, without paths. The program's stdin ends after that
-/// line, and it must then succeed.
+/// First line of program `part` about a wait of rank 0, without places. The program's stdin ends
+/// after that line, and it must then succeed.
 fn said_while_waiting(part: &str) -> String {
     // A datagram socket keeps writes apart, so that the test sees the content of each write.
     let (ours, theirs) = UnixDatagram::pair().expect("sockets");

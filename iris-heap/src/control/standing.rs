@@ -101,8 +101,8 @@ impl Control {
         steps.map(text).collect()
     }
 
-    /// Operator and call that each rank is in, and its host's collective step, as far as known, if `fault` concerns calls
-    /// of another rank; `None` for other faults.
+    /// Operator and call that each rank is in, and the collective step of its host, as far as the
+    /// boards tell, if `fault` concerns calls of another rank; `None` for other faults.
     pub(super) fn standing(&self, fault: &iris_sync::Fault) -> Option<Vec<String>> {
         use iris_sync::Field;
         let about_calls = match fault.kind {

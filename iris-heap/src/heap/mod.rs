@@ -716,7 +716,7 @@ impl SymmetricHeap {
         if control.host_abort() == abort::DISORDER
             && let Some(disorder) = control.disorder()
         {
-            // The peers have left because of it.
+            // The peers have left because of this difference, so it is the error.
             return disorder;
         }
         match control.fault_error() {

@@ -64,9 +64,9 @@ pub(super) fn share_boards(world: &World, made: Option<JointMemory>) -> Result<O
     }
 }
 
-/// Watcher thread of a rank: compares the boards of all ranks every second, aborts waiting kernels
-/// if the ranks issue calls in different orders or leave one out, and logs which ranks the host waits for. Dropping
-/// this ends the thread.
+/// Watcher thread of a rank. It compares the boards of all ranks every second, aborts waiting
+/// kernels if the ranks issue calls in different orders or leave one out, and logs which ranks the
+/// host waits for. Dropping this ends the thread.
 pub(super) struct Watch {
     stop: Arc<AtomicBool>,
     thread: Thread,
