@@ -5,7 +5,7 @@
 //! late peer from a peer that issued another call; the hosts can, by comparing their boards.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// Last call of each rank, by rank: its number (0 if there is none), and its operator's id if
 /// known.
@@ -20,11 +20,16 @@ const CALLS: u64 = 1024;
 
 /// Number of 64-bit words before the calls. Word 0 counts calls, word 1 tells whether a call was
 /// captured, word 2 counts the calls whose end the host has seen, and word 3 is the node that the
-/// rank waits for in a step between nodes. The words fill a cache line of their own.
+/// rank waits for in a step between nodes. Word 4 is the number of the host's collective step, 0
+/// outside one; word 5 counts these steps; word 6 tells what the rank has ended ([`Ended`]). The
+/// words fill two cache lines of their own.
 const HEADER: u64 = 16;
 
+/// Number of 64-bit words after the calls, for the text of the host's collective step.
+const TEXT: u64 = 32;
+
 /// Size of a board in bytes.
-pub(crate) const BYTES: u64 = 8 * (HEADER + CALLS);
+pub(crate) const BYTES: u64 = 8 * (HEADER + CALLS + TEXT);
 
 /// Issue boards of all ranks of a heap, indexed by rank: memory in which each rank records its
 /// calls.
@@ -43,6 +48,15 @@ pub enum AwaitedNode {
     Node(usize),
 }
 
+/// Object that a rank is closing or freeing, so it issues no further call of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// The heap with all of its operators.
+    Heap,
+    /// Operator with this id.
+    Operator(u32),
+}
+
 /// First call for which the boards of the ranks hold different operators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Difference {
@@ -50,6 +64,15 @@ pub(crate) struct Difference {
     pub(crate) call: u64,
     /// Id of the operator, by rank; `None` if the rank's board does not hold that call.
     pub(crate) operators: Vec<Option<u32>>,
+}
+
+/// Call that some rank has issued and another rank can no longer issue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LeftOut {
+    /// Number of the call in the heap, and its operators.
+    pub(crate) found: Difference,
+    /// Ranks that can no longer issue the call.
+    pub(crate) ranks: Vec<usize>,
 }
 
 /// Call that this rank waits for, according to the boards.
@@ -95,6 +118,11 @@ impl Boards {
         Ok(())
     }
 
+    /// Number of the rank that these boards belong to.
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
     /// Number of ranks.
     pub(crate) fn ranks(&self) -> usize {
         self.all.len()
@@ -130,6 +158,101 @@ impl Boards {
             1 => Some(AwaitedNode::Unknown),
             number => Some(AwaitedNode::Node((number - 2) as usize)),
         })
+    }
+
+    /// Records the collective step of the hosts that this rank is in, by its kind and call site;
+    /// `None` at the end of the step. A text is cut to the bytes of [`TEXT`] words. Two threads must
+    /// not call it at once.
+    pub(crate) fn set_host_step(&self, step: Option<&str>) -> Result<()> {
+        let number = self.word(self.rank, 4)?;
+        number.store(0, Ordering::Relaxed);
+        let Some(step) = step else { return Ok(()) };
+        // A reader that sees a word of the new text then sees that the number has changed.
+        fence(Ordering::Release);
+        let mut parts = step.as_bytes().chunks(8);
+        for index in 0..TEXT {
+            let part = parts.next().unwrap_or_default();
+            let bytes = std::array::from_fn(|at| part.get(at).copied().unwrap_or(0));
+            let word = self.word(self.rank, HEADER + CALLS + index)?;
+            word.store(u64::from_le_bytes(bytes), Ordering::Relaxed);
+        }
+        let steps = self.word(self.rank, 5)?.fetch_add(1, Ordering::Relaxed);
+        number.store(steps + 1, Ordering::Release);
+        Ok(())
+    }
+
+    /// Kind and call site of the collective step of the hosts that `rank` is in; `None` if it is in
+    /// no such step, or enters or leaves one at this moment.
+    pub(crate) fn host_step(&self, rank: usize) -> Result<Option<String>> {
+        let number = self.word(rank, 4)?;
+        let before = number.load(Ordering::Acquire);
+        if before == 0 {
+            return Ok(None);
+        }
+        let mut bytes = Vec::with_capacity(8 * TEXT as usize);
+        for index in 0..TEXT {
+            let word = self.word(rank, HEADER + CALLS + index)?.load(Ordering::Relaxed);
+            bytes.extend(word.to_le_bytes().into_iter().filter(|&byte| byte != 0));
+        }
+        fence(Ordering::Acquire);
+        let is_whole = number.load(Ordering::Relaxed) == before;
+        Ok(is_whole.then(|| String::from_utf8_lossy(&bytes).into_owned()))
+    }
+
+    /// Records that this rank issues no further call of `ended`; `None` takes that back.
+    pub(crate) fn set_ended(&self, ended: Option<Ended>) -> Result<()> {
+        let number = match ended {
+            None => 0,
+            Some(Ended::Heap) => 1,
+            Some(Ended::Operator(id)) => 2 + u64::from(id),
+        };
+        // Release: a rank that reads the word also reads all calls that this rank has issued.
+        self.word(self.rank, 6)?.store(number, Ordering::Release);
+        Ok(())
+    }
+
+    fn ended(&self, rank: usize) -> Result<Option<Ended>> {
+        Ok(match self.word(rank, 6)?.load(Ordering::Acquire) {
+            0 => None,
+            1 => Some(Ended::Heap),
+            number => Some(Ended::Operator((number - 2) as u32)),
+        })
+    }
+
+    /// First call that one rank has issued and another rank can no longer issue, because it has
+    /// ended the heap or the call's operator; `None` if there is none or calls were captured.
+    pub(crate) fn left_out(&self) -> Result<Option<LeftOut>> {
+        if self.is_captured()? {
+            return Ok(None);
+        }
+        let size = self.all.len();
+        // Read before the counts, which then include every call before the end.
+        let ended = (0..size).map(|rank| self.ended(rank)).collect::<Result<Vec<_>>>()?;
+        let calls = self.counts()?;
+        let most = calls.iter().copied().max().unwrap_or(0);
+        let mut nexts: Vec<u64> = calls.iter().copied().filter(|&next| next < most).collect();
+        nexts.sort_unstable();
+        for number in nexts {
+            let operator = |rank| self.operator(rank, number, calls[rank]);
+            let operators = (0..size).map(operator).collect::<Result<Vec<_>>>()?;
+            let issued = operators.iter().flatten().next().copied();
+            let cannot = |&rank: &usize| {
+                calls[rank] == number
+                    && match ended[rank] {
+                        None => false,
+                        Some(Ended::Heap) => true,
+                        Some(Ended::Operator(id)) => issued == Some(id),
+                    }
+            };
+            let ranks: Vec<usize> = (0..size).filter(cannot).collect();
+            if !ranks.is_empty() {
+                return Ok(Some(LeftOut {
+                    found: Difference { call: number + 1, operators },
+                    ranks,
+                }));
+            }
+        }
+        Ok(None)
     }
 
     /// Number of calls whose end its host has seen, for each rank.
@@ -267,6 +390,42 @@ mod tests {
         }
         one.set_step(None).unwrap();
         assert_eq!(other.step(0).unwrap(), None);
+    }
+
+    #[test]
+    fn a_step_of_the_host_is_told_until_it_ends() {
+        let [one, other] = boards();
+        let long = "é".repeat(4 * TEXT as usize) + "cut";
+        for (step, told) in [("close heap at a.rs:1:2", None), ("free at b.rs:3:4", None)]
+            .into_iter()
+            .chain([(&*long, Some(&long[..8 * TEXT as usize]))])
+        {
+            one.set_host_step(Some(step)).unwrap();
+            assert_eq!(other.host_step(0).unwrap().as_deref(), Some(told.unwrap_or(step)));
+            assert_eq!(other.host_step(1).unwrap(), None);
+            one.set_host_step(None).unwrap();
+            assert_eq!(other.host_step(0).unwrap(), None);
+        }
+    }
+
+    #[test]
+    fn a_call_is_left_out_if_its_rank_can_no_longer_issue_it() {
+        let all = boards::<3>();
+        all[1].set_ended(Some(Ended::Heap)).unwrap();
+        issue(&all[0], [7, 5]);
+        issue(&all[1], [7]);
+        issue(&all[2], [7]);
+        let found = Difference { call: 2, operators: vec![Some(5), None, None] };
+        let left_out = Some(LeftOut { found, ranks: vec![1] });
+        assert!(all.iter().all(|boards| boards.left_out().unwrap() == left_out));
+        for (ended, is_left_out) in
+            [(None, false), (Some(Ended::Operator(7)), false), (Some(Ended::Operator(5)), true)]
+        {
+            all[1].set_ended(ended).unwrap();
+            assert_eq!(all[0].left_out().unwrap(), left_out.clone().filter(|_| is_left_out));
+        }
+        issue(&all[1], [5]);
+        assert_eq!(all[0].left_out().unwrap(), None);
     }
 
     #[test]

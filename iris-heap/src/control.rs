@@ -213,7 +213,9 @@ impl Control {
     fn op_name(&self, id: i32) -> Arc<str> {
         let ops = lock(&self.ops);
         let name = usize::try_from(id).ok().and_then(|id| ops.get(id).cloned());
-        name.unwrap_or_else(|| "an operator that this rank has not made".into())
+        let rank =
+            self.boards().map_or("this rank".into(), |boards| format!("rank {}", boards.rank()));
+        name.unwrap_or_else(|| format!("an operator that {rank} has not made").into())
     }
 
     /// Text for an operator in an error or a notice: its name, and its id in parentheses.

@@ -201,13 +201,13 @@ impl Settings {
         Err(Error::invalid("factor on deadlines", self.deadline, FACTOR))
     }
 
-    /// Sets the factor on every deadline.
+    /// Sets the factor on every deadline, above 0 and at most 1e6; 2 doubles all waiting times.
     pub fn deadline(mut self, factor: f64) -> Settings {
         self.deadline = factor;
         self
     }
 
-    /// Sets the number of workgroup threads per rank.
+    /// Sets the number of workgroup threads per rank on the CPU, for heaps that do not set it.
     pub fn threads(mut self, threads: usize) -> Settings {
         self.threads = Some(threads);
         self

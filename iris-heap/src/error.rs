@@ -72,11 +72,13 @@ pub enum Error {
     Order {
         /// Number of the first call that differs, counted from 1 over all calls of the heap.
         call: u64,
-        /// Ranks whose operator is known and is not the most common one.
+        /// Ranks whose operator is known and is not the most common one, or ranks that left the
+        /// call out.
         ranks: Vec<usize>,
         /// Operator of that call, by rank: its name and its id (its number in the order of
-        /// creation, from 0), or `not issued yet, or long ago` if the rank's board does not hold
-        /// the call.
+        /// creation, from 0); `left out` and the step in which the rank closes the heap or frees
+        /// the operator; or `not issued yet, or long ago` if the rank's board does not hold the
+        /// call.
         operators: Vec<String>,
     },
     /// Some ranks did not arrive at a collective call before its deadline.
@@ -253,8 +255,8 @@ pub enum Error {
         /// Number of threads of the heap.
         threads: u32,
     },
-    /// A function that may wait for enqueued work was called from enqueued work, so it could wait
-    /// for itself.
+    /// Enqueued work called a function that waits for enqueued work. The work would wait for its
+    /// own end.
     #[error(
         "{what} from work that is enqueued on a stream, expected on a thread of the program's: it may wait for that \
          very work; move it there, or order streams by events"

@@ -83,7 +83,8 @@
 //!   its own ([`World::nodes`]). A world may have 4096 ranks. Exchanges of processes go through rank 0, so
 //!   they are for set-up, not for data.
 //! - After an absence or a loss a world is unusable; close it and open another one.
-//! - A stopped process (SIGSTOP) cannot be distinguished from a late one.
+//! - A stopped process (SIGSTOP) is named on stderr after seconds; the other ranks still wait for it
+//!   until their deadlines, as for a late one.
 //! - If a process dies before it has announced its rank, its absence is noticed only at the
 //!   deadline, unless the launcher reports it (by a file `lost-RANK` in `IRIS_RENDEZVOUS`).
 //! - On the CPU the system provides pages at their first touch. If it has none left, it kills the

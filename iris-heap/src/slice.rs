@@ -115,7 +115,20 @@ impl<T> SymSlice<T> {
         self.serial
     }
 
-    /// Returns the slice of the elements in `range`.
+    /// Returns the slice of the elements in `range`. The range counts elements, not bytes, from the
+    /// start of this slice.
+    ///
+    /// ```
+    /// # use iris_heap::{Error, HeapOptions, SymmetricHeap, World};
+    /// World::run_threads(2, |world| -> Result<(), Error> {
+    ///     let heap = SymmetricHeap::open(&world, HeapOptions::new())?;
+    ///     let all = heap.arange::<f32>(6)?;
+    ///     let tail = all.slice(4..)?;
+    ///     assert_eq!(heap.read(tail)?, [4.0, 5.0]);
+    ///     heap.close()
+    /// })?;
+    /// # Ok::<(), Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::OutOfBounds`] if the range reaches past the end or is reversed.

@@ -54,7 +54,8 @@ pub(crate) fn mark_worker() {
 }
 
 /// Fails if called from enqueued work. A function that waits for streams, or takes a lock that
-/// other threads hold while they wait for streams, would otherwise wait for itself.
+/// other threads hold while they wait for streams, would otherwise wait for the end of the work
+/// that called it.
 pub(crate) fn check_may_wait(what: &str) -> Result<()> {
     match IS_WORKER.get() {
         true => Err(Error::WaitFromWork { what: what.into() }),

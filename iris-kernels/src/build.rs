@@ -273,7 +273,7 @@ pub(crate) mod tests {
             let [products, rest] = [injected.options_of_products(none()), injected.options(none())];
             assert_eq!(goes_without(&products), product, "{whole:?}");
             assert_eq!(goes_without(&rest), others, "{whole:?}");
-            // Both sets of options, those of products and the rest, still contain the delay.
+            // The options of GEMMs and the options of other kernels must both contain the delay.
             assert!([&products, &rest].iter().all(|it| it.defines.len() >= 2), "{whole:?}");
             assert_eq!(injected.is_by_messages(), whole.is_none());
         }
@@ -301,8 +301,8 @@ pub(crate) mod tests {
         assert!(odd.contains("i32"), "{odd}");
     }
 
-    /// Checks the kernels that the executor launches in addition to those in an operator's table
-    /// row; other tests check the latter.
+    /// Checks the kernels that the executor adds to the kernels of an operator's table row. Other
+    /// tests check the kernels of the rows.
     #[test]
     fn copy_engine_kernels_are_in_the_source_of_the_message() {
         use Kernel::{Gate, Results, Sums};

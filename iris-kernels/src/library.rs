@@ -63,8 +63,8 @@ pub struct GemmRequest {
     pub output: DType,
     /// Rows and columns of a tile of the tile GEMM, for calls that the library cannot do.
     pub tile: (u32, u32),
-    /// Rows and columns per signal, for a GEMM that stores tiles directly at their owners, if there
-    /// is a build of it; `None` for other GEMMs.
+    /// Rows and columns per signal of a GEMM that stores each tile to the rank that owns it; `None`
+    /// for a GEMM that stores all tiles locally.
     pub signalled: Option<[u32; 2]>,
     /// Whether the built-in GEMM may wait for parts of A that copy engines bring while it runs, if
     /// there is a build of it.

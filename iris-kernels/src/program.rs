@@ -58,7 +58,8 @@ pub struct Program {
     pub alternatives: &'static [Alternative],
     /// Position of the RMSNorm in a call, if there is one.
     pub norm: Norm,
-    /// Ranks that take part in a barrier that is a call of its own; unused by other programs.
+    /// Ranks that take part in the call of a `Barrier` operator; only programs with
+    /// [`Work::BarrierCall`] read it.
     pub members: Members,
     /// Step between nodes that may be in flight on the device while the program runs; `None` if
     /// there is none.
@@ -167,7 +168,7 @@ pub enum Work {
     /// Barrier of all ranks inside a call; its number, 0 or 1, distinguishes the two barriers of a
     /// call.
     Barrier(u32),
-    /// Barrier of [`Program::members`] that is a call of its own.
+    /// Whole call of a `Barrier` operator: barrier of the ranks in [`Program::members`].
     BarrierCall,
     /// RMSNorm of the rows of C.
     RmsNorm,
@@ -435,8 +436,8 @@ impl Work {
             Work::Gemm(Gemm { core: Core::Gated | Core::Storing { .. }, .. }) => {
                 EarliestStart::BehindOpen
             }
-            // Copies by engines are no kernel launches, so neither they nor the step that closes the
-            // call after them can overlap with the previous launch.
+            // Copy engines launch no kernel. So their copies, and the step that closes the call
+            // after the copies, cannot overlap with the previous launch.
             Work::Copies(_) | Work::Close(_) => EarliestStart::No,
             _ => EarliestStart::AfterTurn,
         }

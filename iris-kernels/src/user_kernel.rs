@@ -124,9 +124,9 @@ impl UserKernel {
             });
         }
         let args = [&[bytemuck::bytes_of(view)], args].concat();
-        // SAFETY: the caller guarantees that the parameters match the kernel. There are as many
-        // multiprocessors as workgroups, so a workgroup that is not resident yet finds an empty
-        // multiprocessor, where it fits.
+        // SAFETY: the caller guarantees that the parameters match the kernel. The device has at
+        // least as many multiprocessors as the launch has workgroups, so each waiting workgroup
+        // gets an empty multiprocessor and becomes resident.
         unsafe { self.function.launch_concurrent(stream, shape, &args) }
     }
 

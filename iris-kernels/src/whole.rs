@@ -43,8 +43,8 @@ impl WholeGemm {
             _ if heap.ranks_on_device() > 1 => None,
             _ => vendor(gpu, shape, (dtype, output))?,
         };
-        // In addition to the vendor's library, load only those built-in builds that are preferred
-        // to it for some shape.
+        // If the vendor's library is there, load only the built-in builds that are faster than the
+        // library for some shape.
         let chooses_by_shape = library == Library::Auto && vendor.is_some();
         let ours = match library {
             Library::Vendor if vendor.is_some() => None,

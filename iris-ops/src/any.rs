@@ -131,7 +131,7 @@ impl AnyOp {
 }
 
 impl Operands {
-    /// Operands without bias and RMSNorm. For an operator without B, pass any matrix as `b`.
+    /// Operands without bias and RMSNorm. For an operator without B, `b` is ignored.
     pub fn new(a: MatRef, b: MatRef, c: MatRef) -> Self {
         Self { a, b, c, bias: None, norm: None }
     }

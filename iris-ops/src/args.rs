@@ -22,7 +22,8 @@ pub struct MatmulArgs<M = MatRef> {
 }
 
 impl<M> MatmulArgs<M> {
-    /// Arguments for C = A B, without a bias and without an RMSNorm.
+    /// Arguments for C = A B, without a bias and without an RMSNorm: A is M x K, B is K x N;
+    /// [`Plan::shapes`](crate::Plan::shapes) has the parts that this rank passes.
     pub fn new(a: M, b: M, c: M) -> Self {
         Self { a, b, c, bias: None, norm: None }
     }
@@ -100,13 +101,13 @@ pub struct NormArgs<M = MatRef> {
 }
 
 impl<M> NormArgs<M> {
-    /// Arguments for an RMSNorm without a residual: `normed` = RMSNorm of the rows of C, times
-    /// `weight`.
+    /// Arguments for an RMSNorm without a residual: `normed` (M x N, dtype of C) = RMSNorm of the
+    /// rows of C, times `weight` (1 x N; f32, f16 or bf16).
     pub fn new(weight: M, normed: M) -> Self {
         Self { residual: None, weight, normed }
     }
 
-    /// Adds `residual` to the sum before C is written and normalised.
+    /// Adds `residual`, M x N with the dtype of C, to the sum before C is written and normalised.
     #[must_use]
     pub fn residual(mut self, residual: M) -> Self {
         self.residual = Some(residual);
@@ -142,7 +143,8 @@ pub struct CollectiveArgs<M = MatRef> {
 }
 
 impl<M> CollectiveArgs<M> {
-    /// Arguments that send `input` and receive `output`.
+    /// Arguments that send `input` and receive `output`, both with the plan's dtype;
+    /// [`Plan::shapes`](crate::Plan::shapes) has their shapes.
     pub fn new(input: M, output: M) -> Self {
         Self { input: Some(input), output, norm: None }
     }

@@ -42,7 +42,7 @@ pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Call> {
         op: op.into(),
         what: what.into(),
         value: "missing".into(),
-        expected: "a matrix: this rank takes part with one".into(),
+        expected: format!("a matrix: rank {} takes part with one", plan.ranks().rank),
     };
     let names = names(row);
     let Matrices { a, c, .. } = &mut call.matrices;

@@ -1,4 +1,4 @@
-//! Labels: how errors name an operator, so that one of several alike is found in the program.
+//! Labels: names of operators in errors, by which a user finds the operator in the program.
 
 use std::fmt;
 use std::panic::Location;
@@ -10,7 +10,7 @@ use crate::options::Request;
 /// Name of an operator in an error: its kind and shape, with its own name or its place in the
 /// program if one is known.
 ///
-/// It is equal to its [`Op`], whatever its name.
+/// A label equals an [`Op`] if it is a label of that operator; the name is not compared.
 #[derive(Clone, Debug)]
 pub struct OpLabel {
     op: Op,

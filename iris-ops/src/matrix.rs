@@ -101,6 +101,21 @@ impl MatRef {
     /// Sets the leading dimension: rows (columns, if transposed) start `ld` elements apart. A value
     /// below the length of a row makes the call fail. The memory needs `(rows - 1) * ld + cols`
     /// elements (rows and columns as stored): the last row may be short of `ld`.
+    ///
+    /// The left half of a matrix of 4 x 6 elements:
+    ///
+    /// ```
+    /// # use iris_heap::{Error, HeapOptions, SymmetricHeap, World};
+    /// # use iris_ops::MatRef;
+    /// World::run_threads(2, |world| -> Result<(), Error> {
+    ///     let heap = SymmetricHeap::open(&world, HeapOptions::new())?;
+    ///     let whole = heap.zeros::<f32>(4 * 6)?;
+    ///     let left = MatRef::sym(whole, 4, 3).with_ld(6);
+    ///     assert_eq!((left.rows(), left.cols()), (4, 3));
+    ///     heap.close()
+    /// })?;
+    /// # Ok::<(), Error>(())
+    /// ```
     #[must_use]
     pub fn with_ld(mut self, ld: usize) -> Self {
         self.ld = ld;

@@ -251,8 +251,8 @@ impl sealed::MatrixArg for Operand<'_> {
         if let Lent::Cudarc { until: SyncOnDrop::Record(Some((event, stream))), .. } =
             self.lent.origin()
         {
-            // The event is recorded here, in addition to the guard's drop, because a program may
-            // leak the guard.
+            // Record the event now. The guard also records it on drop, but a program may leak the
+            // guard.
             let recorded = event.record(stream);
             return recorded.map_err(iris_heap::Error::other).in_op(op);
         }

@@ -19,7 +19,7 @@ pub(crate) const MATMUL: &[Alternative] = &[always(&[or(
     &[kernel(Kernel::Local)],
 )])];
 
-/// Barrier that is a call of its own, not a step of another operator.
+/// Call of the operator `barrier`: one step.
 pub(crate) const BARRIER: &[Alternative] = &[always(&[step(Work::BarrierCall)])];
 
 /// All-reduce by additions under a lock: clear the sums, barrier, add, barrier, convert the sums to

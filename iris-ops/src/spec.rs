@@ -16,7 +16,7 @@ use crate::programs::MATMUL;
 pub(crate) struct Row {
     pub(crate) op: Op,
     /// Collective that the product is combined with; the operator itself if it has no product or
-    /// involves no other rank.
+    /// runs on one rank alone.
     pub(crate) message: Op,
     /// Whether N, and whether K, must be the same on all ranks.
     pub(crate) common: Common,

@@ -1,5 +1,6 @@
 //! Choice of the variant of a call: from a measured table row, or else by the shortest predicted
-//! time. Both depend only on values that all ranks have in common, so all ranks choose alike.
+//! time. Both depend only on values that are equal on all ranks, so all ranks choose the same
+//! variant.
 
 pub(crate) mod data;
 mod table;
@@ -187,8 +188,8 @@ fn may_take(ranks: Ranks, request: &Request, form: &Form) -> bool {
     // A tile that the caller chose would change the parts of a copied or stored message, for which
     // there are no measurements.
     let parts = by_workgroups || request.tile.is_none();
-    // Copies by engines are excluded if A is split by columns, unless a GEMM waits for them (they
-    // would not be faster), and with an RMSNorm, because that has not been measured.
+    // Copy engines are excluded in two cases: A is split by columns and no GEMM waits for the
+    // copies (they would not be faster), or the call has an RMSNorm (this has not been measured).
     let copies = !form.is_copied()
         || form.stores
         || request.rms_norm.is_none()
@@ -229,8 +230,8 @@ fn has_wgmma(ranks: Ranks, request: &Request) -> bool {
 
 /// Whether a call is like those for which table rows were measured. On GPUs these are plain
 /// products and messages without epilogue, norm or chosen tile. Tracing, counting, test delays and
-/// the number of workgroups do not matter, so that an observed call has the variant of an
-/// unobserved one.
+/// the number of workgroups are ignored, so that a call gets the same variant with and without
+/// them.
 fn is_as_measured(ranks: Ranks, request: &Request, form: &Form) -> bool {
     if ranks.device.backend.traits().host_threads {
         return true;

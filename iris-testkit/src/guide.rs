@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 /// Lists the variants of an enum of errors in `NAMES`, and names a value's variant by `name`. The
-/// match has no wildcard, so a new variant does not compile until it is listed.
+/// match has no wildcard, so the compiler demands that each new variant is listed.
 #[macro_export]
 macro_rules! variants {
     ($enum:ident: $($name:ident),* $(,)?) => {

@@ -52,8 +52,8 @@ use rustix::process::{
 };
 use tempfile::TempDir;
 
-/// Delay before the end of a rank is announced to the others, so that the end of another rank that
-/// caused it can become visible first.
+/// Delay between the end of a rank and its announcement to the other ranks. If the end of a second
+/// rank was the cause, that end becomes visible meanwhile.
 const SETTLE: Duration = Duration::from_millis(50);
 /// Number of bytes of each rank's stdout and stderr that are kept; earlier output is dropped.
 const KEPT: usize = 64 << 10;
@@ -426,9 +426,9 @@ impl Job {
                 *end = Some((how, now));
                 together.push((how.follows(), rank));
             }
-            // Announces ended ranks to those that wait for them. Ranks blame the one announced
-            // first, so the announcement is delayed: a rank may have failed because of another's
-            // end, which the system reports later.
+            // Announces ended ranks to the ranks that wait for them. A waiting rank blames the rank
+            // that is announced first. So the announcement is delayed: if the end of one rank made
+            // another rank fail, the system may report the first end later.
             if !together.is_empty() {
                 let until = *settled.get_or_insert(now + SETTLE);
                 if now >= until || together.iter().any(|(follows, _)| *follows == 0) {

@@ -12,9 +12,9 @@ use iris_heap::{DType, Element};
 pub enum Allowed<'a> {
     /// Equal values; +0 and -0 are equal.
     Exact,
-    /// Bounds of rounding errors: no element may exceed its own bound, and the Frobenius norm of
-    /// the errors may not exceed that of `typical`, because rounding errors do not all have the
-    /// same sign.
+    /// Bounds of rounding errors: each element has a bound, and the Frobenius norm of all errors
+    /// must be at most the norm of `typical`, which is smaller than that of the bounds because
+    /// errors of different sign cancel.
     Within {
         /// Largest possible rounding error of each element.
         bound: &'a [f64],

@@ -133,8 +133,8 @@ impl Setting {
     ) -> Self {
         let setting = Self::new(dtype, calls, injected);
         let Some((shape, step)) = subject.whole_shape(ranks, sharing) else { return setting };
-        // Calls use fused whole-matrix GEMMs only if `whole` is set. Its value selects the kernels
-        // without a wait, so it does not matter if no wait is left out.
+        // Calls use fused whole-matrix GEMMs only if `whole` is set. Its value says which kernels
+        // leave out a wait; if no wait is left out, any value will do.
         let whole = injected.whole.or(Some(OmittedWait::Others));
         let (tile, injected) = (subject.exchanged_tile(), FaultInjection { whole, ..injected });
         Self { shape, step, tile, injected, ..setting }
@@ -320,8 +320,8 @@ impl<T: Element> Bench<T> {
             (given.gives, given.gets) = (meaning.gives as u32, meaning.gets as u32);
             (given.product, given.sums) = (meaning.product as u32, meaning.sums.into());
             given.root = case.options.root as u32;
-            // Room is that of the rank with the most rows of C: a rank that has fewer, or none,
-            // checks that peers write no more.
+            // All ranks get as much memory as the rank with the most rows of C. A rank with fewer
+            // rows thus checks that peers write only its own rows.
             let rows = |rank| case.shapes(Ranks::new(rank, ranks.size), case.options.m)[2].0;
             given.room = (0..ranks.size).map(rows).max().unwrap_or(0) as u32;
             if let Subject::Op { place, .. } = subject {

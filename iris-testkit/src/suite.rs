@@ -34,7 +34,7 @@ pub enum Input {
 pub enum Residual {
     /// No residual.
     None,
-    /// Memory of its own, with the layout of C.
+    /// Separate memory with the layout of C.
     Apart,
     /// C itself: the call replaces the old residual by the new one.
     InC,

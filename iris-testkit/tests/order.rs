@@ -103,6 +103,56 @@ fn another_order_is_the_error_of_every_run() {
     });
 }
 
+/// Tests that a call which a rank can no longer issue, because it closes the heap or frees the
+/// operator, is the error of all runs, long before the entry deadline.
+#[test]
+fn a_call_left_out_before_a_close_or_a_free_is_the_error_of_every_run() {
+    let closing: fn(World) -> anyhow::Result<()> = |world| {
+        let orders: [&[usize]; 3] = [&[0, 1, 2], &[0, 1], &[0, 1, 2]];
+        issue(&world, orders[world.rank()], true)
+    };
+    let closing_unsynced: fn(World) -> anyhow::Result<()> = |world| {
+        let mut operators = operators(&world)?;
+        operators[1].call()?;
+        if world.rank() != 1 {
+            operators[2].call()?;
+        }
+        operators[0].heap.close()?;
+        Ok(())
+    };
+    let freeing: fn(World) -> anyhow::Result<()> = |world| {
+        let [_, mut sum, _] = operators(&world)?;
+        for _ in 0..if world.rank() == 1 { 1 } else { 2 } {
+            sum.call()?;
+            sum.sync()?;
+        }
+        Ok(sum.op.free()?)
+    };
+    let programs = [
+        (
+            closing,
+            "call 3 of the heap is all_gather (operator 2) on rank 0 and 2; left out (close heap at ",
+        ),
+        (
+            closing_unsynced,
+            "call 2 of the heap is all_gather (operator 2) on rank 0 and 2; left out (close heap at ",
+        ),
+        (
+            freeing,
+            "call 2 of the heap is all_reduce (operator 1) on rank 0 and 2; left out (free at ",
+        ),
+    ];
+    thread::scope(|scope| {
+        for (program, expected) in programs {
+            scope.spawn(move || {
+                let all = errors(3, program);
+                let right = |error: &String| without_places(error).contains(expected);
+                assert!(all.iter().all(right), "expected {expected}: {all:#?}");
+            });
+        }
+    });
+}
+
 /// Tests that all runs return the error of the rank that found the difference, and not that of the
 /// rank that it told first.
 #[test]
@@ -187,6 +237,7 @@ fn program() {
     let Ok(part) = std::env::var(PART) else { return };
     match part.as_str() {
         "late" => World::run_threads(2, late).expect("all calls"),
+        "elsewhere" => World::run_threads(2, elsewhere).expect("all calls"),
         "logged" => {
             let stderr = std::io::stderr;
             tracing_subscriber::fmt().with_ansi(false).with_writer(stderr).init();
@@ -214,26 +265,66 @@ fn late(world: World) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Program in which rank 1 enters a barrier while rank 0 calls an operator. A second thread of rank
+/// 1 issues the call when stdin ends, so no rank has made an error.
+fn elsewhere(world: World) -> anyhow::Result<()> {
+    let mut operators = operators(&world)?;
+    let sum = &mut operators[1];
+    // A closure, so that the call site is the same on both ranks.
+    let meet = || world.barrier();
+    if world.rank() == 0 {
+        sum.call()?;
+        sum.sync()?;
+        meet()?;
+    } else {
+        thread::scope(|scope| {
+            let waiting = scope.spawn(meet);
+            std::io::stdin().read_to_end(&mut Vec::new())?;
+            sum.call()?;
+            sum.sync()?;
+            waiting.join().expect("no panic").map_err(anyhow::Error::from)
+        })?;
+    }
+    sum.heap.close()?;
+    Ok(())
+}
+
 /// Tests that a waiting rank prints which rank it waits for, in which call of which operator, as
 /// one write; then the peer comes and the call succeeds.
 #[test]
 fn a_stream_that_waits_says_for_whom() {
+    let said = said_while_waiting("late");
+    let expected =
+        "iris: rank 0 waits for rank 1 to issue call 2 of the heap, all_reduce (operator 1): ";
+    assert!(said.starts_with(expected) && said.ends_with("s of 60.0s\n"), "{said:?}");
+}
+
+/// Tests that a waiting rank prints the collective step of the host in which its peer stands.
+#[test]
+fn a_stream_that_waits_says_where_its_peer_stands() {
+    let said = said_while_waiting("elsewhere");
+    let expected =
+        "iris: rank 0 waits for rank 1 to issue call 1 of the heap, all_reduce (operator 1): ";
+    let place = "; rank 1 waits for all ranks in barrier at ";
+    assert!(said.starts_with(expected) && said.contains(place), "{said:?}");
+}
+
+/// First line of program `part` about a wait of rank 0, without places. The program's stdin ends
+/// after that line, and it must then succeed.
+fn said_while_waiting(part: &str) -> String {
     // A datagram socket keeps writes apart, so that the test sees the content of each write.
     let (ours, theirs) = UnixDatagram::pair().expect("sockets");
     ours.set_read_timeout(Some(Duration::from_secs(100))).expect("a time limit");
-    let mut program = start("late", OwnedFd::from(theirs).into());
+    let mut program = start(part, OwnedFd::from(theirs).into());
     let mut buffer = [0; 1 << 12];
     let receive = || {
         let bytes = ours.recv(&mut buffer).expect("a line");
         String::from_utf8_lossy(&buffer[..bytes]).into_owned()
     };
-    let said = iter::repeat_with(receive).find(|line| line.contains("waits for"));
-    let said = without_places(&said.expect("lines without end"));
-    let expected =
-        "iris: rank 0 waits for rank 1 to issue call 2 of the heap, all_reduce (operator 1): ";
-    assert!(said.starts_with(expected) && said.ends_with("s of 60.0s\n"), "{said:?}");
+    let said = iter::repeat_with(receive).find(|line| line.contains("rank 0 waits for"));
     drop(program.stdin.take());
     assert!(program.wait().expect("an end").success());
+    without_places(&said.expect("lines without end"))
 }
 
 /// Tests that ranks do not log an error that is returned to the caller anyway.

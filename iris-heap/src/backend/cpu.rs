@@ -311,8 +311,7 @@ impl Backend for CpuBackend {
             // `record` fails only if the queue is closed, which happens only after `shutdown` has
             // waited for it.
             Some(queue) => queue.record().ok(),
-            // The stream's queue no longer exists, so nothing can be enqueued: wait for the
-            // worker's end.
+            // The stream's queue is gone, so no work can be added: wait for the worker's end.
             None => Some(worker.ended.clone()),
         };
         let ends: Vec<CpuEvent> = lock(&self.workers).iter().filter_map(end).collect();

@@ -32,7 +32,7 @@ pub(super) struct Letters {
     pub(super) arrived: Option<(u64, Vec<Part>)>,
     /// Reason why the group can make no further exchange; `None` while it can.
     pub(super) broken: Option<Error>,
-    /// Whether `broken` is the reason that the hub reported to all ranks of the group.
+    /// Whether the hub has reported the error in `broken` to all ranks of the group.
     pub(super) hub_reported: bool,
     /// First loss of a peer; differs from `broken` if the group broke earlier for another reason.
     pub(super) lost: Option<Error>,

@@ -67,7 +67,7 @@ impl Gathering {
     fn give_up(&mut self, door: &mut Door, error: &Error) {
         tracing::debug!(%error, "the world comes to nothing");
         let refusal = Frame::Refuse(error.clone()).pack();
-        // Rank 0 is told last, because its process may end when it has read the reason. The other
+        // Rank 0 gets the reason last, because its process may end after reading it. The other
         // connections are closed before the note is written, because writing may need their
         // descriptors.
         let own = self.peers[0].take();

@@ -143,8 +143,8 @@ impl Hub {
                     }
                 }
             }
-            // This process may have been stopped past a deadline, so lateness is judged only after
-            // all messages that others sent meanwhile have been read.
+            // A stop of this process may have lasted past a deadline. So first read all messages
+            // that other ranks have sent meanwhile, and only then decide which ranks are late.
             if !self.peers.iter().any(Peer::is_ready) {
                 for late in std::mem::take(&mut self.late) {
                     self.judge(late);

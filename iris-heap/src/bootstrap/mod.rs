@@ -140,10 +140,10 @@ pub trait Bootstrap: Send + Sync {
     /// Registers `watcher` for the loss of a peer; it is called at once if a peer is lost already.
     fn watch(&self, watcher: Watcher);
 
-    /// Loss of a peer that watchers were told about; `None` if no peer is lost.
+    /// Error that watchers got for a lost peer; `None` if all peers are alive.
     fn lost(&self) -> Option<Error>;
 
-    /// Ends this rank's participation: `clean` after a collective close; otherwise the peers are
-    /// told that this rank is lost. Never waits.
+    /// Ends this rank's participation. `clean` is true after a collective close; if it is false,
+    /// the peers get the error that this rank is lost. Never waits.
     fn leave(&self, clean: bool);
 }

@@ -55,9 +55,10 @@ impl ProcessId {
 /// Start of the identity of a job that is named by its parent process.
 pub(super) const BY_PARENT: &str = "parent process ";
 
-/// Name of the parent process's command, such as `bash` or `timeout`, for messages about a job
-/// that the parent identifies; `None` for other jobs, and if the system does not tell. It is no part
-/// of the identity, because a process may change its name between the starts of two ranks.
+/// Name of the parent process's command, such as `bash` or `timeout`, for messages about a job that
+/// the parent identifies; `None` for other jobs, and if the system does not show it. The name is no
+/// part of the job's identity, because a process may change its name between the starts of two
+/// ranks.
 pub(super) fn parent_command(job: &str) -> Option<String> {
     let pid = rustix::process::getppid().filter(|_| job.contains(BY_PARENT))?;
     let name = std::fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero())).ok()?;

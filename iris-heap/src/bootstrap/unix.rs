@@ -154,8 +154,8 @@ impl Processes {
         };
         let frame = Frame::Give { group: self.group, number, part };
         let whole = step.deadline.saturating_duration_since(started);
-        // The time limit for sending leaves a part of the deadline, in which the other ranks can be
-        // told the reason.
+        // Sending may take eight tenths of the deadline; in the rest the reason of a failure can be
+        // sent to the other ranks.
         let sent = self.connection.send(frame, started + whole / 10 * 8);
         let what = format!("rank {} in {}", self.rank, step.what);
         let mut patience = Patience::new(started, step.deadline);

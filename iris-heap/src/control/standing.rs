@@ -1,10 +1,11 @@
-//! Progress that each rank of this node publishes on its board: the call that it is in, and the
-//! node that it waits for in a step between nodes.
+//! Progress that each rank of this node publishes on its board: the call that it is in, the
+//! collective step that its host is in, and the node that it waits for in a step between nodes.
 
 use iris_sync::FaultKind;
 
 use super::Control;
-use crate::board::{AwaitedNode, Boards};
+use crate::board::{AwaitedNode, Boards, Difference, Ended, LeftOut};
+use crate::error::Error;
 
 impl Control {
     /// Sets the names of the nodes, by index.
@@ -20,6 +21,62 @@ impl Control {
         {
             tracing::debug!(%error, "a step between nodes is not told to other ranks");
         }
+    }
+
+    /// Tells the ranks of this node which collective step this rank's host is in, by kind and call
+    /// site; `None` ends the step.
+    pub(crate) fn publish_host_step(&self, step: Option<&str>) {
+        if let Some(boards) = self.boards()
+            && let Err(error) = boards.set_host_step(step)
+        {
+            tracing::debug!(%error, "a collective step of the host is not told to other ranks");
+        }
+    }
+
+    /// Tells the ranks of this node that this rank issues no further call of `ended`; `None` takes
+    /// that back. Does nothing if a call of this heap has failed, because the failure, not the
+    /// calls that are then left out, is the error.
+    pub(crate) fn publish_end(&self, ended: Option<Ended>) {
+        if let Some(boards) = self.boards()
+            && (ended.is_none() || self.outcome().is_ok())
+            && let Err(error) = boards.set_ended(ended)
+        {
+            tracing::debug!(%error, "the end of a heap or operator is not told to other ranks");
+        }
+    }
+
+    /// Kind and call site of the collective step that the host of `rank` is in; `None` outside one.
+    pub(super) fn host_step(&self, rank: usize) -> Option<String> {
+        self.boards().filter(|boards| rank < boards.ranks())?.host_step(rank).ok()?
+    }
+
+    /// Text that lists which of `ranks` are in a collective step of the hosts, to be appended to
+    /// another text; empty if there are none.
+    pub(crate) fn host_steps(&self, ranks: &[usize]) -> String {
+        let steps = ranks.iter().filter_map(|&rank| Some((rank, self.host_step(rank)?)));
+        steps.map(|(rank, step)| format!("; rank {rank} waits for all ranks in {step}")).collect()
+    }
+
+    /// Error about the first call that some rank has issued and another rank can no longer issue,
+    /// because it closes the heap or frees the call's operator; `None` if there is no such call, or
+    /// if this rank has failed, since a failure is a reason to close the heap early.
+    pub(crate) fn left_out(&self) -> Option<Error> {
+        if self.fault().is_some() || self.host_abort() != 0 {
+            return None;
+        }
+        let LeftOut { found: Difference { call, operators }, ranks } =
+            self.boards()?.left_out().ok()??;
+        let name = |(rank, operator): (usize, &Option<u32>)| match operator {
+            Some(operator) => self.describe(*operator),
+            None if ranks.contains(&rank) => match self.host_step(rank) {
+                Some(step) => format!("left out ({step})"),
+                None => "left out (the heap is closed or the operator freed)".into(),
+            },
+            None => "not issued yet, or long ago".into(),
+        };
+        let operators = operators.iter().enumerate().map(name).collect();
+        let error = Error::Order { call, ranks, operators };
+        Some(self.disorder.get_or_init(|| error).clone())
     }
 
     /// Name of the node that `rank` waits for in a step between nodes; `None` if `rank` is in no
@@ -44,8 +101,8 @@ impl Control {
         steps.map(text).collect()
     }
 
-    /// Operator and call that each rank is in, as far as the hosts know, if `fault` concerns calls
-    /// of another rank; `None` for other faults.
+    /// Operator and call that each rank is in, and the collective step of its host, as far as the
+    /// boards tell, if `fault` concerns calls of another rank; `None` for other faults.
     pub(super) fn standing(&self, fault: &iris_sync::Fault) -> Option<Vec<String>> {
         use iris_sync::Field;
         let about_calls = match fault.kind {
@@ -53,20 +110,59 @@ impl Control {
             FaultKind::Mismatch => matches!(fault.differing(), Some(Field::Op | Field::Sequence)),
             _ => false,
         };
-        let all = self.boards().filter(|_| about_calls)?.standing().ok()??;
+        let boards = self.boards().filter(|_| about_calls)?;
+        let (all, completed) = (boards.standing().ok()??, boards.completed().ok()?);
         let text = |(rank, (call, operator)): (usize, (u64, Option<u32>))| {
+            let state = if completed[rank] >= call { "done with" } else { "in" };
             let place = match operator {
                 Some(operator) => {
-                    format!("in {}, call {call} of the heap", self.describe(operator))
+                    format!("{state} {}, call {call} of the heap", self.describe(operator))
                 }
                 None if call == 0 => "in no operator: it has issued no call".into(),
-                None => format!("in call {call} of the heap"),
+                None => format!("{state} call {call} of the heap"),
             };
-            match self.node_awaited_by(rank) {
-                Some(node) => format!("{place}, in a step between nodes, waiting for {node}"),
-                None => place,
+            match (self.node_awaited_by(rank), self.host_step(rank)) {
+                (Some(node), _) => {
+                    format!("{place}, in a step between nodes, waiting for {node}")
+                }
+                (None, Some(step)) => format!("{place}, and waits for all ranks in {step}"),
+                (None, None) => place,
             }
         };
         Some(all.into_iter().enumerate().map(text).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::board;
+
+    #[test]
+    fn a_fault_tells_where_each_rank_stands() {
+        let boards = |_| crate::segment::SharedMemory::create("iris-test", board::BYTES).unwrap();
+        let all = Arc::new((0..2).map(boards).collect::<Vec<_>>());
+        let [late, c] = [1, 0].map(|rank| {
+            let c = Control::default();
+            c.set_boards(Boards::new(rank, all.clone()));
+            assert_eq!(c.name_op("sum"), 0);
+            c.boards().unwrap().issue(0).unwrap();
+            c
+        });
+        late.complete(1);
+        late.publish_host_step(Some("free at a.rs:1:2"));
+        c.boards().unwrap().issue(0).unwrap();
+        let mut words = [0; crate::abi::FAULT_WORDS];
+        (words[0], words[4]) = (FaultKind::NotEntered as i32, 1);
+        assert!(c.record_fault(&words));
+        let text = c.fault_error().unwrap().to_string();
+        for expected in [
+            "rank 0 is in sum (operator 0), call 2 of the heap;",
+            "rank 1 is done with sum (operator 0), call 1 of the heap, and waits for all ranks in free at a.rs:1:2;",
+        ] {
+            assert!(text.contains(expected), "{text}");
+        }
     }
 }

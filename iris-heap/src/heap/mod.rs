@@ -27,8 +27,9 @@ use std::time::SystemTime;
 
 use iris_sync::PROTOCOL_VERSION;
 
-use crate::abi::{ABORT_WORD, HeapView, MAX_RANKS, SIGNAL_RESERVED};
+use crate::abi::{ABORT_WORD, HeapView, MAX_RANKS, SIGNAL_RESERVED, abort};
 use crate::backend::{Backend, DeviceInfo, Export, Gpu, Imported, Mapping, Memory, Purpose};
+use crate::board::Ended;
 use crate::bootstrap::Object;
 use crate::control::Control;
 use crate::dtype::Element;
@@ -205,7 +206,23 @@ impl SymmetricHeap {
         Ok((backend, [data, signal, device_words], order::make_boards(world)?))
     }
 
-    /// Allocates `len` elements of data memory: collective. The contents are undefined.
+    /// Allocates `len` elements of data memory on every rank: collective. The contents are
+    /// undefined; [`SymmetricHeap::zeros`] and its like set them.
+    ///
+    /// ```
+    /// # use iris_heap::{Error, HeapOptions, SymmetricHeap, World};
+    /// World::run_threads(2, |world| -> Result<(), Error> {
+    ///     let heap = SymmetricHeap::open(&world, HeapOptions::new())?;
+    ///     let slice = heap.alloc::<f32>(3)?;
+    ///     heap.write(slice, &[world.rank() as f32; 3])?;
+    ///     world.barrier()?; // every rank has written
+    ///     assert_eq!(heap.read_from(slice, 1)?, [1.0; 3]);
+    ///     world.barrier()?; // every rank has read
+    ///     heap.free(slice)?;
+    ///     heap.close()
+    /// })?;
+    /// # Ok::<(), Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::OutOfHeap`] on every rank if one has no room, before any has changed its state;
@@ -215,7 +232,8 @@ impl SymmetricHeap {
         self.alloc_in(Segment::Data, len)
     }
 
-    /// Allocates `words` words of signal memory: collective. The contents are undefined.
+    /// Allocates `words` words of signal memory, 4 bytes each, on every rank: collective. The
+    /// contents are undefined.
     ///
     /// # Errors
     /// Errors of [`SymmetricHeap::alloc`].
@@ -249,7 +267,7 @@ impl SymmetricHeap {
         let mut blocks = Vec::with_capacity(requests.len());
         let mut full: Option<(&Request, Full)> = None;
         let mut items = vec![("what", what.to_string())];
-        // If only this rank has an error, its peers are told, and change nothing, either.
+        // An error of this rank alone is sent to its peers, which then change nothing.
         let mut possible = self.backend.check_no_capture("allocation");
         for request in requests {
             let Request { segment, bytes, name } = request;
@@ -331,8 +349,8 @@ impl SymmetricHeap {
     }
 
     /// Frees a block: collective. Waits until this rank's streams and those of its peers have
-    /// finished; errors of their work stay with the streams. A rank that refuses does not wait, and
-    /// nothing is changed on any rank.
+    /// finished; errors of their work stay with the streams. If one rank refuses the request, it
+    /// returns without waiting, and all ranks keep the block.
     ///
     /// # Errors
     /// [`Error::Disagreement`] if the ranks free different blocks; [`Error::NotAllocated`] if the
@@ -456,10 +474,17 @@ impl SymmetricHeap {
             checked => checked,
         };
         let items = [("heap", format!("{:#x}", self.id))];
+        if capture.is_ok() {
+            self.memory.control.publish_end(Some(Ended::Heap));
+        }
         let outcome = self.world.agree_with("close heap", &items, &refusal(&capture));
         capture?;
-        if let Ok(outcomes) = &outcome {
-            self.world.note_returned(check_refusals("close heap", outcomes))?;
+        if let Ok(outcomes) = &outcome
+            && let Err(error) = check_refusals("close heap", outcomes)
+        {
+            // The heap stays open on all ranks.
+            self.memory.control.publish_end(None);
+            return self.world.note_returned(Err(error));
         }
         if self.nodes.get().is_some() {
             // Enqueued steps between nodes read and write the heap, which a closed heap refuses.
@@ -471,7 +496,7 @@ impl SymmetricHeap {
         // After this barrier all streams of all ranks have finished. (No closure, because the
         // barrier's call site would then be a place in this crate.)
         let finished = match outcome {
-            Ok(_) => self.world.barrier(),
+            Ok(_) => self.world.collective("close heap", &[]).map(drop),
             Err(error) => Err(error),
         };
         lock(&self.watch).take();
@@ -483,7 +508,7 @@ impl SymmetricHeap {
         lock(&self.registration).take();
         let settled = settled.and(self.leave_nodes());
         settled.map_err(|e| self.after_fault(e))?;
-        self.take_unreported().map_or(Ok(()), Err)
+        self.world.note_returned(self.take_unreported().map_or(Ok(()), Err))
     }
 
     /// First error of enqueued work that has not been returned to the program.
@@ -670,7 +695,8 @@ impl SymmetricHeap {
         self.id
     }
 
-    /// Number of free bytes in a segment, and size of its largest free block.
+    /// Number of free bytes in a segment, and size of its largest free block in bytes; (0, 0) for
+    /// imported memory.
     pub fn free_bytes(&self, segment: Segment) -> (u64, u64) {
         let state = self.state();
         match segment {
@@ -690,7 +716,14 @@ impl SymmetricHeap {
     /// Combines an error of a host step with the fault that a kernel of this rank left before, if
     /// there is one.
     fn after_fault(&self, then: Error) -> Error {
-        match self.memory.control.fault_error() {
+        let control = &self.memory.control;
+        if control.host_abort() == abort::DISORDER
+            && let Some(disorder) = control.disorder()
+        {
+            // The peers have left because of this difference, so it is the error.
+            return disorder;
+        }
+        match control.fault_error() {
             // The error already contains the fault: the world has added it.
             _ if matches!(then, Error::AfterFault { .. }) => then,
             Some(fault) => Error::AfterFault { fault: Box::new(fault), then: Box::new(then) },

@@ -4,6 +4,7 @@ use std::sync::MutexGuard;
 
 use super::SymmetricHeap;
 use crate::backend::Current;
+use crate::board::Ended;
 use crate::error::Result;
 use crate::slice::DevWords;
 use crate::stream::Stream;
@@ -68,6 +69,12 @@ impl Issuing<'_> {
                 Ok(())
             }
         }
+    }
+
+    /// Announces to the hosts of all ranks that this rank issues no further call of the op with id
+    /// `op`, because it frees the op. A rank that waits for such a call then fails at once.
+    pub fn announce_end(&self, op: u32) {
+        self.heap.memory.control.publish_end(Some(Ended::Operator(op)));
     }
 
     /// Removes the last announcement, because no part of its call was enqueued.

@@ -57,48 +57,54 @@ impl HeapOptions {
         HeapOptions::default()
     }
 
-    /// Sets the size of the data segment, with its unit: `data(Bytes::gib(2))`.
+    /// Sets the size of each rank's data segment, with its unit: `data(Bytes::gib(2))`. Default:
+    /// 256 MiB.
     pub fn data(self, size: Bytes) -> HeapOptions {
         self.data_bytes(size.get())
     }
 
-    /// Sets the size of the data segment in bytes.
+    /// Sets the size of each rank's data segment in bytes. Default: 256 MiB.
     pub fn data_bytes(mut self, bytes: u64) -> HeapOptions {
         self.data_bytes = bytes;
         self
     }
 
-    /// Sets the size of the signal segment in bytes.
+    /// Sets the size of each rank's signal segment in bytes: 4096 reserved bytes and the memory
+    /// through which small messages travel. Default: 64 MiB; at most 16 GiB.
     pub fn signal_bytes(mut self, bytes: u64) -> HeapOptions {
         self.signal_bytes = bytes;
         self
     }
 
-    /// Sets the number of device-local words.
+    /// Sets the number of device-local words of each rank, 4 bytes each. Default: 262,144; at most
+    /// 2^32.
     pub fn device_words(mut self, words: u64) -> HeapOptions {
         self.device_words = words;
         self
     }
 
-    /// Sets the kind of device.
+    /// Sets the kind of device. Default: the CPU.
     pub fn backend(mut self, backend: BackendKind) -> HeapOptions {
         self.backend = backend;
         self
     }
 
     /// Sets the device of this rank, by its index among the devices visible to the process.
+    /// Default: the rank's number on its host, modulo the number of devices.
     pub fn device(mut self, index: usize) -> HeapOptions {
         self.device = Some(index);
         self
     }
 
-    /// Sets whether to use plain device memory instead of virtual memory.
+    /// Sets whether to use plain device memory (`cuMemAlloc`) even if the GPU supports virtual
+    /// memory management. Default: false.
     pub fn legacy_memory(mut self, legacy: bool) -> HeapOptions {
         self.legacy_memory = legacy;
         self
     }
 
-    /// Sets the number of this rank's workgroup threads.
+    /// Sets the number of this rank's workgroup threads on the CPU. Default: `IRIS_THREADS`, or the
+    /// number of cores divided by the number of ranks of this host, at least 1.
     pub fn threads(mut self, threads: usize) -> HeapOptions {
         self.threads = Some(threads);
         self

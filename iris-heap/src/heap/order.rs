@@ -64,9 +64,9 @@ pub(super) fn share_boards(world: &World, made: Option<JointMemory>) -> Result<O
     }
 }
 
-/// Watcher thread of a rank: compares the boards of all ranks every second, aborts waiting kernels
-/// if the ranks issue calls in different orders, and logs which ranks the host waits for. Dropping
-/// this ends the thread.
+/// Watcher thread of a rank. It compares the boards of all ranks every second, aborts waiting
+/// kernels if the ranks issue calls in different orders or leave one out, and logs which ranks the
+/// host waits for. Dropping this ends the thread.
 pub(super) struct Watch {
     stop: Arc<AtomicBool>,
     thread: Thread,
@@ -121,7 +121,7 @@ fn watch(ranks: &Watched, control: &Control, stop: &AtomicBool) {
     let mut patience: Option<(Instant, Patience)> = None;
     while !stop.load(Ordering::Acquire) {
         thread::park_timeout(TICK);
-        if control.disorder().is_some() {
+        if control.disorder().or_else(|| control.left_out()).is_some() {
             control.set_host_abort(abort::DISORDER);
             return;
         }
@@ -147,8 +147,9 @@ fn watch(ranks: &Watched, control: &Control, stop: &AtomicBool) {
                     control.completed()
                 )),
                 (awaited, _) => notice(format_args!(
-                    "rank {rank} waits for rank {} to issue {call}: {waited:.1?} of {allowed:.1?}",
-                    ranks.list(awaited)
+                    "rank {rank} waits for rank {} to issue {call}: {waited:.1?} of {allowed:.1?}{}",
+                    ranks.list(awaited),
+                    control.host_steps(awaited)
                 )),
             }
         }

@@ -22,7 +22,8 @@ impl World {
         self.collective("barrier", &[]).map(drop)
     }
 
-    /// Exchanges bytes: returns the bytes that each rank passed, indexed by rank.
+    /// Exchanges bytes: collective; returns the bytes that each rank passed, indexed by rank. Ranks
+    /// may pass different numbers of bytes.
     ///
     /// # Errors
     /// Errors of [`World::barrier`].
@@ -41,7 +42,18 @@ impl World {
         self.exchange("allgather", bytes, Some(on_missing))
     }
 
-    /// Checks that every rank passes the same items in the same order.
+    /// Checks that every rank passes the same items in the same order: collective. `what` names the
+    /// check in errors; an item is a name and a value.
+    ///
+    /// ```
+    /// # use iris_heap::{Error, World};
+    /// let error = World::run_threads(2, |world| -> Result<(), Error> {
+    ///     let layers = [("layers", (12 + world.rank()).to_string())];
+    ///     world.agree("model", &layers)
+    /// });
+    /// let text = error.unwrap_err().to_string();
+    /// assert!(text.contains("layers is 12 on rank 0; 13 on rank 1"), "{text}");
+    /// ```
     ///
     /// # Errors
     /// [`Error::Disagreement`] on every rank, with the first item that differs; errors of
@@ -107,7 +119,21 @@ impl World {
     }
 
     /// Collective exchange of success or failure: if any rank passes an error, all ranks fail. A
-    /// rank that failed gets its own error back, the others get [`Error::PeerFailed`].
+    /// rank that failed gets its own error back, the others get [`Error::PeerFailed`]. `what` names
+    /// the step in that error.
+    ///
+    /// ```
+    /// # use iris_heap::{Error, World};
+    /// let error = World::run_threads(2, |world| -> Result<(), Error> {
+    ///     let mine = match world.rank() {
+    ///         0 => Ok(vec![1.0, 2.0]),
+    ///         _ => Err(Error::other(std::io::Error::other("no such file"))),
+    ///     };
+    ///     let _weights = world.all_ok("loading the weights", mine)?;
+    ///     Ok(())
+    /// });
+    /// assert_eq!(error.unwrap_err().to_string(), "no such file");
+    /// ```
     ///
     /// # Errors
     /// [`Error::PeerFailed`]; this rank's own error; errors of [`World::barrier`].
@@ -168,6 +194,14 @@ impl World {
         }
     }
 
+    /// Tells the ranks of all open heaps of this world which collective step this rank is in, so
+    /// that the errors of ranks that wait for it in a call name the step; `None` ends the step.
+    fn publish_step(&self, step: Option<&str>) {
+        let controls = lock(&self.inner.controls);
+        let open = controls.iter().filter_map(std::sync::Weak::upgrade);
+        open.for_each(|control| control.publish_host_step(step));
+    }
+
     pub(crate) fn step(&self, kind: &str, at: &Location<'_>) -> Step {
         Step {
             what: format!("{kind} at {at}"),
@@ -198,8 +232,10 @@ impl World {
         *sequence += 1;
         let tag = format!("{kind} at {at} (exchange {sequence})");
         let message = Writer::default().text(&tag).bytes(bytes).finish();
-        let all =
-            self.inner.bootstrap.allgather(&message, &Step { on_missing, ..self.step(kind, at) });
+        let step = Step { on_missing, ..self.step(kind, at) };
+        self.publish_step(Some(&step.what));
+        let all = self.inner.bootstrap.allgather(&message, &step);
+        self.publish_step(None);
         let all = self.note_returned(all.map_err(|error| self.after_fault(error)))?;
         let mut tags = Vec::with_capacity(all.len());
         let mut contents = Vec::with_capacity(all.len());

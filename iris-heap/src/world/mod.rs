@@ -128,7 +128,15 @@ impl World {
 
     /// Makes the world of `size` processes of this host that share `id`, for programs with a
     /// launcher of their own: one process generates the id, all receive it, and each passes its
-    /// rank.
+    /// rank, from 0.
+    ///
+    /// ```no_run
+    /// # use iris_heap::{Error, UniqueId, World};
+    /// # fn receive() -> (UniqueId, usize) { unimplemented!() }
+    /// let (id, rank) = receive(); // from a parent that called `UniqueId::new`
+    /// let world = World::from_unique_id(&id, rank, 4)?;
+    /// # Ok::<(), Error>(())
+    /// ```
     ///
     /// # Errors
     /// Errors of [`World::from_env`]; [`Error::Invalid`] for a size or rank outside its range.

@@ -58,7 +58,8 @@ impl World {
     #[track_caller]
     fn part(&self, color: usize) -> Result<World> {
         let part = self.split(Some(color as u32), self.rank() as i64)?;
-        part.ok_or_else(|| Error::invalid("part of the world", color, "one with this rank"))
+        let with_rank = || format!("one with rank {}", self.rank());
+        part.ok_or_else(|| Error::invalid("part of the world", color, with_rank()))
     }
 
     /// Checks that operators can run over the nodes of this world: even nodes, numbered one after

@@ -13,6 +13,19 @@ impl World {
     /// `key` and then by their rank in this world. Ranks that pass `None` get `None`. Close split
     /// worlds before this world.
     ///
+    /// Two groups, of the even and of the odd ranks:
+    ///
+    /// ```
+    /// # use iris_heap::{Error, World};
+    /// World::run_threads(4, |world| -> Result<(), Error> {
+    ///     let color = world.rank() as u32 % 2;
+    ///     let group = world.split(Some(color), 0)?.expect("every rank has a color");
+    ///     assert_eq!((group.size(), group.rank()), (2, world.rank() / 2));
+    ///     group.close()
+    /// })?;
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
     /// # Errors
     /// Errors of [`World::barrier`].
     #[track_caller]

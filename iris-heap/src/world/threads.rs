@@ -128,7 +128,8 @@ impl World {
         let rank_main = move |world: World| {
             let result = catch_unwind(AssertUnwindSafe(|| f(world.clone())));
             match &result {
-                // An error of this close was caused by another rank, which reports its own error.
+                // If `close` fails here, another rank has failed and reports the error; so this one
+                // is ignored.
                 Ok(Ok(_)) => drop(world.close()),
                 _ => world.abort(),
             }

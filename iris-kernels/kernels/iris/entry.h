@@ -75,8 +75,8 @@ IRIS_DEVICE bool mismatch(const Words& m, Call call, u32 peer, u32 field, i32 se
 /// differ or the call cannot be finished.
 IRIS_DEVICE bool wait_entry(const Words& m, Call call, const Record& record, i32 sequence,
                             u32 peer) {
-    // A stress test that leaves out this wait must not compare records, either: it would find the
-    // record of another call and report a mismatch instead of wrong results.
+    // A stress test that leaves out this wait must also skip the comparison: the record may be that
+    // of another call, and the mismatch would hide the wrong results that the test looks for.
     if (static_cast<int>(Access::EntryLoad) == IRIS_TEST_NO_WAIT) return true;
     const SymWord place = m.entry(m.channel.rank, peer, call.parity());
     const Awaited awaited{call, call, peer, -1, Limit::Entry};

@@ -54,8 +54,7 @@
 #define IRIS_DEVICE __attribute__((device)) inline __attribute__((always_inline))
 #define IRIS_INLINE __attribute__((always_inline))
 #define IRIS_COLD static __attribute__((device)) __attribute__((noinline))
-// Smallest number of waves per execution unit (SIMD): a compute unit has four of them, and a wave
-// has 64 threads.
+// Smallest number of waves per SIMD. A compute unit has four SIMDs, and a wave has 64 threads.
 #define IRIS_WAVES_A_UNIT ((IRIS_TOGETHER * ((IRIS_THREADS + 63) / 64) + 3) / 4)
 #define IRIS_KERNEL                                                                                \
     extern "C" __attribute__((global))                                                             \
@@ -142,7 +141,8 @@ struct alignas(16) Vec16 {
 /// Number of threads per workgroup that kernels are compiled for.
 constexpr u32 THREADS = IRIS_THREADS;
 
-/// Access number for accesses that are not part of a protocol, so not in the access table.
+/// Access number of accesses in kernels of users; the access table of the protocols has no entry
+/// for it.
 constexpr int USER_ACCESS = -1;
 
 } // namespace iris

@@ -87,8 +87,8 @@ IRIS_DEVICE void sleep(u32 ns) {
 #define IRIS_WITH_SCOPE(call, order)                                                               \
     if constexpr (S == Scope::System) return call(order, __HIP_MEMORY_SCOPE_SYSTEM);               \
     else return call(order, __HIP_MEMORY_SCOPE_AGENT)
-// Order of the access itself after release() has done the releasing half; the builtin needs a
-// constant.
+// Memory order that is passed to the builtin, which needs a constant: acquire or relaxed, because
+// release() has done the releasing part of order O.
 #define IRIS_ACQUIRES (O == Order::Acquire || O == Order::AcqRel)
 #define IRIS_WITH_ORDER(call)                                                                      \
     if constexpr (IRIS_ACQUIRES) {                                                                 \

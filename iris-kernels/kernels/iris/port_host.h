@@ -17,7 +17,7 @@ iris::u32 iris_hook_workgroup(void);
 iris::u32 iris_hook_workgroups(void);
 /// Barrier of the workgroup; returns whether all threads passed ok.
 int iris_hook_vote(int ok, int site);
-/// Start and end of divergent code, in which each thread branches for itself.
+/// Start and end of divergent code, in which threads may take different branches.
 void iris_hook_diverge(void);
 void iris_hook_reconverge(void);
 iris::u64 iris_hook_now(void);

@@ -252,8 +252,8 @@ struct Items {
     /// Number of rows of the smallest part, and number of parts that have one row more, as split()
     /// computes them.
     u32 each, more;
-    /// Number of items in the whole message, in a part of `each` rows, and in a part with one row
-    /// more; computed once.
+    /// Number of items in the whole message (`whole`), in a part of `each` rows (`of_part`), and in
+    /// a part of `each` + 1 rows (`of_longer`).
     u32 whole, of_part, of_longer;
 
     IRIS_DEVICE Items(Collective collective, u32 size, u32 rows, u32 cols, u32 per_item, u32 root)

@@ -26,7 +26,8 @@ class Trace {
         if (OBSERVED && buffer != 0 && group < MAX_GROUPS) {
             count_word = buffer + group * 4;
             slots = buffer + MAX_GROUPS * 4 + u64(group) * capacity * SPAN_BYTES;
-            // A later launch of a call appends its spans to those of earlier launches.
+            // A call may have several launches: each appends its spans after the spans of the
+            // launches before it.
             used = port::read<u32>(count_word);
         }
     }

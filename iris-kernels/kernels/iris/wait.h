@@ -63,8 +63,8 @@ IRIS_COLD bool stopped(Words m, Awaited awaited) {
     return true;
 }
 
-/// Returns whether this rank has given up or was told that a peer has. The answer never reverts to
-/// false.
+/// Returns whether this rank has given up, or a peer has and told this rank. Once true, the result
+/// stays true.
 IRIS_DEVICE bool has_given_up(const Words& m) {
     return m.load<Access::AbortCheck>(m.abort(m.channel.rank)) != 0;
 }

@@ -125,8 +125,8 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
         Kernel::Copies => copies(partial, deliver::Plan::AllGather(split), 0),
         Kernel::Blocks => copies(partial, deliver::Plan::AllToAll(split), 0),
         Kernel::Results => {
-            // The signals of results have the numbers after those of the blocks, which use one
-            // signal per tile of the largest part.
+            // Blocks use one signal per tile of the largest part; the signals of results have the
+            // numbers after these.
             copies(partial, deliver::Plan::AllGather(split), split.part(0).tiles())
         }
         Kernel::Sums => sums::run(&launch, grid, partial),

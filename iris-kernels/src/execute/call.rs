@@ -90,8 +90,8 @@ impl<'a> Call<'a> {
             When::Wide => n >= COLUMNS * (channel.size - 1),
             When::Engines => self.has_engines()?,
             When::Exchanges => fits(),
-            // A GEMM that stores at peers needs engines, too, as a sign that no rank shares the
-            // device and nothing is observed.
+            // A GEMM that stores to peers has the same conditions as copy engines: no rank shares
+            // the device, and the call is neither traced nor counted.
             When::Gated | When::Stores => fits() && self.has_engines()?,
             When::Adds => {
                 // With a single part, a sum in the GEMM would wait for the peer's part before

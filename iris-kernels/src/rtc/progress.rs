@@ -95,8 +95,8 @@ impl Drop for Level {
     }
 }
 
-/// Runs `compile`, and shows `what` as its source in the current level's line, or in a line of its
-/// own.
+/// Runs `compile` and meanwhile shows `what`, the name of the source: in the line of the current
+/// level, or in a new line if no level has begun.
 pub(super) fn compiling<T>(what: &str, compile: impl FnOnce() -> T) -> T {
     gauge().naming(what, compile)
 }
@@ -146,7 +146,7 @@ impl Gauge {
         self.lock().owner = None;
     }
 
-    /// Starts the thread that draws the line; `None` if nothing shall be shown, or no thread can be
+    /// Starts the thread that draws the line; `None` if the line is hidden or the thread cannot be
     /// started.
     fn draw(self: &Arc<Self>) -> Option<(Sender<()>, JoinHandle<()>)> {
         let mut output = (self.open)()?;

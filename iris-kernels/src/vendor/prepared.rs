@@ -264,8 +264,8 @@ impl Prepared {
     }
 
     /// Makes the product of a problem; `None` if the library cannot do it. If the library rejects
-    /// unsuitable algorithms, the product uses the algorithm `named` for its bucket of rows, else
-    /// one of its own.
+    /// unsuitable algorithms, the product uses algorithm `named`, which was chosen for its bucket
+    /// of rows; otherwise the library chooses an algorithm for this product.
     fn product(&self, problem: Problem, named: Algorithm) -> Result<Option<Product>> {
         let made = match self.of.dialect().refuses {
             true => Product::by(named, &self.of, problem),

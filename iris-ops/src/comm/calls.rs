@@ -101,8 +101,10 @@ impl Comm {
         let root = self.root(root)?;
         let input = input.filter(|_| root == self.rank());
         if input.is_none() && root == self.rank() {
-            let expected = "memory to send, since this rank is the root; Comm::broadcast_in_place sends what it gets";
-            return Err(invalid(Op::Broadcast, "input", "None".into(), expected.into()));
+            let expected = format!(
+                "memory to send, since rank {root} is the root; Comm::broadcast_in_place sends what it gets"
+            );
+            return Err(invalid(Op::Broadcast, "input", "None".into(), expected));
         }
         let (input, output) =
             (input.map(|input| input.lend(&self.stream)), output.lend_mut(&self.stream));

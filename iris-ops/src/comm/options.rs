@@ -32,12 +32,13 @@ const LEAST_BYTES_OF_RANK: u64 = 64;
 
 /// Sizes of a [`Comm`](super::Comm).
 ///
-/// The workspace is symmetric memory in which peers leave their parts. Calls with more bytes than
-/// [`max_bytes`](Options::max_bytes) are done in parts, one launch after the other; so a small workspace costs time for
-/// large messages, and no memory.
+/// The workspace is symmetric memory into which peers write their parts of a message. Calls with
+/// more bytes than [`max_bytes`](Options::max_bytes) are done in parts, one launch after the other;
+/// so a small workspace costs time for large messages, and no memory.
 ///
 /// # Workspace
-/// [`Options::footprint`] tells bytes for a device. With sums of f32, f16 and bf16, for each rank:
+/// Bytes that a communicator takes of each rank's heap, with sums of f32, f16 and bf16;
+/// [`Options::footprint`] computes them for other options:
 ///
 #[doc = include_str!("footprint.md")]
 #[derive(Clone, Debug, PartialEq)]

@@ -81,8 +81,8 @@ impl Problem {
     /// tests at run time.
     fn meets(&self, when: When, parts: usize) -> bool {
         match when {
-            // One launch takes as long as two, except for their overlap, so the model needs no case
-            // for it.
+            // The model predicts an exchange inside a GEMM as two launches, GEMM and exchange, so
+            // it never takes this alternative.
             When::Exchanges => false,
             When::Stores => self.has_stores && self.has_engines && self.shape[0] >= self.world,
             When::Engines => self.has_engines,

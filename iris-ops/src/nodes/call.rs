@@ -195,7 +195,7 @@ impl Calling<'_> {
             op: self.record.op.into(),
             what: what.into(),
             value: "missing".into(),
-            expected: "a matrix, which this rank has".into(),
+            expected: format!("a matrix of rank {}", self.op.heap.rank()),
         })
     }
 

@@ -98,7 +98,7 @@ impl Operator {
         };
         lent().try_for_each(|matrix| matrix.check(op, heap, stream))?;
         let outcome = self.run(stream, matrices);
-        // Operands are told of a failed call too, because some of its steps may already be enqueued
+        // Notify the operands even if the call failed: some of its steps may already be enqueued
         // and use their memory.
         let told = lent().try_for_each(|matrix| matrix.enqueued(op));
         outcome.and(told)
@@ -182,8 +182,8 @@ impl Composite {
         let (parts, areas) = match (made, told) {
             (Ok(made), Ok(())) => made,
             (Ok((parts, areas)), Err(error)) => {
-                // Closing is collective: either all ranks of this node are here, or the world is
-                // broken anyway.
+                // `give_back` is collective. All ranks of this node get here, unless the world is
+                // broken; then it fails at once.
                 let own = if workspace.is_some() { BTreeMap::new() } else { areas };
                 if let Err(error) = give_back(heap, op, parts, &own) {
                     tracing::warn!(%op, rank = heap.rank(), %error, "memory is not given back");

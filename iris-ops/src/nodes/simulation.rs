@@ -282,7 +282,8 @@ impl Simulation<'_> {
     }
 }
 
-/// Simulates a call: returns its time (none if it does not end), the tasks, and each rank's stream.
+/// Simulates a call: returns its time (`None` if a task waits forever), the tasks, and each rank's
+/// stream.
 fn simulate(plan: &Plan, m: usize, fault: Fault) -> (Option<f64>, Vec<Task>, Vec<Stream>) {
     let mut simulation = Simulation { plan, network: NETWORK, tasks: Vec::new() };
     let streams = simulation.call(m, fault);

@@ -59,8 +59,8 @@ impl Own {
             let request = plan.request();
             let asked = request.workgroups;
             let beside = request.beside as u32 + request.step_blocks;
-            // On a host the kernel beside a call has a thread of its own, so it takes no workgroup
-            // away.
+            // On the CPU the kernel beside a call runs on a separate thread, so the call keeps all
+            // workgroups.
             let resident = match beside {
                 1.. if !plan.on_cpu() => {
                     executor.resident().min(heap.workgroups().saturating_sub(beside))
@@ -73,8 +73,9 @@ impl Own {
                     what: "beside".into(),
                     value: beside.to_string(),
                     expected: format!(
-                        "fewer than this rank's {} multiprocessors",
-                        heap.workgroups()
+                        "fewer than the {} multiprocessors of rank {}",
+                        heap.workgroups(),
+                        heap.rank()
                     ),
                 });
             }
@@ -223,8 +224,8 @@ impl Operator {
             ready: Vec::new(),
         };
         if let Err(error) = operator.take_trace() {
-            // `free` is collective, and safe to call here: either every rank is on this path, or
-            // the world is broken and of no use anyway.
+            // `free` is collective. All ranks get here, unless the world is broken; then `free`
+            // fails at once.
             if let Err(error) = operator.free() {
                 tracing::warn!(%op, rank = heap.rank(), %error, "the memory of an op could not be freed");
             }
@@ -319,6 +320,9 @@ impl Operator {
     #[track_caller]
     fn give_back(self) -> Result<()> {
         let (op, trace) = (self.plan.op(), self.trace.as_slice());
+        if let Some(ready) = self.ready.first() {
+            self.heap.issue().announce_end(ready.args.channel.op);
+        }
         match (self.owns, trace) {
             (true, _) => self.workspace.give_back(trace)?,
             (false, []) => self.heap.finish().in_op(op)?,

@@ -13,8 +13,8 @@ use crate::plan::Choice;
 use crate::spec;
 
 impl Operator {
-    /// Parts of the record that are the same for all calls of a choice: not M and N, and not where
-    /// the matrices lie.
+    /// Record with the fields that all calls of a choice have in common. The call adds M, N and the
+    /// positions of the matrices.
     pub(super) fn record(&self, choice: &Choice) -> Record {
         let request = self.plan.request();
         let common = self.plan.row().common;

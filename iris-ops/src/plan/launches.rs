@@ -79,8 +79,8 @@ impl Plan {
         shape: (usize, usize),
         groups: impl FnOnce() -> u32,
     ) -> u32 {
-        // Rows of C that a rank sends in place must not be written by its receiving workgroups
-        // meanwhile, not even with the same bytes.
+        // A rank sends these rows of C in place. If other workgroups received at the same time,
+        // they could write rows that are being read, even if with the same bytes.
         let in_place = choice.form.gemm == spec::GemmStage::Rows;
         if self.alone() || self.is_product(choice) || in_place {
             return 0;
@@ -102,8 +102,8 @@ impl Plan {
         }
     }
 
-    /// Whether each thread handles several items in a call by the LL protocol, between two ranks
-    /// that send each other the same amount. The last wave of a workgroup handles no items.
+    /// Whether a thread handles more than one item in a call by the LL protocol between two ranks,
+    /// if both send the same amount. The last wave of a workgroup handles no items.
     pub(crate) fn has_several_items(
         &self,
         choice: &Choice,

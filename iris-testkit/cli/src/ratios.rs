@@ -89,7 +89,7 @@ fn fused(ratio: &Ratio, ranks: Ranks) -> Result<Plan> {
     suite::plan(Op::MatmulAllReduce, &ratio.variant, ranks, &options)
 }
 
-/// Heap, stream and matrices of a rank, for both sides of a ratio.
+/// Heap, stream and matrices of a rank, which the two timed variants of a ratio share.
 struct Bed {
     rig: Rig,
     matrices: [Matrix; 3],
@@ -160,7 +160,7 @@ fn turns(ratio: &Ratio, sides: [Side<'_>; 2]) -> Result<[Vec<f64>; 2]> {
 pub(crate) struct Times {
     /// Time of the measured side, in microseconds.
     pub(crate) time: f64,
-    /// Time of the base, the side that the other is compared with, in microseconds.
+    /// Time of the baseline side in microseconds; the ratio divides the other side's time by it.
     pub(crate) base: f64,
     /// Median of the repetitions' ratios; the two sides of a repetition ran under the same
     /// conditions.

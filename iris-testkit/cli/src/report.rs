@@ -1,4 +1,4 @@
-//! `iris report`: everything about a machine in one file, to be sent to whoever asked for it.
+//! `iris report`: collects in one file what developers ask about a machine.
 //!
 //! Each step runs this program again as a process with a time limit, so a step that hangs or dies
 //! becomes part of the report and does not end it.

@@ -89,8 +89,8 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     let progress = Progress::new("runs", 0, count);
     let tell = |line: std::fmt::Arguments<'_>| progress.suspended(|| say!("{line}"));
     for &subject in &subjects {
-        // First call numbers are chosen such that calls cross the limits of i32 and include those
-        // that refresh all words.
+        // The first call numbers are chosen so that the calls pass the largest i32 and some calls
+        // refresh all words.
         let [first, second] = subject.types();
         let calls = subject.calls(options.calls);
         let half = calls as i32 / 2;

@@ -31,8 +31,7 @@ pub(crate) mod options;
 /// the rule's.
 const WORTH_IT: f64 = 0.9;
 
-/// Variants and tiles of an op to try on the CPU; a tile of `None` is the one that the rule
-/// chooses.
+/// Variants and tiles of an op to try on the CPU; for a tile of `None` the rule chooses the tile.
 fn choices(op: Op) -> Vec<Choice> {
     let (variants, tiles): (&[&str], &[[usize; 2]]) = match op {
         Op::MatmulAllReduce => (&["one_shot", "two_shot"], &[[64, 256], [128, 128], [32, 128]]),

@@ -113,14 +113,14 @@ impl Meaning {
         self.gets == Rows::All
     }
 
-    /// Whether every rank gets the same matrix: not if nothing is exchanged, nor if each rank
-    /// multiplies by a B of its own.
+    /// Whether every rank gets the same matrix. False for operators without an exchange, and if the
+    /// ranks multiply by different matrices B.
     pub fn replicates(&self) -> bool {
         self.gets == Rows::All && self.exchanges() && self.product != Product::Last
     }
 
-    /// Whether the call may run in place (C is A) on this rank: it has all rows of both, and there
-    /// is no product.
+    /// Whether the call may run in place (C is A) on this rank: the op has no product, and the rank
+    /// has all rows of A and of C.
     pub fn in_place(&self, is_root: bool) -> bool {
         let whole = |rows| rows == Rows::All || rows == Rows::Root && is_root;
         self.product == Product::None && whole(self.gives) && whole(self.gets)

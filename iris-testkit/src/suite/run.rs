@@ -224,8 +224,8 @@ fn calls(
     for (index, &m) in case.rows.iter().enumerate() {
         let set = &sets[index % count];
         let [a, b, c] = case.shapes(ranks, m);
-        // Calls with as many rows as the first one get the first one's input, so their results must
-        // have the same bits.
+        // A call with the same number of rows as the first call gets the same input, so its result
+        // must have the same bits.
         let seed = case.seed * 1000 + if m == case.rows[0] { 0 } else { 10 * index as u64 };
         let input =
             |add: u64, dtype, rank, shape| random(case.input, dtype, seed + add, rank, shape);

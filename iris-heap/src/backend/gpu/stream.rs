@@ -36,8 +36,8 @@ pub(crate) struct Shared {
     pub(crate) device: Arc<dyn Driver>,
     pub(crate) control: Arc<Control>,
     closed: AtomicBool,
-    /// Held for reading while something is enqueued, so that nothing is enqueued once the heap
-    /// closes.
+    /// Lock that enqueueing threads hold for reading. Closing the heap takes it for writing, so
+    /// that all enqueueing has ended when the heap closes.
     enqueueing: RwLock<()>,
     /// Memory of the heap, set once it is open, because streams keep it alive.
     pub(crate) memory: OnceLock<Memory>,

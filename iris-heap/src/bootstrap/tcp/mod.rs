@@ -104,7 +104,7 @@ impl Meeting {
                             Ok((stream, keys)) => return Ok((stream.into(), keys)),
                             Err(Attempt::Refused) => {
                                 refusals += 1;
-                                last = format!("{address} refuses this rank");
+                                last = format!("{address} refuses rank {rank}");
                             }
                             Err(Attempt::Failed(e)) => last = format!("{address}: {e}"),
                         }

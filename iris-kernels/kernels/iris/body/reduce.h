@@ -89,7 +89,7 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
     }
 
     /// Adds up the partials in the order of the plan. This rank's own partial is rounded to the
-    /// transfer type, too, so that the result has the same bits on whichever rank it is computed.
+    /// transfer type, too, so that every rank computes the same bits.
     IRIS_DEVICE void reduce(u32 tile, u32 parity) {
         // Other threads of this workgroup have written the partial, which is now read from this
         // rank's own slot.

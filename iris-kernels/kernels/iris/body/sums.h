@@ -89,8 +89,8 @@ IRIS_DEVICE void add_vectors(u64 c, u64 c_ld, const Sources& from, u32 rows, u32
     }
 }
 
-/// Adds up a tile of type DTYPE, with as many vectors in flight per thread as the tile has; more
-/// would only read a thread's first vectors again.
+/// Adds up a tile of type DTYPE, with at most as many vectors in flight per thread as a thread has
+/// in this tile; with more, a thread would read some vectors twice.
 template <u32 DTYPE, bool RESIDUAL>
 IRIS_DEVICE void add_deep(u64 c, u64 c_ld, const Sources& from, u32 rows, u32 cols) {
     constexpr u32 DEEP = DTYPE == F32 ? 2 : 4;

@@ -295,8 +295,8 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         }
     };
 
-    // Each side is prepared and called first, to keep its result for the comparison with the
-    // baseline; then all sides are timed in turns.
+    // First prepare and call each side once, and keep its result for the comparison with the
+    // baseline. Then time all sides in turns.
     let sampled = Sampled::of(shapes(shape, ranks)[2], dtype);
     let clock = Clock::new(rank, heap)?;
     let mut results = Vec::new();

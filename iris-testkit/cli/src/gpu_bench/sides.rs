@@ -79,7 +79,7 @@ pub(super) struct Times {
     pub(super) eager: Vec<f64>,
     /// Host time of one `run` call, while the device is still busy with earlier ones.
     pub(super) run: Vec<f64>,
-    /// Host time of the same enqueues from a bare loop.
+    /// Host time of the same driver calls in a loop without iris.
     pub(super) bare: Vec<f64>,
 }
 

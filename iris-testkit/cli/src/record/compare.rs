@@ -14,9 +14,9 @@ struct Pair {
     variant: String,
     /// Times in microseconds: in the old record, in the new one.
     us: [f64; 2],
-    /// New time divided by the old one. If both records have the libraries' time, measured in the
-    /// same way, each time is first divided by it: clocks differ between runs, and the libraries'
-    /// kernels run at the same clocks as ours.
+    /// New time divided by the old one. If both records also have the time of the vendor's
+    /// libraries, measured in the same way, each time is first divided by the libraries' time of
+    /// the same run. This removes differences in clock frequency between the two runs.
     ratio: f64,
 }
 
@@ -30,7 +30,7 @@ fn same<'a>(lines: &'a [Line], line: &Line) -> Option<&'a Line> {
 
 fn pairs(old: &[Line], new: &[Line]) -> Vec<Pair> {
     let pair = |(index, line): (usize, &Line)| {
-        // If a call was measured several times, its last line in the record counts.
+        // If the record has several lines of one call, only the last line is compared.
         if same(&new[index + 1..], line).is_some() {
             return None;
         }
@@ -90,8 +90,8 @@ mod tests {
     #[test]
     fn the_clocks_of_a_run_are_divided_out() {
         let old = [line("all_reduce", 1, 10.0, 10.0), line("all_reduce", 8, 20.0, 10.0)];
-        // Two runs of one case; the first was slow, at half the clock frequency, and the second one
-        // counts.
+        // The first two lines measure one case twice: the first at half the clock frequency. Only
+        // the second, later line is compared.
         let new = [
             line("all_reduce", 1, 99.0, 20.0),
             line("all_reduce", 1, 20.0, 20.0),

@@ -20,7 +20,7 @@ const STEPS: usize = 40;
 /// Returns the machine parameters that predict the times of these rows best; the search starts from
 /// `start`.
 pub(crate) fn fitted(rows: &[&Measured], start: &Machine) -> Machine {
-    // A parameter that is 0 has no logarithm, so it is not changed.
+    // The fit changes logarithms of parameters. A parameter of 0 has none, so it stays 0.
     let values = start.values();
     let free: Vec<usize> = (0..values.len()).filter(|&at| values[at] > 0.0).collect();
     let machine = |logs: &[f64]| {

@@ -24,7 +24,7 @@ pub(super) struct Row {
     ratio_spread: Option<[f64; 2]>,
 }
 
-/// Key of a shape: calls with equal keys have equal results, whatever their variant.
+/// Key of a measured call without its variant: calls with equal keys compute the same result.
 pub(crate) type Shape = (String, [usize; 3], String, bool, bool);
 
 /// Measured call of a record, and its plan.
