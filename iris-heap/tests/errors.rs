@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
 
 use iris_heap::abi::FAULT_WORDS;
-use iris_heap::{Error, ErrorKind, Group, HeapOptions, Settings, Stream, SymmetricHeap, World};
+use iris_heap::{Error, ErrorKind, Group, Stream, SymmetricHeap, World};
 use small::{close, each, options};
 
 /// Tests that an abort word of any value is reported, because a broken peer could write anything.

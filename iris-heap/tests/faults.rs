@@ -7,9 +7,7 @@ mod small;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use iris_heap::{
-    BackendKind, Error, ErrorKind, HeapOptions, Request, Segment, Settings, SymmetricHeap, World,
-};
+use iris_heap::{BackendKind, Error, ErrorKind, Request, Segment, Settings, SymmetricHeap, World};
 use small::{close, each, options};
 
 /// Peak virtual memory of this process, in bytes.

@@ -5,10 +5,9 @@ mod job;
 
 use std::net::TcpListener;
 use std::process::Command;
-use std::sync::Arc;
 use std::time::Duration;
 
-use iris_heap::{Error, Group, HeapOptions, SymmetricHeap, World};
+use iris_heap::{Error, HeapOptions, SymmetricHeap, World};
 use job::{CASE, Job, contains, env, launch_until_abort, report, result, wait_for_file};
 use rustix::process::{Pid, Signal, kill_process};
 
