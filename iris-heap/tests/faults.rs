@@ -2,29 +2,13 @@
 
 #![allow(unsafe_code, reason = "reads through the addresses that the heap gave")]
 
+mod small;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use iris_heap::{
-    BackendKind, Error, ErrorKind, HeapOptions, Request, Segment, Settings, SymmetricHeap, World,
-};
-
-fn options() -> HeapOptions {
-    HeapOptions::new().data_bytes(64 << 10).signal_bytes(1 << 16).threads(1)
-}
-
-/// Runs ranks whose host deadline is 7.2 s, and returns the result of every rank.
-fn each<T: Send>(
-    size: usize,
-    f: impl Fn(World) -> Result<T, Error> + Sync,
-) -> Vec<Result<T, Error>> {
-    World::run_threads_each(size, &Settings::default().deadline(0.01), f).unwrap()
-}
-
-fn close(heap: &SymmetricHeap) -> Result<(), Error> {
-    heap.close()?;
-    heap.world().close()
-}
+use iris_heap::{BackendKind, Error, ErrorKind, Request, Segment, Settings, SymmetricHeap, World};
+use small::{close, each, options};
 
 /// Peak virtual memory of this process, in bytes.
 fn mapped_bytes() -> u64 {

@@ -5,11 +5,10 @@ mod job;
 
 use std::net::TcpListener;
 use std::process::Command;
-use std::sync::Arc;
 use std::time::Duration;
 
-use iris_heap::{Error, Group, HeapOptions, SymmetricHeap, World};
-use job::{CASE, Job, contains, env, report, result, wait_for_file};
+use iris_heap::{Error, HeapOptions, SymmetricHeap, World};
+use job::{CASE, Job, contains, env, launch_until_abort, report, result, wait_for_file};
 use rustix::process::{Pid, Signal, kill_process};
 
 #[test]
@@ -52,14 +51,7 @@ fn killed() -> Result<String, Error> {
     if env("VICTIMS").contains(&world.rank().to_string()) {
         std::process::abort();
     }
-    let control = heap.memory().control;
-    let kernel = move |_: Group| {
-        while control.host_abort() == 0 {
-            std::thread::yield_now();
-        }
-        control.check()
-    };
-    stream.launch_cpu("wait", 1, Arc::new(kernel))?;
+    launch_until_abort(&heap, &stream)?;
     let in_kernel = stream.sync().unwrap_err();
     let in_barrier = world.barrier().unwrap_err();
     Ok(format!("kernel: {in_kernel}; barrier: {in_barrier}"))

@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use iris_heap::{Error, Group, HeapOptions, SymmetricHeap, UniqueId, World};
-use job::{CASE, Job, all_ok, contains, env, no_vars, report, result, wait_for_file};
+use job::{
+    CASE, Job, all_ok, contains, env, launch_until_abort, no_vars, report, result, wait_for_file,
+};
 
 fn options() -> HeapOptions {
     HeapOptions::new().data_bytes(1 << 20).signal_bytes(1 << 16).threads(1)
@@ -171,14 +173,7 @@ fn killed(rank_0: bool) -> Result<String, Error> {
     if w.rank() == victim {
         std::process::abort();
     }
-    let control = heap.memory().control;
-    let kernel = move |_: Group| {
-        while control.host_abort() == 0 {
-            std::thread::yield_now();
-        }
-        control.check()
-    };
-    stream.launch_cpu("wait", 1, Arc::new(kernel))?;
+    launch_until_abort(&heap, &stream)?;
     let in_kernel = stream.sync().unwrap_err().to_string();
     assert_eq!(in_kernel, heap.check().unwrap_err().to_string());
     let in_collective = w.barrier().unwrap_err().to_string();

@@ -8,9 +8,10 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use iris_heap::Error;
+use iris_heap::{Error, Group, Stream, SymmetricHeap};
 
 /// Name of the environment variable that selects the case that a rank runs.
 pub const CASE: &str = "HEAP_TEST_CASE";
@@ -21,6 +22,18 @@ pub fn report(result: Result<String, Error>) {
         Ok(text) => println!("RESULT ok {text}"),
         Err(e) => println!("RESULT error {e}"),
     }
+}
+
+/// Launches a kernel that waits until the host aborts it.
+pub fn launch_until_abort(heap: &SymmetricHeap, stream: &Stream) -> Result<(), Error> {
+    let control = heap.memory().control;
+    let kernel = move |_: Group| {
+        while control.host_abort() == 0 {
+            std::thread::yield_now();
+        }
+        control.check()
+    };
+    stream.launch_cpu("wait", 1, Arc::new(kernel))
 }
 
 /// Value of an environment variable; empty if it is not set.

@@ -191,7 +191,7 @@ pub(crate) fn decode_rank(which: &str) -> Result<()> {
             std::thread::sleep(Duration::from_secs(60));
         }
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        if (random >> 33) % 50 == 0 {
+        if (random >> 33).is_multiple_of(50) {
             std::thread::sleep(Duration::from_micros((random >> 40) % 2_000));
         }
         graph.launch()?;

@@ -262,12 +262,23 @@ fn calls<'b>(
     }
 }
 
+/// Scenario of an op with calls that begin at number 7, before its program is given.
+fn scenario(name: &str, ranks: u32, tiles: u32, calls_: u32) -> Scenario {
+    Scenario::new(format!("{name}, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
+        .calls(calls_, 7)
+        .tiles(tiles, 0)
+}
+
+/// Changes a scenario so that rank 0 leaves: its host stops it if `by_host`, else it gives up at
+/// its deadline.
+fn leaving(scenario: Scenario, by_host: bool) -> Scenario {
+    if by_host { scenario.host_stops(0) } else { scenario.expires(|id, _, _| id.rank == 0) }
+}
+
 /// Scenario of one_shot all-reduce: each rank pushes its tiles to all ranks and sums the tiles of
 /// all.
 pub fn one_shot(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
-    Scenario::new(format!("one_shot, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
-        .calls(calls_, 7)
-        .tiles(tiles, 0)
+    scenario("one_shot", ranks, tiles, calls_)
         .headers(Headers::new(programs::ONE_SHOT, tiles))
         .program(move |thread| {
             calls(thread, tiles, |launch, mut body| flow::one_shot(launch, tiles, &mut body));
@@ -337,9 +348,7 @@ pub fn two_shot_by_senders(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
 }
 
 fn two_shot_in(name: &str, senders: u32, ranks: u32, tiles: u32, calls_: u32) -> Scenario {
-    Scenario::new(format!("{name}, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
-        .calls(calls_, 7)
-        .tiles(tiles, 0)
+    scenario(name, ranks, tiles, calls_)
         .headers(Headers::new(programs::TWO_SHOT, tiles).option(senders))
         .program(move |thread| {
             calls(thread, tiles, |launch, mut body| {
@@ -385,9 +394,7 @@ const SENDER: u32 = 2;
 
 fn scatter(name: &str, option: u32, ranks: u32, tiles: u32, calls_: u32) -> Scenario {
     let owners = ranks.saturating_sub(1).max(1);
-    Scenario::new(format!("{name}, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
-        .calls(calls_, 7)
-        .tiles(tiles, 0)
+    scenario(name, ranks, tiles, calls_)
         .headers(Headers::new(programs::REDUCE_SCATTER, tiles).option(option))
         .program(move |thread| {
             calls(thread, tiles, |launch, body| {
@@ -436,9 +443,7 @@ const BROADCAST: u32 = 1;
 
 fn deliver_in(name: &str, option: u32, ranks: u32, tiles: u32, calls_: u32) -> Scenario {
     let broadcast = option == BROADCAST;
-    Scenario::new(format!("{name}, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
-        .calls(calls_, 7)
-        .tiles(tiles, 0)
+    scenario(name, ranks, tiles, calls_)
         .headers(Headers::new(programs::DELIVER, tiles).option(option))
         .program(move |thread| {
             calls(thread, tiles, |launch, mut body| {
@@ -497,24 +502,21 @@ impl flow::DeliverTiles for Relayed<'_, '_> {
 /// into C if `direct`.
 pub fn relay(ranks: u32, tiles: u32, calls_: u32, direct: bool) -> Scenario {
     let how = if direct { ", direct" } else { "" };
-    let scenario =
-        Scenario::new(format!("relay{how}, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
-            .calls(calls_, 7)
-            .tiles(tiles, 0)
-            .headers(Headers::new(programs::RELAY, tiles))
-            .program(move |thread| {
-                let root = ranks - 1;
-                let relays = Relays { tiles, root, size: ranks };
-                calls(thread, tiles, |launch, body| {
-                    let done = flow::relay(launch, &relays, &mut Relayed { tiles: body, root });
-                    thread.boundary();
-                    done?;
-                    body.consume((0..1).filter(|_| body.me() != root), |_, tile, element| {
-                        value(root, body.call, tile, element)
-                    });
-                    Ok(())
+    let scenario = scenario(&format!("relay{how}"), ranks, tiles, calls_)
+        .headers(Headers::new(programs::RELAY, tiles))
+        .program(move |thread| {
+            let root = ranks - 1;
+            let relays = Relays { tiles, root, size: ranks };
+            calls(thread, tiles, |launch, body| {
+                let done = flow::relay(launch, &relays, &mut Relayed { tiles: body, root });
+                thread.boundary();
+                done?;
+                body.consume((0..1).filter(|_| body.me() != root), |_, tile, element| {
+                    value(root, body.call, tile, element)
                 });
+                Ok(())
             });
+        });
     directly(scenario, direct)
 }
 
@@ -650,16 +652,14 @@ fn fill_shard(thread: &Thread<'_>, body: &Tiles<'_, '_>) {
 
 /// Scenario of all-gather-matmul by pull; every call has a new shard in the same memory.
 pub fn pull(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
-    Scenario::new(format!("pull, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
-        .calls(calls_, 7)
-        .tiles(tiles, 0)
-        .headers(Headers::new(programs::PULL, tiles))
-        .program(move |thread| {
+    scenario("pull", ranks, tiles, calls_).headers(Headers::new(programs::PULL, tiles)).program(
+        move |thread| {
             calls(thread, tiles, |launch, body| {
                 fill_shard(thread, &body);
                 flow::pull(launch, tiles, &mut Tiles { pull: true, ..body })
             });
-        })
+        },
+    )
 }
 
 /// Index of the first word that holds data of [`pull_of_leavers`] or [`copied_of_leavers`]: behind all
@@ -713,7 +713,7 @@ pub fn pull_of_leavers(ranks: u32, by_host: bool) -> Scenario {
             thread.boundary();
             thread.store(shard, 0, Access::AbortStore);
         });
-    if by_host { scenario.host_stops(0) } else { scenario.expires(|id, _, _| id.rank == 0) }
+    leaving(scenario, by_host)
 }
 
 /// Staged gather in which each tile needs the unit of the same number from each rank.
@@ -748,8 +748,7 @@ impl flow::Staging for Staging {
 /// Scenario of all-gather-matmul through a staging buffer; the first of two workgroups fetches.
 pub fn staged(groups: &[u32], tiles: u32, calls_: u32) -> Scenario {
     let ranks = groups.len() as u32;
-    Scenario::new(format!("staged, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
-        .calls(calls_, 7)
+    scenario("staged", ranks, tiles, calls_)
         .tiles(tiles, ranks * tiles)
         .groups(groups)
         .headers(Headers::new(programs::STAGED, tiles))
@@ -764,9 +763,7 @@ pub fn staged(groups: &[u32], tiles: u32, calls_: u32) -> Scenario {
 /// Scenario of all-gather by push, a barrier, then the GEMM. `barrier` is false for the mutant
 /// without it.
 pub fn gather(ranks: u32, tiles: u32, calls_: u32, barrier: bool) -> Scenario {
-    Scenario::new(format!("gather, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
-        .calls(calls_, 7)
-        .tiles(tiles, 0)
+    scenario("gather", ranks, tiles, calls_)
         .headers(Headers::new(programs::GATHER, tiles).option((!barrier).into()))
         .program(move |thread| {
             calls(thread, tiles, |launch, mut body| {
@@ -824,15 +821,13 @@ pub fn copied_beside(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
 /// itself. It may start before the opening launch is over, and waits for it before it stores.
 /// `instead` selects a mutant.
 pub fn stored(ranks: u32, tiles: u32, calls_: u32, instead: Stored) -> Scenario {
-    Scenario::new(format!("stored, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
-        .calls(calls_, 7)
+    scenario("stored", ranks, tiles, calls_)
         .tiles(tiles, 1)
         .headers(Headers::new(programs::STORED, tiles).option(instead as u32))
         .program(move |thread| {
             let is_stream = thread.id().group == 0;
             calls(thread, tiles, |launch, body| {
-                let Launch { m, channel, record, .. } = *launch;
-                let alone = Launch { m, channel, record, index: 0, count: 1 };
+                let alone = Launch { index: 0, count: 1, ..*launch };
                 // A stream runs on even after a launch that failed.
                 if is_stream {
                     let _ = flow::open(&alone);
@@ -874,16 +869,14 @@ const OF_LEAVERS: u32 = 8;
 fn copied_in((name, options): (&str, u32), ranks: u32, tiles: u32, calls_: u32) -> Scenario {
     let [early, on, beside] = [EARLY, ON, BESIDE].map(|option| options & option != 0);
     let rounds = 1 + u32::from(on);
-    Scenario::new(format!("{name}, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
-        .calls(calls_, 7)
+    scenario(name, ranks, tiles, calls_)
         .tiles(rounds * tiles, 1)
         .headers(Headers::new(programs::COPIED, tiles).option(options))
         .program(move |thread| {
             let (group, groups) = (thread.id().group, thread.groups());
             let (is_stream, is_engine) = (group == 0, group + 1 == groups);
             calls(thread, tiles, |launch, mut body| {
-                let Launch { m, channel, record, .. } = *launch;
-                let alone = Launch { m, channel, record, index: 0, count: 1 };
+                let alone = Launch { index: 0, count: 1, ..*launch };
                 // A stream runs on even after a launch that failed.
                 if is_stream && !early {
                     let _ = flow::open(&alone);
@@ -901,7 +894,7 @@ fn copied_in((name, options): (&str, u32), ranks: u32, tiles: u32, calls_: u32) 
                 }
                 if beside && (is_stream || !is_engine) {
                     let count = (groups - 1).max(1);
-                    body.take_arriving(&Launch { m, channel, record, index: group, count });
+                    body.take_arriving(&Launch { index: group, count, ..*launch });
                 } else if !beside && is_stream {
                     body.take_copied(&alone);
                 }
@@ -980,7 +973,7 @@ pub fn copied_of_leavers(ranks: u32, by_host: bool) -> Scenario {
                 thread.boundary();
             }
         });
-    if by_host { scenario.host_stops(0) } else { scenario.expires(|id, _, _| id.rank == 0) }
+    leaving(scenario, by_host)
 }
 
 /// Sums of the received tiles, which the engine sends on.
@@ -1101,9 +1094,7 @@ impl Accumulate {
 pub fn accumulate(ranks: u32, tiles: u32, calls_: u32, how: Accumulate) -> Scenario {
     let Accumulate { atomic, first_barrier, second_barrier } = how;
     let name = if atomic { "atomic" } else { "spinlock" };
-    Scenario::new(format!("{name}, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
-        .calls(calls_, 7)
-        .tiles(tiles, 0)
+    scenario(name, ranks, tiles, calls_)
         .headers(Headers::new(programs::ACCUMULATE, tiles).option(how.bits()))
         .program(move |thread| {
             let owner = |tile| tile % ranks;
@@ -1132,7 +1123,7 @@ pub fn accumulate(ranks: u32, tiles: u32, calls_: u32, how: Accumulate) -> Scena
 /// given up.
 pub fn given_up(mut scenario: Scenario) -> Scenario {
     scenario.name.push_str(", rank 0 gives up");
-    scenario.expires(|id, _, _| id.rank == 0)
+    leaving(scenario, false)
 }
 
 /// Scenario in which rank 1 calls with another M; ranks that consume its tiles must report the

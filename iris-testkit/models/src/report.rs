@@ -2,7 +2,7 @@ use std::fmt;
 
 use iris_sync::{Fault, FaultKind};
 
-use super::{Op, Place, ThreadId};
+use super::{Op, Place, Scenario, ThreadId};
 
 /// Check of an engine that found a failure.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -121,6 +121,12 @@ pub struct Report {
 }
 
 impl Report {
+    /// Report of a search that has not begun.
+    pub(super) fn new(scenario: &Scenario, bound: impl Into<String>) -> Self {
+        let (scenario, bound) = (scenario.name().into(), bound.into());
+        Self { scenario, bound, executions: 0, seconds: 0.0, failure: None, trace: Vec::new() }
+    }
+
     /// Check that found the failure, if any.
     pub fn caught_by(&self) -> Option<Check> {
         self.failure.as_ref().and_then(Failure::check)

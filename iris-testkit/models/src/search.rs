@@ -138,14 +138,7 @@ fn explore<E: Explorer>(
 pub fn random(scenario: &Scenario, rules: &Rules, seed: u64, runs: u64) -> Report {
     let start = Instant::now();
     let mut machine = Machine::new(scenario, rules);
-    let mut report = Report {
-        scenario: scenario.name().into(),
-        bound: format!("random, seeds {seed}.."),
-        executions: 0,
-        seconds: 0.0,
-        failure: None,
-        trace: Vec::new(),
-    };
+    let mut report = Report::new(scenario, format!("random, seeds {seed}.."));
     for seed in seed..seed + runs {
         report.executions += 1;
         let (failure, trace) = machine.run(seed);

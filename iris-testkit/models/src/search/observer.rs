@@ -48,14 +48,7 @@ pub fn observe(
 ) -> Report {
     let start = Instant::now();
     let mut machine = Machine::new(scenario, rules);
-    let mut report = Report {
-        scenario: scenario.name().into(),
-        bound: format!("replayed, seeds {seed}.."),
-        executions: 0,
-        seconds: 0.0,
-        failure: None,
-        trace: Vec::new(),
-    };
+    let mut report = Report::new(scenario, format!("replayed, seeds {seed}.."));
     for seed in seed..seed + runs {
         report.executions += 1;
         observer.begin();
