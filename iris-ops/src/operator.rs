@@ -8,7 +8,7 @@ mod record;
 mod tests;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use iris_heap::{DevWords, RawSlice, Stream, SymmetricHeap};
 use iris_kernels::args::{Matrix, OpArgs};
@@ -50,6 +50,18 @@ struct Ready {
     groups: u32,
     /// Kernel arguments that are the same for all calls of the choice.
     args: OpArgs,
+    /// Sizes of the launches of the last call, since programs repeat their calls.
+    last: Mutex<Option<Sizes>>,
+}
+
+/// Sizes of the launches of a call; they depend only on its choice and shape.
+#[derive(Clone, Copy)]
+struct Sizes {
+    /// M and N of the call.
+    shape: (usize, usize),
+    groups: Workgroups,
+    /// Value of [`OpArgs::dedicated_workgroups`].
+    dedicated: u32,
 }
 
 impl fmt::Debug for Operator {
@@ -75,24 +87,20 @@ impl Operator {
         let call = check::call(&self.plan, matrices)?;
         self.heap.check_stream(op.name(), stream).in_op(op)?;
         let issuing = self.heap.issue();
+        let sizes = self.sizes(&call);
         let mut args = self.ready(&call).args;
-        self.complete(&mut args, &call)?;
+        self.complete(&mut args, &call, &sizes)?;
         // All ranks count every call, so that their call numbers agree. A barrier of some ranks is
         // not counted, because the others do not run it.
         let counted = self.plan.request().members.is_none();
         if counted {
             issuing.announce(stream, args.channel.op).in_op(op)?;
         }
-        let choice = self.plan.at(call.size(&self.plan));
-        let threads = self.plan.threads(choice, (call.m, call.n));
-        let count = self.groups_for(&call);
-        let several_items = self.plan.has_several_items(choice, (call.m, call.n), count);
-        let groups = Workgroups { count, threads, several_items };
         let executor = &self.ready(&call).executor;
         // SAFETY: `complete` has checked every matrix against the heap, or the caller of
         // `MatRef::external` has vouched for it; the workspace belongs to this op.
         #[allow(unsafe_code, reason = "the one place where ops hand addresses to kernels")]
-        let done = unsafe { executor.run(&self.heap, &issuing, stream, &mut args, groups) };
+        let done = unsafe { executor.run(&self.heap, &issuing, stream, &mut args, sizes.groups) };
         done.map_err(|failure| {
             let Failure { step, cause, recovery } = *failure;
             let retracted =
@@ -109,6 +117,25 @@ impl Operator {
         &self.ready[self.plan.index_at(call.size(&self.plan))]
     }
 
+    /// Sizes of the launches of a call.
+    fn sizes(&self, call: &Call) -> Sizes {
+        let ready = self.ready(call);
+        let shape = (call.m, call.n);
+        let mut last = ready.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = last.filter(|known| known.shape == shape) {
+            return known;
+        }
+        let choice = self.plan.at(call.size(&self.plan));
+        let (count, threads) = (self.groups_for(call), self.plan.threads(choice, shape));
+        let several_items = self.plan.has_several_items(choice, shape, count);
+        let dedicated = match choice.form.fetches {
+            true => ready.args.dedicated_workgroups,
+            false => self.plan.senders(choice, shape, || count),
+        };
+        let groups = Workgroups { count, threads, several_items };
+        *last.insert(Sizes { shape, groups, dedicated })
+    }
+
     /// Number of workgroups for a call. On a GPU, workgroups without work would take time to launch
     /// and would poll, so there are none.
     fn groups_for(&self, call: &Call) -> u32 {
@@ -123,7 +150,7 @@ impl Operator {
 
     /// Completes `args`, which are those of the call's choice, for a call; an error if an earlier
     /// call has left a fault in the heap. They are large, and completed in place.
-    fn complete(&self, args: &mut OpArgs, call: &Call) -> Result<()> {
+    fn complete(&self, args: &mut OpArgs, call: &Call, sizes: &Sizes) -> Result<()> {
         let (op, row) = (self.plan.op(), self.plan.row());
         let poisoned = |cause| Error::Poisoned { op: op.into(), cause: Box::new(cause) };
         self.heap.control().check().map_err(poisoned)?;
@@ -167,12 +194,8 @@ impl Operator {
             }
         }
         (args.m, args.n, args.root) = (call.m as u32, call.n as u32, call.root as u32);
-        let choice = self.plan.at(call.size(&self.plan));
-        let form = choice.form;
-        if !form.fetches {
-            args.dedicated_workgroups =
-                self.plan.senders(choice, (call.m, call.n), || self.groups_for(call));
-        }
+        args.dedicated_workgroups = sizes.dedicated;
+        let form = self.plan.at(call.size(&self.plan)).form;
         if form.pulls && !self.plan.alone() {
             let place = a.filter(|a| !a.is_transposed()).and_then(|a| a.sym_offset());
             args.pulled = place.ok_or_else(|| {

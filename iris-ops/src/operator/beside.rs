@@ -29,7 +29,8 @@ impl Operator {
         let form = self.plan.at(call.size(&self.plan)).form;
         let _issuing = self.heap.issue();
         let mut args = self.ready(&call).args;
-        self.complete(&mut args, &call)?;
+        let sizes = self.sizes(&call);
+        self.complete(&mut args, &call, &sizes)?;
         // With one rank, no tile comes from a peer: all are complete when the call is over, and any
         // kind of arrival describes that.
         let alone = self.plan.alone().then_some(arrival::RESULTS);
@@ -58,7 +59,7 @@ impl Operator {
             tile_n: args.tile_n,
             arrival,
             root: args.root,
-            groups: self.groups_for(&call),
+            groups: sizes.groups.count,
         })
     }
 }

@@ -1,7 +1,7 @@
 //! Collective construction of an op, and its release.
 
 use std::panic::Location;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use iris_heap::{DevWords, SymmetricHeap};
 use iris_kernels::args::{OpArgs, dtype_code, epilogue, producer};
@@ -238,6 +238,7 @@ impl Operator {
             args: operator.template(id, choice, groups),
             executor,
             groups,
+            last: Mutex::default(),
         };
         let choices = plan.choices().iter();
         operator.ready =
