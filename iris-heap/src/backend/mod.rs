@@ -199,16 +199,8 @@ pub(crate) trait StreamBackend: Send + Sync {
     /// The driver's handle of the stream; on the CPU, the stream's number.
     fn raw_handle(&self) -> u64;
 
-    /// Begins a call on this stream, which is all that the calling thread enqueues on the stream
-    /// until [`Backend::end_call`]. Returns whether the stream is being captured into a graph.
-    ///
-    /// # Errors
-    /// Errors of the device.
-    fn begin_call(&self) -> Result<bool> {
-        Ok(false)
-    }
-
-    /// Whether the stream is being captured into a graph.
+    /// Whether the stream is being captured into a graph. The answer holds for all that the calling
+    /// thread enqueues on the stream until [`Backend::end_call`].
     ///
     /// # Errors
     /// Errors of the device.
@@ -349,7 +341,7 @@ pub(crate) trait Backend: Send + Sync {
         None
     }
 
-    /// Ends the call that [`StreamBackend::begin_call`] began on the calling thread, if any.
+    /// Ends the call in which [`StreamBackend::is_captured`] was asked on this thread, if any.
     fn end_call(&self) {}
 
     /// Allocates zeroed memory of this rank.

@@ -62,7 +62,7 @@ impl Issuing<'_> {
     pub fn announce(&self, stream: &Stream, op: u32) -> Result<()> {
         match self.heap.memory.control.boards() {
             None => Ok(()),
-            Some(boards) if stream.backend().begin_call()? => boards.set_captured(),
+            Some(boards) if stream.backend().is_captured()? => boards.set_captured(),
             Some(boards) => {
                 boards.issue(op)?;
                 stream.note_issued(boards.issued()?);

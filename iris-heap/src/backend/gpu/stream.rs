@@ -26,7 +26,7 @@ thread_local! {
     static CALL: Cell<Option<(*const Queue, Option<u64>)>> = const { Cell::new(None) };
 }
 
-/// Ends the call that [`StreamBackend::begin_call`] began on this thread.
+/// Ends the call in which [`StreamBackend::is_captured`] was asked on this thread.
 pub(crate) fn end_call() {
     CALL.set(None);
 }
@@ -600,14 +600,10 @@ impl StreamBackend for GpuStream {
         self.0.raw.0
     }
 
-    fn begin_call(&self) -> Result<bool> {
+    fn is_captured(&self) -> Result<bool> {
         let capture = self.0.capture()?;
         CALL.set(Some((Arc::as_ptr(&self.0), capture)));
         Ok(capture.is_some())
-    }
-
-    fn is_captured(&self) -> Result<bool> {
-        Ok(self.0.capture()?.is_some())
     }
 
     fn discard_capture(&self) -> Result<bool> {
