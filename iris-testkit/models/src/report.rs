@@ -2,7 +2,7 @@ use std::fmt;
 
 use iris_sync::{Fault, FaultKind};
 
-use super::{Op, Place, Scenario, ThreadId};
+use super::{Op, Place, ThreadId};
 
 /// Check of an engine that found a failure.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -122,8 +122,8 @@ pub struct Report {
 
 impl Report {
     /// Report of a search that has not begun.
-    pub(super) fn new(scenario: &Scenario, bound: impl Into<String>) -> Self {
-        let (scenario, bound) = (scenario.name().into(), bound.into());
+    pub(super) fn new(scenario: &str, bound: String) -> Self {
+        let scenario = scenario.into();
         Self { scenario, bound, executions: 0, seconds: 0.0, failure: None, trace: Vec::new() }
     }
 

@@ -138,7 +138,7 @@ fn explore<E: Explorer>(
 pub fn random(scenario: &Scenario, rules: &Rules, seed: u64, runs: u64) -> Report {
     let start = Instant::now();
     let mut machine = Machine::new(scenario, rules);
-    let mut report = Report::new(scenario, format!("random, seeds {seed}.."));
+    let mut report = Report::new(scenario.name(), format!("random, seeds {seed}.."));
     for seed in seed..seed + runs {
         report.executions += 1;
         let (failure, trace) = machine.run(seed);

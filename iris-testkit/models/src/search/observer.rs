@@ -48,7 +48,7 @@ pub fn observe(
 ) -> Report {
     let start = Instant::now();
     let mut machine = Machine::new(scenario, rules);
-    let mut report = Report::new(scenario, format!("replayed, seeds {seed}.."));
+    let mut report = Report::new(scenario.name(), format!("replayed, seeds {seed}.."));
     for seed in seed..seed + runs {
         report.executions += 1;
         observer.begin();
