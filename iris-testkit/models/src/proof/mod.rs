@@ -12,6 +12,7 @@
 //! |---|---|
 //! | [`term`], [`system`] | the language: terms, actions, clauses |
 //! | [`rule`], [`rule::invariant`], [`barrier`] | the rules and what is invariant of them |
+//! | [`staging`] | flags of the staging buffer, which workgroups of one device share |
 //! | [`program`] | the rules of programs: which steps a call has, in which order |
 //! | [`smt`], [`conditions`], [`wrap`] | the proof |
 //! | [`concrete`], [`bounded`] | the same text over concrete values, and searches of small worlds |
@@ -42,6 +43,7 @@ pub mod replay;
 pub mod report;
 pub mod rule;
 pub mod smt;
+pub mod staging;
 pub mod system;
 pub mod term;
 pub mod wrap;
