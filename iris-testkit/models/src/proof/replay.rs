@@ -808,7 +808,7 @@ impl Both {
         if slots.is_none() && members.is_none() {
             return Ok(None);
         }
-        // Whoever stages units enters calls, so the slot rule has a part in its scenario.
+        // Units are staged only in calls that ranks enter, which the slot rule speaks of.
         let stages = slots.as_ref().and_then(|_| Stages::new(scenario));
         Ok(Some(Self { slots, members, stages }))
     }
