@@ -2,9 +2,10 @@
 
 use iris_models::proof::barrier::barrier;
 use iris_models::proof::conditions::{self, Goal, SEEDS};
-use iris_models::proof::mutants::{clauses, first_open};
+use iris_models::proof::mutants::{clauses, first_open, weaken};
 use iris_models::proof::report::{self, Extent, Proof, SYSTEMS};
 use iris_models::proof::rule::{Numbers, slot_rule};
+use iris_models::proof::staging::staging;
 use iris_models::proof::{bounded, smt};
 
 /// Whether z3 is installed. It may be missing on a person's machine, but not in CI.
@@ -59,6 +60,24 @@ fn a_weakened_rule_is_not_proved() {
     let weak = slot_rule(Numbers::REAL, Some("enter: with the peer's credit"));
     let open = first_open(&whole, &weak).expect("a condition fails");
     assert!(matches!(open, Goal::Property("enter", _)), "{open}");
+}
+
+/// Each clause of staging flags, if it is switched off, leaves a condition unproved, and a small
+/// world violates a property.
+#[test]
+fn every_clause_of_staging_flags_is_needed() {
+    if !solver() {
+        return;
+    }
+    let whole = staging(Numbers::REAL, None);
+    let weak: Vec<_> =
+        clauses(&whole).into_iter().map(|clause| weaken(staging, &whole, clause, true)).collect();
+    for it in &weak {
+        println!("{it:?}");
+    }
+    let needless: Vec<_> =
+        weak.iter().filter(|it| it.open.is_none() || it.violated.is_none()).collect();
+    assert!(needless.is_empty() && weak.len() == 9, "{needless:?}");
 }
 
 /// Small worlds check that the rules are usable: every action occurs, no property is violated, and

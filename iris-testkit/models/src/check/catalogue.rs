@@ -217,6 +217,8 @@ pub(super) fn refreshing() -> Vec<(Implementation, Scenario)> {
         ll::partial(Pattern::All, 2, before - 1, &[1, 1, 1, 1, 2, 2]),
         ll::exchange(Pattern::Parts, 3, 3).calls(3, before),
         ll::exchange(Pattern::All, 2, 3).calls(3, before).threads(2).groups(&[2, 1]),
+        // The second call has the least number of all, and refreshes flags.
+        ops::staged(&[2, 1], 1, 3).calls(3, i32::MAX).threads(2),
     ];
     let both = |scenario: Scenario| {
         let on_headers = scenario.on_headers();

@@ -105,12 +105,8 @@ pub struct ReplayedMutant {
 const RUNS: u64 = 60;
 
 /// Mutants of accesses that the rules do not speak of, with the reason.
-const OUTSIDE: &[(&str, &str)] = &[
-    ("no-vote-after-lock", LOCKS),
-    ("no-vote-before-unlock", LOCKS),
-    ("site-lock-give", LOCKS),
-    ("no-stamp-flag", "staging flags are explored only"),
-];
+const OUTSIDE: &[(&str, &str)] =
+    &[("no-vote-after-lock", LOCKS), ("no-vote-before-unlock", LOCKS), ("site-lock-give", LOCKS)];
 const LOCKS: &str = "locks are explored only";
 
 /// Replays random schedules of the mutants, up to the first that leaves the rules. Mutants of the

@@ -188,6 +188,7 @@ pub fn worlds(system: &str) -> Vec<World> {
     match system {
         "slot rule" => slot_worlds(),
         "programs" => program_worlds(),
+        "staging flags" => staging_worlds(),
         _ => barrier_worlds(),
     }
 }
@@ -197,6 +198,16 @@ fn program_worlds() -> Vec<World> {
     let one = Universe { ranks: 1, agents: 1, words: 1, tiles: 1, first: 0, calls: 6 };
     let steps: Vec<Name> = super::program::Kind::ALL.iter().map(|kind| kind.name).collect();
     vec![world!("programs", one, &[steps, vec!["next"]], |f, v, u| {})]
+}
+
+/// One device with two workgroups, of which the first copies the one unit: in each call, or never.
+fn staging_worlds() -> Vec<World> {
+    const WAITS: &[Name] = &["await", "multiply", "count", "finish", "stamp"];
+    let device = |calls| Universe { ranks: 1, agents: 2, words: 1, tiles: 1, first: 6, calls };
+    vec![
+        world!("a staged unit", device(3), &[WAITS, &["fetch", "raise"]], |f, v, u| {}),
+        world!("a flag left alone", device(9), &[WAITS], |f, v, u| {}),
+    ]
 }
 
 /// Two members, of which rank 0 may give up, with one barrier in every call and another one late.

@@ -1,4 +1,4 @@
-//! Safety of the slot rule, the device barrier and the order of steps in a call, proved for any number of ranks, threads, tiles and calls.
+//! Safety of the slot rule, the device barrier, staging flags and the order of steps in a call, proved for any number of ranks, threads, tiles and calls.
 //!
 //! **Problem.** Models explore two to four ranks and a few calls. A rule that breaks with five ranks, or after 2^31
 //! calls, passes them.
@@ -12,11 +12,12 @@
 //! |---|---|
 //! | [`term`], [`system`] | the language: terms, actions, clauses |
 //! | [`rule`], [`rule::invariant`], [`barrier`] | the rules and what is invariant of them |
+//! | [`staging`] | flags of the staging buffer, which workgroups of one device share |
 //! | [`program`] | the rules of programs: which steps a call has, in which order |
 //! | [`smt`], [`conditions`], [`wrap`] | the proof |
 //! | [`concrete`], [`bounded`] | the same text over concrete values, and searches of small worlds |
 //! | [`mutants`] | each clause switched off: the condition that fails, and a run to a violation |
-//! | [`replay`] | executions of the code, replayed against the slot rule and the barrier |
+//! | [`replay`] | executions of the code, replayed against the slot rule, the barrier and staging flags |
 //! | [`report`] | all of it, as a table |
 //!
 //! **What is proved.** Whoever writes a slot, a record or a peer's own memory knows that its last readers are done;
@@ -42,6 +43,7 @@ pub mod replay;
 pub mod report;
 pub mod rule;
 pub mod smt;
+pub mod staging;
 pub mod system;
 pub mod term;
 pub mod wrap;

@@ -15,15 +15,18 @@ use iris_sync::{ABORT_WORD, Access, Channel, LINE_WORDS, LlWord};
 use super::barrier::barrier;
 use super::concrete::{Machine, Universe};
 use super::rule::{Numbers, slot_rule};
+use super::staging::staging;
 use super::term::Name;
 use crate::mutants::STATES;
 use crate::ops::{SHARD_WORD, array};
 use crate::search::{self, Explorer, Observer};
 use crate::{Failure, Forbidden, Op, Place, Report, Rules, Scenario, ThreadId, loom_memory};
 use members::Members;
+use stages::Stages;
 use track::Track;
 
 mod members;
+mod stages;
 mod track;
 
 pub use track::Counts;
@@ -792,22 +795,29 @@ impl Explorer for Replay {
     }
 }
 
-/// Replay of an execution against both rules, as far as they have a part in its scenario.
+/// Replay of an execution against all rules that have a part in its scenario.
 struct Both {
     slots: Option<Replay>,
     members: Option<Members>,
+    stages: Option<Stages>,
 }
 
 impl Both {
     fn new(scenario: &Scenario) -> Result<Option<Self>, String> {
-        let both = Self { slots: Replay::new(scenario)?, members: Members::new(scenario) };
-        Ok((both.slots.is_some() || both.members.is_some()).then_some(both))
+        let (slots, members) = (Replay::new(scenario)?, Members::new(scenario));
+        if slots.is_none() && members.is_none() {
+            return Ok(None);
+        }
+        // Units are staged only in calls that ranks enter, which the slot rule speaks of.
+        let stages = slots.as_ref().and_then(|_| Stages::new(scenario));
+        Ok(Some(Self { slots, members, stages }))
     }
 
     fn counts(&self) -> Counts {
         let mut counts = Counts::default();
         self.slots.iter().for_each(|it| counts.add(&it.track.counts()));
         self.members.iter().for_each(|it| counts.add(&it.track.counts()));
+        self.stages.iter().for_each(|it| counts.add(&it.track.counts()));
         counts
     }
 
@@ -816,7 +826,8 @@ impl Both {
         mut tell: impl FnMut(&mut dyn Observer) -> Result<(), Forbidden>,
     ) -> Result<(), Forbidden> {
         self.slots.as_mut().map_or(Ok(()), |it| tell(it))?;
-        self.members.as_mut().map_or(Ok(()), |it| tell(it))
+        self.members.as_mut().map_or(Ok(()), |it| tell(it))?;
+        self.stages.as_mut().map_or(Ok(()), |it| tell(it))
     }
 }
 
@@ -843,13 +854,21 @@ impl Observer for Both {
 }
 
 impl Explorer for Both {
-    type Saved = (Option<<Replay as Explorer>::Saved>, Option<usize>);
+    type Saved =
+        (Option<<Replay as Explorer>::Saved>, Option<usize>, Option<<Stages as Explorer>::Saved>);
 
     fn save(&self) -> Self::Saved {
-        (self.slots.as_ref().map(Explorer::save), self.members.as_ref().map(Explorer::save))
+        (
+            self.slots.as_ref().map(Explorer::save),
+            self.members.as_ref().map(Explorer::save),
+            self.stages.as_ref().map(Explorer::save),
+        )
     }
 
-    fn restore(&mut self, (slots, members): &Self::Saved) {
+    fn restore(&mut self, (slots, members, stages): &Self::Saved) {
+        if let (Some(replay), Some(saved)) = (&mut self.stages, stages) {
+            replay.restore(saved);
+        }
         if let (Some(replay), Some(saved)) = (&mut self.slots, slots) {
             replay.restore(saved);
         }
@@ -898,22 +917,23 @@ pub fn replay(scenario: &Scenario, rules: &Rules, extent: Extent) -> Option<(Rep
     })
 }
 
-/// Whether a row of the table of accesses belongs to the slot rule or the device barrier. The others
-/// are explored by the models, and not replayed.
+/// Whether a row of the table of accesses belongs to a rule that is replayed. The others are explored by
+/// the models, and not replayed.
 pub fn is_replayed(access: Access) -> bool {
     use Access::*;
     match access {
         EntryStore | CreditLoad | EntryLoad | SignalStore | SignalLoad | DoneStore | DoneLoad
         | BarrierStore | BarrierLoad | StampStore | CallLoad | CallStore | FinishAdd
-        | FinishStore | LlStore | LlLoad | LlStamp => true,
-        VersionStore | VersionLoad | LockTake | LockGive | AbortStore | AbortLoad | AbortCheck
-        | FlagStore | FlagLoad | FlagStamp => false,
+        | FinishStore | LlStore | LlLoad | LlStamp | FlagStore | FlagLoad | FlagStamp => true,
+        VersionStore | VersionLoad | LockTake | LockGive | AbortStore | AbortLoad | AbortCheck => {
+            false
+        }
     }
 }
 
-/// Names of all actions of both rules and all rows of the table that `counts` lacks.
+/// Names of all actions of the replayed rules and all rows of the table that `counts` lacks.
 pub fn never_replayed(counts: &Counts) -> Vec<String> {
-    let systems = [slot_rule(Numbers::REAL, None), barrier(Numbers::REAL, None)];
+    let systems = [slot_rule, barrier, staging].map(|make| make(Numbers::REAL, None));
     let actions = systems.iter().flat_map(|it| it.actions.iter().map(|of| (it.name, of.name)));
     let missing = actions
         .filter(|name| !counts.steps.contains_key(name))

@@ -12,7 +12,7 @@ use super::rule::{Numbers, slot_rule};
 use super::system::System;
 use super::term::Name;
 use super::wrap::LEMMAS;
-use super::{barrier, bounded, program, smt};
+use super::{barrier, bounded, program, smt, staging};
 
 /// Result of the proof.
 #[derive(Clone, Debug, Default)]
@@ -49,7 +49,7 @@ pub enum Extent {
 type Make = fn(Numbers, Option<&str>) -> System;
 
 /// The systems that are proved.
-pub const SYSTEMS: [Make; 3] = [barrier::barrier, slot_rule, program::programs];
+pub const SYSTEMS: [Make; 4] = [barrier::barrier, slot_rule, staging::staging, program::programs];
 
 /// Prove everything. Without z3 nothing is done but to say so.
 pub fn run(extent: Extent) -> Proof {

@@ -1,0 +1,294 @@
+//! Replay of the rule of staging flags. A thread of the rule is a workgroup: the barriers of its
+//! threads are checked here, by the steps that each thread has taken since.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use iris_sync::{ABORT_WORD, Access, Channel};
+
+use super::track::Track;
+use super::{PLAN, array, array_of};
+use crate::proof::concrete::{Machine, Universe};
+use crate::proof::rule::Numbers;
+use crate::proof::staging::staging;
+use crate::proof::term::Name;
+use crate::search::{self, Explorer, Observer};
+use crate::{Forbidden, Op, Place, Rules, Scenario, ThreadId};
+
+/// Clause that orders the copy of a unit before its flag, also among the threads of a workgroup.
+const COPIED: Name = "raise: after the unit's copy";
+
+/// Clause that orders the flag before reads of the unit, also among the threads of a workgroup.
+const AWAITED: Name = "multiply: after the unit's flag";
+
+/// Unit whose flag is the device word `index`; `None` for other words.
+fn unit(channel: &Channel, index: u32) -> Option<i64> {
+    let flags: Range<u32> = channel.flags..channel.flags + channel.flag_count;
+    flags.contains(&index).then(|| i64::from(index - channel.flags))
+}
+
+/// Whether the cell belongs to the staging buffer.
+fn is_staged(index: u32) -> bool {
+    array_of(index) == array::STAGE
+}
+
+/// Observer that learns from one execution which workgroup copies which unit to which cells.
+struct Learner {
+    channel: Channel,
+    /// Cells that a workgroup, by rank and index, has written since its last flag.
+    unraised: BTreeMap<(u32, u32), Vec<Place>>,
+    units: BTreeMap<Place, i64>,
+    fetchers: BTreeMap<(u32, i64), u32>,
+}
+
+impl Observer for Learner {
+    fn begin(&mut self) {}
+
+    fn performed(&mut self, thread: ThreadId, op: &Op, _: i64) -> Result<(), Forbidden> {
+        let group = (thread.rank, thread.group);
+        match (*op, op.place()) {
+            (Op::Write { .. }, Some(place @ Place::Cell { index, .. })) if is_staged(index) => {
+                self.unraised.entry(group).or_default().push(place);
+            }
+            (Op::Write { .. } | Op::Store { .. }, Some(Place::Dev { index, .. })) => {
+                let cells = self.unraised.remove(&group).unwrap_or_default();
+                if let Some(unit) = unit(&self.channel, index)
+                    && !cells.is_empty()
+                {
+                    self.fetchers.insert((thread.rank, unit), thread.group);
+                    self.units.extend(cells.into_iter().map(|cell| (cell, unit)));
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn met(&mut self, _: &[ThreadId], _: &Op) -> Result<(), Forbidden> {
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<(), Forbidden> {
+        Ok(())
+    }
+}
+
+/// Replay of the rule of staging flags.
+pub(super) struct Stages {
+    channel: Channel,
+    pub(super) track: Track,
+    /// Workgroups by rank and index; an agent of the rule is a position.
+    groups: Vec<(u32, u32)>,
+    units: BTreeMap<Place, i64>,
+    threads: Threads,
+}
+
+/// Steps of threads that the threads' workgroups may not know of yet.
+#[derive(Clone, Default)]
+pub(super) struct Threads {
+    /// Threads that copied to a unit and have met at no barrier since, as (rank, group, thread) and unit.
+    copying: BTreeSet<(u32, u32, u32, i64)>,
+    /// Calls in which a thread saw a unit's flag, or met a thread that did, as (rank, group,
+    /// thread), unit and call.
+    awaited: BTreeSet<(u32, u32, u32, i64, i64)>,
+    /// Ranks that gave up or were told to: they wait for no flag and refresh none.
+    out: BTreeSet<u32>,
+}
+
+impl Stages {
+    /// Learns the units of a scenario. Returns `None` if the scenario stages nothing.
+    pub(super) fn new(scenario: &Scenario) -> Option<Self> {
+        if scenario.words.is_some() || !scenario.initial.is_empty() {
+            return None;
+        }
+        let channel = scenario.channel(0);
+        let mut reference = scenario.clone().calls(scenario.calls, 7);
+        (reference.expires, reference.host_stops) = (None, None);
+        let mut learner = Learner {
+            channel,
+            unraised: BTreeMap::new(),
+            units: BTreeMap::new(),
+            fetchers: BTreeMap::new(),
+        };
+        search::observe(&reference, &Rules::default(), (1, 1), &mut learner);
+        let Learner { units, fetchers, .. } = learner;
+        if units.is_empty() {
+            return None;
+        }
+        let all = scenario.thread_ids().into_iter().map(|it| (it.rank, it.group));
+        let groups: Vec<_> = all.collect::<BTreeSet<_>>().into_iter().collect();
+        let first = i64::from(scenario.first.number());
+        let universe = Universe {
+            ranks: scenario.ranks.into(),
+            agents: groups.len() as i64,
+            words: channel.flag_count.into(),
+            tiles: 1,
+            first,
+            calls: i64::from(scenario.calls) + 1,
+        };
+        let agent = |group| groups.iter().position(|&it| it == group).unwrap_or_default() as i64;
+        let fixed = |name: &'static str, values: &[i64]| match name {
+            "first" => first,
+            "rank" => groups[values[0] as usize].0.into(),
+            "fetcher" => {
+                let rank = values[1] as u32;
+                agent((rank, fetchers.get(&(rank, values[2])).copied().unwrap_or_default()))
+            }
+            _ => 0,
+        };
+        let system = staging(Numbers::REAL, None);
+        let track = Track::new(&system, Machine::new(&system, universe, fixed));
+        Some(Self { channel, track, groups, units, threads: Threads::default() })
+    }
+
+    fn agent(&self, by: ThreadId) -> i64 {
+        let is_it = |&it: &(u32, u32)| it == (by.rank, by.group);
+        self.groups.iter().position(is_it).unwrap_or_default() as i64
+    }
+
+    fn call(&self, by: ThreadId) -> i64 {
+        self.track.get("call", &[by.rank.into()])
+    }
+
+    /// Whether all workgroups of the rank are counted out. One that is alone is not counted by a
+    /// word: it is over when it stores at the end of the call.
+    fn is_over(&self, rank: u32, call: i64) -> bool {
+        let of_rank = self.groups.iter().zip(0..).filter(|((of, _), _)| *of == rank);
+        of_rank.into_iter().all(|(_, agent)| self.track.get("over", &[agent]) >= call)
+    }
+
+    fn is_alone(&self, rank: u32) -> bool {
+        self.groups.iter().filter(|(of, _)| *of == rank).count() == 1
+    }
+
+    fn count(&mut self, by: ThreadId) -> Result<(), Forbidden> {
+        let agent = self.agent(by);
+        if self.track.get("over", &[agent]) < self.call(by) {
+            self.track.step("count", &[agent])
+        } else {
+            Ok(())
+        }
+    }
+
+    fn flag(&mut self, by: ThreadId, op: &Op, unit: i64) -> Result<(), Forbidden> {
+        let call = self.call(by);
+        let is_relaxed = op.order().is_some_and(|order| order == Access::FlagStamp.order());
+        if self.is_alone(by.rank) && is_relaxed {
+            self.count(by)?;
+        }
+        if self.is_over(by.rank, call) {
+            self.track.row(Access::FlagStamp, op)?;
+            return self.track.step("stamp", &[by.rank.into(), unit]);
+        }
+        self.track.row(Access::FlagStore, op)?;
+        let open = |&&(rank, group, thread, of): &&(u32, u32, u32, i64)| {
+            (rank, group, of) == (by.rank, by.group, unit) && thread != by.thread
+        };
+        if let Some(other) = self.threads.copying.iter().find(open) {
+            let what = format!("{op:?}, while thread {} has met at no barrier", other.2);
+            return Err(Forbidden::new(COPIED, what));
+        }
+        self.track.step("raise", &[self.agent(by), unit])
+    }
+
+    fn cell(&mut self, by: ThreadId, op: &Op, place: Place) -> Result<(), Forbidden> {
+        let Some(&unit) = self.units.get(&place) else {
+            return Err(Forbidden::new(PLAN, format!("{op:?}")));
+        };
+        let (agent, call) = (self.agent(by), self.call(by));
+        if matches!(op, Op::Write { .. }) {
+            self.threads.copying.insert((by.rank, by.group, by.thread, unit));
+            return self.track.step("fetch", &[agent, unit]);
+        }
+        if !self.threads.awaited.contains(&(by.rank, by.group, by.thread, unit, call)) {
+            return Err(Forbidden::new(AWAITED, format!("{op:?} by thread {}", by.thread)));
+        }
+        self.track.step("multiply", &[agent, unit])
+    }
+}
+
+impl Observer for Stages {
+    fn begin(&mut self) {
+        self.track.begin();
+        self.threads = Threads::default();
+    }
+
+    fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden> {
+        let Some(place) = op.place() else { return Ok(()) };
+        let rank = thread.rank;
+        match (*op, place) {
+            (Op::Load { .. }, Place::Sym { index: ABORT_WORD, .. }) if result != 0 => {
+                self.threads.out.insert(rank);
+            }
+            (Op::Store { .. }, Place::Sym { index: ABORT_WORD, .. }) => {
+                self.threads.out.insert(rank);
+            }
+            _ => {}
+        }
+        if self.threads.out.contains(&rank) {
+            return Ok(());
+        }
+        match (*op, place) {
+            (Op::Write { .. } | Op::Store { .. }, Place::Dev { index, .. }) => {
+                if index == self.channel.call {
+                    if self.is_alone(rank) {
+                        self.count(thread)?;
+                    }
+                    return self.track.step("finish", &[rank.into()]);
+                }
+                unit(&self.channel, index).map_or(Ok(()), |unit| self.flag(thread, op, unit))
+            }
+            (Op::Add { .. }, Place::Dev { index, .. }) if index == self.channel.finished => {
+                self.count(thread)
+            }
+            (Op::Read { .. } | Op::Load { .. }, Place::Dev { index, .. }) => {
+                let Some(unit) = unit(&self.channel, index) else { return Ok(()) };
+                self.track.row(Access::FlagLoad, op)?;
+                let (v, call) = (self.track.ghost(rank.into(), result), self.call(thread));
+                if v < call {
+                    return Ok(());
+                }
+                self.threads.awaited.insert((rank, thread.group, thread.thread, unit, call));
+                self.track.step("await", &[self.agent(thread), unit, v])
+            }
+            (Op::Read { .. } | Op::Write { .. }, Place::Cell { index, .. }) if is_staged(index) => {
+                self.cell(thread, op, place)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn met(&mut self, threads: &[ThreadId], _: &Op) -> Result<(), Forbidden> {
+        let met: BTreeSet<_> = threads.iter().map(|it| (it.rank, it.group, it.thread)).collect();
+        self.threads
+            .copying
+            .retain(|&(rank, group, thread, _)| !met.contains(&(rank, group, thread)));
+        let known: Vec<_> = self.threads.awaited.iter().copied().collect();
+        for (rank, group, thread, unit, call) in known {
+            if met.contains(&(rank, group, thread)) {
+                let others = met.iter().filter(|it| (it.0, it.1) == (rank, group));
+                let others = others.map(|&(rank, group, thread)| (rank, group, thread, unit, call));
+                self.threads.awaited.extend(others);
+            }
+        }
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<(), Forbidden> {
+        self.track.holds()
+    }
+}
+
+impl Explorer for Stages {
+    /// Number of changes, and the steps of threads.
+    type Saved = (usize, Threads);
+
+    fn save(&self) -> Self::Saved {
+        (self.track.changes(), self.threads.clone())
+    }
+
+    fn restore(&mut self, (changes, threads): &Self::Saved) {
+        self.track.undo_to(*changes);
+        self.threads.clone_from(threads);
+    }
+}

@@ -1,0 +1,195 @@
+//! Flags of the staging buffer: workgroups of one device copy units of peers' shards into it, and
+//! others multiply these units.
+//!
+//! **Problem.** A unit has one place and its flag is never reset. A workgroup must not take a flag
+//! of an earlier call for that of its own, and must not read a unit that is still being copied.
+//!
+//! **Solution.** A transition system of the flags of any number of devices. A thread (`Agent`) of the
+//! system is a workgroup, a word is a unit with its flag. The replay checks the barriers inside a
+//! workgroup.
+//!
+//! **What it assumes of the slot rule.** A workgroup that is at work has the number of its rank's call
+//! (`load: the number has not been advanced`), a rank ends its call when all of its workgroups are
+//! counted out (`finish: all are counted out`), the next launch comes after that, and a rank that gave
+//! up waits for no flag (`die: no call after one that was given up`).
+
+use super::rule::{Clauses, Numbers, Parameters, functions, pattern, starts_as};
+use super::system::{Action, Clause, Effect, System};
+use super::term::{Function, Sort, Term, all_of, apply, for_all, variable};
+
+functions! {
+    /// Functions that never change.
+    FIXED:
+    /// Number that the first call has.
+    first(): Int;
+    /// Rank to whose device a workgroup belongs.
+    rank(Agent): Rank;
+    /// The workgroup that copies a unit in a call of this rank.
+    fetcher(Int, Rank, Word): Agent;
+}
+
+functions! {
+    /// Functions of the state.
+    STATE:
+    /// The call that the rank is in.
+    call(Rank): Int;
+    /// The last call out of which the workgroup was counted.
+    over(Agent): Int;
+    /// The last call whose data was copied to the unit.
+    copied(Rank, Word): Int;
+    /// The last call in which the unit's flag was raised.
+    raised(Rank, Word): Int;
+    /// Numbers stored in the unit's flag.
+    stored(Rank, Word, Int): Bool;
+    /// Call up to which a workgroup that acquires this store knows the unit's copies.
+    view(Rank, Word, Int): Int;
+    /// Call up to which the workgroup knows the unit's copies.
+    knows(Agent, Word): Int;
+    /// The last call in which the workgroup saw the flag reached.
+    seen(Agent, Word): Int;
+    /// The last call in which the workgroup read the unit.
+    used(Agent, Word): Int;
+}
+
+/// The rule of staging flags. Without the clause `off`, if it is one.
+pub fn staging(numbers: Numbers, off: Option<&str>) -> System {
+    let clauses = Clauses::without(off);
+    let actions = actions(&clauses, &numbers);
+    System {
+        name: "staging flags",
+        fixed: FIXED,
+        state: STATE,
+        axioms: Vec::new(),
+        initial: STATE.iter().map(start).collect(),
+        actions,
+        invariant: invariant(&numbers),
+        clauses: clauses.names(),
+    }
+}
+
+fn start(function: &Function) -> Effect {
+    let (_, at) = pattern(function);
+    match (function.name, at.last()) {
+        ("call", _) => starts_as(function, first([])),
+        ("seen" | "used", _) => starts_as(function, first([]) - 2),
+        ("stored", Some(number)) => starts_as(function, number.is(first([]) - 1)),
+        _ => starts_as(function, first([]) - 1),
+    }
+}
+
+fn actions(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
+    let Parameters { g, h, p, w, v, .. } = Parameters::new();
+    let mine = rank([&h]);
+    let c = call([&mine]);
+    let at_work = over([&h]).below(&c);
+    let fetches = at_work.clone() & fetcher([&c, &mine, &w]).is(&h);
+    let unread = for_all([&g], rank([&g]).is(&mine).implies(used([&g, &w]).below(&c)));
+    let fetch = Action::new("fetch", [&h, &w])
+        .given(fetches.clone())
+        .rule(clauses, "fetch: before the unit's flag", raised([&mine, &w]).below(&c))
+        .property("no workgroup has read the unit in this call", unread)
+        .set(&copied([&mine, &w]), &c);
+    let raise = Action::new("raise", [&h, &w])
+        .given(fetches)
+        .rule(clauses, "raise: after the unit's copy", copied([&mine, &w]).is(&c))
+        .set(&raised([&mine, &w]), &c)
+        .set(&stored([&mine, &w, &c]), true)
+        .set(&view([&mine, &w, &c]), clauses.carries("raise: FlagStore releases", &c));
+    let known = numbers.refresh_before(&(&c - 1));
+    let wait = Action::new("await", [&h, &w, &v])
+        .given(all_of([
+            at_work.clone(),
+            stored([&mine, &w, &v]),
+            stored([&mine, &w, &known]).implies(v.at_least(&known)),
+        ]))
+        .rule(
+            clauses,
+            "await: the flag reached this call",
+            clauses.reached("await: flags compared by the difference", numbers, &c, &v),
+        )
+        .set(&seen([&h, &w]), &c)
+        .acquires(
+            clauses,
+            "await: FlagLoad acquires",
+            &[(&knows([&h, &w]), &view([&mine, &w, &v]))],
+        )
+        .property("the flag is within the window", numbers.in_window(&c, &v))
+        .property("a flag that was left alone does not look new", v.at_least(&c));
+    let read = Action::new("multiply", [&h, &w])
+        .given(at_work.clone())
+        .rule(clauses, "multiply: after the unit's flag", seen([&h, &w]).is(&c))
+        .property("the unit is of this call", copied([&mine, &w]).is(&c))
+        .property("the unit's copy is over, and known to be", knows([&h, &w]).at_least(&c))
+        .set(&used([&h, &w]), &c);
+    let count = Action::new("count", [&h]).given(at_work).set(&over([&h]), &c);
+    let now = call([&p]);
+    let all_over = for_all([&g], rank([&g]).is(&p).implies(over([&g]).at_least(&now)));
+    let stamp = Action::new("stamp", [&p, &w])
+        .rule(clauses, "stamp: all workgroups are counted out", all_over.clone())
+        .set(&stored([&p, &w, &now]), true)
+        // The store is relaxed: who acquires it learns nothing of this call.
+        .set(&view([&p, &w, &now]), &now - 1);
+    let x = variable(("x", Sort::Word));
+    let due = now.modulo(numbers.period).is(0);
+    let finish = Action::new("finish", [&p])
+        .given(all_over)
+        .rule(
+            clauses,
+            "finish: all flags were refreshed",
+            for_all([&x], due.implies(stored([&p, &x, &now]))),
+        )
+        .set(&call([&p]), &now + 1);
+    vec![fetch, raise, wait, read, count, stamp, finish]
+}
+
+fn invariant(numbers: &Numbers) -> Vec<Clause> {
+    let Parameters { h, p, w, v, .. } = Parameters::new();
+    let mine = rank([&h]);
+    let c = call([&mine]);
+    vec![
+        Clause::new("call: not before the first", [&p], call([&p]).at_least(first([]))),
+        Clause::new(
+            "over: this call or the last",
+            [&h],
+            all_of([over([&h]).at_most(&c), over([&h]).at_least(&c - 1)]),
+        ),
+        Clause::new(
+            "flag: no later than the call",
+            [&p, &w, &v],
+            stored([&p, &w, &v])
+                .implies(all_of([v.at_least(first([]) - 1), v.at_most(call([&p]))])),
+        ),
+        Clause::new(
+            "flag: of this call, if a workgroup is at work",
+            [&h, &w],
+            all_of([over([&h]).below(&c), stored([&mine, &w, &c])])
+                .implies(all_of([raised([&mine, &w]).is(&c), view([&mine, &w, &c]).is(&c)])),
+        ),
+        Clause::new(
+            "raised: after the copy",
+            [&p, &w],
+            all_of([
+                raised([&p, &w]).at_most(call([&p])),
+                copied([&p, &w]).at_most(call([&p])),
+                raised([&p, &w]).is(call([&p])).implies(copied([&p, &w]).is(call([&p]))),
+            ]),
+        ),
+        Clause::new(
+            "seen: is known",
+            [&h, &w],
+            all_of([
+                seen([&h, &w]).at_most(&c),
+                seen([&h, &w])
+                    .is(&c)
+                    .implies(all_of([raised([&mine, &w]).is(&c), knows([&h, &w]).at_least(&c)])),
+            ]),
+        ),
+        Clause::new("used: after the flag", [&h, &w], used([&h, &w]).at_most(raised([&mine, &w]))),
+        Clause::new(
+            "flag: refreshed",
+            [&p, &w, &v],
+            all_of([v.at_least(first([])), v.below(call([&p])), v.modulo(numbers.period).is(0)])
+                .implies(stored([&p, &w, &v])),
+        ),
+    ]
+}
