@@ -46,11 +46,11 @@ pub enum Error {
     Disagreement {
         /// Collective step, with its call site.
         what: String,
-        /// First item that differs.
+        /// Name of the first value of the step that differs, such as `bytes`.
         item: String,
         /// Ranks whose value is not the most common one.
         ranks: Vec<usize>,
-        /// Value of the item, by rank.
+        /// Value that each rank has given, by rank.
         values: Vec<String>,
     },
     /// The ranks are in different collective calls. Nothing was changed on any rank.

@@ -19,8 +19,9 @@ use crate::rtc::Options;
 /// kernels.
 pub const THREADS: u32 = 256;
 
-/// Number of threads per workgroup of message kernels. Few large workgroups with many bytes in
-/// flight fill a link, and the release of a signal waits for the stores of its workgroup only once.
+/// Number of threads per workgroup of message kernels. A few workgroups with many bytes in
+/// flight each fill a link. They are large because each releases a signal of its own, and a release
+/// waits until all stores of its workgroup are done.
 pub const MESSAGE_THREADS: u32 = 512;
 
 /// Number of threads of the single workgroup of a barrier.

@@ -194,8 +194,8 @@ impl Task {
         }
     }
 
-    /// Shapes of A (or the message), B and C on `rank`, whose options `self` has; 0 x 0 if the rank
-    /// has no such matrix.
+    /// Shapes (rows, columns) of A (or the message), B and C on `rank`; 0 x 0 for a matrix that the
+    /// rank does not have. `self` must be the task of that rank.
     pub fn shapes(&self, rank: usize) -> [(usize, usize); 3] {
         let Meaning { product, gives, gets, .. } = self.meaning();
         let Options { n, k, shard, .. } = self.options;

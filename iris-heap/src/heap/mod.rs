@@ -406,9 +406,10 @@ impl SymmetricHeap {
         self.settle(slices.iter().any(|s| matches!(s.segment(), Segment::Registered(_))))
     }
 
-    /// Ends a step in which memory may have been unmapped. If unmapping can wait for the device,
-    /// all ranks must have unmapped before one continues: otherwise its next launch might wait for
-    /// a rank that is still unmapping, which waits for the device.
+    /// Ends a step in which memory may have been unmapped, by a barrier if the driver blocks an
+    /// unmapping rank until its device is idle. Without the barrier two ranks could block each
+    /// other for ever: a rank that goes on launches a kernel that waits for its peer, and the peer
+    /// is still unmapping until that kernel has ended.
     #[track_caller]
     fn settle(&self, unmapped: bool) -> Result<()> {
         match unmapped && self.backend.waits_for_device() {

@@ -60,7 +60,8 @@ pub(crate) struct CallRecord {
     pub(crate) call: u64,
     /// Index of the step within its call.
     pub(crate) step: u64,
-    /// Number of rows of the call, or number of parts in a message of elements.
+    /// Number of rows of the call; for a message without rows, the number of parts that it is
+    /// divided into.
     pub(crate) m: u64,
     /// Number of columns of the call, or of elements of a part; 0 if it differs between ranks.
     pub(crate) n: u64,

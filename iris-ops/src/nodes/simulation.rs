@@ -84,8 +84,8 @@ impl Simulation<'_> {
         task
     }
 
-    /// Messages of one exchange among the ranks with one local rank: `start` and the result have a
-    /// task for each node.
+    /// Adds the messages of one exchange among ranks that have the same local rank, one on each node.
+    /// `start` and the result have a task for each node.
     fn exchange(
         &mut self,
         kind: Kind,

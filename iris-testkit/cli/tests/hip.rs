@@ -130,8 +130,8 @@ fn copies(calls: &str, bytes: u32) -> [usize; 3] {
         .map(|(name, bytes)| of(name, bytes))
 }
 
-/// Checks that each signal is queued after its data and an event record, on the streams that copy
-/// this many bytes; returns the number of signals.
+/// Checks each stream that has a copy of exactly `bytes` bytes of data: a signal is queued behind
+/// that copy and behind the record of an event. Returns the number of signals.
 fn signals_behind_a_record(calls: &str, bytes: u32) -> usize {
     let ordered: Vec<(&str, &str)> =
         calls.lines().filter_map(|it| it.split_once(" on stream ")).collect();

@@ -15,10 +15,10 @@ use super::ops::value;
 use super::{Headers, Place, Scenario, Thread};
 use crate::headers::programs;
 
-/// First array of received items; it follows the arrays of [`ops`](super::ops).
+/// Number of the first array of received items; it follows the arrays of [`ops`](super::ops).
 const TAKEN: u32 = 16;
 
-/// Array of the items that this rank sends.
+/// Number of the array with the items that this rank sends.
 const GIVEN: u32 = TAKEN + 8;
 
 /// Communication pattern: the items that each rank sends to each other rank.

@@ -23,7 +23,8 @@ impl Plan {
     /// Position, in the sender's A or product, of `tile` in the data for `to`.
     fn source(&self, to: u32, tile: u32) -> Tile {
         match self {
-            // A and the product have only this rank's rows, so positions count from its first row.
+            // The sender holds only its own rows, in A or in the product, so rows count from the
+            // first of these for every receiver.
             Plan::AllGather(_) | Plan::Broadcast { .. } => self.area(to, to, tile),
             Plan::AllToAll(grid) => {
                 let area = grid.part(to).tile(tile);

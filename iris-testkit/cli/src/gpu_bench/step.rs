@@ -76,7 +76,7 @@ impl Step<'_> {
         format!("a step of {} times {sum}{between}", self.layers)
     }
 
-    /// Enqueues the sums of all layers, with the kernels between them if there are any.
+    /// Enqueues one all-reduce for each layer, with the kernels between them if there are any.
     pub(super) fn run(
         &self,
         stream: &Stream,
@@ -136,7 +136,8 @@ mod tests {
     fn a_further_layer_is_what_is_left_without_the_start() {
         let op = [[0, 1]; 2];
         let steps = Steps { layers: 81, op, library: None, none: [0, 1] };
-        // A fixed cost of 20 us, and 1.5 us per layer; a half step has 40 layers.
+        // A fixed cost of 20 us, and 1.5 us per layer. A whole step has 81 layers, a half step
+        // 40, which is half of 81 rounded down.
         let us = |side: usize| 20.0 + 1.5 * [81.0, 40.0][side];
         assert!((steps.marginal(op[0], us) - 1.5).abs() < 1e-9);
     }

@@ -23,7 +23,7 @@ pub use headers::of_headers;
 pub use mutant::{Engine, Mutant, run};
 pub use round::{STATES, slots_whole_range, whole_range};
 
-/// All mutants that both implementations share.
+/// All mutants that the Rust protocols and the C++ headers share.
 pub fn all() -> Vec<Mutant> {
     let mut all = orders();
     all.extend(scopes());

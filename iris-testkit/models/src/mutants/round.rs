@@ -28,7 +28,8 @@ pub(super) fn once_round(on_headers: bool, rules: &Rules, last: &'static [u32]) 
         format!("one_shot, {} of {tiles} tiles, once round the counter, then {last:?}", each[0]);
     all_round(name, 6, rules, |step, number| {
         let used = if step == 5 { last } else { each };
-        // Words that no call has touched still hold their initial value.
+        // In every step, a word that no earlier step has changed holds the number before the very
+        // first call, which is `RESTAMP_PERIOD - 1`.
         let mut scenario = ops::partial(2, tiles, number, used).words(RESTAMP_PERIOD - 2);
         if staged {
             scenario = scenario.groups(&[2, 1]).tiles(tiles, 2 * tiles);

@@ -36,7 +36,7 @@ pub use track::Counts;
 enum Word {
     /// Entry word of a source rank, for calls of one parity.
     Entry { source: i64, odd: bool },
-    /// Field of the entry record of a source rank.
+    /// Any field of the entry record of a source rank.
     Record { source: i64 },
     /// A signal, a result or the word of a barrier, of a source.
     Signal { source: i64 },
@@ -494,7 +494,8 @@ impl Replay {
             Word::Entry { source, odd } if source != me => {
                 let of_call = odd == (call.rem_euclid(2) == 1);
                 self.track.row(if of_call { Access::EntryLoad } else { Access::CreditLoad }, op)?;
-                // A rank that waits for done words looks who has entered, to blame one that has not.
+                // A rank whose workgroups are all counted out waits for its peers to be done. It
+                // reads their entries only to find whom to blame, which is no step of the rule.
                 if self.is("counted", &[me]) {
                     return Ok(());
                 }

@@ -286,8 +286,8 @@ pub mod programs {
         BARRIER_IN_LAUNCH = iris_model_barrier_in_launch;
         /// Scenario [`flags`](crate::primitives::flags).
         FLAGS = iris_model_flags;
-        /// Scenario [`entry`](crate::primitives::entry); with option 1, ranks clear their own words
-        /// late.
+        /// Scenario [`entry`](crate::primitives::entry); with option 1, each call of a rank
+        /// begins by clearing the words that its peers write, as a memset would.
         ENTRY = iris_model_entry;
         /// Scenario [`abort`](crate::primitives::abort).
         ABORT = iris_model_abort;

@@ -21,7 +21,8 @@ const COPIED: Name = "raise: after the unit's copy";
 /// Clause that orders the flag before reads of the unit, also among the threads of a workgroup.
 const AWAITED: Name = "multiply: after the unit's flag";
 
-/// Unit whose flag is the device word `index`; `None` for other words.
+/// Index of the unit (one copy into the staging buffer) whose flag is device word `index`; `None`
+/// if that word is no flag.
 fn unit(channel: &Channel, index: u32) -> Option<i64> {
     let flags: Range<u32> = channel.flags..channel.flags + channel.flag_count;
     flags.contains(&index).then(|| i64::from(index - channel.flags))
@@ -73,7 +74,8 @@ impl Observer for Learner {
     }
 }
 
-/// Replay of the rule of staging flags.
+/// Comparison of an execution with the transition system of [`staging`](crate::proof::staging),
+/// one operation after the other.
 pub(super) struct Stages {
     channel: Channel,
     pub(super) track: Track,
