@@ -161,8 +161,6 @@ struct Learner {
 }
 
 impl Observer for Learner {
-    fn begin(&mut self) {}
-
     fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden> {
         let Some(place) = op.place() else { return Ok(()) };
         let me = i64::from(thread.rank);
@@ -227,10 +225,6 @@ impl Observer for Learner {
         }
         Ok(())
     }
-
-    fn end(&mut self) -> Result<(), Forbidden> {
-        Ok(())
-    }
 }
 
 /// Maximum number of ranks of a scenario.
@@ -264,6 +258,19 @@ pub struct Aborts {
     done_words: Vec<[i64; 4]>,
 }
 
+/// Scenario from which the plan of `scenario` is learned, and the number of its first call: `calls`
+/// calls of the same slots, in which no rank gives up and no word is refreshed. `None` if the
+/// scenario begins in a state that other calls have left.
+fn reference(scenario: &Scenario, calls: u32) -> Option<(Scenario, i32)> {
+    if scenario.words.is_some() || !scenario.initial.is_empty() {
+        return None;
+    }
+    let first = 8 - (scenario.first.number() & 1);
+    let mut reference = scenario.clone().calls(calls, first);
+    (reference.expires, reference.host_stops) = (None, None);
+    Some((reference, first))
+}
+
 impl Replay {
     /// Learns the plan of a scenario. Returns `None` if no rank enters a call, so that the slot rule
     /// has no part in it, or if the scenario begins in a state that other calls have left.
@@ -271,15 +278,8 @@ impl Replay {
     /// # Errors
     /// The failure of the execution from which the plan should be learned.
     pub fn new(scenario: &Scenario) -> Result<Option<Self>, String> {
-        if scenario.words.is_some() || !scenario.initial.is_empty() {
-            return Ok(None);
-        }
-        let mut reference = scenario.clone();
-        (reference.expires, reference.host_stops) = (None, None);
         let learned = scenario.calls.max(2);
-        // Calls of the same slots as the scenario, without a refresh.
-        let first = 8 - (scenario.first.number() & 1);
-        reference = reference.calls(learned, first);
+        let Some((reference, first)) = reference(scenario, learned) else { return Ok(None) };
         let channel = scenario.channel(0);
         let mut learner = Learner {
             channel,

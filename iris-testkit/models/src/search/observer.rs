@@ -7,23 +7,29 @@ use crate::{Failure, Forbidden, Op, Report, Rules, Scenario, ThreadId};
 
 /// Observer that is told every operation of an execution, in order.
 pub trait Observer {
-    /// Called when an execution begins.
-    fn begin(&mut self);
+    /// Called when an execution begins. Does nothing by default.
+    fn begin(&mut self) {}
     /// Called after a thread has performed an operation with this result.
     ///
     /// # Errors
     /// The rule that forbids the operation; it ends the execution.
     fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden>;
-    /// Called when threads have met at a barrier of their workgroup or between two launches.
+    /// Called when threads have met at a barrier of their workgroup or between two launches. Allows
+    /// it by default.
     ///
     /// # Errors
     /// The rule that forbids it; it ends the execution.
-    fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), Forbidden>;
-    /// Called when all threads have ended.
+    fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), Forbidden> {
+        let _ = (threads, op);
+        Ok(())
+    }
+    /// Called when all threads have ended. Allows it by default.
     ///
     /// # Errors
     /// The rule that does not hold at the end.
-    fn end(&mut self) -> Result<(), Forbidden>;
+    fn end(&mut self) -> Result<(), Forbidden> {
+        Ok(())
+    }
 }
 
 /// Observer that can return to an earlier state of an execution, as the exhaustive search does.
@@ -73,14 +79,7 @@ pub fn observe(
 pub(super) struct NoExplorer;
 
 impl Observer for NoExplorer {
-    fn begin(&mut self) {}
     fn performed(&mut self, _: ThreadId, _: &Op, _: i64) -> Result<(), Forbidden> {
-        Ok(())
-    }
-    fn met(&mut self, _: &[ThreadId], _: &Op) -> Result<(), Forbidden> {
-        Ok(())
-    }
-    fn end(&mut self) -> Result<(), Forbidden> {
         Ok(())
     }
 }

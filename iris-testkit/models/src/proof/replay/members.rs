@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashMap};
 use iris_sync::{ABORT_WORD, Access, Channel};
 
 use super::track::Track;
-use super::{Word, is_spoken_of, meaning, owner, word};
+use super::{Word, is_spoken_of, meaning, owner, reference, word};
 use crate::proof::barrier::barrier;
 use crate::proof::concrete::{Machine, Universe};
 use crate::proof::rule::Numbers;
@@ -40,8 +40,6 @@ struct Learner {
 }
 
 impl Observer for Learner {
-    fn begin(&mut self) {}
-
     fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden> {
         let Some(channel) = self.channel else { return Ok(()) };
         match (*op, op.place()) {
@@ -69,14 +67,6 @@ impl Observer for Learner {
         }
         Ok(())
     }
-
-    fn met(&mut self, _: &[ThreadId], _: &Op) -> Result<(), Forbidden> {
-        Ok(())
-    }
-
-    fn end(&mut self) -> Result<(), Forbidden> {
-        Ok(())
-    }
 }
 
 /// Replay of the barrier rule.
@@ -95,13 +85,8 @@ impl Members {
     /// Learns the members and phases of a scenario. Returns `None` unless every call has a barrier of
     /// phase 0.
     pub(super) fn new(scenario: &Scenario) -> Option<Self> {
-        if scenario.words.is_some() || !scenario.initial.is_empty() {
-            return None;
-        }
+        let (reference, first) = reference(scenario, scenario.calls)?;
         let channel = scenario.channel(0);
-        let first = 8 - (scenario.first.number() & 1);
-        let mut reference = scenario.clone().calls(scenario.calls, first);
-        (reference.expires, reference.host_stops) = (None, None);
         let mut learner =
             Learner { channel: Some(channel), first: first.into(), ..Learner::default() };
         search::observe(&reference, &Rules::default(), (1, 1), &mut learner);

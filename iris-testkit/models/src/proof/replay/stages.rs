@@ -7,7 +7,7 @@ use std::ops::Range;
 use iris_sync::{ABORT_WORD, Access, Channel};
 
 use super::track::Track;
-use super::{PLAN, array, array_of};
+use super::{PLAN, array, array_of, reference};
 use crate::proof::concrete::{Machine, Universe};
 use crate::proof::rule::Numbers;
 use crate::proof::staging::staging;
@@ -43,8 +43,6 @@ struct Learner {
 }
 
 impl Observer for Learner {
-    fn begin(&mut self) {}
-
     fn performed(&mut self, thread: ThreadId, op: &Op, _: i64) -> Result<(), Forbidden> {
         let group = (thread.rank, thread.group);
         match (*op, op.place()) {
@@ -62,14 +60,6 @@ impl Observer for Learner {
             }
             _ => {}
         }
-        Ok(())
-    }
-
-    fn met(&mut self, _: &[ThreadId], _: &Op) -> Result<(), Forbidden> {
-        Ok(())
-    }
-
-    fn end(&mut self) -> Result<(), Forbidden> {
         Ok(())
     }
 }
@@ -100,12 +90,8 @@ pub(super) struct Threads {
 impl Stages {
     /// Learns the units of a scenario. Returns `None` if the scenario stages nothing.
     pub(super) fn new(scenario: &Scenario) -> Option<Self> {
-        if scenario.words.is_some() || !scenario.initial.is_empty() {
-            return None;
-        }
+        let (reference, _) = reference(scenario, scenario.calls)?;
         let channel = scenario.channel(0);
-        let mut reference = scenario.clone().calls(scenario.calls, 7);
-        (reference.expires, reference.host_stops) = (None, None);
         let mut learner = Learner {
             channel,
             unraised: BTreeMap::new(),
