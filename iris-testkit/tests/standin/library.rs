@@ -47,7 +47,12 @@ impl Built {
             let build = |source: &str, option: Option<&str>, name: &str| {
                 let source = format!("{}/tests/{source}", env!("CARGO_MANIFEST_DIR"));
                 let option = option.map(str::to_owned);
-                let all = ["-std=c++20".into(), "-shared".into(), source];
+                // Other libraries bind to exported inline functions, and a library with such users, or
+                // with GNU's unique symbols, is never unloaded: no test could see who keeps it loaded.
+                let flags =
+                    ["-std=c++20", "-shared", "-fno-gnu-unique", "-fvisibility-inlines-hidden"];
+                let flags = flags.map(str::to_owned);
+                let all = flags.into_iter().chain([source]);
                 harness::compile_for_host(option.into_iter().chain(all), &folder.path().join(name));
             };
             if hip {
