@@ -11,20 +11,22 @@ use tempfile::{NamedTempFile, TempDir};
 /// Folder of the fakes' C++ sources.
 pub const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hip");
 
-/// Fake of the HIP runtime of one release, compiled into a temporary folder.
+/// Shared library with the interface of one release of the HIP runtime, which runs kernels on the
+/// host; compiled into a temporary folder.
 pub struct Fake {
     folder: TempDir,
     library: PathBuf,
 }
 
 impl Fake {
-    /// Fake of HIP release 5 or 7 (`release`), compiled when it is first asked for.
+    /// Fake runtime with the interface of HIP `release`, 5 or 7; compiled at the first call.
     pub fn of(release: u32) -> &'static Fake {
         static BUILT: [OnceLock<Fake>; 2] = [const { OnceLock::new() }; 2];
         BUILT[usize::from(release == 7)].get_or_init(|| Fake::build(release))
     }
 
-    /// Fake of HIP release 7, with fakes of hipBLASLt and RCCL in the same folder.
+    /// Fake runtime of HIP release 7, with fakes of hipBLASLt and RCCL in the same folder; compiled
+    /// at the first call.
     pub fn with_libraries() -> &'static Fake {
         static BUILT: OnceLock<Fake> = OnceLock::new();
         BUILT.get_or_init(|| {
@@ -65,7 +67,8 @@ impl Fake {
     }
 }
 
-/// Compiles one of the C++ sources to the shared library `to`.
+/// Compiles `source`, a file of [`SOURCES`], to the shared library `to`, with further `options` for
+/// g++.
 pub fn compile(source: &str, options: &[&str], to: &Path) {
     let options = options.iter().map(ToString::to_string);
     let all = ["-std=c++20".into(), "-shared".into(), format!("{SOURCES}/{source}")];

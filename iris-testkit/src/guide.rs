@@ -1,10 +1,11 @@
-//! Texts of errors: every variant has an example, with value, expectation and action in its text,
-//! and a section of the guide for users.
+//! Checks of error texts: every variant of an error enum has an example whose text gives the value,
+//! what was expected and what to do, and a section of the guide for users.
 
 use std::collections::BTreeSet;
 
-/// Lists the variants of an enum of errors in `NAMES`, and names a value's variant by `name`. The
-/// match has no wildcard, so the compiler demands that each new variant is listed.
+/// Lists the variants of an enum of errors in `NAMES`, and defines `name`, which returns the name
+/// of a value's variant. Its match has no wildcard, so the compiler demands that each new variant
+/// is listed.
 #[macro_export]
 macro_rules! variants {
     ($enum:ident: $($name:ident),* $(,)?) => {
@@ -17,7 +18,7 @@ macro_rules! variants {
 }
 
 /// Checks examples of errors: each text contains its parts (the value, what was expected, what to
-/// do) and has a section of `guide`; together they are of all variants `names`.
+/// do) and has a section of `guide`; every variant in `names` must have an example.
 ///
 /// # Panics
 /// If a part, a section or a variant is missing.
@@ -46,7 +47,7 @@ pub fn has_section(guide: &str, text: &str) -> bool {
     quoted.into_iter().any(|pattern| is_like(pattern, text))
 }
 
-/// Whether `text` contains the parts of `pattern`, which `..` separates, in the same order.
+/// Whether `text` contains, in this order, the parts of `pattern` that `..` separates.
 fn is_like(pattern: &str, text: &str) -> bool {
     let parts = pattern.split("..").map(str::trim).filter(|part| !part.is_empty());
     let rest = |rest: &str, part: &str| rest.split_once(part).map(|(_, rest)| rest.to_owned());

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use iris_heap::{BackendKind, Error, ErrorKind};
 use libtest_mimic::{Arguments, Completion, Trial};
 
-/// Tests with their names; a test fails by panicking.
+/// Tests as pairs of a name and a function; a test fails by panicking.
 pub type Named = Vec<(&'static str, fn())>;
 
 /// Makes a [`Named`] list of functions without arguments; each test has its function's name.
@@ -44,7 +44,8 @@ impl Group {
         Group { missing, slow: false, tests }
     }
 
-    /// Marks the group's tests as slow: they are ignored unless ignored tests are asked for.
+    /// Marks the group's tests as slow: they are ignored unless the command line asks for ignored
+    /// tests.
     #[must_use]
     pub fn slow(mut self) -> Group {
         self.slow = true;
@@ -94,7 +95,7 @@ pub fn no_backend(backend: BackendKind) -> Option<String> {
     missing.unwrap_or_else(|error| panic!("the GPU driver does not work: {error}"))
 }
 
-/// Reason why the program `name` does not start (with `--version`); `None` if it starts.
+/// Reason why the program `name` cannot be started as `name --version`; `None` if it can.
 pub fn no_program(name: &str) -> Option<String> {
     let started = Command::new(name).arg("--version").output();
     started.err().map(|error| format!("{name} does not start: {error}"))

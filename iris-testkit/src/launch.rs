@@ -52,8 +52,9 @@ use rustix::process::{
 };
 use tempfile::TempDir;
 
-/// Delay between the end of a rank and its announcement to the other ranks. If the end of a second
-/// rank was the cause, that end becomes visible meanwhile.
+/// Delay between the end of a rank and its announcement to the other ranks. If that rank ended
+/// because another one did, the system reports the other end within this time, and it is announced
+/// first.
 const SETTLE: Duration = Duration::from_millis(50);
 /// Number of bytes of each rank's stdout and stderr that are kept; earlier output is dropped.
 const KEPT: usize = 64 << 10;
@@ -75,8 +76,8 @@ pub fn end_with_launcher() {
     let launcher = std::env::var(LAUNCHER).ok().and_then(|pid| Pid::from_raw(pid.parse().ok()?));
     if let Some(launcher) = launcher {
         let asked = set_parent_process_death_signal(Some(Signal::KILL));
-        // The launcher may have ended before this rank requested the signal, which then never
-        // comes.
+        // The launcher may have ended before this rank asked for a signal at the launcher's end;
+        // then the signal never comes.
         if asked.is_ok() && getppid() != Some(launcher) {
             std::process::exit(1);
         }
@@ -171,15 +172,15 @@ pub enum End {
     Exited(i32),
     /// Ended by this signal, which did not come from the launcher.
     Signalled(i32),
-    /// Killed by the launcher at the end of the grace period, after another rank had failed.
+    /// Killed by the launcher: at the end of the grace period after another rank had failed.
     Stopped,
     /// Killed by the launcher because it still ran at the job's deadline.
     Late,
 }
 
 impl End {
-    /// Likelihood (0 to 2) that a rank that ended in this way did so because of another rank: 0 for
-    /// signals except SIGABRT, which may follow from an error.
+    /// Whether a rank that ended in this way may have failed because of another rank: 0 for
+    /// unlikely, 2 for likely. Signals are 0, except SIGABRT, which an error may cause.
     fn follows(self) -> u8 {
         match self {
             End::Signalled(signal) => u8::from(signal == Signal::ABORT.as_raw()),
@@ -229,9 +230,9 @@ impl Outcome {
         self.first_failure().is_none()
     }
 
-    /// Rank that failed first; `None` if none failed. Within half a second a rank that a signal
-    /// ended is preferred: the system closes a dead process's sockets before it reports the death,
-    /// so other ranks may have failed because of it already.
+    /// Rank that failed first; `None` if none failed. Of ranks that failed within half a second of
+    /// each other, one that was ended by a signal comes first: the system closes a dead process's
+    /// sockets before it reports the death, so other ranks may already have failed because of it.
     pub fn first_failure(&self) -> Option<usize> {
         const TOGETHER: Duration = Duration::from_millis(500);
         let failed = || self.ranks.iter().enumerate().filter(|(_, it)| it.end != End::Exited(0));
@@ -316,8 +317,8 @@ pub fn launch(
         streams.push((stdout, collect(child.stderr.take(), None)?));
     }
     let ends = job.wait(start, &options.deadline, &options.grace)?;
-    // Dropping the job kills processes that the ranks left behind, which would hold the ranks'
-    // pipes open.
+    // Dropping the job kills what the ranks started and left running. Such processes hold the
+    // output pipes open, and the threads joined below read these to their end.
     drop(job);
     let kept = |stream: JoinHandle<String>| stream.join().unwrap_or_default();
     let ranks = ends.into_iter().zip(streams).map(|((end, after), (stdout, stderr))| RankOutcome {
@@ -346,7 +347,7 @@ fn network(folder: &Path) -> Result<Vec<(&'static str, OsString)>> {
 /// folder and kills the ranks when the launcher ends.
 struct Job {
     folder: TempDir,
-    /// Lock file, which the launcher keeps locked for as long as it lives.
+    /// Lock file in the job's folder; the launcher keeps it locked for as long as it lives.
     _lock: File,
     /// Keeper process, leader of the process group; reaped last, so that its id is not reused.
     keeper: Child,
@@ -378,7 +379,8 @@ impl Job {
         Ok(Job { folder, _lock: lock, keeper, ranks: Vec::new() })
     }
 
-    /// Id of the job's process group, which is the keeper's process id.
+    /// Id of the job's process group, which is the keeper's process id, because the keeper leads
+    /// the group.
     fn group(&self) -> Pid {
         Pid::from_child(&self.keeper)
     }
@@ -427,8 +429,8 @@ impl Job {
                 together.push((how.follows(), rank));
             }
             // Announces ended ranks to the ranks that wait for them. A waiting rank blames the rank
-            // that is announced first. So the announcement is delayed: if the end of one rank made
-            // another rank fail, the system may report the first end later.
+            // whose end is announced first. The announcement is delayed because the system may
+            // report the end of a rank before the end of the rank that caused it.
             if !together.is_empty() {
                 let until = *settled.get_or_insert(now + SETTLE);
                 if now >= until || together.iter().any(|(follows, _)| *follows == 0) {
@@ -451,7 +453,7 @@ impl Job {
     }
 
     /// Writes a file that announces the end of `rank` to the other ranks, and how many ended before
-    /// it. If it cannot be written, they wait until their deadline.
+    /// it. If the file cannot be written, the other ranks wait until their deadline.
     fn leave_word(&self, rank: usize, order: usize) {
         let word = self.folder.path().join(format!("lost-{rank}"));
         // The file is written under another name and then renamed, so that readers see complete
@@ -468,8 +470,8 @@ impl Job {
         let open =
             |(child, _): (&Child, _)| pidfd_open(Pid::from_child(child), PidfdFlags::empty());
         let Ok(running) = running.map(open).collect::<Result<Vec<_>, _>>() else {
-            // Sleeps and polls if pidfds are not available: an old kernel, or too few file
-            // descriptors.
+            // Sleeps without watching the ranks if pidfds are not available: an old kernel, or too
+            // few file descriptors.
             thread::sleep(most.min(Duration::from_millis(20)));
             return Ok(());
         };
@@ -505,8 +507,8 @@ fn ended(status: ExitStatus, given_up: Option<End>) -> End {
     }
 }
 
-/// Reads a rank's output to its end in a thread; keeps the last bytes, and forwards everything as
-/// it comes.
+/// Starts a thread that reads a rank's output to its end, forwards it to `passed` as it comes, and
+/// returns its last bytes.
 fn collect(
     stream: Option<impl Read + Send + 'static>,
     mut passed: Option<Box<dyn Write + Send>>,
@@ -522,7 +524,8 @@ fn collect(
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(_) => break,
             };
-            // The rank must not block if the reader of the forwarded output is gone (`| head`).
+            // If the reader of the forwarded output is gone (`| head`), output is no longer
+            // forwarded but still read, so that the rank does not block.
             let gone = |to: &mut Box<dyn Write + Send>| {
                 to.write_all(read).and_then(|()| to.flush()).is_err()
             };

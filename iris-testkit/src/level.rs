@@ -9,10 +9,10 @@ use std::str::FromStr;
 /// Test level. Each level runs at least the tests of the previous one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum Level {
-    /// Each operator and variant once or twice, on small matrices: for slow devices, such as a
-    /// functional simulator, or ones that have never been tried.
+    /// Each operator and variant once or twice, on small matrices: for functional simulators, and
+    /// for devices on which iris has never run.
     Smoke,
-    /// A sample, for use before every push.
+    /// A sample of the tests, for use before every push.
     Quick,
     /// All tests that CI runs.
     #[default]

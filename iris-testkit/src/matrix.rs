@@ -38,20 +38,20 @@ pub fn room(dtype: DType, elements: usize) -> u64 {
     bytes.checked_next_multiple_of(ALIGNMENT).unwrap_or(u64::MAX)
 }
 
-/// Encodes f64 values as elements of a type, rounded.
+/// Encodes f64 values as elements of type `dtype`, rounded to it.
 ///
 /// # Errors
-/// A type other than f32, f16 and bf16.
+/// `dtype` is not f32, f16 or bf16.
 pub fn bytes(dtype: DType, values: impl Iterator<Item = f64>) -> Result<Vec<u8>> {
     Ok(with_type!(dtype, T => {
         values.flat_map(|value| bytemuck::bytes_of(&T::from_f64(value)).to_vec()).collect()
     }))
 }
 
-/// Decodes elements of a type to f64.
+/// Decodes elements of type `dtype` to f64.
 ///
 /// # Errors
-/// A type other than f32, f16 and bf16.
+/// `dtype` is not f32, f16 or bf16.
 pub fn values(dtype: DType, bytes: &[u8]) -> Result<Vec<f64>> {
     Ok(with_type!(dtype, T => {
         let elements = bytes.chunks_exact(size_of::<T>());
@@ -62,7 +62,7 @@ pub fn values(dtype: DType, bytes: &[u8]) -> Result<Vec<f64>> {
 /// Creates a reference to a row-major, contiguous matrix at the start of `slice`.
 ///
 /// # Errors
-/// A type other than f32, f16 and bf16; a slice that is not aligned to the type.
+/// `dtype` is not f32, f16 or bf16, or `slice` is not aligned to it.
 pub fn matrix(slice: SymSlice<u8>, dtype: DType, (rows, cols): (usize, usize)) -> Result<MatRef> {
     Ok(with_type!(dtype, T => MatRef::sym(slice.cast::<T>()?, rows, cols)))
 }
@@ -98,7 +98,7 @@ impl Matrix {
     /// Sets each element to `value(row, col)`, rounded to the element type.
     ///
     /// # Errors
-    /// Errors of [`SymmetricHeap::write`]; an integer type.
+    /// Errors of [`SymmetricHeap::write`]; the element type is an integer type.
     pub fn fill(&self, heap: &SymmetricHeap, value: impl Fn(usize, usize) -> f64) -> Result<()> {
         for row in 0..self.rows {
             let bytes = bytes(self.dtype, (0..self.cols).map(|col| value(row, col)))?;
@@ -128,7 +128,7 @@ impl Matrix {
     /// Reads all elements of this rank's matrix, row-major.
     ///
     /// # Errors
-    /// Errors of [`SymmetricHeap::read`]; an integer type.
+    /// Errors of [`SymmetricHeap::read`]; the element type is an integer type.
     pub fn read(&self, heap: &SymmetricHeap) -> Result<Vec<f64>> {
         let bytes = self.rows * self.cols * self.dtype.size();
         values(self.dtype, &heap.read(self.slice.slice(..bytes)?)?)
@@ -137,7 +137,7 @@ impl Matrix {
     /// Reference to the matrix, as operators take it.
     ///
     /// # Errors
-    /// An integer type.
+    /// The element type is an integer type.
     pub fn matrix(&self) -> Result<MatRef> {
         matrix(self.slice, self.dtype, (self.rows, self.cols))
     }

@@ -1,5 +1,5 @@
-//! Measure of error: every element against its own bound, and the whole matrix in the Frobenius
-//! norm.
+//! Measure of error: every element is compared with a bound of its own, and the whole matrix in the
+//! Frobenius norm.
 //!
 //! A NaN never passes, whatever the bound. Outputs are filled with NaN before each call, so an
 //! element that was not written is found.
@@ -23,12 +23,12 @@ pub enum Allowed<'a> {
     },
 }
 
-/// Measured deviation of a result from the expected one, within what is allowed.
+/// Measured deviation of a result that was accepted from the expected one.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Measured {
     /// Frobenius norm of the errors divided by that of the expected matrix; see [`relative`].
     pub relative: f64,
-    /// Largest ratio of an element's error to its bound; 0 if results had to be equal and were.
+    /// Largest ratio of an element's error to its bound; 0 for [`Allowed::Exact`].
     pub worst: f64,
 }
 
@@ -61,7 +61,7 @@ pub enum Refused {
         /// Number of wrong elements of the matrix.
         count: usize,
     },
-    /// No element exceeds its bound, but the norm of all errors is too large.
+    /// Every element is within its bound, but the Frobenius norm of all errors is too large.
     #[error("{what}: Frobenius norm of the errors is {norm:e}, allowed {allowed:e}")]
     Norm {
         /// Name of the matrix that was compared.
@@ -104,7 +104,7 @@ pub fn compare(
         Allowed::Exact => 0.0,
         Allowed::Within { bound, .. } => bound[at],
     };
-    // Equal infinities have no error, but their difference is NaN.
+    // Two infinities of the same sign have no error, but their difference is NaN.
     let error =
         |at: usize| if seen[at] == wanted[at] { 0.0 } else { (seen[at] - wanted[at]).abs() };
     let right = |at: usize| error(at) <= limit(at);
@@ -133,8 +133,8 @@ pub fn compare(
     Ok(Measured { relative, worst: (0..seen.len()).map(ratio).fold(0.0, f64::max) })
 }
 
-/// Relative error: the norm of the errors divided by the norm of the expected values. If all
-/// expected values are 0, the norm of the errors, because the quotient would be infinite or NaN.
+/// Relative error: `errors` divided by `wanted`, both Frobenius norms. If `wanted` is 0, `errors`
+/// itself, because the quotient would be infinite or NaN.
 pub fn relative(errors: f64, wanted: f64) -> f64 {
     if wanted == 0.0 { errors } else { errors / wanted }
 }

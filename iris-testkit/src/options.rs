@@ -8,8 +8,8 @@ use iris_ops::{
     Variant,
 };
 
-/// Shapes, types and choices of any operator's plan. For an op that does not have them, options up
-/// to `members` are errors, and later options are ignored.
+/// Shapes, types and choices of any operator's plan. Fields up to `members` cause an error if the
+/// op does not have such an option; later fields are then ignored.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Maximum number of rows of a call, M.
@@ -37,11 +37,11 @@ pub struct Options {
     pub tile: Option<TileShape>,
     /// Dimension along which A is split over the ranks.
     pub shard: Shard,
-    /// Layout of the staging buffer of a staged gather.
+    /// Layout of the staging buffer into which A is gathered.
     pub staging: StagingLayout,
-    /// Number of columns of A per flag of a staged gather.
+    /// Number of columns of A per flag of the staging buffer into which A is gathered.
     pub columns_per_flag: Option<usize>,
-    /// Number of workgroups of a staged gather that only fetch A from peers.
+    /// Number of workgroups that only fetch A from peers into the staging buffer.
     pub fetchers: Option<usize>,
     /// Number of workgroups of a launch; `None` if the plan chooses.
     pub workgroups: Option<usize>,
@@ -49,7 +49,8 @@ pub struct Options {
     pub beside: usize,
     /// Implementation of whole-matrix GEMMs: a vendor's library or our own.
     pub library: Library,
-    /// Whether all ranks have the same N and K, so that the choice may depend on them.
+    /// Whether all ranks have the same N and K. If so, the choice of a variant may depend on N and
+    /// K.
     pub even: bool,
     /// Root of a broadcast.
     pub root: usize,
@@ -133,12 +134,12 @@ impl Options {
         injected: FaultInjection => injected;
     }
 
-    /// Element type of C, with the default resolved.
+    /// Element type of C: that of A if `output` is not set.
     pub fn output_dtype(&self) -> DType {
         self.output.unwrap_or(self.dtype)
     }
 
-    /// Element type in which partials travel, with the default resolved.
+    /// Element type in which partials travel between ranks: that of C if `wire` is not set.
     pub fn wire_dtype(&self) -> DType {
         self.wire.unwrap_or(self.output_dtype())
     }
@@ -150,7 +151,7 @@ impl Options {
     }
 }
 
-/// Plans an op with a variant by name; `auto` leaves the variant to the plan.
+/// Plans a call of `op` with the variant of this name; `auto` leaves the variant to the plan.
 ///
 /// # Errors
 /// Errors of the plan; a test option that the op does not have.
@@ -186,7 +187,7 @@ pub fn plan(
             "library" => request.library = options.library,
             "even" => request.even = options.even,
             "root" => request.root = options.root,
-            // The code above passes these options on even if the op does not read them.
+            // Options that the code above has passed on, whether or not the op reads them.
             "variant" | "output" | "epilogue" | "rms_norm" | "members" => {}
             other => {
                 bail!("{op}: its option {other} is unknown to the tests: add it to suite::Options")

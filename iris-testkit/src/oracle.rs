@@ -1,9 +1,9 @@
 //! Oracle: the expected result of every op, from a naive reference in f64, with bounds for rounding
 //! errors.
 //!
-//! It shares only names with the ops. The meaning of an op ([`Meaning`]), splits, products and sums
-//! are implemented again, as simply as possible. Everything else that tests and programs know about
-//! an op follows from its meaning.
+//! The oracle shares only names with the code of the ops. The meaning of an op ([`Meaning`]),
+//! splits, products and sums are implemented again, as simply as possible. Everything else that
+//! tests and programs know about an op follows from its meaning.
 
 mod meaning;
 
@@ -83,7 +83,7 @@ pub fn split(total: usize, size: usize, rank: usize) -> Range<usize> {
     start..start + len(rank)
 }
 
-/// Contribution of one rank to an op: its product, or the data that it sends.
+/// Contribution of one rank to an op: the product that it computes, or the data that it sends.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Part {
     /// Values of the contribution.
@@ -95,9 +95,9 @@ pub struct Part {
 /// Parameters of a call on which its result depends.
 #[derive(Clone, Debug)]
 pub struct Task {
-    /// Operator of the call.
+    /// Operator that is called.
     pub op: Op,
-    /// Number of ranks of the call.
+    /// Number of ranks that take part in the call.
     pub size: usize,
     /// Number of rows of the call.
     pub m: usize,
@@ -123,7 +123,7 @@ pub struct Expected {
     pub typical: Vec<f64>,
 }
 
-/// Product A B, and |A| |B| for error bounds.
+/// Product A B, with |A| |B| as the magnitude from which error bounds are computed.
 pub fn product(a: &Dense, b: &Dense) -> Part {
     let multiply = |a: &Dense, b: &Dense| {
         let mut c = Dense { rows: a.rows, cols: b.cols, data: vec![0.0; a.rows * b.cols] };
@@ -148,8 +148,9 @@ pub fn gelu(x: f64) -> f64 {
 /// Expected RMSNorm, in type `output`, of `rows`, which are already rounded to that type.
 pub fn rms_norm(rows: &Dense, weight: &Dense, epsilon: f32, output: DType) -> Expected {
     let (cols, single) = (rows.cols, unit_roundoff(DType::F32));
-    // Number of f32 roundings. Those of squares and sums count half because of the root; mean,
-    // root, quotient and two products follow.
+    // Number of f32 roundings of an element, worst case and typical. Those of squares and sums
+    // count half, because a square root halves a relative error; mean, root, quotient and two
+    // products follow.
     let (most, few) = (cols as f64 / 2.0 + 7.0, (cols as f64).sqrt() + 7.0);
     let mut all = Expected {
         rows: rows.rows,
@@ -180,7 +181,7 @@ impl Task {
         Meaning::of(self.op)
     }
 
-    /// Number of rows of a matrix with the distribution `rows` that `rank` has.
+    /// Number of rows that `rank` has of a matrix with the distribution `rows`.
     fn rows(&self, rows: Rows, rank: usize) -> usize {
         let own = split(self.m, self.size, rank).len();
         match rows {
@@ -231,13 +232,13 @@ impl Task {
         }
     }
 
-    /// Number of rows of the contribution of `from` that `to` needs for its output.
+    /// Number of rows of the contribution of rank `from` that rank `to` needs for its output.
     pub fn sent(&self, from: usize, to: usize) -> usize {
         let needed = |row: &usize| self.source(to, *row).0.is_none_or(|source| source == from);
         (0..self.rows(self.meaning().gets, to)).filter(needed).count()
     }
 
-    /// Contributions of all ranks, in the order of ranks, if this rank has the factors `a` and `b`.
+    /// Contributions of all ranks, in the order of ranks. `a` and `b` are the factors of this rank;
     /// `exchange` is an all-gather of one contribution per rank.
     ///
     /// # Errors
@@ -308,7 +309,7 @@ impl Task {
         }
     }
 
-    /// Sum of the rows `rows` of all contributions, plus bias, then the epilogue, then plus
+    /// Sum of the rows `rows` of all contributions, plus bias; then the epilogue; then plus the
     /// residual.
     fn summed(
         &self,
@@ -353,7 +354,8 @@ impl Task {
             let finished = if epilogue == Epilogue::Gelu { gelu(sum) } else { sum };
             let value = finished + residual;
             let error = |steps: f64| {
-                // The factor 1.01 covers terms in which several rounding errors are multiplied.
+                // The factor 1.01 covers products of several rounding errors, which the sum above
+                // leaves out.
                 let mut error = 1.01 * (steps * single * magnitude + onto_wire);
                 if epilogue == Epilogue::Gelu {
                     // The slope of GELU is below 1.13; for negative arguments 1 + erf loses digits
@@ -379,8 +381,8 @@ impl Task {
 }
 
 impl Expected {
-    /// Values to compare a result with, and the allowed deviation: none if `exact_sums` and only
-    /// rounding follows the sums, otherwise the bounds.
+    /// Expected values for a comparison, and the allowed deviation: none if `exact_sums` and the
+    /// call has no epilogue, otherwise the bounds of rounding errors.
     pub fn allowed(&self, exact_sums: bool) -> (&[f64], Allowed<'_>) {
         match &self.exact {
             Some(exact) if exact_sums => (exact, Allowed::Exact),

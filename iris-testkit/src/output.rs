@@ -1,10 +1,10 @@
-//! Output of programs without panics. If the reader of stdout is gone (`| head`) or a disk is full,
-//! printing returns an error or does nothing.
+//! Output of programs without panics: if the reader of stdout is gone (`| head`) or a disk is full,
+//! [`say!`](crate::say) returns an error, and [`note!`](crate::note) does nothing.
 
 use std::fmt::Arguments;
 use std::io::{self, Write};
 
-/// Error of writing to stdout, instead of a panic.
+/// Error that [`say!`](crate::say) returns if stdout cannot be written.
 #[derive(Debug, thiserror::Error)]
 #[error("stdout cannot be written: {0}")]
 pub struct Unwritten(io::Error);
@@ -32,7 +32,7 @@ pub fn line(text: Arguments<'_>) -> Result<(), Unwritten> {
 
 /// Prints a line to stderr and ignores errors; the macro [`note!`](crate::note) calls it.
 pub fn aside(text: Arguments<'_>) {
-    // The line is one write, so that lines of several ranks do not mix.
+    // Each line is one write, so that lines of several ranks do not mix.
     let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 

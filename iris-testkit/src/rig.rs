@@ -34,7 +34,7 @@ use iris_ops::{Plan, Ranks};
 
 use crate::matrix::{Matrix, room};
 
-/// Bytes that every rank needs in its data segment and its signal segment.
+/// Number of bytes that every rank needs in its data segment and its signal segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Room {
     /// Bytes of the data segment.
@@ -47,7 +47,8 @@ impl Room {
     /// Bytes that the heap reserves for itself at the start of the signal segment, rounded up.
     const RESERVED: u64 = 4096;
 
-    /// Largest need of the plans that `plan` makes for each rank of a world of `size` ranks.
+    /// Bytes that suffice on every rank: the largest need of the plans that `plan` makes for each
+    /// rank of a world of `size` ranks.
     ///
     /// # Errors
     /// Errors of `plan`.
@@ -66,14 +67,14 @@ impl Room {
         Room { data: rooms.fold(self.data, u64::saturating_add), ..self }
     }
 
-    /// Sum of two rooms that are needed at the same time.
+    /// Room for two things that need memory at the same time: the sum of both.
     #[must_use]
     pub fn and(self, other: Room) -> Room {
         let sum = u64::saturating_add;
         Room { data: sum(self.data, other.data), signal: sum(self.signal, other.signal) }
     }
 
-    /// Maximum of two rooms that are needed one after the other.
+    /// Room for two things that need memory one after the other: the larger of both.
     #[must_use]
     pub fn or(self, other: Room) -> Room {
         Room { data: self.data.max(other.data), signal: self.signal.max(other.signal) }
@@ -137,8 +138,8 @@ impl Rig {
     }
 }
 
-/// Test of barriers: data that every member's stream writes before the barrier must be visible to
-/// all members after it.
+/// Test of barriers: data that every member writes on its stream before a barrier must be visible
+/// to all members after it.
 pub struct Crossing {
     word: SymSlice<i32>,
     calls: i32,
@@ -154,8 +155,8 @@ impl Crossing {
         Ok(Crossing { word: heap.zeros(1)?, calls: 0 })
     }
 
-    /// Enqueues the write of this call's number, after the host has slept for `late`. Call it
-    /// before each barrier.
+    /// Sleeps for `late` on the host, then enqueues the write of this call's number into the
+    /// member's word. Call it before each barrier.
     ///
     /// # Errors
     /// Errors of [`SymmetricHeap::write_on`].
@@ -165,7 +166,8 @@ impl Crossing {
         Ok(heap.write_on(stream, self.word, &[self.calls])?)
     }
 
-    /// Checks what all members have written. Call it after the barrier has completed.
+    /// Checks that the numbers which all members wrote before the barrier are visible. Call it
+    /// after the barrier has completed.
     ///
     /// # Errors
     /// A member whose write is not visible, and the number read instead.
@@ -177,7 +179,7 @@ impl Crossing {
         let calls = self.calls;
         for member in members {
             let seen = heap.read_from(self.word, member)?[0];
-            // A member that is ahead may already have written the number of the next barrier.
+            // A member that has already gone on may have written the number of the next barrier.
             ensure!(
                 (calls..=calls + 1).contains(&seen),
                 "after barrier {calls}, rank {member} was seen before barrier {seen}"

@@ -50,7 +50,8 @@ pub struct Setting {
     /// Maximum M, N and K, as in an op's options. The first call has M rows; later calls have
     /// fewer.
     pub shape: (usize, usize, usize),
-    /// Granularity of the numbers of rows: those of any two calls differ by a multiple of `step`.
+    /// Granularity of the numbers of rows: the row counts of any two calls differ by a multiple of
+    /// `step`.
     pub step: usize,
     /// Rows and columns of a tile; `None` if the plan chooses.
     pub tile: Option<TileShape>,
@@ -60,10 +61,11 @@ pub struct Setting {
     pub dtype: DType,
     /// Number of calls of the run.
     pub calls: usize,
-    /// Call number of the first call; tests let it begin near the ends of its range.
+    /// Number of the run's first call; tests let it begin near the ends of the range of call
+    /// numbers.
     pub first_call: i32,
-    /// Delays and faults injected into the kernels. If a wait is left out, the ranks synchronise
-    /// now and then, and stop when one of them has found an error.
+    /// Delays and faults injected into the kernels. If one of the protocols' waits is left out, the
+    /// ranks synchronise now and then, and stop when one of them has found an error.
     pub injected: FaultInjection,
 }
 
@@ -112,17 +114,16 @@ impl Outcome {
 impl Setting {
     const SMALL: (usize, usize, usize) = (61, 92, 21);
 
-    /// Setting with small matrices of several tiles; no dimension is a multiple of a tile's size or
-    /// of eight.
+    /// Setting with small matrices of several tiles, none of whose dimensions is a multiple of a
+    /// tile's size or of eight.
     pub fn new(dtype: DType, calls: usize, injected: FaultInjection) -> Self {
         let tile = Some(TileShape { m: 16, n: 32 });
         let backend = BackendKind::Cuda;
         Self { shape: Self::SMALL, step: 1, tile, backend, dtype, calls, first_call: 1, injected }
     }
 
-    /// Setting for a subject: with small matrices or, if whole-matrix GEMMs take part, with
-    /// matrices that these GEMMs accept and the plan's tiles. `sharing` is the number of ranks per
-    /// device.
+    /// Setting for `subject`: small matrices or, if whole-matrix GEMMs take part, matrices that
+    /// these GEMMs accept, with the plan's tiles. `sharing` is the number of ranks per device.
     pub fn of(
         subject: Subject,
         ranks: usize,
@@ -134,7 +135,7 @@ impl Setting {
         let setting = Self::new(dtype, calls, injected);
         let Some((shape, step)) = subject.whole_shape(ranks, sharing) else { return setting };
         // Calls use fused whole-matrix GEMMs only if `whole` is set. Its value says which kernels
-        // leave out a wait; if no wait is left out, any value will do.
+        // leave out a wait; if none does, any value will do.
         let whole = injected.whole.or(Some(OmittedWait::Others));
         let (tile, injected) = (subject.exchanged_tile(), FaultInjection { whole, ..injected });
         Self { shape, step, tile, injected, ..setting }
@@ -162,8 +163,8 @@ impl Setting {
     }
 }
 
-/// Number of calls between two checks of the result, small enough for their launches to fit the
-/// driver's queue.
+/// Number of calls between two checks of the result, so small that the launches of these calls fit
+/// into the driver's queue.
 const BATCH: usize = 64;
 const CARGO: usize = 5000;
 
@@ -233,15 +234,15 @@ fn run_as<T: Element>(
         let calls = BATCH.min(setting.calls - outcome.calls);
         let issued = (outcome.calls..outcome.calls + calls).try_for_each(|call| bench.call(call));
         let synced = bench.rig.stream.sync().map_err(anyhow::Error::from);
-        // If both failed, the fault that stopped the kernels is reported, because it says more than
-        // the error of issuing later calls.
+        // If issuing and synchronising both failed, the fault of the kernels is reported, because
+        // it says more than the error of issuing later calls.
         let done = synced.and(issued);
         outcome.calls += calls;
         outcome.fault = done.err().map(|error| error.to_string());
         bench.read(&mut outcome)?;
         let mut over = !outcome.ok();
         if setting.injected.without.is_some() {
-            // If one rank stops the run, all ranks stop.
+            // All ranks stop the run if one of them has found an error.
             over = world.allgather(&[u8::from(over)])?.concat().contains(&1);
         }
         if over {
@@ -265,7 +266,7 @@ fn run_as<T: Element>(
     Ok(outcome)
 }
 
-/// Runs `work` with this thread's log messages turned off.
+/// Runs `work` without the log messages of the current thread.
 fn quietly<T>(work: impl FnOnce() -> T) -> T {
     tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::default(), work)
 }
@@ -281,11 +282,12 @@ fn room<T: Element>(subject: Subject, setting: &Setting, size: usize) -> usize {
 /// State of one rank during a run: heap, kernels, op and matrices.
 struct Bench<T> {
     rig: Rig,
-    /// Kernels that run around an op (fill before it, compare after it), or the kernel of the ring.
+    /// Kernels that the test adds: fill and compare, which run before and after an op, or the
+    /// kernel of the ring.
     kernels: Vec<UserKernel>,
     op: Option<(AnyOp, Case)>,
     matrices: (SymSlice<T>, SymSlice<T>, SymSlice<T>),
-    /// Whether C is passed as external memory, which peers cannot write.
+    /// Whether C is passed as external memory of this rank, which peers cannot write.
     own: bool,
     report: SymSlice<i32>,
     given: Given,
@@ -320,8 +322,9 @@ impl<T: Element> Bench<T> {
             (given.gives, given.gets) = (meaning.gives as u32, meaning.gets as u32);
             (given.product, given.sums) = (meaning.product as u32, meaning.sums.into());
             given.root = case.options.root as u32;
-            // All ranks get as much memory as the rank with the most rows of C. A rank with fewer
-            // rows thus checks that peers write only its own rows.
+            // Every rank allocates C for the rank with the most rows. On a rank with fewer rows,
+            // the comparison then covers memory behind C and shows if peers write more than its
+            // rows.
             let rows = |rank| case.shapes(Ranks::new(rank, ranks.size), case.options.m)[2].0;
             given.room = (0..ranks.size).map(rows).max().unwrap_or(0) as u32;
             if let Subject::Op { place, .. } = subject {
@@ -346,7 +349,7 @@ impl<T: Element> Bench<T> {
         Ok(Self { rig, kernels, op, matrices, own, report, given, first_call, step })
     }
 
-    /// Enqueues one call, with another number of rows than the previous one.
+    /// Enqueues call `index`, whose number of rows differs from that of the previous call.
     fn call(&mut self, index: usize) -> anyhow::Result<()> {
         let Some((op, case)) = &mut self.op else {
             self.given.call = self.first_call.wrapping_add(index as i32) as u32;
@@ -382,14 +385,14 @@ impl<T: Element> Bench<T> {
         op.run(&Operands::new(a, b, c), &self.rig.stream)?;
         launch(&self.kernels[1], &self.rig.stream, groups, given)?;
         if case.op == Op::Barrier {
-            // A second barrier follows the comparison, so that no rank writes the next call's words
-            // before all ranks have compared this call's.
+            // A second barrier follows the comparison: no rank may write the words for the next
+            // call before all ranks have compared those of this call.
             op.run(&Operands::new(a, b, c), &self.rig.stream)?;
         }
         Ok(())
     }
 
-    /// Adds the words that the kernels reported to the outcome.
+    /// Adds the words of the report, which the kernels have written, to the outcome.
     fn read(&self, outcome: &mut Outcome) -> anyhow::Result<()> {
         let words = self.rig.heap.read(self.report)?;
         outcome.wrong = words[0] as u32;

@@ -68,7 +68,8 @@ pub struct Case {
     pub uneven: bool,
     /// Whether calls run in place (C is A) on ranks that have all rows of both.
     pub in_place: bool,
-    /// Whether all calls are enqueued before the first is waited for, each with its own buffers.
+    /// Whether all calls are enqueued before the host waits for the first one; each call then has
+    /// its own buffers.
     pub burst: bool,
     /// Whether the ranks synchronise before each call, so that its time includes no waiting for
     /// late ranks.
@@ -78,8 +79,8 @@ pub struct Case {
 }
 
 impl Case {
-    /// Case for an op with these options: integers, and three calls, the second of which has half
-    /// of the rows.
+    /// Case for an op with these options: integer inputs, and three calls, the second of which has
+    /// half as many rows as the others.
     pub fn new(op: Op, variant: impl AsRef<str>, options: Options) -> Self {
         let m = options.m;
         Self {
@@ -119,7 +120,7 @@ impl Case {
         cases
     }
 
-    /// Cases of [`Case::new`] for each op and variant that supports an RMSNorm, with one.
+    /// Cases of [`Case::new`] with an RMSNorm, one for each op and variant that supports it.
     pub fn each_normed(options: &Options) -> Vec<Self> {
         let options = options.clone().rms_norm(1e-3);
         let is_able = |case: &Self| {
@@ -143,7 +144,7 @@ impl Case {
         options
     }
 
-    /// Shapes of A (or the message), B and C of a rank in a call of `m` rows.
+    /// Shapes (rows, columns) of A (or the message), B and C of a rank in a call of `m` rows.
     pub fn shapes(&self, ranks: Ranks, m: usize) -> [(usize, usize); 3] {
         self.task(ranks, m).shapes(ranks.rank)
     }

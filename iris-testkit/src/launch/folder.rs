@@ -9,10 +9,10 @@ use rustix::fs::{FlockOperation, flock};
 /// Name of the file in a job's folder that the launcher keeps locked while it lives.
 const LOCK: &str = "launcher";
 
-/// Creates and locks the file that shows that the job's launcher lives.
+/// Creates and locks the file [`LOCK`] in `folder`; while it is locked, the job's launcher lives.
 pub(super) fn hold(folder: &Path) -> io::Result<File> {
-    // The file gets its name only once it is locked, because an unlocked file of this name means a
-    // dead launcher.
+    // The file gets its name only once it is locked, because a file of this name that is not locked
+    // means a dead launcher.
     let part = folder.join("launcher.part");
     let file = File::create(&part)?;
     flock(&file, FlockOperation::NonBlockingLockExclusive)?;
@@ -20,7 +20,8 @@ pub(super) fn hold(folder: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Removes folders of jobs whose launcher was killed together with the keeper.
+/// Removes the folders of jobs whose launcher and keeper were both killed. They lie beside `own`,
+/// the folder of the current job.
 pub(super) fn sweep(own: &Path) {
     let entries = own.parent().and_then(|temporary| fs::read_dir(temporary).ok());
     for entry in entries.into_iter().flatten().flatten() {

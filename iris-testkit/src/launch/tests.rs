@@ -66,7 +66,8 @@ fn output_of_rank_0_is_passed_on_as_it_comes() {
     let (sender, receiver) = mpsc::channel();
     let folder = tempfile::tempdir().expect("no temporary folder");
     let gate = folder.path().join("gate");
-    // Rank 0 ends only after the test has received its first line and made the file GATE.
+    // Rank 0 prints a line and ends only when the file GATE exists. The test makes that file after
+    // it has received the line, so output must be forwarded while the rank runs.
     let text = "echo first $RANK; while [ $RANK = 0 ] && ! [ -e $GATE ]; do sleep 0.01; done";
     let options = quiet().env("GATE", &gate).stdout(Channel(sender));
     let job = thread::spawn(move || shell(text, 2, options));
@@ -113,8 +114,8 @@ fn the_first_failure_gives_the_exit_code() {
 
 #[test]
 fn of_ranks_that_end_together_the_killed_one_failed_first() {
-    // The other ranks notice the end of rank 2 as real ranks do: the system closes its file
-    // descriptors.
+    // Shell programs that end because of rank 2 as real ranks do: they notice that the system
+    // closed its file descriptors.
     let text = "cd $FIFOS; case $RANK in
         2) exec 5>0 6>1 7>3; sleep 0.05; kill -KILL $$;;
         3) cat $RANK; kill -ABRT $$;;
@@ -134,7 +135,7 @@ fn of_ranks_that_end_together_the_killed_one_failed_first() {
 
 #[test]
 fn a_rank_that_ended_leaves_word_in_the_folder() {
-    // Rank 0 ends only after both files have appeared.
+    // Rank 0 waits until the launcher has announced the ends of ranks 1 and 2 by two files.
     let text = "case $RANK in
         0) while ! [ -e $IRIS_RENDEZVOUS/lost-1 ] || ! [ -e $IRIS_RENDEZVOUS/lost-2 ]; do
                sleep 0.01; done; ls $IRIS_RENDEZVOUS;;
@@ -243,7 +244,8 @@ fn ranks_end_with_a_launcher_that_is_killed_with_its_keeper() {
 fn a_launcher_that_is_killed_takes_its_ranks_along() {
     const NAME: &str = "a_launcher_that_is_killed_takes_its_ranks_along";
     if let Some(notes) = std::env::var_os(NOTES) {
-        // Role of the launcher, which the test below kills. Its rank 1 ignores SIGTERM.
+        // Part of the test that runs in the launcher process, which the test kills. Rank 1 ignores
+        // SIGTERM.
         let text = "[ $RANK = 1 ] && trap '' TERM; echo $$ > $NOTES/$RANK.part; \
             mv $NOTES/$RANK.part $NOTES/$RANK; while :; do sleep 1; done";
         let _ = shell(text, 2, quiet().env("NOTES", notes));

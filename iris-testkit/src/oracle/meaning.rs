@@ -1,5 +1,5 @@
-//! Meaning of every op, as rows of a table: all knowledge that tests and programs have about an op
-//! by its name.
+//! Meaning of every op, one row of a table for each: all knowledge that tests and programs have
+//! about an op by its name.
 
 use iris_ops::{Op, Shard};
 
@@ -17,14 +17,14 @@ pub enum Rows {
     /// Each rank has its part of the rows or, by the option `shard`, all rows with its part of the
     /// columns.
     Shard,
-    /// The op has no such matrix.
+    /// No rows: the op has no such matrix.
     None,
 }
 
 /// Position of an op's product relative to its communication.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Product {
-    /// The op has no product.
+    /// No product: the op only moves or sums data.
     None,
     /// The GEMM comes before the collective.
     First,
@@ -32,7 +32,8 @@ pub enum Product {
     Last,
 }
 
-/// Meaning of an op. A row of its output is either the sum of all ranks' rows or one rank's row.
+/// Meaning of an op. A row of its output is either the sum of one row from each rank, or a row of
+/// one rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Meaning {
     /// Position of the op's product, if it has one.
@@ -107,8 +108,8 @@ impl Meaning {
         self.sums || self.gives != self.gets
     }
 
-    /// Whether each rank sends the rows that it owns to all ranks; for a sum, in addition to
-    /// sending partials to their owners.
+    /// Whether each rank sends the rows that it owns to all ranks. If the op sums, these are the
+    /// sums, after the partials have gone to their owners.
     pub fn spreads(&self) -> bool {
         self.gets == Rows::All
     }

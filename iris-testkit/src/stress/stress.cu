@@ -5,7 +5,7 @@
 
 using namespace iris;
 
-// Same values as the enums of oracle.rs, whose Meaning describes ops.
+// Enums with the same values as those of oracle/meaning.rs, which describe the meaning of an op.
 enum class Rows : u32 { All, Own, Blocks, Root, Shard, None };
 enum class Product : u32 { None, First, Last };
 
@@ -13,10 +13,10 @@ struct Stress {
     HeapView heap;
     // Addresses of A (or the message), B and C on this rank.
     u64 a, b, c;
-    // Report in the data segment: report() documents its words.
+    // Report of wrong elements, in the data segment; the function report() documents its words.
     Slice<i32> report;
-    // Words in the data segment that other ranks write: for a barrier one per rank; for the ring
-    // two words (and `cargo`, the message).
+    // Words in the data segment that other ranks write: one per rank for a test of a barrier; two
+    // for the ring, whose message is in `cargo`.
     Slice<i32> words, cargo;
     u32 call, dtype, root;
     // Meaning of the op: position of its product, the rows that a rank gives and gets, and whether
@@ -24,7 +24,8 @@ struct Stress {
     Product product;
     Rows gives, gets;
     u32 sums;
-    // Shapes of A, B and C: the call has `rows` rows of C, and the block has room for `room`.
+    // Shapes of A, B and C: this call has `rows` rows of C, and the block of C has room for `room`
+    // rows.
     u32 a_rows, a_cols, b_rows, b_cols, rows, room, cols;
     // First row of each rank, and its first column of A.
     u32 first_row[MAX_RANKS], first_col[MAX_RANKS];
@@ -45,7 +46,8 @@ IRIS_DEVICE float input(const Stress& s, u32 rank, u32 which, u32 row, u32 col) 
 
 IRIS_DEVICE float not_a_number() { return __builtin_bit_cast(float, 0x7fc00000u); }
 
-/// Delays one rank by far in one call of eight, so that the others run ahead as far as they may.
+/// Delays one rank for a long time in one call of eight, so that the others run ahead as far as the
+/// protocol lets them.
 ///
 /// If a build stalls a rank that has received data (Hold::Received), the root is late in the first
 /// call: the other ranks are then in the call, whenever their hosts started it, and see the root's
@@ -68,11 +70,11 @@ IRIS_DEVICE u32 owner(const u32 (&first)[MAX_RANKS], u32 size, u32 at) {
     return rank;
 }
 
-/// Expected element of C on this rank.
+/// Element of C in row `row` and column `col` that the op must compute on this rank.
 IRIS_DEVICE float expected(const Stress& s, u32 row, u32 col) {
     const u32 me = s.heap.rank, size = s.heap.size;
-    // Rank that the row comes from (unless it is a sum), and the row's index in that rank's
-    // contribution.
+    // Rank `source` that contributes the row (unless the row is a sum), and the index `there` of
+    // the row in its contribution.
     u32 source = me, there = row;
     if (s.sums != 0) {
         if (s.gets == Rows::Own) there += s.first_row[me];
@@ -89,7 +91,8 @@ IRIS_DEVICE float expected(const Stress& s, u32 row, u32 col) {
     float sum = 0.0f;
     if (s.product == Product::Last) {
         for (u32 k = 0; k < s.b_rows; ++k) {
-            // A is split by rows or by columns; along the other dimension there is only one part.
+            // A is split by rows or by columns. `by_col` is the rank that owns column `k`; it is 0
+            // for all columns if A is split by rows.
             const u32 by_col = owner(s.first_col, size, k);
             const float a = s.a_cols == s.b_rows
                                 ? input(s, source, A, there, k)
@@ -130,7 +133,7 @@ template <class Each> IRIS_DEVICE void for_each(u32 rows, u32 cols, Each each) {
     }
 }
 
-/// Fills the inputs, and C with its gaps with NaN.
+/// Fills A and B with the input values of the call, and C and the gaps around it with NaN.
 IRIS_KERNEL iris_stress_fill(IRIS_ARGS Stress s) {
     const u32 size = element_bytes(s.dtype);
     straggle(s);
@@ -153,14 +156,15 @@ IRIS_KERNEL iris_stress_fill(IRIS_ARGS Stress s) {
 }
 
 /// Whether this rank has a fault, so that its calls since then have no result. The fault record is
-/// in host memory, so it is read only if the abort word, which is local, is set.
+/// in host memory, so it is read only if the abort word, which is in this rank's own memory, is
+/// set.
 IRIS_DEVICE bool gave_up(const Stress& s) {
     const u32 me = s.heap.rank;
     return s.heap.word(me, ABORT_WORD).load<Order::Relaxed>() != 0 &&
            port::read<i32>(s.heap.control + 4) != 0;
 }
 
-/// Compares the output of the call. A call that was given up is skipped: the host reports its
+/// Compares the output of the call. After a fault the comparison is skipped: the host reports its
 /// fault, and a missing wait must show by wrong elements in a call without a fault.
 IRIS_KERNEL iris_stress_compare(IRIS_ARGS Stress s) {
     if (gave_up(s)) return;
@@ -184,7 +188,7 @@ IRIS_KERNEL iris_stress_compare(IRIS_ARGS Stress s) {
     s.heap.at(s.report, s.heap.rank).word(7).add<Order::Relaxed>(compared);
 }
 
-/// Sends a message to the next rank with a versioned lock beside it, and receives one from the
+/// Sends a message to the next rank, protected by a versioned lock, and receives one from the
 /// previous rank, which learns that its buffer is free again. Runs as one workgroup.
 IRIS_KERNEL iris_stress_ring(IRIS_ARGS Stress s) {
     const u32 me = s.heap.rank, size = s.heap.size, len = static_cast<u32>(s.cargo.len);
@@ -192,8 +196,8 @@ IRIS_KERNEL iris_stress_ring(IRIS_ARGS Stress s) {
     const Channel channel{~0u, me, size, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
     const Words m{s.heap, channel};
     const Call version(static_cast<i32>(s.call));
-    // Word 0 says that the message has arrived; word 1 that the next rank has read this rank's
-    // message.
+    // Signals of the ring: `filled` says that the message for a rank has arrived, `taken` that the
+    // next rank has read a rank's message.
     const auto filled = [&](u32 rank) { return s.heap.at(s.words, rank).word(0); };
     const auto taken = [&](u32 rank) { return s.heap.at(s.words, rank).word(LINE_WORDS); };
     const auto wait = [&](SymWord word, Call wanted, u32 from) {

@@ -10,7 +10,7 @@ use super::Setting;
 use crate::oracle::Meaning;
 use crate::suite::{Case, Op, Options, plan};
 
-/// Subject of the stress test, run with many calls and random delays.
+/// Subject of the stress test: work that is run in many calls with random delays.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Subject {
     /// Operator with one of its variants.
@@ -24,7 +24,7 @@ pub enum Subject {
         /// Location of C in memory.
         place: Place,
         /// Whether copy engines and whole-matrix GEMMs that communicate take part, as in a program.
-        /// If not, kernels of messages replace them, which can be stalled at more places.
+        /// If not, message kernels replace them, because these can be stalled at more places.
         whole: bool,
     },
     /// Ring of ranks, each with a versioned lock beside its message.
@@ -70,7 +70,7 @@ impl Subject {
         all
     }
 
-    /// Reason why these ranks cannot run the subject; `None` if they can.
+    /// Reason why `ranks` ranks of `backend` cannot run the subject; `None` if they can.
     ///
     /// # Errors
     /// Errors of a driver that exists but does not work.
@@ -107,7 +107,7 @@ impl Subject {
         matches!(self, Subject::Op { whole: true, .. })
     }
 
-    /// Two element types with which the subject is run.
+    /// Pair of element types with which the subject is run.
     pub fn types(self) -> [DType; 2] {
         match self.is_whole() {
             true => [DType::F16, DType::BF16],
@@ -115,8 +115,8 @@ impl Subject {
         }
     }
 
-    /// Number of calls of the subject if the user asks for `asked`; fewer for large matrices, whose
-    /// calls take longer.
+    /// Number of calls of the subject if the user asks for `asked` calls; a twentieth for subjects
+    /// with large matrices, whose calls take longer.
     pub fn calls(self, asked: usize) -> usize {
         if self.is_whole() { asked.div_ceil(20) } else { asked }
     }
@@ -132,24 +132,25 @@ impl Subject {
     ) -> Option<((usize, usize, usize), usize)> {
         const UNIT: usize = 256;
         // Minimum K, in slabs of 64, for which the epilogue of a tile overlaps the mainloop of the
-        // next.
+        // next tile.
         const DEPTH: usize = 5 * 64;
         let Subject::Op { op, variant, shard, whole: true, .. } = self else { return None };
         if matches!(variant, "unfused_ll" | "unfused_one_shot") {
-            // The shape has one tile for nearly every multiprocessor.
+            // The shape has nearly as many tiles as the device has multiprocessors.
             return Some(((64, 128 / sharing * 64, DEPTH), 7));
         }
         let (m, n) = ((16 / ranks).max(1) * UNIT * ranks, 4 * UNIT);
         Some(match (op, shard) {
             (Op::AllGatherMatmul, Shard::Rows) => ((m, n, DEPTH), UNIT * ranks),
-            // K gives every rank the same number of slabs.
+            // K is a multiple of 64 times the number of ranks, so that all ranks get the same
+            // number of slabs.
             (Op::AllGatherMatmul, _) => ((m, n, DEPTH.next_multiple_of(64 * ranks)), 67),
             _ => ((m, n, DEPTH), 67),
         })
     }
 
-    /// Tile of a message of few rows that a GEMM sends itself. It must be set explicitly because
-    /// the plan chooses another one if ranks share a device.
+    /// Tile of subjects in which a GEMM of few rows sends its own result. It must be set explicitly
+    /// because the plan chooses another one if ranks share a device.
     pub(super) fn exchanged_tile(self) -> Option<TileShape> {
         match self {
             Subject::Op { variant: "unfused_one_shot", whole: true, .. } => {
@@ -173,7 +174,7 @@ impl Subject {
         }
     }
 
-    /// Plan and case of the subject; `None` for the ring, which is no op.
+    /// Plan and test case of the subject; `None` for the ring, which is no op.
     pub(super) fn plan<T: Element>(
         self,
         ranks: Ranks,
@@ -190,7 +191,8 @@ impl Subject {
         }
         let options = options.shard(shard).root(ranks.size - 1);
         let options = options.first_call(setting.first_call).injected(setting.injected);
-        // The library is our own GEMM, which runs for any number of ranks.
+        // Whole-matrix GEMMs are those of iris, not of a vendor's library, because they run for any
+        // number of ranks.
         let options = if self.is_whole() { options.library(Library::Ours) } else { options };
         let plan = plan(op, variant, ranks, &options)?;
         Ok(Some((plan, Case::new(op, variant, options))))

@@ -17,12 +17,12 @@ pub struct Layout {
     pub transposed: bool,
     /// Number of elements between the end of a row and the start of the next.
     pub pad: usize,
-    /// Minimum length of a row; a shorter one is padded to it, and `pad` is counted from there.
+    /// Minimum number of elements of a row. A shorter row is padded to it; `pad` elements follow.
     pub line: usize,
     /// Number of elements between the start of the block and the first element.
     pub before: usize,
-    /// Whether rank r has r more elements before the first one, so that the offset differs between
-    /// ranks.
+    /// Whether the gap before the first element is larger by r elements on rank r, so that the
+    /// offset differs between ranks.
     pub skewed: bool,
     /// Whether the op gets the matrix's address (external memory) instead of the symmetric slice.
     pub external: bool,
@@ -55,7 +55,7 @@ impl Layout {
         len.max(self.line) + self.pad
     }
 
-    /// Index in the block of element (row, col) of a matrix of `shape`.
+    /// Index in the block of the element at `row` and `col` of a matrix of `shape` on `rank`.
     fn place(&self, rank: usize, shape: (usize, usize), row: usize, col: usize) -> usize {
         let (line, at) = if self.transposed { (col, row) } else { (row, col) };
         self.first(rank) + line * self.ld(shape) + at
@@ -68,7 +68,7 @@ impl Buffer {
         Self { slice, dtype, layout }
     }
 
-    /// Fills the buffer with poison, then writes `values` at the elements of the matrix.
+    /// Fills the whole block with [`POISON`], then writes `values` as the elements of the matrix.
     pub(super) fn fill(&self, heap: &SymmetricHeap, values: Option<&Dense>) -> anyhow::Result<()> {
         let mut bytes = vec![POISON; self.slice.len()];
         if let Some(values) = values {
@@ -88,7 +88,7 @@ impl Buffer {
         Ok(heap.write(self.slice, &bytes)?)
     }
 
-    /// Reads the matrix of this shape; returns it and its bytes.
+    /// Reads the matrix of this shape; returns its values and their bytes.
     ///
     /// # Errors
     /// If a byte outside the matrix has been written.

@@ -17,11 +17,11 @@ use crate::rig::{Crossing, Rig, Room};
 /// Result of a case on one rank.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Report {
-    /// Variant of the call with the most rows, as asked for or chosen by the plan.
+    /// Variant of the call with the most rows, whether the case named it or the plan chose it.
     pub variant: Variant,
     /// Largest errors over all calls.
     pub measured: Measured,
-    /// Largest difference between two ranks' results, if all ranks have the same matrix; else 0.
+    /// Largest difference between the results of two ranks; 0 if the ranks have different matrices.
     pub max_rank_difference: f64,
     /// Counters of the calls on this rank; `None` if nothing was counted.
     pub counters: Option<Counters>,
@@ -30,7 +30,7 @@ pub struct Report {
     pub times: Vec<Duration>,
 }
 
-/// Buffers of one call, which the call may still be using.
+/// Matrices in the heap for one call, which may still be running.
 struct Set {
     a: Buffer,
     b: Buffer,
@@ -52,7 +52,7 @@ struct Called {
     output: Option<Output>,
 }
 
-/// Output of a call: C and, with an RMSNorm, the normalised rows.
+/// Output of a call: C and, if the case has an RMSNorm, the normalised rows.
 struct Output {
     c: Dense,
     normed: Option<Dense>,
@@ -68,10 +68,10 @@ pub fn room_for(case: &Case, size: usize) -> anyhow::Result<Room> {
     room_for_nodes(case, size, 1)
 }
 
-/// Room for a case as [`room_for`], for ranks on several nodes.
+/// Room for a case as [`room_for`], if its ranks are on `nodes` nodes.
 ///
 /// # Errors
-/// Those of the plan.
+/// Errors of the plan.
 pub fn room_for_nodes(case: &Case, size: usize, nodes: usize) -> anyhow::Result<Room> {
     let plans = Room::of(size, |ranks| {
         plan(case.op, &case.variant, ranks.on_nodes(nodes), &case.options_of(ranks.rank))
@@ -82,7 +82,8 @@ pub fn room_for_nodes(case: &Case, size: usize, nodes: usize) -> anyhow::Result<
     Ok(Room { data: plans.data + (sets * set) as u64 + 4096, signal: plans.signal + 4096 })
 }
 
-/// Opens a heap that is large enough for each of these cases, one at a time. Collective.
+/// Opens a heap that is large enough for each of these cases if they run one after the other.
+/// Collective.
 ///
 /// # Errors
 /// Errors of the plans and of the heap.
@@ -113,7 +114,8 @@ fn rooms(case: &Case, size: usize) -> [(usize, DType, Layout); 7] {
     let mut a = case.a;
     let sharded = Meaning::of(case.op).gives == Rows::Shard;
     if sharded && options.shard == Shard::Columns && a.pad > 0 {
-        // Rows of A with gaps must have the same leading dimension on all ranks.
+        // A row of A is as long on every rank as on the rank with the most columns, because the
+        // leading dimension must be equal on all ranks.
         a.line = options.k.div_ceil(size);
     }
     // Calls without an RMSNorm have no residual, weight or normalised rows.
@@ -292,7 +294,7 @@ fn calls(
     Ok((called, times))
 }
 
-/// Reads the output of a call from its buffers.
+/// Reads the output of one call from the buffers `set`.
 fn read(
     heap: &SymmetricHeap,
     set: &Set,
@@ -338,7 +340,8 @@ fn barriers(
     Ok(times)
 }
 
-/// Compares all outputs with the oracle, with the outputs of other ranks, and with each other.
+/// Compares all outputs with the oracle, with the outputs of other ranks, and those of equal inputs
+/// with each other.
 fn verify(
     heap: &SymmetricHeap,
     case: &Case,

@@ -47,11 +47,12 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
     let output = options.output_dtype().size();
     let meaning = Meaning::of(case.op);
     let task = case.task(plan.ranks(), m);
-    // Number of rows that this rank sends to each peer, and the bytes of an element on the wire.
+    // Number of rows that this rank sends to each peer (`sent`), and the size of an element on the
+    // wire (`bytes`).
     let sent = (0..size).filter(|&peer| peer != rank).map(|peer| task.sent(rank, peer));
     let bytes = if meaning.sums { wire } else { output };
-    // Number of tiles of owner `first`, and number of their elements, if the tiles are dealt
-    // round-robin to `owners` owners.
+    // Returns the number of tiles that owner `first` gets, and the number of their elements, if the
+    // tiles are dealt round-robin to `owners` owners.
     let in_turn = |first: usize, owners: usize| {
         let (mut own, mut elements) = (0, 0);
         let across = n.div_ceil(tile.n).max(1);
@@ -83,7 +84,7 @@ pub fn expected(case: &Case, plan: &Plan, m: usize) -> Traffic {
             };
             traffic((m - part(rank)) * n * wire + to_all, 0, flags + own + 1)
         }
-        // Each partial tile goes to its owner, which sends the sum to all ranks.
+        // Each tile of a partial goes to the owner of the tile, which sends the sum to all ranks.
         Variant::TwoShot | Variant::Spinlock | Variant::Atomic | Variant::Unfused
             if meaning.sums && meaning.gets == Rows::All =>
         {
