@@ -14,8 +14,8 @@ use iris_sync::Span;
 use iris_testkit::Level;
 use iris_testkit::suite::{Case, Op, Options, Report, plan, run_case};
 
-/// Tests calls around the numbers at which the call number changes sign or at which all words are
-/// refreshed; most calls use only some of the tiles.
+/// Tests calls near the two places in the range of call numbers that are special: where the number
+/// changes sign, and where all words are refreshed. Most calls use only some of the tiles.
 #[test]
 fn counters_at_the_ends_of_their_range() {
     let mut firsts = vec![i32::MAX - 3, i32::MIN, -2];
@@ -52,8 +52,9 @@ fn reports(size: usize, case: &Case) -> Vec<Report> {
     .unwrap()
 }
 
-/// Tests that the bytes of different variants have the ratios that the variants' definitions imply.
-/// (Every case checks the bytes of each rank against the expected ones.)
+/// Tests that the numbers of bytes that variants move have the ratios that the variants'
+/// definitions imply. (Every case besides compares the bytes of each rank with the expected
+/// number.)
 #[test]
 fn variants_move_what_their_names_say() {
     const SIZE: usize = 4;
@@ -86,7 +87,8 @@ fn variants_move_what_their_names_say() {
         ];
         let remote = a * peers / SIZE as f64;
         match variant {
-            // Each remote row is read four times, once per column of tiles: a tile has 256 columns.
+            // A tile has 256 columns, so C has four columns of tiles, and each remote row is read
+            // once for each of them.
             "pull" => assert_eq!((pushed, pulled, flags), (0.0, 4.0 * remote, 0.0)),
             "staged" => assert_eq!((pushed, pulled, flags), (0.0, remote, peers)),
             _ => assert_eq!((pushed, pulled, flags), (remote, 0.0, 0.0)),
@@ -99,13 +101,14 @@ fn of_kind(trace: &[Vec<TraceSpan>], kind: Span) -> Vec<TraceSpan> {
     trace.iter().flatten().filter(|span| span.kind == kind as u32).copied().collect()
 }
 
-/// Traces of `calls` ops, each of which makes one call.
+/// Traces of `calls` operators, each of which makes one call; the indices are operator, workgroup
+/// and span.
 fn traces(variant: &str, calls: usize) -> Vec<Vec<Vec<TraceSpan>>> {
     let results = World::run_threads(2, |world| -> anyhow::Result<_> {
         let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(2))?;
         let (m, n, k) = (256, 64, 256);
-        // A block that has been used before holds arbitrary data, which must not be taken for a
-        // trace.
+        // The block that the trace will use is first filled with other data, which must not be
+        // taken for a trace.
         let used = heap.full::<f32>(1 << 20, f32::NAN)?;
         heap.free(used)?;
         let options = Options::new(m, n, k).tile(TileShape { m: 16, n: 64 }).trace_spans(4096);
@@ -154,7 +157,8 @@ fn staged_multiplies_before_the_last_fetch_ends_and_baseline_does_not() {
     assert!(!traces("baseline", 10).iter().any(overlaps));
 }
 
-/// Tests that there is no trace without room for spans, and a truncated one with too little room.
+/// Tests that an operator without room for spans has no trace, and that one with too little room
+/// has a truncated trace.
 #[test]
 fn traces_take_the_room_they_are_given() {
     let trace_of = |spans: u32| {

@@ -1,5 +1,5 @@
-//! Failures of ops: within the deadline, on every rank, with an error that gives the cause; and no
-//! failures without a cause.
+//! Tests of calls that fail: every rank gets an error that gives the cause, within the deadline,
+//! and no call fails without a cause.
 //!
 //! Faults known from comparable systems, and the test that shows their absence:
 //!
@@ -60,8 +60,8 @@ fn everywhere<T: Send>(
     });
 }
 
-/// Whether `rank`, one of three ranks, waits for `other` in each call. If `other` sends `rank`
-/// nothing, `rank` does not wait for `other` before the call after the next.
+/// Whether `rank`, one of three ranks, waits for `other` in each call. If not, because `other`
+/// sends `rank` nothing, `rank` first waits for `other` two calls later.
 fn waits(case: &Case, rank: usize, other: usize) -> bool {
     let needed = || case.task(Ranks::new(rank, 3), case.options.m).sent(other, rank) > 0;
     rank != other && (case.op == Op::Barrier || needed())
@@ -81,7 +81,7 @@ fn fault_of(error: &anyhow::Error) -> Option<(String, iris_sync::Fault)> {
 
 #[test]
 fn a_rank_that_skips_a_call_is_named() {
-    // The rank that skips the call is the one that most other ranks wait for.
+    // Rank that skips the call: the one of ranks 0 and 1 that more of the other ranks wait for.
     let skips = |case: &Case| {
         let waiting = |other| (0..3).filter(|&rank| waits(case, rank, other)).count();
         if waiting(0) > waiting(1) { 0 } else { 1 }
@@ -105,7 +105,8 @@ fn a_rank_that_skips_a_call_is_named() {
             if world.rank() != skips(case) {
                 passed += ready.pass_until_a_fault();
             }
-            // Every rank stays until all ranks have given up, so that none sees a peer leave.
+            // No rank returns before all ranks have given up: a rank that had returned would count
+            // as lost, which is another fault.
             while ready.heap.check().is_ok() {
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -132,7 +133,8 @@ fn a_rank_that_skips_a_call_is_named() {
                 match fault.kind {
                     FaultKind::NotEntered => {
                         assert_eq!(fault.rank, skips(case) as i32, "{case:?}: {error}");
-                        // The peer's entry word still has the number of call 0 or of call 1.
+                        // The fault names the number of the peer's last call, 0 or 1, as the value
+                        // that the word still had.
                         assert!(fault.seen < 2 && fault.wanted == 2, "{error}");
                         named += 1;
                     }
@@ -148,8 +150,8 @@ fn a_rank_that_skips_a_call_is_named() {
     );
 }
 
-/// Tests that the others wait for a rank that comes after the progress deadline, but before the
-/// entry deadline.
+/// Tests that the other ranks wait for a rank that enters the call after the progress deadline, but
+/// before the entry deadline.
 #[test]
 fn a_rank_that_is_late_is_waited_for() {
     everywhere(
@@ -244,8 +246,8 @@ fn ranks_with_different_m_are_named() {
             for (rank, result) in results.into_iter().enumerate() {
                 let error = match result {
                     Err(error) => anyhow::Error::from(error),
-                    // Some ranks wait for no other rank, such as the root of a broadcast; their
-                    // call succeeds.
+                    // A rank that waits for no other rank, such as the root of a broadcast,
+                    // succeeds.
                     Ok(()) => {
                         let waited = (0..3).any(|other| waits(case, rank, other));
                         assert!(!waited, "{case:?}: rank {rank}");
@@ -269,7 +271,8 @@ fn ranks_with_different_m_are_named() {
     );
 }
 
-/// Tests ranks whose A has different offsets: the fault can only show hashes, and names the field.
+/// Tests ranks whose A has different offsets in the heap: the error names A's offset as the
+/// difference, with hashes in place of values.
 #[test]
 fn another_place_of_a_is_named() {
     let cases = all_cases().into_iter();
@@ -346,7 +349,7 @@ fn a_barrier_of_some_ranks_waits_for_those_only() {
             }
         }
         stream.sync()?;
-        // All ranks' ops must still agree on the number of calls.
+        // The operators of all ranks must still agree on the number of calls made.
         let case = Case::new(Op::AllReduce, "two_shot", Options::new(8, 6, 0));
         let mut ready = Ready::on(heap.clone(), &case)?;
         for _ in 0..3 {
@@ -377,7 +380,7 @@ fn a_rank_that_panics_is_named_at_once() {
         ready.sync()?;
         assert_ne!(world.rank(), 2, "on purpose");
         let begun = Instant::now();
-        // If the loss of the peer is known before this call, the call fails, otherwise `sync`.
+        // The call fails if the loss of the peer is known before it; otherwise `sync` fails.
         let error = match ready.call() {
             Ok(()) => anyhow::Error::from(ready.sync().unwrap_err()),
             Err(error) => error.into(),
@@ -392,7 +395,8 @@ fn a_rank_that_panics_is_named_at_once() {
     for error in &errors {
         let kind = error.downcast_ref::<Error>().map(Error::kind);
         let kind = kind.or(error.downcast_ref::<iris_heap::Error>().map(iris_heap::Error::kind));
-        // One of the two ranks may have been told by the other that it gave up.
+        // One of the two ranks may get the fault that the other rank gave up, because that rank
+        // noticed the loss first.
         let told =
             matches!(fault_of(error), Some((_, fault)) if fault.kind == FaultKind::PeerGaveUp);
         assert!(told || kind == Some(ErrorKind::PeerLost), "{error:?}");
@@ -414,8 +418,8 @@ fn a_new_world_works_after_a_fault() {
                 ready.pass_until_a_fault();
                 let error = ready.sync().unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::Fault, "{error}");
-                // After the fault every op of the heap returns it, and host functions of the heap
-                // still work.
+                // After a fault every op of the heap returns that fault, and host functions of the
+                // heap still work.
                 let again = ready.call().unwrap_err();
                 assert!(again.to_string().contains("takes no calls after a fault"), "{again}");
             }

@@ -88,7 +88,7 @@ fn ten_thousand_calls_two_shot() {
     many_calls(Op::AllReduce, "two_shot", calls());
 }
 
-/// Broadcast in which the root, which receives nothing, is the rank that runs ahead.
+/// Tests a broadcast, whose root receives nothing and so runs ahead of the other ranks.
 fn ten_thousand_calls_broadcast() {
     many_calls(Op::Broadcast, "push", calls());
     many_calls(Op::Broadcast, "two_shot", calls());

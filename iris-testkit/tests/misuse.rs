@@ -1,5 +1,5 @@
-//! Misuse that is refused before any launch, so that the next call is right; and resources that ops
-//! must leave alone: memory, the host, and each other.
+//! Tests of wrong calls, which are refused before any launch, so that the next call is right; and
+//! of resources that calls must leave alone: memory, the host, and other operators.
 
 mod common;
 
@@ -15,8 +15,8 @@ use iris_ops::{
 };
 use iris_testkit::suite::{AnyOp, Case, Op, Options, plan, run_case};
 
-/// Tests that each mistake is an error on the rank that makes it, with the matrix and the reason;
-/// the other ranks wait for its next call, which is right.
+/// Tests that each mistake is an error on the rank that makes it, with the matrix and the reason.
+/// The other ranks wait in their call until that rank calls again, this time rightly.
 #[test]
 fn wrong_matrices_are_refused_and_the_next_call_is_right() {
     World::run_threads(2, |world| -> anyhow::Result<()> {
@@ -202,8 +202,8 @@ fn wrong_messages_and_shards_are_refused() {
             let transposed = MatRef::sym(a, cols, 4).transposed();
             refused(transposed, "A of variant");
             if cols == 2 {
-                // Rank 0's A has three contiguous columns, so a leading dimension of 3 on rank 1
-                // would be ambiguous.
+                // Rank 0's A has three contiguous columns, so a leading dimension of 3 on rank 1,
+                // whose A has two, would be ambiguous.
                 refused(MatRef::sym(a, 4, 2).with_ld(3), "leading dimension of A is 3");
             }
         }
@@ -222,8 +222,8 @@ fn an_op_that_one_rank_cannot_make_is_made_by_none() {
         let free = || (heap.free_bytes(Segment::Data), heap.free_bytes(Segment::Signal));
         let mut before = free();
         let case = Case::new(Op::AllReduce, "two_shot", Options::new(8, 6, 0));
-        // In the first round no device word is left for the call counter; in the second the counter
-        // has its words, and other words are missing.
+        // In the first round all device words are taken, so the call counter cannot be allocated;
+        // in the second round only the counter fits, and other words are missing.
         for words in [4096, 4096 - 32] {
             let plan = plan(case.op, &case.variant, &world, &case.options)?;
             let taken = (world.rank() == 1).then(|| heap.alloc_device_words(words)).transpose()?;
@@ -241,7 +241,8 @@ fn an_op_that_one_rank_cannot_make_is_made_by_none() {
             assert!(heap.read(c)?[..48].iter().all(|value| value.is_finite()));
             op.free()?;
             before = free();
-            // All device words can be allocated, except the line of the call counter.
+            // The line of the call counter is still in use: all device words but that line can be
+            // allocated.
             let words = heap.alloc_device_words(4096 - 32)?;
             heap.free_device_words(words)?;
         }
@@ -283,16 +284,16 @@ fn plans_that_differ_are_refused_and_named() {
             };
             assert_eq!((&**named, &ranks[..], values.len()), (item, &[1][..], 3), "{error}");
         }
-        // Changes of properties that only some ops have, then plans of another op and for another
-        // world.
+        // Changes of options that only some ops have; each must be an error if only one rank makes
+        // it. Plans of another op and for another world follow.
         let options = Options::new(8, 6, 4);
         let changes: [(Op, &str, &str, Change); 6] = [
             (Op::ReduceScatter, "push", "wire", |o| o.wire = Some(DType::BF16)),
             (Op::Broadcast, "push", "root", |o| o.root = 1),
             (Op::AllGatherMatmul, "staged", "columns_per_flag", |o| o.columns_per_flag = Some(3)),
             (Op::AllGatherMatmul, "pull", "shard", |o| o.shard = Shard::Columns),
-            // Changes of properties that may differ between ranks, unless `even` asserts that they
-            // do not.
+            // Changes of options that may differ between ranks, unless `even` asserts that the
+            // ranks are equal.
             (Op::AllGatherMatmul, "pull", "even", |o| o.even = false),
             (Op::MatmulReduceScatter, "push", "k", |o| o.k = 5),
         ];
@@ -327,9 +328,9 @@ fn plans_that_differ_are_refused_and_named() {
     .unwrap();
 }
 
-/// Tests operands in any memory. A plan does not know where operands will be, so a variant that it
-/// chooses must accept all; a variant that does not accept one fails with an error that names those
-/// that do.
+/// Tests operands in any memory. A plan does not know where operands will be, so a variant that the
+/// plan chooses must accept all places. A variant that does not accept a place fails with an error
+/// that names variants that do.
 #[test]
 fn an_automatic_choice_takes_operands_in_any_memory() {
     World::run_threads(2, |world| -> anyhow::Result<()> {
@@ -379,8 +380,8 @@ fn a_full_heap_refuses_an_op_and_stays_usable() {
         }
         let after = (heap.free_bytes(Segment::Data), heap.free_bytes(Segment::Signal));
         assert_eq!(after, free);
-        // The failed op's device words were freed: the next ones get the index that they would have
-        // had.
+        // The failed op's device words were freed: the next allocation gets the index that it would
+        // have had before.
         assert_eq!(heap.alloc_device_words(1)?.offset() / 4096, words / 4096);
         let mut ready =
             Ready::on(heap.clone(), &Case::new(Op::AllReduce, "one_shot", Options::new(8, 6, 0)))?;
@@ -393,7 +394,7 @@ fn a_full_heap_refuses_an_op_and_stays_usable() {
     .unwrap();
 }
 
-/// Tests that ops take exactly the memory that their plans announce.
+/// Tests that an op takes exactly the number of bytes and words that its plan announces.
 #[test]
 fn plans_tell_the_bytes_that_ops_take() {
     World::run_threads(3, |world| -> anyhow::Result<()> {
@@ -478,7 +479,7 @@ fn frees_in_another_order_are_refused() {
     .unwrap();
 }
 
-/// Tests that an op may be dropped, even while a call is running; it keeps its memory.
+/// Tests that an op may be dropped even while a call is running; the op's memory is not freed then.
 #[test]
 fn ops_may_be_dropped() {
     World::run_threads(3, |world| -> anyhow::Result<()> {

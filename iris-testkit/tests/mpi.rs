@@ -1,5 +1,5 @@
-//! Test of every operator over several nodes, with the steps between nodes over MPI: the program
-//! starts itself under mpirun, and each simulated node has its own name.
+//! Test of every operator over several nodes whose steps between nodes run over MPI. The program
+//! starts itself under mpirun, with another host name for each simulated node.
 
 mod common;
 
@@ -43,9 +43,9 @@ fn job(nodes: usize, per_node: usize) -> bool {
     let program = std::env::current_exe().unwrap();
     let mut command = Command::new("mpirun");
     command.args(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]);
-    // A rank that waits in MPI yields its core to others.
+    // Waits in MPI yield the core, because all ranks share this host's cores.
     command.args(["--mca", "mpi_yield_when_idle", "1"]);
-    // mpirun ends a job that hangs after 120 s.
+    // A job that hangs is ended by mpirun after 120 s.
     command.args(["--timeout", "120"]);
     // Each node is an mpirun application of its own, with its own variables.
     let variables = ["MASTER_ADDR=127.0.0.1".to_owned(), format!("IRIS_PORT={port}")];
@@ -78,8 +78,8 @@ fn rank() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Checks that operators of this world move their data by MPI, because the cases would also pass
-/// over sockets.
+/// Checks that operators of `world` move their data by MPI. The cases alone would not show that,
+/// because they would also pass over sockets.
 fn check_engine(world: &World) -> anyhow::Result<()> {
     let heap = SymmetricHeap::open(world, HeapOptions::new().data_bytes(1 << 20).threads(1))?;
     let op = AllReduce::new(&heap, &iris_ops::all_reduce::Options::rows(8, 16).plan(&heap)?)?;

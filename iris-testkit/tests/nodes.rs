@@ -53,8 +53,8 @@ fn shapes_and_types_on_2_nodes_of_3_ranks() {
     shapes_on(2, 3);
 }
 
-/// Tests layouts, bias, epilogue, other types, other roots and bursts, each alone with every
-/// operator.
+/// Tests layouts, bias, epilogue, other types, other roots and bursts, one feature at a time, with
+/// every operator.
 #[test]
 fn features_of_matrices_and_options() {
     type Change = fn(Case) -> Case;
@@ -149,7 +149,7 @@ fn rows_are_normalised() {
     }
 }
 
-/// Tests messages given by a number of elements that no world's size divides.
+/// Tests messages given by a number of elements that no number of ranks divides.
 #[test]
 fn messages_of_elements() {
     for (nodes, per_node) in WORLDS {
@@ -224,7 +224,8 @@ fn messages_of_elements() {
     }
 }
 
-/// Tests that no rank leaves a barrier before the last rank has arrived, whichever node that is on.
+/// Tests that no rank leaves a barrier before the last rank has arrived, on whichever node the last
+/// rank is.
 #[test]
 fn a_barrier_holds_all_nodes() {
     for (nodes, per_node) in WORLDS {
@@ -250,7 +251,7 @@ fn a_barrier_holds_all_nodes() {
     }
 }
 
-/// Runs the cases with ranks that meet over TCP, authenticated by a secret.
+/// Tests operators whose ranks meet over TCP, authenticated by a secret.
 #[test]
 fn operators_over_sockets() {
     for names in [&["a", "a", "b", "b"][..], &["a", "b", "c"]] {
@@ -351,8 +352,8 @@ fn a_rank_that_ends_is_named_on_all_nodes() {
     }
 }
 
-/// Tests that after a deadline within a node the late node is blamed, and not the healthy rank of
-/// the own node that waits for it.
+/// Tests that a deadline that passes within a node is blamed on the late node, and not on the
+/// healthy rank of the same node, which itself waits for the late node.
 #[test]
 fn a_late_node_is_blamed_and_not_the_rank_that_waits_for_it() {
     let late = 2;

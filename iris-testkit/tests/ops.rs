@@ -1,6 +1,7 @@
-//! Every op, variant, element type and number of ranks against the oracle, over ragged shapes.
+//! Tests of every op, variant, element type and number of ranks against the oracle, over ragged
+//! shapes.
 //!
-//! One world is used for many cases. `IRIS_TEST_LEVEL` decides how many.
+//! Many cases run in one world. `IRIS_TEST_LEVEL` decides how many cases run.
 
 mod common;
 
@@ -42,7 +43,8 @@ fn shapes_of(size: usize, threads: usize) {
         for (turn, dtype) in TYPES.into_iter().enumerate() {
             for input in [Input::Integers, Input::Reals] {
                 let at = index + turn + usize::from(input == Input::Reals);
-                // With many ranks fewer cases run, because they are slow on few cores.
+                // Only every `every`-th case runs; fewer with many ranks, because these are slow on
+                // few cores.
                 let every = Level::from_env().pick(2 * size.clamp(2, 6), size.div_ceil(3), 1);
                 if !(at + size).is_multiple_of(every) {
                     continue;
@@ -99,7 +101,7 @@ fn shapes_and_types_2_ranks_of_several_workgroups() {
     }
 }
 
-/// Tests every feature of a case by itself, for every op and variant.
+/// Tests every feature of a case alone, for every op and variant.
 #[test]
 fn features_of_matrices_and_options() {
     type Change = fn(Case) -> Case;
@@ -189,7 +191,8 @@ fn features_of_matrices_and_options() {
             for case in Case::each(&options) {
                 cases.push(gaps(case.clone()));
                 cases.extend(changes.iter().map(|(_, change)| change(case.clone())));
-                // Each feature is tested once more together with gaps in the matrices.
+                // Each feature is tested a second time together with gaps between the rows of the
+                // matrices.
                 cases.extend(changes.iter().map(|(_, change)| {
                     let mut case = change(case.clone());
                     case.c.pad += 2;
@@ -358,8 +361,8 @@ fn the_automatic_choice_works() {
     }
 }
 
-/// Tests that columns of A are concatenated along K, with the smallest case in which another order
-/// changes the result.
+/// Tests that the columns of A that the ranks hold are concatenated along K in the order of ranks.
+/// This is the smallest case in which another order changes the result.
 #[test]
 fn columns_m4_k_local2_w2() {
     let results = World::run_threads(2, |world| -> anyhow::Result<Vec<Vec<f32>>> {

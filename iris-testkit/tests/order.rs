@@ -1,5 +1,5 @@
-//! Ranks that issue the operators of a heap in different orders, leave out a call or disagree: the
-//! error that a program gets, and the lines that its user sees meanwhile.
+//! Tests of ranks that issue the operators of a heap in different orders, leave out a call or
+//! disagree on a plan: the error that a program gets, and the lines that its user sees meanwhile.
 //!
 //! The test program starts itself if a test reads stderr: [`program`] does nothing unless it was
 //! started by a test.
@@ -50,8 +50,8 @@ fn operators(world: &World) -> anyhow::Result<[Ready; 3]> {
     ])
 }
 
-/// Issues a call of each operator in `order`; waits for each call if `synced`, otherwise only for
-/// the last.
+/// Issues one call for each operator number in `order`; waits for each call if `synced`, otherwise
+/// only for the last one.
 fn issue(world: &World, order: &[usize], synced: bool) -> anyhow::Result<()> {
     let mut operators = operators(world)?;
     for (index, &operator) in order.iter().enumerate() {
@@ -77,7 +77,7 @@ fn another_order_is_the_error_of_every_run() {
             &[&[0, 1, 2], &[0, 2, 1]],
             "call 2 of the heap is all_reduce (operator 1) on rank 0; all_gather (operator 2) on rank 1",
         ),
-        // Rank 1 leaves out the first call.
+        // Program in which rank 1 leaves out the first call.
         (
             &[&[0, 1, 2, 0], &[1, 2, 0]],
             "call 1 of the heap is broadcast (operator 0) on rank 0; all_reduce (operator 1) on rank 1",
@@ -103,8 +103,8 @@ fn another_order_is_the_error_of_every_run() {
     });
 }
 
-/// Tests that a call which a rank can no longer issue, because it closes the heap or frees the
-/// operator, is the error of all runs, long before the entry deadline.
+/// Tests a call that rank 1 can no longer issue, because it closes the heap or frees the operator.
+/// That call is the error of all runs, long before the entry deadline.
 #[test]
 fn a_call_left_out_before_a_close_or_a_free_is_the_error_of_every_run() {
     let closing: fn(World) -> anyhow::Result<()> = |world| {
@@ -153,8 +153,8 @@ fn a_call_left_out_before_a_close_or_a_free_is_the_error_of_every_run() {
     });
 }
 
-/// Tests that all runs return the error of the rank that found the difference, and not that of the
-/// rank that it told first.
+/// Tests that all runs return the error of the rank that found the difference, and not the error of
+/// a rank that was told of it.
 #[test]
 fn a_difference_is_the_error_of_every_run() {
     let run = |world: World| -> anyhow::Result<()> {
@@ -171,8 +171,8 @@ fn a_difference_is_the_error_of_every_run() {
     assert!(all.iter().all(|error| error.contains("entered with M")), "{all:#?}");
 }
 
-/// Tests that the error of the rank's own program is returned, though other ranks, which are told
-/// of it at once, fail earlier.
+/// Tests that a rank's own error is what the program returns, even if other ranks, which are told
+/// of that error at once, fail earlier.
 #[test]
 fn an_error_of_the_program_is_returned() {
     let failed = AtomicUsize::new(0);
@@ -225,8 +225,8 @@ fn start(part: &str, stderr: Stdio) -> Child {
     let program = std::env::current_exe().expect("this program has a path");
     let mut command = Command::new(program);
     command.args(["--exact", "program", "--nocapture", "--test-threads=1"]);
-    // `IRIS_DEADLINE=0.1` leaves a rank 60 s to enter a call, so the first line about a wait comes
-    // after a second.
+    // `IRIS_DEADLINE=0.1` gives a rank 60 s to enter a call, so that the first message about a wait
+    // is printed after one second.
     command.env(PART, part).env("IRIS_DEADLINE", "0.1");
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(stderr);
     command.spawn().expect("the program did not start")
@@ -265,12 +265,12 @@ fn late(world: World) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Program in which rank 1 enters a barrier while rank 0 calls an operator. A second thread of rank
-/// 1 issues the call when stdin ends, so no rank has made an error.
+/// Program in which rank 0 calls an operator while rank 1 is in a host barrier. A second thread of
+/// rank 1 issues its call when stdin ends, so that no rank has made an error.
 fn elsewhere(world: World) -> anyhow::Result<()> {
     let mut operators = operators(&world)?;
     let sum = &mut operators[1];
-    // A closure, so that the call site is the same on both ranks.
+    // The barrier is in a closure, so that its call site is the same on both ranks.
     let meet = || world.barrier();
     if world.rank() == 0 {
         sum.call()?;
@@ -299,7 +299,8 @@ fn a_stream_that_waits_says_for_whom() {
     assert!(said.starts_with(expected) && said.ends_with("s of 60.0s\n"), "{said:?}");
 }
 
-/// Tests that a waiting rank prints the collective step of the host in which its peer stands.
+/// Tests that the message of a waiting rank names the collective step of the host in which its peer
+/// is.
 #[test]
 fn a_stream_that_waits_says_where_its_peer_stands() {
     let said = said_while_waiting("elsewhere");
@@ -309,10 +310,11 @@ fn a_stream_that_waits_says_where_its_peer_stands() {
     assert!(said.starts_with(expected) && said.contains(place), "{said:?}");
 }
 
-/// First line of program `part` about a wait of rank 0, without places. The program's stdin ends
-/// after that line, and it must then succeed.
+/// First message about a wait that rank 0 prints in program `part`, without places of the source.
+/// The program's stdin ends after that message, and the program must then succeed.
 fn said_while_waiting(part: &str) -> String {
-    // A datagram socket keeps writes apart, so that the test sees the content of each write.
+    // A datagram socket keeps writes separate, so that the test sees that the message is a single
+    // write.
     let (ours, theirs) = UnixDatagram::pair().expect("sockets");
     ours.set_read_timeout(Some(Duration::from_secs(100))).expect("a time limit");
     let mut program = start(part, OwnedFd::from(theirs).into());

@@ -1,4 +1,4 @@
-//! Plans that are refused, whatever their numbers; plans need no world.
+//! Tests of plans that must be refused, and of extreme numbers. Plans are made without a world.
 
 use iris_heap::{BackendKind, DType};
 use iris_ops::{Epilogue, Ranks, TileShape, Variant, all_reduce};
@@ -56,7 +56,8 @@ fn plans_that_make_no_sense_are_refused() {
     assert!(error.contains("ring") && error.contains("two_shot"), "{error}");
 }
 
-/// Tests that the error for an RMSNorm lists the variants that support it.
+/// Tests that invalid plans with an RMSNorm are refused, and that the error lists the variants that
+/// support one.
 #[test]
 fn norms_that_make_no_sense_are_refused() {
     let ranks = Ranks::new(0, 2);
@@ -71,7 +72,7 @@ fn norms_that_make_no_sense_are_refused() {
             format!("epsilon of rms_norm is {epsilon}, expected a finite number above 0");
         refused(Op::AllReduce, "auto", &base().rms_norm(epsilon), &expected);
     }
-    // Tiles need not be whole rows.
+    // A plan with an RMSNorm is accepted even if its tiles are narrower than a row.
     plan(Op::AllReduce, "one_shot", ranks, &base().tile(TileShape { m: 2, n: 5 })).unwrap();
     let wide = Options::new(1, 65537, 4).rms_norm(1e-5);
     refused(
@@ -110,7 +111,7 @@ fn norms_that_make_no_sense_are_refused() {
 }
 
 /// Tests that numbers are checked before anything is computed from them: every number leads to a
-/// plan or to an error, and no sum overflows.
+/// plan or to an error, and no computation overflows.
 #[test]
 fn no_number_is_too_large_to_be_refused() {
     let sizes =
@@ -153,7 +154,7 @@ fn no_number_is_too_large_to_be_refused() {
                 }
                 refused(&options().trace_spans(u32::MAX));
                 refused(&options().columns_per_flag(1 << 29));
-                // Only a barrier has the option `members`.
+                // The option `members` is an error for every op except the barrier.
                 assert!(refused(&options().members(vec![70])), "{op} {variant}");
                 let some = refused(&options().members(vec![0, 1]));
                 assert_eq!(some, op != Op::Barrier, "{op} {variant}");

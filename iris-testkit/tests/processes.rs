@@ -1,4 +1,5 @@
-//! Ops with ranks as processes: the same cases, and ranks that are late, skip calls or die.
+//! Tests of ops whose ranks are processes: the cases of the other tests, and ranks that are late,
+//! skip calls or die.
 //!
 //! The test program starts itself as the ranks: [`rank_program`] does nothing in other processes.
 
@@ -73,7 +74,7 @@ fn cases_with_ranks_as_processes() {
     }
 }
 
-/// Rank 1 skips a call: the other ranks name it within the deadline.
+/// Program in which rank 1 skips a call: the other ranks name rank 1 within the deadline.
 fn skip(world: &World) -> anyhow::Result<()> {
     let mut ready = Ready::new(world, &a_case())?;
     ready.call()?;
@@ -82,7 +83,7 @@ fn skip(world: &World) -> anyhow::Result<()> {
         ready.call()?;
         ready.pass_progress_deadline()?;
     }
-    // The barrier ensures that the others have entered the call before the entry deadline passes.
+    // After the barrier the other ranks are in the call, before the entry deadline passes.
     world.barrier()?;
     if world.rank() == 1 {
         while ready.heap.check().is_ok() {
@@ -113,7 +114,7 @@ fn a_process_that_skips_a_call_is_named() {
     assert!(ends.clone().all(|end| end == End::Exited(0)), "{}", outcome.report());
 }
 
-/// Rank 1 issues the operators of its heap in another order than the other ranks.
+/// Program in which rank 1 issues the operators of its heap in another order than the other ranks.
 fn order(world: &World) -> anyhow::Result<()> {
     let heap = SymmetricHeap::open(world, HeapOptions::new().threads(1))?;
     let options = Options::new(8, 6, 0);
@@ -125,7 +126,8 @@ fn order(world: &World) -> anyhow::Result<()> {
         error.map_or_else(|| operators[0].sync().unwrap_err().to_string(), |e| e.to_string());
     let expected = "call 1 of the heap is all_reduce (operator 0) on rank 0 and 2; all_gather (operator 1) on rank 1";
     assert!(without_places(&error).contains(expected), "{error}");
-    // Exits without closing the heap, because closing is collective and the checks are done.
+    // Exits without closing the heap: the checks are done, and closing would wait for the other
+    // ranks.
     std::process::exit(0);
 }
 
@@ -135,7 +137,8 @@ fn processes_in_another_order_are_all_told() {
     assert!(outcome.ok(), "{}", outcome.report());
 }
 
-/// Rank 2 is killed in the middle of a call: the other ranks learn of it long before any deadline.
+/// Program in which rank 2 is killed in the middle of a call: the other ranks learn of its death
+/// long before any deadline.
 fn die(world: &World) -> anyhow::Result<()> {
     let mut ready = Ready::new(world, &a_case())?;
     ready.call()?;
@@ -159,7 +162,8 @@ fn die(world: &World) -> anyhow::Result<()> {
     let right = kinds.into_iter().flatten().all(|kind| kind == ErrorKind::PeerLost);
     assert!(right || error.to_string().contains("gave up"), "{error:?}");
     println!("heard: {error}");
-    // Exits without closing the heap, because closing is collective and the checks are done.
+    // Exits without closing the heap: the checks are done, and closing would wait for the other
+    // ranks.
     std::process::exit(0);
 }
 
@@ -187,7 +191,7 @@ fn a_process_that_dies_before_it_meets_the_others_is_named_at_once() {
         let outcome = start(&format!("early-{victim}"), 4);
         let lost = format!("PeerLost {{ rank: {victim} }}");
         for (rank, it) in outcome.ranks.iter().enumerate().filter(|it| it.0 != victim) {
-            // Exit code 101 is a panic: the rank ended by itself, and was not killed by the
+            // Exit code 101 means a panic: the rank ended by itself and was not killed by the
             // launcher.
             assert_eq!(it.end, End::Exited(101), "rank {rank}: {}", outcome.report());
             assert!(it.stderr.contains(&lost), "rank {rank}: {}", outcome.report());
@@ -197,7 +201,8 @@ fn a_process_that_dies_before_it_meets_the_others_is_named_at_once() {
     }
 }
 
-/// Rank 1 comes after the progress deadline, but before the entry deadline: the others wait for it.
+/// Program in which rank 1 enters the call after the progress deadline, but before the entry
+/// deadline: the other ranks wait for it.
 fn late(world: &World) -> anyhow::Result<()> {
     let heap = SymmetricHeap::open(world, HeapOptions::new().threads(1))?;
     for case in all_cases() {

@@ -31,7 +31,8 @@ mod smoke;
 use cases::Extent;
 use library::{CHILD, Machine, child, child_of};
 
-/// Environment variables that tell a child process the machine to stand in for, and its task.
+/// Environment variables of a child process: the architecture and number of devices that the
+/// stand-in driver shows, and the child's task.
 const ARCH: &str = "STANDIN_ARCH";
 const DEVICES: &str = "STANDIN_DEVICES";
 const FOLDER: &str = "STANDIN_LOGS";
@@ -101,7 +102,8 @@ fn with_a_library_of_products() {
     smoke_on("90", true);
 }
 
-/// Tests that a vendor's library is never unloaded, because its threads may still run.
+/// Tests that a vendor's GEMM library is never unloaded, because threads of the library may still
+/// run.
 fn a_library_stays_loaded_until_the_process_ends() {
     let output = child("unload", Machine { arch: "90", devices: 1, library: true }, &[]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -155,7 +157,8 @@ fn logs() {
     }
 }
 
-/// Tests that the host waits for nothing in a decode step, captured or not, on CUDA and on HIP.
+/// Tests that the host does not wait for the device within a decode step, captured or not, on CUDA
+/// and on HIP.
 fn a_decode_step_waits_for_nothing_between_its_launches() {
     for arch in ["90", "gfx942"] {
         let output = child("decode", Machine { arch, devices: 4, library: false }, &[]);
@@ -183,9 +186,9 @@ fn each_enqueue_that_fails_leaves_a_call_to_retry_or_a_poisoned_heap() {
     }
 }
 
-/// Compiles kernels ahead of time into a folder beside a copy of this program. Without a compiler,
-/// the copy must make operators from them. If the folder then loses its whole-matrix GEMMs,
-/// operators must return an error instead of taking other kernels.
+/// Tests a machine without a compiler. Kernels are compiled ahead of time into a folder beside a
+/// copy of this program, and the copy must make operators from them. If whole-matrix GEMMs are then
+/// removed from the folder, operators must return an error instead of taking other kernels.
 fn without_a_compiler_kernels_come_from_the_folder_or_are_named() {
     let own = std::env::current_exe().unwrap();
     let folder = tempfile::tempdir_in(own.parent().unwrap()).unwrap();

@@ -26,8 +26,8 @@ fn main() -> ExitCode {
     let options = Options::default().nodes(nodes).env("IRIS_DEADLINE", "0.01");
     let options = options.grace(Duration::from_secs(4)).deadline(Duration::from_secs(60));
     let outcome = launch(&program, &["rank"], nodes * per_node, options).unwrap();
-    // Rank 0 waits for the stopped node in a step between nodes, and rank 1 waits for rank 0 in a
-    // kernel.
+    // Expected errors: rank 0 waits for the stopped node in a step between nodes, and rank 1 waits
+    // for rank 0 in a kernel.
     let [step, kernel] = [0, 1].map(|rank: usize| outcome.ranks[rank].stderr.clone());
     let report = outcome.report();
     assert!(kernel.contains("because rank 0 waits for node 1 (host"), "{report}");
@@ -50,8 +50,8 @@ fn rank() -> anyhow::Result<()> {
     }
     barrier.run(&stream)?;
     let outcome = stream.sync();
-    // This rank stays a while, so that the other rank of its node ends by its own deadline and not
-    // because this one is lost.
+    // The rank waits before it returns, so that the other rank of its node ends by its own
+    // deadline, and not because this rank is lost.
     std::thread::sleep(Duration::from_secs(3));
     Ok(outcome?)
 }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 /// Way in which the attacked rank is ended or stopped.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) enum Blow {
-    /// SIGKILL ends the rank's process.
+    /// SIGKILL: the rank's process ends at once.
     #[default]
     Kill,
     /// The rank forks without exec; then its process is killed while the child lives on.
@@ -50,8 +50,8 @@ impl Blow {
                 Signal::KILL
             }
             Blow::Stop => {
-                // A rank is stopped only once: a second SIGSTOP could come after both SIGCONTs, and
-                // the rank would stay stopped.
+                // A rank is stopped only once. After a second stop, both SIGCONTs might already
+                // have been sent, and the rank would stay stopped.
                 static STRUCK: AtomicBool = AtomicBool::new(false);
                 if STRUCK.swap(true, Ordering::Relaxed) {
                     return;

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 
 use super::Random;
 
-/// Path of rank 0's socket in the job's folder; waits until it exists.
+/// Path of rank 0's socket in the job's folder `folder`; waits until the socket exists.
 fn socket(folder: &Path) -> Result<PathBuf> {
     let until = Instant::now() + Duration::from_secs(20);
     while Instant::now() < until {
@@ -29,7 +29,8 @@ fn connect(socket: &Path) -> Result<UnixStream> {
     let until = Instant::now() + Duration::from_secs(1);
     let stream = loop {
         match UnixStream::connect(socket) {
-            // A socket's file may exist before rank 0 listens on it.
+            // The socket's file may exist before rank 0 listens on it, so a refused connection is
+            // tried again.
             Err(error)
                 if error.kind() == ErrorKind::ConnectionRefused && Instant::now() < until =>
             {
@@ -91,7 +92,7 @@ pub(super) fn by_strangers(folder: &Path, count: usize, random: &mut Random) -> 
     let mut open = Vec::new();
     for _ in 0..count {
         let mut stream = connect(&socket)?;
-        // Rank 0 may close the connection during the write.
+        // Write errors are ignored, because rank 0 may close the connection during the write.
         let _ = stream.write_all(&of_stranger(random));
         match random.below(4) {
             0 => open.push(stream),
@@ -102,7 +103,8 @@ pub(super) fn by_strangers(folder: &Path, count: usize, random: &mut Random) -> 
     Ok(())
 }
 
-/// Sends the hello of a rank, then `count` frames that no honest rank would send.
+/// Connects to rank 0 as rank `rank` with a valid hello, then sends `count` frames that no honest
+/// rank would send.
 pub(super) fn by_rank(
     folder: &Path,
     (rank, size): (usize, usize),
@@ -114,7 +116,7 @@ pub(super) fn by_rank(
     stream.write_all(&hello(&job, rank as u64, size as u64))?;
     for at in 0..count {
         if stream.write_all(&of_rank(random)).is_err() {
-            // Rank 0 has closed this connection.
+            // A failed write means that rank 0 has closed this connection.
             break;
         }
         if at % 10 == 0 {

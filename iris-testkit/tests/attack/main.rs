@@ -3,8 +3,8 @@
 //!
 //! A job runs a short program ([`rank`]) that meets, plans, calls and closes. One of its ranks
 //! attacks. The others must end by themselves, long before any deadline, with an error that names
-//! that rank, and the launcher must name it, too. Root attacks twice more as an ordinary user, with
-//! at most 256 and then 1024 open files.
+//! that rank, and the launcher must name it, too. If root runs the test, the attacks are made twice
+//! more as an ordinary user, with at most 256 and then 1024 open files.
 
 mod end;
 mod frames;
@@ -31,7 +31,8 @@ use rank::{BLAMES, Part, Plant, Stage, TIMES, WRONG};
 /// Attacks to make on jobs of `ranks` ranks each.
 #[derive(Clone, Serialize, Deserialize)]
 struct Attack {
-    /// Number of ranks to kill at each stage, and number of ranks to stop or fork during calls.
+    /// Number of jobs per stage in which a rank is killed, and number of jobs in which a rank is
+    /// stopped or forks during calls.
     kills: usize,
     /// Number of frames to send to rank 0: half as a stranger, half as a rank.
     frames: usize,
@@ -39,7 +40,8 @@ struct Attack {
     seed: u64,
     /// Seconds that the other ranks have to end after an attack.
     grace: u64,
-    /// Fault that is planted in the other ranks, to test that it is found; `None` for no fault.
+    /// Wrong behaviour of the ranks that are not attacked, to test that it is counted; `None` for
+    /// none.
     plant: Option<Plant>,
 }
 
@@ -72,7 +74,7 @@ fn main() -> ExitCode {
 }
 
 fn attacked_ranks_end_and_blame_the_right_one() {
-    // The long form of the test (level full) takes several minutes.
+    // Numbers of kills and frames; the long form of the test (level full) takes several minutes.
     let full = Level::from_env() == Level::Full;
     let (kills, frames) = if full { (55, 2200) } else { (2, 40) };
     let attack = Attack { kills, frames, ranks: 4, seed: 7, grace: 15, plant: None };
@@ -83,7 +85,7 @@ fn attacked_ranks_end_and_blame_the_right_one() {
     }
 }
 
-/// Tests that each planted fault is counted, with each kind of attack.
+/// Tests that wrong behaviour of the other ranks ([`Plant`]) is counted, with each kind of attack.
 fn what_must_not_be_is_counted() {
     type Count = fn(&Row) -> usize;
     let plants: [(Plant, Count); 4] = [
@@ -100,14 +102,15 @@ fn what_must_not_be_is_counted() {
     }
 }
 
-/// Makes the attacks in a process that root has started as an ordinary user, and prints the rows.
+/// Makes the attacks `attack` (JSON) in this process, which root has started as an ordinary user,
+/// and prints the rows as JSON.
 fn ordinary(attack: &str) -> Result<()> {
     let attack: Attack = serde_json::from_str(attack)?;
     println!("{}", serde_json::to_string(&attack.by_this_user("ordinary")?)?);
     Ok(())
 }
 
-/// Numbers of attacks of one kind, and of their bad results.
+/// Number of attacks of one kind, and number of their bad results of each sort.
 #[derive(Clone, Default, PartialEq, Debug, Serialize, Deserialize)]
 struct Row {
     attack: String,
@@ -135,9 +138,11 @@ impl Attack {
         Ok(rows)
     }
 
-    /// Makes the attacks in a process of an ordinary user, who may have at most `files` open files.
+    /// Starts a process of an ordinary user, who may have at most `files` open files, which makes
+    /// the attacks; returns its rows.
     fn by_an_ordinary_user(&self, files: u64) -> Result<Vec<Row>> {
-        // Other users may not be able to read this program's folder, so a copy is started.
+        // A copy of this program is started, because the ordinary user may not be able to read the
+        // folder of the original.
         let folder = tempfile::tempdir().context("no temporary folder")?;
         let copy = folder.path().join("attack");
         std::fs::copy(std::env::current_exe()?, &copy).context("the copy of this program")?;
@@ -163,8 +168,8 @@ impl Attack {
         let mut random = Random(self.seed);
         let program = std::env::current_exe().context("the path of this program")?;
         let ranks = self.ranks;
-        // A job without an attack measures the durations of the stages, over which kills are
-        // spread.
+        // First a job without an attack runs, to measure how long each stage takes; kills are
+        // spread over these times.
         let calm = self.run(&program, &Part { victim: ranks, ..Part::default() })?;
         ensure!(calm.ok(), "without an attack the ranks fail:\n{}", calm.report());
         let times: Vec<u64> = line(&calm.ranks[0].stdout, TIMES)
@@ -207,7 +212,7 @@ impl Attack {
             while rest > 0 {
                 let frames = rest.min(AT_ONCE);
                 rest -= frames;
-                // Any rank may be the attacker except rank 0, which owns the socket.
+                // Attacker: any rank except rank 0, which owns the socket.
                 let victim = 1 + random.below(ranks as u64 - 1) as usize;
                 let plant = self.plant;
                 let part =
@@ -222,8 +227,8 @@ impl Attack {
     fn run(&self, program: &Path, part: &Part) -> Result<Outcome> {
         let text = serde_json::to_string(part)?;
         let grace = Duration::from_secs(self.grace);
-        // Deadlines are longer than the grace period, because noticing an end only by a deadline
-        // counts as a hang.
+        // Deadlines are longer than the grace period. So a rank that notices the attack only by a
+        // deadline is still running when the grace period ends, and counts as a hang.
         let factor = (self.grace as f64 / 10.0).to_string();
         let launched = Launch::default()
             .grace(grace)
@@ -262,16 +267,16 @@ impl Row {
             (Some(_), _) if part.blow == Blow::Stop => !outcome.ok() && *self == before,
             (Some(stage), _) => {
                 let wrong = others().any(|(_, it)| match (it.end, blamed(&it.stdout)) {
-                    // A rank that had nothing left to exchange with the others may exit with 0.
+                    // A rank may exit with 0 if it had nothing left to exchange with the others.
                     (End::Exited(0), _) => stage != Stage::Closing,
                     (End::Exited(_), blamed) => blamed != Some(true),
-                    // Hangs and ends by a signal were counted above.
+                    // Hangs and ranks that a signal ended were counted above.
                     _ => false,
                 });
                 wrong || (outcome.first_failure(), outcome.exit_code()) != (Some(part.victim), 137)
             }
-            // Strangers must not disturb the job. A rank that lies is believed, so its job may
-            // fail.
+            // Strangers must not disturb the job. Frames from a connection that said hello as a
+            // rank are believed, so the job may fail.
             (None, false) => !outcome.ok() && *self == before,
             (None, true) => false,
         };

@@ -1,5 +1,4 @@
-//! Program of the ranks of an attacked job: short, so that a rank may be struck at any moment of
-//! it.
+//! Program of the ranks of an attacked job: short, so that an attack can come at any moment of it.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -50,7 +49,8 @@ impl fmt::Display for Stage {
     }
 }
 
-/// Fault that the other ranks commit on purpose, to test that the attack's judge finds it.
+/// Wrong behaviour that ranks other than the victim show on purpose, to test that the attack counts
+/// it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) enum Plant {
     Hang,
@@ -59,17 +59,17 @@ pub(super) enum Plant {
     Blame,
 }
 
-/// Behaviour of the ranks of one job, passed to them as JSON.
+/// Behaviour of the ranks of one job, passed to the rank processes as JSON.
 #[derive(Clone, Default, Debug, Serialize, Deserialize)]
 pub(super) struct Part {
     /// Rank that attacks; equal to the number of ranks if none does.
     pub(super) victim: usize,
-    /// Kind of blow that the victim receives.
+    /// Way in which the victim is ended or stopped.
     pub(super) blow: Blow,
-    /// Stage in which the victim receives the blow; `None` for no blow.
+    /// Stage in which the victim is ended or stopped; `None` if it only sends frames.
     pub(super) kill: Option<Stage>,
-    /// Microseconds from the start of the stage to the blow, which comes at the end of the stage at
-    /// the latest.
+    /// Microseconds from the start of the stage until the victim is ended or stopped; at the latest
+    /// this happens at the end of the stage.
     pub(super) delay_us: u64,
     /// Number of frames that the victim sends: as a stranger before it joins or, if `hostile`, as a
     /// rank.
@@ -79,7 +79,7 @@ pub(super) struct Part {
     pub(super) plant: Option<Plant>,
 }
 
-/// Runs the stages of the program, and strikes in one of them if this rank is the victim.
+/// Runs the stages of the program; if this rank is the victim, ends or stops it in one of them.
 struct Stages<'a> {
     part: &'a Part,
     victim: bool,
@@ -98,7 +98,8 @@ impl Stages<'_> {
         self.begun = stage.map(|stage| (stage, Instant::now()));
         if self.victim && stage.is_some() && self.part.kill == stage {
             let (delay, blow) = (Duration::from_micros(self.part.delay_us), self.part.blow);
-            // If no thread can be started, the blow comes at the end of the stage.
+            // An error of starting the thread is ignored: the blow then comes at the end of the
+            // stage.
             let _ = std::thread::Builder::new().spawn(move || {
                 std::thread::sleep(delay);
                 blow.strike();
@@ -157,7 +158,8 @@ fn program(part: &Part, victim: bool, (rank, size): (usize, usize)) -> Result<()
     let [a, _, c] = case.shapes(Ranks::from(&world), case.options.m);
     stages.begin(Some(Stage::Calls));
     for call in 1..=20u8 {
-        // Each call has another result, so that data left from the previous call would be wrong.
+        // Each call has another expected result, so that data left from the previous call would be
+        // found.
         ready.heap.write(ready.a, &[f32::from(call); 4096])?;
         ready.call()?;
         ready.sync()?;

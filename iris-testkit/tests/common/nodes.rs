@@ -22,8 +22,8 @@ const SHAPES: [(usize, usize, usize); 9] = [
     (9, 0, 5),
 ];
 
-/// Tests each operator with the automatic choice, and with each variant that a node's operator
-/// supports.
+/// Cases for each operator: one with the automatic choice, and one with each variant that the
+/// operator has within a node.
 pub fn each(options: &Options) -> Vec<Case> {
     let mut cases = Vec::new();
     for op in Op::ALL {
@@ -39,7 +39,7 @@ pub fn each(options: &Options) -> Vec<Case> {
     cases
 }
 
-/// Runs cases on this rank, all in one heap. Collective.
+/// Runs all cases in one heap on this rank. Collective.
 pub fn run_cases(
     world: &World,
     (options, room): (&HeapOptions, Room),
@@ -54,7 +54,7 @@ pub fn run_cases(
     Ok(())
 }
 
-/// Cases of all operators with all shapes and types.
+/// Cases of all operators, with every shape in [`SHAPES`] and every element type.
 pub fn shape_cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for (index, (m, n, k)) in SHAPES.into_iter().enumerate() {

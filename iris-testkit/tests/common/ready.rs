@@ -1,4 +1,4 @@
-//! Op with its matrices, ready to run, for tests of failures.
+//! Op with its matrices, ready to run, for tests in which calls fail or wait.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,8 +41,8 @@ impl Ready {
     }
 
     /// Advances the heap's clock until the progress deadline (a tenth of the entry deadline) has
-    /// passed for the call that this rank has enqueued, or the call ends. Returns the time that was
-    /// added, after the waiting kernel has noticed.
+    /// passed for the call that this rank has enqueued, or the call ends. Returns the added time
+    /// once the waiting kernel has noticed it.
     pub fn pass_progress_deadline(&self) -> iris_heap::Result<Duration> {
         let call = self.stream.record()?;
         let control = self.heap.control();
@@ -60,8 +60,8 @@ impl Ready {
         Ok(passed)
     }
 
-    /// Advances the heap's clock until a call has failed on this rank, or on a rank that told this
-    /// one; returns the time that was added.
+    /// Advances the heap's clock until a call has failed on this rank, or this rank has been told
+    /// of a failure on another one; returns the time that was added.
     pub fn pass_until_a_fault(&self) -> Duration {
         let mut passed = Duration::ZERO;
         let step = self.heap.world().settings().progress_deadline();

@@ -1,9 +1,9 @@
 // Fake of hipBLASLt that computes on the host, for tests of its callers. A product is computed by
-// three loops, on a stream of the runtime in runtime.cpp, or at once if that is not loaded. The
-// fake is stricter than AMD's library: sizes must match, attributes must have their exact length,
-// an algorithm is accepted only for the problem for which it was returned, the whole requested
-// workspace is written, and the handle's device must be current. It says nothing about AMD's
-// library.
+// three loops, on a stream of the fake runtime in runtime.cpp, or at once if that runtime is not
+// loaded. The fake is stricter than AMD's library: sizes must match, attributes must have their
+// exact length, an algorithm is accepted only for the problem for which it was returned, the whole
+// requested workspace is written, and the handle's device must be current. Passing tests on the
+// fake say nothing about AMD's library.
 //
 // With FAKE_CUBLASLT it has the names, numbers and layouts of cuBLASLt instead. With HEADER it is
 // compiled after AMD's header, and its numbers and layouts must agree with it. Environment
@@ -86,7 +86,7 @@ void note(const std::string& line) {
     const char* file = std::getenv("FAKE_HIP_LOG");
     if (file != nullptr) std::ofstream(file, std::ios::app) << line + "\n";
 }
-/// Returns the code of a call, and logs it unless it is success.
+/// Returns `code`, the result of a call, and logs the call unless `code` is success.
 template <class... Parts> int outcome(int code, Parts... parts) {
     std::ostringstream line;
     line << "blaslt";
@@ -112,7 +112,7 @@ int current() {
     int device = 0;
     return get == nullptr || get(&device) == 0 ? device : -1;
 }
-/// Whether a device can access all of this range of memory, as the fake runtime says.
+/// Whether `device` can access the `bytes` bytes at `address`, as the loaded fake runtime says.
 bool reaches(int device, u64 address, u64 bytes) {
     auto may = runtime<bool (*)(int, u64, u64)>("fake_reaches");
     if (may == nullptr) may = runtime<bool (*)(int, u64, u64)>("standin_reaches");
@@ -137,7 +137,7 @@ struct Preference {
 };
 
 std::mutex lock;
-/// Objects of the library that were created and not yet destroyed.
+/// Objects of the library, such as layouts, that were created and not yet destroyed.
 std::set<void*> live;
 std::atomic<int> handles = 0;
 /// Number of objects that were ever created, and number of rows (set by a test) for which products
@@ -206,8 +206,9 @@ void write(int type, u64 base, u64 at, float value) {
     reinterpret_cast<std::uint16_t*>(base)[at] = static_cast<std::uint16_t>(half);
 }
 
-/// Computes the product's sizes (rows, columns, depth); returns whether the matrices match. C,
-/// which is added, must be like the result D except for its leading dimension.
+/// Computes the product's sizes (rows, columns, depth); returns whether the matrices match. C, the
+/// matrix that is added, must have the shape and order of the result D; only its leading dimension
+/// may differ.
 bool sizes(const Desc& desc, const Layout& a, const Layout& b, const Layout& c, const Layout& d, u64 (&to)[3]) {
     const u64 depth = desc.left == OP_N ? a.cols : a.rows;
     const bool fit = (desc.left == OP_N ? a.rows : a.cols) == d.rows && (desc.right == OP_N ? b.cols : b.rows) == d.cols &&
@@ -218,7 +219,7 @@ bool sizes(const Desc& desc, const Layout& a, const Layout& b, const Layout& c, 
 }
 
 /// Hash of everything that an algorithm depends on, except the number of columns of the result.
-/// `adds`: the algorithm was requested with a layout for C, and adds C.
+/// `adds` says that the algorithm was requested with a layout for C and adds C to the product.
 u64 problem(const Desc& desc, const Layout& a, [[maybe_unused]] const Layout& b, [[maybe_unused]] const Layout& c,
             [[maybe_unused]] const Layout& d, bool adds, const u64 (&size)[3]) {
     u64 hash = 1469598103934665603u;
@@ -239,8 +240,8 @@ constexpr u64 USED = 4096;
 
 extern "C" {
 
-// Functions for tests: number of objects ever created, number of live ones, and rows for which
-// products are refused.
+// Functions for tests: `fake_made` returns the number of objects ever created; the next ones return
+// the number of live objects and set the number of rows for which products are refused.
 u64 fake_made() {
     std::lock_guard guard(lock);
     return ever;
@@ -352,7 +353,7 @@ int NAME(Matmul)(Handle* handle, Desc* desc, const float* alpha, u64 a, Layout* 
     const auto whole = [](const Layout& it) { return ((it.cols - 1) * it.ld + it.rows) * size_of(it.type); };
     const bool biased = desc->epilogue == BIAS;
     const int bias_type = desc->bias_type < 0 ? ld->type : desc->bias_type;
-    // C must be the result itself, or must not overlap it.
+    // C, the matrix that is added, must be the result D itself, or must not overlap it.
     const bool apart = c + whole(*lc) <= d || d + whole(*ld) <= c;
     const bool same = c == d && lc->ld == ld->ld;
     const bool there = reaches(device, a, whole(*la)) && reaches(device, b, whole(*lb)) && reaches(device, c, whole(*lc)) &&
@@ -360,7 +361,8 @@ int NAME(Matmul)(Handle* handle, Desc* desc, const float* alpha, u64 a, Layout* 
     if (!there || device != current() || !(same || apart) || bytes < USED || workspace % 16 != 0 || algorithm == nullptr) {
         return outcome(INVALID_VALUE, "Matmul on", current());
     }
-    // The library is column-major, so its columns are the rows of a row-major result.
+    // Products with `refused` rows are refused. The library is column-major, so its columns are the
+    // rows of a row-major result.
     if (size[1] == refused) return NOT_SUPPORTED;
     std::memcpy(of, algorithm->data, sizeof of);
     if (of[0] != problem(*desc, *la, *lb, *lc, *ld, *beta != 0, size) || of[1] < size[1]) {

@@ -1,5 +1,6 @@
-// Functions of the HIP runtime that both of its fakes have alike. The file that includes this has
-// the codes of errors.h, `devices()`, the number of devices, and `current`, the thread's device.
+// Functions of the HIP runtime that runtime.cpp and the stand-in driver share. The including file
+// must define the codes of errors.h, `devices()` (number of devices) and `current` (the thread's
+// device).
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -31,8 +32,8 @@ Error hipDeviceGetPCIBusId(char* bus, int length, int device) {
 }
 }
 
-/// Fills `bytes` bytes of device properties with a pattern, except for the architecture at byte
-/// `at`.
+/// Fills the device properties at `to`, `bytes` long, with a pattern, and writes the architecture's
+/// name at byte `at`.
 static Error properties(char* to, std::size_t bytes, std::size_t at, const std::string& arch) {
     std::memset(to, 0xff, bytes);
     std::strcpy(to + at, (arch + ":sramecc+:xnack-").c_str());

@@ -1,4 +1,4 @@
-// Error codes that CUDA and HIP share, for the fakes of both.
+// Error codes that CUDA and HIP share, for the fake drivers of both.
 #ifndef FAKE_ERRORS_H
 #define FAKE_ERRORS_H
 
@@ -34,7 +34,7 @@ constexpr Error SUCCESS = 0;
 DRIVER_ERRORS(CONSTANT)
 #undef CONSTANT
 
-/// Name of a code in CUDA; null if it has none here.
+/// Name of `code` in CUDA; null if the list above has none for it.
 inline const char* cuda_name(Error code) {
     switch (code) {
     case SUCCESS: return "CUDA_SUCCESS";
@@ -46,7 +46,7 @@ inline const char* cuda_name(Error code) {
     }
 }
 
-/// Name of a code in HIP.
+/// Name of `code` in HIP.
 inline const char* hip_name(Error code) {
     switch (code) {
     case SUCCESS: return "hipSuccess";

@@ -1,7 +1,7 @@
 // Fake of RCCL that computes on the host, for tests of its callers. Ranks are threads of one
 // process; a collective is done on the streams when those of all ranks have reached it. The fake is
 // stricter than AMD's library: the communicator's device must be current, and buffers must be that
-// device's. It says nothing about AMD's library.
+// device's. Passing tests on the fake say nothing about AMD's library.
 //
 // Environment variables: FAKE_HIP_LOG (file to which calls are logged), FAKE_RCCL_REFUSES (no id is
 // returned unless HSA_NO_SCRATCH_RECLAIM is 1, as on devices with old firmware).
@@ -49,7 +49,7 @@ int current() {
 /// State that the ranks of a communicator share.
 struct World {
     explicit World(u64 size) : size(size), from(size), to(size) {}
-    /// Waits until all ranks have arrived; the last one to arrive runs `last` for all.
+    /// Waits until all ranks have arrived; the last one to arrive runs `last` before all go on.
     void meet(const std::function<void()>& last) {
         std::unique_lock guard(own);
         const u64 round = rounds;
@@ -62,8 +62,8 @@ struct World {
         }
     }
     u64 size;
-    /// Addresses that each rank reads and writes in a collective; in an all-to-all, one for each
-    /// peer.
+    /// Addresses that each rank reads (`from`) and writes (`to`) in a collective; in an all-to-all,
+    /// one for each peer.
     std::vector<std::vector<u64>> from, to;
     std::mutex own;
     std::condition_variable changed;
@@ -79,7 +79,7 @@ std::map<std::string, std::shared_ptr<World>> worlds;
 
 u64 size_of(int type) { return type == INT32 || type == FLOAT32 ? 4 : type == FLOAT16 || type == BFLOAT16 ? 2 : 0; }
 
-/// Sums one element over all ranks. f16 is not supported.
+/// Sums the element number `at` over the buffers of all ranks. f16 is not supported.
 void add(int type, const std::vector<std::vector<u64>>& from, u64 at, u64 to, u64 place) {
     float sum = 0;
     std::int32_t whole = 0;
@@ -100,7 +100,8 @@ void add(int type, const std::vector<std::vector<u64>>& from, u64 at, u64 to, u6
 }
 void copy(u64 to, u64 from, u64 bytes) { std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes); }
 
-/// Enqueues a collective: the last rank whose stream reaches it runs `last`.
+/// Enqueues the collective `name` on `stream`. When the streams of all ranks have reached it, the
+/// last rank runs `last`.
 int collective(const char* name, Communicator* of, std::vector<u64> from, std::vector<u64> to, u64 reads, u64 writes,
                void* stream, std::function<void(World&)> last) {
     const auto reaches = runtime<bool (*)(int, u64, u64)>("fake_reaches");

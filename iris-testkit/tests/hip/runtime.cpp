@@ -2,7 +2,8 @@
 // memory is a file in memory, a stream is a thread, and a kernel is the device source compiled as
 // host code by g++ with the hooks of iris-kernels/tests/host. The fake is stricter than AMD's
 // runtime: the stream's device must be current, memory is freed exactly once by the matching
-// function, and flags unknown to the release are refused. It says nothing about a device.
+// function, and flags unknown to the release are refused. Passing tests on the fake say nothing
+// about a real device.
 //
 // Long because it is one library, with the names that HIP gives it.
 //
@@ -76,7 +77,7 @@ struct Memory {
 std::map<u64, Memory> memory;
 std::set<std::pair<int, int>> peers;
 
-/// Finds the allocation that contains all of a range; null if none does.
+/// Finds the allocation that contains all `bytes` bytes at `address`; null if none does.
 const Memory* of(u64 address, u64 bytes) {
     auto next = memory.upper_bound(address);
     if (next == memory.begin()) return nullptr;
@@ -89,7 +90,7 @@ bool reaches(int device, u64 address, u64 bytes) {
     return found != nullptr && (found->opened || found->device == device || peers.count({device, found->device}));
 }
 
-/// Device that allocated the memory at `address`, or that opened it by a handle.
+/// Device that allocated the memory at `address`, or that opened this memory by a handle.
 int owner_of(u64 address) {
     std::lock_guard guard(lock);
     const Memory* found = of(address, 1);
@@ -144,8 +145,8 @@ struct Stream {
     std::thread worker;
 };
 
-/// One recording of an event; a waiter keeps the recording that was the latest when it started to
-/// wait.
+/// Recording of an event on a stream. Who waits for the event waits for the recording that was the
+/// latest when the wait was enqueued.
 struct Mark {
     std::mutex own;
     std::condition_variable changed;
@@ -178,7 +179,7 @@ std::shared_ptr<Mark> last_of(Event* event) {
     std::lock_guard guard(lock);
     return events.count(event) ? event->last : nullptr;
 }
-/// Whether work may be enqueued on a stream: its device must be current.
+/// Whether work may be enqueued on `stream`: the stream's device must be the current one.
 Error ready(Stream* stream) {
     if (!known(stream)) return INVALID_HANDLE;
     return stream->device == current ? SUCCESS : INVALID_DEVICE;
@@ -304,7 +305,8 @@ Error hipLaunchHostFunc(Stream* stream, void (*call)(void*), void* data) {
     stream->enqueue([=] { call(data); });
     return SUCCESS;
 }
-/// Whether a device can access all of this range of memory; fakes of other libraries call this.
+/// Whether a device can access all `bytes` bytes at `address`; the fakes of other libraries call
+/// this.
 bool fake_reaches(int device, u64 address, u64 bytes) { return reaches(device, address, bytes); }
 Error hipEventCreateWithFlags(Event** event, u32 flags) {
     // Expected flags of an event: no timing, and a release at system scope for each record.
@@ -346,11 +348,14 @@ static Error copy(const char* call, u64 to, bool device_to, u64 from, bool devic
     if ((device_to && !reaches(stream->device, to, bytes)) || (device_from && !reaches(stream->device, from, bytes))) {
         return outcome(ILLEGAL_ADDRESS, call, bytes);
     }
-    // AMD's runtime would copy on the null stream of the owning device, after all of its work.
+    // A copy between host and device is refused unless the stream is of the device that owns the
+    // memory: AMD's runtime would copy on the null stream of the owning device, after all work of
+    // that device.
     const int owner = owner_of(device_to ? to : from);
     if (device_to != device_from && owner != stream->device) return outcome(INVALID_DEVICE, call, bytes, "of", owner);
     stream->enqueue([=] { std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes); });
-    // Large copies from pageable memory are refused, because they were seen to hang.
+    // Large copies from or to pageable memory are refused, because AMD's runtime was seen to hang
+    // in them.
     const bool pageable = !device_to || !device_from;
     return pageable && bytes > 64 << 10 ? outcome(INVALID_VALUE, call, bytes) : SUCCESS;
 }
@@ -463,7 +468,7 @@ Error hipIpcOpenMemHandle(u64* address, Handle handle, u32 flags) {
 Error hipIpcCloseMemHandle(u64 address) { return give("hipIpcCloseMemHandle", address, true); }
 
 Error hipModuleLoadData(Module** module, const unsigned char* image) {
-    // End of the ELF file, computed from its header: g++ writes the section table last.
+    // Size of the ELF file, computed from its header: g++ writes the section table last.
     u64 sections;
     std::memcpy(&sections, image + 40, 8);
     const u64 bytes = sections + u64{image[58]} * (image[60] + 256u * image[61]);
@@ -550,7 +555,7 @@ int hiprtcCompileProgram(Program* program, int count, const char** options) {
     for (int i = 0; i < count; ++i) {
         if (std::strncmp(options[i], "-D", 2) == 0) command += std::string(" ") + options[i];
     }
-    // Each thread of a workgroup is a host thread.
+    // Compile options for the kernel: a workgroup has two threads, and each is a host thread.
     command += " -DIRIS_THREADS=2 -o " + at + "/code.so " + at + "/source.cpp 2> " + at + "/log";
     const int status = std::system(command.c_str());
     const auto read = [&](const char* name) {

@@ -1,5 +1,5 @@
-//! Allocations of calls after the first of each problem: on a stream and in a capture, calls must
-//! allocate nothing on their own thread.
+//! Checks that only the first call of each problem allocates: later calls, on a stream and in a
+//! capture, must allocate nothing on their own thread.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,8 @@ use crate::logs::title;
 /// Runs all cases with `size` ranks.
 ///
 /// # Errors
-/// The calls that allocate, with the number of their allocations.
+/// The calls that allocate although they are not the first of their problem, with the number of
+/// their allocations.
 pub(crate) fn check(machine: &Machine, size: usize) -> Result<()> {
     let mut counted = 0;
     let mut wrong = BTreeMap::new();
@@ -43,7 +44,7 @@ pub(crate) fn check(machine: &Machine, size: usize) -> Result<()> {
     Ok(())
 }
 
-/// Counts the allocations of each call that is not refused, on one rank.
+/// Counts the allocations of each call on one rank; calls that the operator refuses are left out.
 fn of_rank(calls: &Calls<'_>, machine: &Machine) -> Result<Vec<(String, u64)>> {
     let standin = Standin::get(machine.backend());
     let planned = calls.planned();

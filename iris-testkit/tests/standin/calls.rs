@@ -13,9 +13,9 @@ use iris_testkit::suite::{Layout, Options, Residual, plan};
 use crate::cases::{Call, Planned};
 use crate::library::{Machine, Standin};
 
-/// Bytes of the block of each matrix, enough for every call. Elsewhere than on HIP the size is the
-/// same for all plans, so that offsets are, too; the pages are never touched. HIP clears new memory
-/// by copies, so there the size depends on the plan.
+/// Bytes of the block of each matrix, enough for every call. Except on HIP the size is the same for
+/// all plans, so that matrices have the same offsets in all logs; the pages are never touched. HIP
+/// clears new memory by copies, so there the size depends on the plan.
 fn room(planned: &Planned, backend: BackendKind) -> u64 {
     if backend != BackendKind::Hip {
         return 1 << 30;
@@ -123,7 +123,8 @@ fn matrix(
 ) -> Result<MatRef> {
     let (rows, cols) = if layout.transposed { (shape.1, shape.0) } else { shape };
     let first = layout.before + if layout.skewed { 8 * rank } else { 0 };
-    // An empty matrix, or one that the operator does not have, still gets one element.
+    // A matrix that is empty, or that the operator does not have, still gets a block of one
+    // element.
     let len = (rows * (cols + layout.pad)).max(1);
     macro_rules! of {
         ($type:ty) => {{
@@ -150,7 +151,7 @@ fn matrix(
     Ok(if layout.transposed { matrix.transposed() } else { matrix })
 }
 
-/// Stream that the caller made itself, because captures need one.
+/// Stream that the test creates with the driver, because a capture needs a raw stream.
 pub(crate) struct Captured {
     standin: &'static Standin,
     raw: u64,
@@ -190,7 +191,7 @@ impl Drop for Captured {
     }
 }
 
-/// Text of an error in one line, which is the same in every run.
+/// Text of an error on one line, with everything removed that differs between runs.
 pub(crate) fn in_line(error: &anyhow::Error) -> String {
     let text = format!("{error:#}");
     // Words that are host addresses are replaced, because they differ between runs.

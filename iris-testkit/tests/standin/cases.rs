@@ -4,7 +4,7 @@ use iris_heap::{BackendKind, DType};
 use iris_ops::{Epilogue, Library, Op, Shard, TileShape};
 use iris_testkit::suite::{Case, Layout, Options, Residual};
 
-/// Extent of the list of cases.
+/// Number of cases to list for a backend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Extent {
     /// A few cases of each variant.
@@ -41,7 +41,7 @@ pub(crate) struct Call {
     pub(crate) what: String,
     /// Copy of the plan's case with the layouts, bias and residual of this call.
     pub(crate) case: Case,
-    /// Element type of the bias, if the call has one.
+    /// Element type of the bias; used only if `case.bias` is set.
     pub(crate) bias: DType,
 }
 
@@ -59,8 +59,8 @@ pub(crate) fn all(backend: BackendKind, extent: Extent) -> Vec<Planned> {
 
 type Change<'a> = &'a dyn Fn(&mut Case);
 
-/// Whether the operator has all options that the case sets; otherwise every variant would refuse
-/// the case in the same way.
+/// Whether the operator has all options that the case sets. Every variant would refuse other cases
+/// in the same way.
 fn is_asked_well(case: &Case) -> bool {
     let options = &case.options;
     let asked = [

@@ -1,6 +1,6 @@
-// Stand-in for NVRTC and hiprtc that compiles nothing. The image records what was asked for and the
-// parameter layout of each kernel, which is parsed from the source. The parser is as strict as that
-// needs: structures are lists of numbers and of other structures.
+// Stand-in for NVRTC and hiprtc that compiles nothing. Its image records the source and options of
+// the request, and the parameter layout of each kernel, which is parsed from the source. The parser
+// knows only what kernels use: structures are lists of numbers and of other structures.
 //
 // Long because it parses a language.
 #include <algorithm>
@@ -26,7 +26,7 @@ struct Program {
 
 [[noreturn]] void fail(const std::string& why) { throw std::runtime_error(why); }
 
-/// Appends `text` to `all`, after the headers that it includes, each once.
+/// Appends `text` to `all`, preceded by the headers that it includes, each header once.
 void gather(const std::string& text, const Texts& headers, std::set<std::string>& seen, std::string& all) {
     std::istringstream lines(text);
     std::string line;
@@ -108,7 +108,7 @@ struct Type {
     std::vector<Field> fields;
 };
 
-/// Types of the source by name; a structure is parsed when it is first asked for.
+/// Types of the source by name; a structure is parsed when it is first looked up.
 struct Types {
     const Text& text;
     std::map<std::string, Type> known;
@@ -186,7 +186,7 @@ struct Types {
     }
 };
 
-/// Writes the kernels of a source, with the types of their parameters, to the image.
+/// Appends to the image the kernels of a source and the layouts of their parameter types.
 void write_kernels(const Text& text, std::ostringstream& image) {
     Types types(text);
     std::ostringstream kernels;

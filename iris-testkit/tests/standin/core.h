@@ -10,11 +10,12 @@
 
 #include "work.h"
 
-// Functions that tests call, the same for either vendor's driver.
+// Functions that tests call; they are the same for either vendor's driver.
 extern "C" {
 using namespace standin;
 
-/// Makes the calling thread rank `number`; its memory is numbered from 0 in the log.
+/// Makes the calling thread rank `number`; memory that the thread allocates is numbered from 0 in
+/// the log.
 void standin_rank(u32 number) {
     standin::rank = Rank{};
     standin::rank.number = number;
@@ -36,9 +37,9 @@ void standin_fail(const char* function, u64 nth) {
 }
 /// Makes the log of this thread include calls in which the host waits for the device.
 void standin_log_waits(bool waits) { standin::rank.waits = waits; }
-/// Name of the function that failed by standin_fail; "" if none has.
+/// Name of the function whose call was made to fail by standin_fail; "" if none was.
 const char* standin_failed() { return standin::rank.failed.c_str(); }
-/// Creates a stream as the program under test would, on behalf of the caller.
+/// Creates a stream on `device` for a test, as a call of the driver's API would.
 u64 standin_stream(int device) {
     const int before = standin::current;
     standin::current = device;
@@ -50,13 +51,13 @@ u64 standin_stream(int device) {
 Error standin_destroy_stream(u64 stream) { return standin::destroy(reinterpret_cast<Stream*>(stream)); }
 Error standin_begin_capture(u64 stream) { return begin_capture(reinterpret_cast<Stream*>(stream), GLOBAL); }
 Error standin_end_capture(u64 stream, u64* graph) { return end_capture(reinterpret_cast<Stream*>(stream), graph); }
-/// Enqueues an operation described by `line`, on behalf of a stand-in library.
+/// Enqueues an operation, which the log shows as `line`; called by the stand-in GEMM library.
 Error standin_enqueue(u64 stream, const char* function, const char* line) {
     std::lock_guard guard(standin::lock);
     return standin::enqueue(reinterpret_cast<Stream*>(stream), function, line);
 }
-/// Converts an address to the text that logs show, for stand-in libraries; valid until this
-/// thread's next call.
+/// Converts an address to the text that logs show; called by the stand-in GEMM library. The text is
+/// valid until this thread's next call.
 const char* standin_shown(u64 address) {
     static thread_local std::string text;
     std::lock_guard guard(standin::lock);

@@ -1,4 +1,5 @@
-// Stand-in for the CUDA driver, built on driver.h, which it shares with the one for HIP.
+// Stand-in for the CUDA driver, built on driver.h, which it shares with the stand-in for HIP
+// (hip.cpp).
 #include "driver.h"
 
 namespace {
@@ -142,7 +143,7 @@ Error cuMemcpyAsync(Address to, Address from, u64 bytes, Stream* stream) {
 }
 Error cuMemcpy2DAsync_v2(const Lines* lines, Stream* stream) {
     const auto &from = lines->from, &to = lines->to;
-    // Only copies by address, from the first byte on, are supported.
+    // Supported copies are those between addresses (kind 4) that start at column and row 0.
     if (from.kind != 4 || to.kind != 4 || (from.x | from.y | to.x | to.y) != 0) return INVALID_VALUE;
     return copy("cuMemcpy2DAsync", stream, {to.address, to.apart, false}, {from.address, from.apart, false}, lines->bytes,
                 lines->lines);
@@ -222,7 +223,7 @@ Error cuMemMap(Address address, u64 bytes, u64 offset, Physical* handle, u64) {
     std::lock_guard guard(lock);
     if (offset != 0 || bytes > handle->bytes) return INVALID_VALUE;
     const Error code = map_at(address, bytes, dup(handle->file), handle->device);
-    // Mapped memory cannot be accessed before cuMemSetAccess grants access.
+    // A mapping cannot be accessed before cuMemSetAccess grants access, so it has no device yet.
     if (code == SUCCESS) memory[address].device = -1;
     return code;
 }
@@ -282,8 +283,8 @@ Error cuLaunchKernelEx(const Configuration* shape, Function* function, void** pa
     return launch("cuLaunchKernelEx", function, groups[0], threads[0], shape->shared, shape->stream, parameters, attributes);
 }
 
-/// Checks the arguments as the driver does: address and strides are multiples of 16 bytes; boxes
-/// are at most 256 elements, and at most as wide as the swizzle.
+/// Checks the arguments as the driver does: address and strides must be multiples of 16 bytes;
+/// boxes may have at most 256 elements per dimension, and be at most as wide as the swizzle.
 Error cuTensorMapEncodeTiled(Map* map, int kind, u32 dimensions, u64 address, const u64* sizes, const u64* strides,
                              const u32* box, const u32* steps, int interleave, int swizzle, int promotion, int fill) {
     const u64 width = u64{box[0]} * 2;

@@ -1,5 +1,5 @@
-//! Decode step of a model: between its first and its last launch the host waits for nothing, on a
-//! stream and in a capture.
+//! Test of a decode step of a model: between the first and the last launch of the step, the host
+//! must not wait for the device, on a stream or in a capture.
 
 use anyhow::{Result, ensure};
 use half::bf16;
@@ -92,15 +92,16 @@ fn rank(world: &World, machine: &Machine) -> Result<()> {
     let mut outcome = Ok(());
     let mut model = captured.with(|stream| Model::new(&heap, stream, &plan))?;
     standin.log_waits(true);
-    // Two steps: the first also prepares each problem's algorithms; the second is like all later
-    // ones of a server.
+    // Two steps are run: the first also prepares the GEMM algorithms of each problem; the second is
+    // like all later steps of a server.
     for _ in 0..2 {
         standin.take();
         captured.with(|stream| model.step(stream, || Ok(())))?;
         let log = standin.take();
         ensure!(waits(&log)?.is_empty(), "the host waits: {:?}", waits(&log)?);
     }
-    // A wait that is planted between the launches must be found in the log.
+    // Check of the test itself: a wait that is placed between the launches on purpose must be found
+    // in the log.
     captured.with(|stream| model.step(stream, || Ok(stream.sync()?)))?;
     let log = standin.take();
     ensure!(waits(&log)?.len() == 1, "not one wait but {:?}", waits(&log)?);

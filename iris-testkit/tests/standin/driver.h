@@ -1,11 +1,12 @@
-// Driver functions that CUDA and HIP have alike; STANDIN_HIP says whose names they get.
+// Driver functions that CUDA and HIP have alike; the macro STANDIN_HIP chooses HIP's names for
+// them.
 #ifndef STANDIN_DRIVER_H
 #define STANDIN_DRIVER_H
 
 #include "core.h"
 
-/// FUNCTION makes a function's name of the part after the vendor's prefix, SECOND that of a
-/// function of which CUDA has a second version; NAME is the text in logs.
+/// Macros for the names of driver functions without the vendor's prefix: FUNCTION adds the prefix,
+/// SECOND also adds CUDA's `_v2`, and NAME is the text in logs.
 #ifdef STANDIN_HIP
 #define FUNCTION(name) hip##name
 #define SECOND(name) hip##name
@@ -105,7 +106,7 @@ Error FUNCTION(FuncGetAttribute)(int* value, u32 attribute, Function*) {
 
 namespace standin {
 
-/// Loads an image for the current device.
+/// Loads a kernel image for the current device.
 inline Error load(Module** module, const char* image) {
     std::lock_guard guard(lock);
     if (const Error code = check_apart()) return code;

@@ -1,5 +1,5 @@
-//! Failures of each enqueue of a call in turn, on one rank: the error of the call, the ranks whose
-//! heaps are poisoned, and the result of a second attempt.
+//! Tests that make each enqueue of a call fail in turn, on one rank, and look at the error of the
+//! call, the ranks whose heaps are poisoned, and the result of a second attempt.
 //!
 //! A failed call must leave nothing that a peer can see, so that it can be retried, or poison the
 //! heap on all ranks. A call that fails in a capture poisons nothing: the capture is discarded.
@@ -45,9 +45,9 @@ struct Seen {
     /// Log of the call's enqueues, and the call's error.
     log: String,
     error: Option<String>,
-    /// Fault that the heap reports after the call; `None` if it has none.
+    /// Fault that the heap reports after the call; `None` if the heap has no fault.
     poisoned: Option<String>,
-    /// Log of the enqueues when the call is made again, and the error of that call.
+    /// Log of the enqueues of a second attempt, and the error of that attempt.
     again: String,
     again_error: Option<String>,
 }
@@ -59,10 +59,10 @@ pub(crate) enum Verdict {
     Again,
     /// The heap is poisoned on all ranks, which thus learn of the failure.
     Poisoned,
-    /// The whole call is enqueued, except the record of the event that orders the next call after
-    /// it.
+    /// All enqueues of the call succeed, except the record of the event that orders the next call
+    /// after it.
     Enqueued,
-    /// Wrong: peers see part of a call that will not end, and no rank is told.
+    /// Wrong: peers see part of a call that will not be completed, and no rank is told.
     Kept,
     /// Wrong: the heap is poisoned although peers cannot see any part of the call.
     PoisonedUnseen,
@@ -70,7 +70,7 @@ pub(crate) enum Verdict {
     PoisonedByCapture,
     /// Wrong: the heap is poisoned on some ranks only.
     PoisonedInPart,
-    /// Wrong: the call enqueues other work when it is made again, or fails again.
+    /// Wrong: a second attempt enqueues other work than an undisturbed call, or fails again.
     Otherwise,
     /// Wrong: the call reports success although one of its enqueues failed.
     Unsaid,
@@ -101,8 +101,7 @@ impl fmt::Display for Verdict {
 /// Prints a row for each call with the state after a failure of each enqueue; then the wrong states
 /// by variant, and the errors.
 ///
-/// # Errors
-/// The kinds of failures that leave a call half issued.
+/// # Errors The cases in which a failed call leaves a wrong state.
 pub(crate) fn table(machine: &Machine, size: usize) -> Result<()> {
     let mut counts: BTreeMap<Verdict, u32> = BTreeMap::new();
     let mut wrong: BTreeMap<String, Vec<String>> = BTreeMap::new();
@@ -162,8 +161,7 @@ fn attempt(
     size: usize,
     attempt: Attempt,
 ) -> Result<Option<Vec<Seen>>> {
-    // These barriers do not belong to the world, because a world may refuse collectives after an
-    // error.
+    // Barriers of the standard library, because the world may refuse collectives after an error.
     let (called, checked) = (Barrier::new(size), Barrier::new(size));
     let of_rank = |world: World| -> Result<Option<Seen>> {
         let standin = Standin::get(machine.backend());
@@ -183,8 +181,8 @@ fn attempt(
         let run = |stream: usize, log: &mut String| {
             let mut outcome = Ok(());
             if attempt.how == How::Captured {
-                // A capture that has been broken by the failure is discarded, whatever its end
-                // returns.
+                // The capture's result is ignored: the failure may have broken the capture, and it
+                // is discarded anyway.
                 let _ = captured.capture(|stream| outcome = calls.run(way, m, stream));
                 *log = captures(&standin.take());
             } else {
@@ -194,8 +192,8 @@ fn attempt(
             outcome.err().map(|error| in_line(&error))
         };
         standin.take();
-        // These calls create the objects that an operator makes in its first call and later calls
-        // reuse.
+        // Calls before the attempt, on each stream that it uses: an operator creates objects in its
+        // first call that later calls reuse.
         let others = usize::from(attempt.how == How::OtherStream);
         for stream in [others, 0, others] {
             run(stream, &mut seen.log);
@@ -224,10 +222,10 @@ fn step(line: &str) -> String {
     if line.contains("Launch") { words[2].to_owned() } else { words[0].to_owned() }
 }
 
-/// Kernels that write neither memory that peers can see nor a word of a call.
+/// Kernels that write no memory that peers can see, and no word of a protocol.
 const PRIVATE: [&str; 4] = ["iris_local", "iris_gemm", "iris_norm", "iris_sums"];
 
-/// Whether peers can see the effect of the operation that a log line describes.
+/// Whether peers can see the effect of the operation in the log line `line`.
 fn is_visible(line: &str) -> bool {
     let words: Vec<&str> = line.split(' ').collect();
     let of_own =
@@ -239,16 +237,16 @@ fn is_visible(line: &str) -> bool {
     }
 }
 
-/// Judges a failed call by the logs and errors of all ranks; `clean` is the log of the same call
-/// without a failure.
+/// Judges a failed call by the logs and errors of all ranks, `seen`; `clean` is the log of an
+/// undisturbed call.
 fn verdict(seen: &[Seen], clean: &str, how: How) -> Verdict {
     let own = &seen[FAILING];
     let poisoned = seen.iter().filter(|rank| rank.poisoned.is_some()).count();
     let mut before = own.log.lines().take_while(|line| !line.contains("FAILED"));
     let (captured, visible) = (how == How::Captured, before.any(is_visible));
     let alike = match how {
-        // Events that order calls depend on the previous call, so only the kernels of the logs are
-        // compared.
+        // Only the kernels of the logs are compared, because the events that order calls depend on
+        // the previous call.
         How::OtherStream => kernels(&own.again) == kernels(clean),
         _ => own.again == clean,
     };

@@ -1,4 +1,5 @@
-// Stand-in for the HIP runtime, release 7, built on driver.h, which it shares with the one for CUDA.
+// Stand-in for the HIP runtime, release 7, built on driver.h, which it shares with the stand-in for
+// CUDA (cuda.cpp).
 #define STANDIN_HIP
 #include "driver.h"
 

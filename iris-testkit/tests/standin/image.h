@@ -1,4 +1,4 @@
-// Image that the stand-in compiler makes: a text with the names of what was compiled and the
+// Image that the stand-in compiler makes: a text with the source's name, the options, and the
 // parameter layout of each kernel. The stand-in drivers read it to log parameters by name.
 #ifndef STANDIN_IMAGE_H
 #define STANDIN_IMAGE_H
@@ -35,7 +35,7 @@ struct Kernel {
 struct Image {
     std::string source, arch, options, hash;
     std::map<std::string, Kernel> kernels;
-    /// Name of the build, as logs show it: source and options.
+    /// Title of the image in logs: the source's name and the compile options.
     std::string title() const { return source + "{" + options + "}"; }
     /// Value of the macro `name` with which the image was compiled; `otherwise` if it was not set.
     u32 option(const std::string& name, u32 otherwise) const {
@@ -61,7 +61,7 @@ inline bool read_image(const char* text, Image& image) {
         else if (word == "field") {
             Field field;
             words >> field.name >> field.kind >> field.offset >> field.bytes >> field.count;
-            // A value that is not a structure has no field name.
+            // A field of a type that is no structure has no name.
             if (field.name == "-") field.name.clear();
             types[type].push_back(field);
         } else if (word == "kernel") {
@@ -70,8 +70,8 @@ inline bool read_image(const char* text, Image& image) {
             std::string name;
             while (words >> type >> name) {
                 const bool single = types[type].size() == 1 && types[type][0].name.empty();
-                // OpArgs is the parameter of every operator's kernels, so its fields are logged
-                // without a prefix.
+                // Fields of OpArgs are logged without a prefix, because OpArgs is the parameter of
+                // every operator's kernels.
                 const std::string prefix = type == "OpArgs" ? "" : single ? name : name + ".";
                 kernel.parameters.push_back({prefix, types[type]});
             }
@@ -81,7 +81,8 @@ inline bool read_image(const char* text, Image& image) {
     return !image.source.empty();
 }
 
-/// Tensor map as the stand-in driver encodes it: 128 bytes in a readable layout.
+/// Tensor map as the stand-in driver encodes it: 128 bytes, as for a real one, in a layout that can
+/// be read back.
 struct Map {
     u64 magic, address, sizes[2], stride;
     u32 box[2], steps[2];
@@ -91,7 +92,7 @@ struct Map {
 static_assert(sizeof(Map) == 128, "as the driver's");
 constexpr u64 MAP = 0x70616d2d6e692d64;
 
-/// Text of the tensor map at `at`, as the log shows it; empty if there is none.
+/// Text of the tensor map at address `at`, as the log shows it; empty if there is no tensor map.
 template <class Shown> std::string map_shown(const char* at, Shown shown) {
     Map map;
     std::memcpy(&map, at, sizeof map);

@@ -1,5 +1,5 @@
-//! Stand-ins for a vendor's driver, compiler and GEMM library: compiled, passed to a child process,
-//! and called there.
+//! Stand-ins for a vendor's driver, compiler and GEMM library: compiles them, starts child
+//! processes that load them, and calls their functions for tests.
 
 #![allow(unsafe_code, reason = "functions of libraries of our own")]
 
@@ -38,7 +38,7 @@ struct Built {
 }
 
 impl Built {
-    /// Stand-ins for the vendor of `backend`, compiled when they are first asked for.
+    /// Stand-ins for the vendor of `backend`, compiled at the first call.
     fn get(backend: BackendKind) -> &'static Built {
         static BUILT: [OnceLock<Built>; 2] = [const { OnceLock::new() }; 2];
         let hip = backend == BackendKind::Hip;
@@ -47,8 +47,9 @@ impl Built {
             let build = |source: &str, option: Option<&str>, name: &str| {
                 let source = format!("{}/tests/{source}", env!("CARGO_MANIFEST_DIR"));
                 let option = option.map(str::to_owned);
-                // Other libraries bind to exported inline functions, and a library with such users, or
-                // with GNU's unique symbols, is never unloaded: no test could see who keeps it loaded.
+                // Both options let the stand-ins be unloaded. Without them other libraries bind to
+                // exported inline functions, or symbols are GNU-unique; either keeps a library
+                // loaded for ever, and the test of unloading could not fail.
                 let flags =
                     ["-std=c++20", "-shared", "-fno-gnu-unique", "-fvisibility-inlines-hidden"];
                 let flags = flags.map(str::to_owned);
@@ -107,7 +108,7 @@ pub(crate) fn child_of(
         .unwrap()
 }
 
-/// Functions of the stand-in driver that a child process has loaded.
+/// Functions for tests that the loaded stand-in driver exports.
 pub(crate) struct Standin {
     rank: unsafe extern "C" fn(u32),
     log: unsafe extern "C" fn() -> *const c_char,
@@ -134,7 +135,8 @@ impl Standin {
             let library = unsafe { Library::new(name) }.unwrap();
             macro_rules! function {
                 ($name:literal) => {
-                    // SAFETY: core.h declares the function with the type of this field.
+                    // SAFETY: core.h declares the function with the type of the field that it is
+                    // stored in.
                     *unsafe { library.get($name) }.unwrap()
                 };
             }
@@ -210,7 +212,7 @@ impl Standin {
     /// Ends the capture of `stream`; returns the driver's error code if the capture is not valid.
     pub(crate) fn end_capture(&self, stream: u64) -> Result<(), u32> {
         let mut graph = 0;
-        // SAFETY: the function writes the graph to `graph`, which outlives the call.
+        // SAFETY: the driver function writes the graph to `graph`, which outlives the call.
         match unsafe { (self.end_capture)(stream, &mut graph) } {
             0 => Ok(()),
             code => Err(code),

@@ -1,4 +1,4 @@
-//! Logs of the enqueues of every case, to be compared with those of another commit: one file for
+//! Logs of the enqueues of every case, to be compared with the logs of another commit: one file for
 //! each number of ranks.
 
 use std::collections::HashMap;
@@ -64,7 +64,7 @@ pub(crate) fn of_case(planned: &Planned, machine: &Machine, size: usize) -> Resu
     })
 }
 
-/// Log of one rank: each call is made twice, then captured.
+/// Log of one rank: each call is made twice on a stream, then once in a capture.
 fn of_rank(calls: &Calls<'_>, machine: &Machine) -> Result<String> {
     let standin = Standin::get(machine.backend());
     if !calls.takes_part() {
@@ -95,8 +95,8 @@ fn of_rank(calls: &Calls<'_>, machine: &Machine) -> Result<String> {
     Ok(log.text)
 }
 
-/// Lines of a captured call with the mark of captures removed; a line that lacks the mark is
-/// flagged.
+/// Log of a captured call, from whose lines the mark of captures (`*`) is removed; a line without
+/// the mark is flagged.
 pub(crate) fn captures(text: &str) -> String {
     let marked = |line: &str| {
         line.split(' ').find(|it| it.starts_with('s')).is_some_and(|it| it.ends_with('*'))

@@ -25,7 +25,8 @@ struct Memory {
     bool opened;
 };
 inline std::map<u64, Memory> memory;
-/// Pairs of a device and a peer whose memory it may access without an explicit grant.
+/// Peer access: pairs of a device and the peer whose memory it may access without an explicit
+/// grant.
 inline std::set<std::pair<int, int>> peers;
 /// Blocks of pinned host memory, by address, with their names in the log.
 inline std::map<u64, std::string> pinned;
@@ -53,7 +54,7 @@ inline std::string named(u64 address) {
 inline std::string shown(u64 address) {
     const std::string name = named(address);
     if (!name.empty()) return name;
-    // Host addresses are replaced, because logs must not differ between runs.
+    // Addresses of the host are all shown as `host`, because logs must not differ between runs.
     return address == 0 ? "0" : "host";
 }
 inline bool reaches(int device, u64 address, u64 bytes) {
@@ -63,7 +64,8 @@ inline bool reaches(int device, u64 address, u64 bytes) {
 }
 
 constexpr u64 PAGE = 4096, BLOCK = 2 << 20;
-/// Bytes of address space for an allocation: whole pages, and one unmapped page after them.
+/// Bytes of address space that an allocation of `bytes` bytes takes: whole pages, and one unmapped
+/// page after them.
 inline u64 reserved(u64 bytes) { return (bytes + PAGE - 1) / PAGE * PAGE + PAGE; }
 /// Reserves an address range of `bytes` bytes, aligned to BLOCK.
 inline u64 reserve(u64 bytes) {
@@ -80,8 +82,8 @@ inline int file_of(u64 bytes) {
     const int file = memfd_create("memory of a stand-in", MFD_CLOEXEC);
     return file >= 0 && ftruncate(file, static_cast<off_t>(bytes)) != 0 ? (close(file), -1) : file;
 }
-/// Maps a file, which the new memory then owns. Memory smaller than a page gets no number in the
-/// log: it is scratch of a device and belongs to no rank.
+/// Maps a file at `address` as memory of `device`; the memory then owns the file. Memory smaller
+/// than a page gets no number in the log: the driver's scratch, which belongs to no rank.
 inline Error map_at(u64 address, u64 bytes, int file, int device, bool opened = false) {
     void* to = reinterpret_cast<void*>(address);
     if (mmap(to, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) == MAP_FAILED) return OUT_OF_MEMORY;

@@ -1,4 +1,4 @@
-// State of one thread, which plays a rank: its log, and the driver call that is to fail.
+// State of one thread, which acts as a rank: its log, and the driver call that is to fail.
 #ifndef STANDIN_RANK_H
 #define STANDIN_RANK_H
 
@@ -31,13 +31,13 @@ inline int multiprocessors() {
 /// Guards all state that threads share.
 inline std::mutex lock;
 
-/// State of one thread, which plays a rank.
+/// State of one thread, which acts as a rank.
 struct Rank {
     u32 number = 0, allocations = 0, pinned = 0;
     std::string log;
     /// Whether the log includes calls in which the host waits for the device.
     bool waits = false;
-    /// Numbers of streams and events in the order of their first use in the log, because the order
+    /// Numbers that the log shows for streams or events, in the order of their first use: the order
     /// in which a program creates them must not matter.
     struct Numbers {
         std::map<u64, u32> known;

@@ -1,4 +1,5 @@
-//! Smoke test of the logs, which CI runs: logs must match the calls and be the same in every run.
+//! Smoke test of the enqueue logs, which CI runs: logs must match the calls and be the same in
+//! every run.
 
 use anyhow::Result;
 use iris_heap::{BackendKind, World};
@@ -16,7 +17,7 @@ fn case(machine: &Machine, wanted: &str) -> Planned {
     all.find(|planned| title(planned) == wanted).unwrap_or_else(|| panic!("no case {wanted}"))
 }
 
-/// Runs `rank` on each of two ranks with the operator and calls of a case.
+/// Runs `rank` on each of two ranks, with the operator and the calls of the case titled `wanted`.
 fn on_two<T: Send>(
     machine: &Machine,
     wanted: &str,
@@ -32,7 +33,8 @@ fn on_two<T: Send>(
     all.unwrap()
 }
 
-/// Function and kernel of each log line; for a copy, function and memory that it writes.
+/// Short form of each log line: its function and kernel; for a copy, its function and the memory
+/// that it writes.
 fn steps(log: &str) -> Vec<String> {
     let step = |line: &str| {
         let words: Vec<&str> = line.split(' ').collect();
@@ -71,8 +73,8 @@ fn parameters_lie_as_the_host_has_them(machine: &Machine) {
     has("options IRIS_THREADS=512");
 }
 
-/// Tests the log of a call that gathers A by copy engines: each step is on its stream, with its
-/// offsets.
+/// Tests the log of a call that gathers A by copy engines: each step must be on its stream and have
+/// its offsets.
 fn a_call_is_logged_step_by_step(machine: &Machine) {
     const CASE: &str = "all_gather_matmul copy_engine 8192x3584 bf16 plain";
     let logs = on_two(machine, CASE, |calls, standin| {
@@ -107,13 +109,14 @@ fn a_call_is_logged_step_by_step(machine: &Machine) {
         assert_eq!(gate("source"), (peer > 0).then_some("1"));
         assert_eq!(gate("parts"), Some("1"));
         assert_eq!(gate("heap.data[1]"), Some("1.0+0x0"));
-        // B is row-major with boxes of 64 columns; types and swizzles have the driver's numbers.
+        // Tensor maps as the log shows them: B is row-major, in boxes of 64 columns; types and
+        // swizzles have the driver's numbers.
         let a = field(log, "iris_gemm", "a").unwrap();
         assert!(a.starts_with(&format!("map({rank}.0+0x")) && a.ends_with("type9/0/3/3/0)"), "{a}");
     }
 }
 
-/// Tests captures: other streams must join the capture that they are used in, and a refused call
+/// Tests captures: a stream that a captured call uses must join the capture, and a refused call
 /// must not end the capture.
 fn captures_are_kept(machine: &Machine) {
     const CASE: &str = "all_reduce two_shot 8192x0 bf16 plain";
@@ -157,7 +160,7 @@ fn captures_are_kept(machine: &Machine) {
     });
 }
 
-/// Tests that the call that a test asks to fail does so, and only once.
+/// Tests that exactly the call fails that a test asks to fail, once.
 fn a_call_fails_on_request(machine: &Machine) {
     const CASE: &str = "matmul_all_reduce two_shot 8192x3584 bf16 plain";
     on_two(machine, CASE, |calls, standin| {
@@ -186,7 +189,8 @@ fn a_call_fails_on_request(machine: &Machine) {
 fn logs_are_the_same_in_every_run(machine: &Machine) {
     let mut launched = Vec::new();
     let mut cases = all(machine.backend(), Extent::Few);
-    // On backends other than CUDA only small cases run, because clearing memory is slow.
+    // Only small cases run on backends other than CUDA, because HIP clears new memory, which is
+    // slow.
     let is_small = |planned: &Planned| planned.case.options.n < 8192;
     cases.retain(|planned| machine.backend() == BackendKind::Cuda || is_small(planned));
     for planned in cases {
@@ -210,7 +214,7 @@ fn logs_are_the_same_in_every_run(machine: &Machine) {
     }
 }
 
-/// Runs the smoke test on one machine, in a child process.
+/// Runs the smoke test on one machine; called in a child process.
 pub(crate) fn run(machine: &Machine) {
     if machine.backend() == BackendKind::Cuda && machine.arch == "90" && !machine.library {
         parameters_lie_as_the_host_has_them(machine);

@@ -1,4 +1,4 @@
-// Streams, events and captures; the only file that enqueues operations.
+// Streams, events and captures of the stand-in drivers; the only file that enqueues operations.
 #ifndef STANDIN_STREAMS_H
 #define STANDIN_STREAMS_H
 
@@ -10,7 +10,8 @@ namespace standin {
 
 struct Stream;
 
-/// Position in each stream of a capture up to which a captured stream depends on it.
+/// Dependencies of a captured stream: for each stream of the capture, the position up to which it
+/// depends on that stream.
 using Clock = std::map<const Stream*, u64>;
 
 struct Capture {
@@ -90,8 +91,8 @@ inline Error destroy(Stream* stream) {
     delete stream;
     return SUCCESS;
 }
-/// Reports that all work of a stream is done, which is always true in this stand-in; for a captured
-/// stream it is an error.
+/// Reports whether all work of a stream is done, which is always true in this stand-in; for a
+/// captured stream it is an error.
 inline Error finished(Stream* stream) {
     std::lock_guard guard(lock);
     if (streams.count(stream) == 0) return INVALID_HANDLE;
@@ -176,7 +177,7 @@ inline Error wait(const char* function, Stream* stream, Event* event) {
         invalidate(stream->capture);
         return CAPTURE_ISOLATION;
     }
-    // The stream joins the capture; this is undone if the enqueue fails.
+    // The stream joins the event's capture; this is undone if the enqueue fails.
     const bool joins = event->capture != nullptr && stream->capture == nullptr;
     if (joins) {
         stream->capture = event->capture;

@@ -1,5 +1,5 @@
-// Operations other than events: copies, which are done at once, and launches, which are only
-// logged.
+// Operations of the stand-in drivers that are not events: copies, which are done at once, and
+// launches, which are only logged.
 #ifndef STANDIN_WORK_H
 #define STANDIN_WORK_H
 
@@ -22,7 +22,7 @@ inline std::string hex(const void* from, u64 bytes) {
 
 struct Place {
     u64 address, apart;
-    /// Whether `address` is in host memory, whose ranges are not checked.
+    /// Whether `address` is in host memory; such ranges are not checked.
     bool host;
 };
 
@@ -33,7 +33,8 @@ inline bool is_zero(const Place& from, u64 bytes, u64 lines) {
     return lines == 1 && *all == 0 && std::memcmp(all, all + 1, bytes - 1) == 0;
 }
 
-/// Copies `lines` rows of `bytes` bytes at once. A copy of zeros onto zeros touches no page.
+/// Copies `lines` rows of `bytes` bytes at once. Zeros are not copied onto zeros, so that no page
+/// is touched.
 inline Error copy(const char* function, Stream* stream, Place to, Place from, u64 bytes, u64 lines) {
     std::lock_guard guard(lock);
     if (streams.count(stream) == 0) return INVALID_HANDLE;
@@ -51,7 +52,7 @@ inline Error copy(const char* function, Stream* stream, Place to, Place from, u6
     }
     line << bytes;
     if (lines > 1) line << " x " << lines;
-    // The log includes the data of short copies from the host.
+    // For short copies from the host the log includes the data.
     if (from.host && bytes <= 64 && stream->capture == nullptr) {
         line << " = " << hex(reinterpret_cast<const void*>(from.address), bytes);
     }
@@ -80,8 +81,8 @@ inline Error fill(const char* function, Stream* stream, u64 to, int value, u64 b
     return SUCCESS;
 }
 
-/// Registers a block of pinned memory under a name in the log; it belongs to the rank that asks for
-/// its address.
+/// Registers a block of pinned memory under a name in the log; the block belongs to the rank that
+/// asks for its device address.
 inline u64 pin(void* host) {
     std::lock_guard guard(lock);
     const u64 address = reinterpret_cast<u64>(host);
@@ -96,7 +97,7 @@ struct Module {
 struct Function {
     Module* module;
     const Kernel* kernel;
-    /// Bytes of shared memory that a workgroup may have.
+    /// Number of bytes of shared memory that a workgroup may use.
 #ifdef STANDIN_HIP
     u32 shared = 64 << 10;
 #else
@@ -110,7 +111,7 @@ inline u64 read(const char* at, u32 bytes) {
     return value;
 }
 
-/// Writes a kernel parameter's field as `name=value`, unless it is zero.
+/// Writes one field of a kernel's parameter to the log as `name=value`, unless the value is zero.
 inline void write_field(std::ostringstream& line, const std::string& name, const Field& field, const char* at) {
     if (field.kind == "map") {
         const std::string map = map_shown(at, shown);
@@ -155,7 +156,7 @@ inline Error launch(const char* function, Function* kernel, u32 groups, u32 thre
     return enqueue(stream, function, line.str());
 }
 
-/// Number of workgroups that a multiprocessor can hold, at 64 registers per thread.
+/// Number of workgroups that fit on a multiprocessor if each thread takes 64 registers.
 inline u32 resident(u64 threads, u64 shared) {
     const u64 by_threads = 65536 / 64 / (threads == 0 ? 1 : threads), by_shared = (228 << 10) / (shared + 1024);
     return static_cast<u32>(std::min<u64>({by_threads, by_shared, 32}));
