@@ -1,8 +1,8 @@
 //! Compiles `cxx/*.cpp`: the device headers with the hooks of a model, and programs over them.
 //!
 //! Without a C++ compiler the crate builds all the same, without `cfg(iris_cxx)`; the checks of the
-//! headers then say that they were skipped, and what was looked for. A compiler that is there and
-//! refuses the headers fails the build.
+//! headers then report that they were skipped, and which compiler was looked for. If a compiler
+//! exists but rejects the headers, the build fails.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -22,8 +22,8 @@ fn main() {
         println!("cargo::metadata=include={}", folders.display());
     }
     let mut build = cc::Build::new();
-    // Failures of a model unwind through these frames. Optimised whatever the profile: a model runs
-    // them millions of times, on small stacks.
+    // Flags: failures of a model unwind through C++ frames, so exceptions are on. The code is
+    // optimised in every profile, because a model runs it millions of times, on small stacks.
     let flags = ["-std=c++17", "-fexceptions", "-funwind-tables", "-Wall", "-Wextra", "-Werror"];
     build.cpp(true).opt_level(2).include(HEADERS).include(SOURCES);
     for flag in flags {

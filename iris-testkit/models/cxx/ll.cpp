@@ -1,4 +1,5 @@
-// Scenarios of iris_models::ll over the device headers.
+// Scenarios of the LL protocol over the device headers; counterpart of the Rust module
+// iris_models::ll.
 #include "model.h"
 
 namespace iris::model {
@@ -7,7 +8,8 @@ namespace iris::model {
 /// items that this rank sends.
 constexpr u32 TAKEN = 16, GIVEN = TAKEN + 8;
 
-/// Call in which rank 0 sends one item while the other ranks are in a one_shot.
+/// Marker in place of a number of items: a call in which rank 0 sends one item while the other
+/// ranks are in a one_shot.
 constexpr u32 TWO_KINDS = 100;
 
 /// Communication pattern; same values as ll::Pattern.
@@ -68,9 +70,9 @@ struct Message {
     }
 };
 
-/// Message that is sent and taken in rows.
+/// Tile operations for an LL message that is sent and taken in rows.
 struct RowMessage : Message {
-    /// Number of items that a thread polls at a time, and number of items of a piece.
+    /// Number of items of a piece, and number of items that a thread polls at a time.
     static constexpr u32 PIECE = 2, ITEMS = 4;
     using Batch = ll::Batch<ITEMS, PIECE>;
     u32 pushed[ITEMS] = {}, taken[ITEMS] = {}, count = 0;
@@ -101,7 +103,8 @@ struct RowMessage : Message {
     }
 };
 
-/// Message of GEMM tiles: each workgroup has all rows and its share of the columns.
+/// Tile operations for an LL message of GEMM tiles: each workgroup has all rows and its share of
+/// the columns.
 struct TileMessage : Message {
     static constexpr u32 ITEMS = 2;
     u32 pushed[ITEMS] = {}, taken[ITEMS] = {}, count = 0;
@@ -144,7 +147,8 @@ struct TileMessage : Message {
 using namespace iris;
 using namespace iris::model;
 
-/// Runs all calls. The option is the pattern; a call without items is a one_shot.
+/// Runs all calls of a scenario. The option is the communication pattern; a call without items is a
+/// one_shot.
 extern "C" int iris_model_exchange(const Input& in) {
     return calls(in, [&](const Model& model) {
         const u32 items = model.used == TWO_KINDS ? u32(model.me() == 0) : model.used;

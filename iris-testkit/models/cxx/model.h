@@ -1,4 +1,5 @@
-// Common code of all programs of models: the launch of a scenario, its calls, and checks of values.
+// Common code of the C++ programs that models run: the launch of a scenario, its calls, and checks
+// of values.
 //
 // Data lies in arrays of up to 256 cells of four bytes at each rank, as in Thread::cell.
 #ifndef IRIS_MODEL_H
@@ -11,7 +12,7 @@ extern "C" {
 void iris_model_boundary(void);
 /// Whether waits of this thread time out.
 int iris_model_gives_up(void);
-/// Fails unless the value `seen` at this address equals `wanted`.
+/// Fails the model unless `seen`, the value read at `address`, equals `wanted`.
 void iris_model_check(iris::u64 address, iris::i32 seen, iris::i32 wanted);
 }
 
@@ -60,7 +61,8 @@ struct Model {
     u32 me() const { return in.channel->rank; }
     u32 ranks() const { return in.channel->size; }
     u32 mine() const { return port::thread(); }
-    /// Element that this thread reads: that of another thread, if the workgroup has more than one.
+    /// Index of the element that this thread reads: the element of another thread, if the workgroup
+    /// has more than one.
     u32 crossed() const { return (mine() + 1) % port::threads(); }
     u32 slot(u32 parity) const { return in.one_buffer != 0 ? 0 : parity; }
 
@@ -97,7 +99,7 @@ struct Model {
     u32 position;
 };
 
-/// Sums of partial results, for one_shot and the other ops that add.
+/// Tile operations for sums of partial results, for one_shot and the other ops that add.
 struct Partials : Model {
     static constexpr bool AT_ONCE = true;
     void produce(u32) {}
@@ -118,7 +120,8 @@ struct Partials : Model {
 template <class Each> int calls(const Input& in, Each each) {
     int all = 1;
     for (u32 position = 0; position < in.calls; ++position) {
-        // A stream runs later launches even after a call that failed.
+        // The next call runs even if this one failed, as on a stream, which runs later launches
+        // whatever happens.
         if (!each(Model(in, position))) all = 0;
         iris_model_boundary();
     }

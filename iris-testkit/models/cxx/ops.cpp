@@ -1,4 +1,5 @@
-// Scenarios of iris_models::ops over the device headers: equal tiles, values and checks.
+// Scenarios of the ops over the device headers, with the tiles, values and checks of the Rust
+// module iris_models::ops.
 //
 // Long because every op is a few lines of the same form, which are best compared side by side.
 #include "model.h"
@@ -8,7 +9,7 @@ namespace iris::model {
 struct Tiles : Partials {
     // Tile operations that `two_shot` and `reduce_scatter` call in addition to those of `one_shot`.
     void push_result(u32 peer, u32 tile, u32 parity, bool direct) {
-        // The thread that summed the element sends it.
+        // The element is sent by the thread that summed it; `crossed()` is that element.
         const u32 element = crossed();
         put(direct ? at(peer, OUT, 0, tile, element) : at(peer, RESULT, slot(parity), tile, element),
             sum(tile, element));
@@ -49,14 +50,14 @@ struct Tiles : Partials {
     }
     void multiply_unit(u32, u32 unit) {
         const u32 source = unit / in.tiles, tile = unit % in.tiles, element = mine();
-        // This rank's own units are not staged.
+        // Units of this rank's own shard are read there, because they are not staged.
         expect(source == me() ? at(source, SHARD, 0, tile, element) : at(me(), STAGE, 0, unit, element),
                value(source, call, tile, element));
     }
 
-    // Tile operation that `copied` calls.
+    // Copy of one part to a peer, as a copy engine makes it; the skeleton `copied` calls it.
     void copy(u32 peer, u32 part) { push(peer, part, 0, true); }
-    /// Multiplies each peer's part once it has arrived.
+    /// Waits for each peer's part, and multiplies it once it has arrived.
     void take_copied(const Launch& launch) {
         for (u32 step = 1; step < ranks(); ++step) {
             const u32 source = in.channel->peer(step);
@@ -70,7 +71,8 @@ struct Tiles : Partials {
             put(at(me(), WORK, 0, tile, mine()), value(me(), call, tile, mine()));
         }
     }
-    /// Multiplies this workgroup's share of the received parts, in a launch that waits for each.
+    /// Multiplies this workgroup's share of the received parts, in one launch whose thread 0 waits
+    /// for each part.
     void take_arriving(const Launch& launch) {
         if (port::thread() != 0) return;
         flow::Arrivals arrivals(launch);
@@ -104,7 +106,7 @@ struct Tiles : Partials {
             }
         }
     }
-    /// Takes the sums that the peers have sent.
+    /// Waits for the sums that the peers send, and copies them to C.
     void take_sums(const Launch& launch) {
         for (u32 step = 1; step < ranks(); ++step) {
             const u32 source = in.channel->peer(step);
@@ -116,7 +118,7 @@ struct Tiles : Partials {
         }
     }
 
-    // Tile operations that `accumulate` calls: zero, add, convert.
+    // Tile operations that the skeleton `accumulate` calls: zero, add, convert.
     void zero(u32 tile, u32 parity) { put(at(me(), WORK, slot(parity), tile, mine()), 0); }
     void add(u32 owner, u32 tile, u32 parity) {
         const u64 place = at(owner, WORK, slot(parity), tile, mine());
@@ -148,12 +150,12 @@ struct Tiles : Partials {
     }
 };
 
-/// Partial results of GEMMs, which are summed once all have been pushed.
+/// Tile operations for partial results of GEMMs, which are summed once all have been pushed.
 struct ProductTiles : Tiles {
     static constexpr bool AT_ONCE = false;
 };
 
-/// Tiles that are pulled from the shards of their ranks.
+/// Tile operations for tiles that are read from the shards of their ranks.
 struct PullTiles : Tiles {
     void multiply(u32 tile, u32 source, u32) {
         const u32 element = crossed();
@@ -161,13 +163,13 @@ struct PullTiles : Tiles {
     }
 };
 
-/// Tiles of a relay: the values of C are those of the root, and a tile has one inbox slot for all
-/// possible senders.
+/// Tile operations for a relay: the values of C are those of the root, and a tile has one inbox
+/// slot for all possible senders.
 struct RelayTiles : Tiles {
     u32 root() const { return ranks() - 1; }
     i32 sent(u32 tile, u32 element) const { return value(root(), call, tile, element); }
     void push(u32 peer, u32 tile, u32 parity, bool direct) {
-        // The thread that took the element sends it on.
+        // The element is sent on by the thread that received it.
         const u32 element = crossed();
         const i32 value =
             me() == root() ? sent(tile, element) : get(at(me(), OUT, 0, tile, element));
@@ -209,7 +211,7 @@ struct Delivery {
     u32 sent(u32 from, u32) const { return broadcast && from != 0 ? 0 : tiles; }
 };
 
-/// Each tile needs the unit of the same number from each rank.
+/// Units of a staged gather: tile t needs unit t of each rank.
 struct Staging {
     u32 ranks, tile_count;
     u32 units() const { return ranks * tile_count; }
@@ -220,7 +222,7 @@ struct Staging {
     u32 need(u32 tile, u32 i) const { return i * tile_count + tile; }
 };
 
-/// Option bits of accumulate.
+/// Option bits of the program iris_model_accumulate.
 constexpr u32 ATOMIC = 1, NO_FIRST_BARRIER = 2, NO_SECOND_BARRIER = 4;
 
 template <class Body> int accumulate(const Input& in) {
@@ -229,7 +231,8 @@ template <class Body> int accumulate(const Input& in) {
     return calls(in, [&](const Model& model) {
         Body body{model};
         const Launch launch = model.launch();
-        // A stream runs on even after a launch that failed.
+        // Results of launches are ignored, because a stream runs later launches even after one that
+        // failed.
         (void)flow::zero(launch, in.tiles, owner, body);
         iris_model_boundary();
         if ((in.option & NO_FIRST_BARRIER) == 0) {
@@ -256,7 +259,7 @@ inline bool pull_once(const Model& model, u32 tiles) {
     return flow::pull(model.launch(), tiles, body);
 }
 
-/// Pull of one tile whose shards are words after all other words of a rank; notes whether it found
+/// Pull of one tile whose shards are words after all other words of a rank; records whether it read
 /// a value of another call.
 struct ShardWords : Model {
     u64 wrong_place = 0;
@@ -273,8 +276,8 @@ struct ShardWords : Model {
     void store(u32) {}
 };
 
-/// One call of pull, after which the next kernel overwrites the shard. Only a call that succeeds must have
-/// found the shards of all peers.
+/// Runs one call of pull, then the next kernel, which overwrites the shard. If the call succeeds,
+/// it must have read the shards of all peers as they were before that.
 inline bool pull_of_leavers(const Model& model) {
     ShardWords body{model};
     body.shard(body.me()).store<Order::Relaxed>(value(body.me(), body.call, 0, 0));
@@ -294,11 +297,13 @@ struct CopiedWords : Model {
     void copy(u32 peer, u32) { word(peer, me()).store<Order::Relaxed>(value(me(), call, 0, 0)); }
 };
 
-/// One call of copied whose parts are words. Only a call that succeeds must have found the parts of all peers.
+/// Runs one call of copied whose parts are words. If the call succeeds, it must have found the
+/// parts of all peers.
 inline bool copied_of_leavers(const Model& model) {
     CopiedWords body{model};
     const Launch launch = model.launch();
-    // A stream runs on even after a launch that failed.
+    // Results of launches are ignored, because a stream runs later launches even after one that
+    // failed.
     (void)flow::open(launch);
     iris_model_boundary();
     (void)flow::copies(launch, 0, Delivery{1, body.me(), false}, body);
@@ -329,7 +334,8 @@ inline bool staged_once(const Model& model) {
 inline bool gather_once(const Model& model, u32 tiles, bool barrier) {
     Tiles body{model};
     const Launch launch = model.launch();
-    // A stream runs on even after a launch that failed.
+    // Results of launches are ignored, because a stream runs later launches even after one that
+    // failed.
     (void)flow::gather(launch, tiles, body);
     iris_model_boundary();
     if (barrier) {
@@ -372,7 +378,8 @@ int iris_model_two_shot(const Input& in) {
     });
 }
 
-/// The last rank owns no tile. Option 1: input from a GEMM; 2: one workgroup that only sends.
+/// Reduce-scatter; the last rank owns no tile. Option 1: input from a GEMM; 2: one workgroup only
+/// sends.
 int iris_model_reduce_scatter(const Input& in) {
     const u32 owners = in.channel->size > 1 ? in.channel->size - 1 : 1;
     return calls(in, [&](const Model& model) {
@@ -384,8 +391,8 @@ int iris_model_reduce_scatter(const Input& in) {
     });
 }
 
-/// Tiles delivered without adding. Option 1: broadcast from rank 0; option 2: one workgroup only
-/// sends.
+/// Delivery of tiles without adding: all-gather or, with option 1, broadcast from rank 0. With
+/// option 2 one workgroup only sends.
 int iris_model_deliver(const Input& in) {
     const bool broadcast = in.option == 1;
     const u32 senders = in.option == 2 ? 1 : 0;
@@ -406,7 +413,7 @@ int iris_model_deliver(const Input& in) {
     });
 }
 
-/// Broadcast from the last rank, passed on by the others.
+/// Broadcast from the last rank, whose tiles the other ranks pass on.
 int iris_model_relay(const Input& in) {
     return calls(in, [&](const Model& model) {
         RelayTiles body{{model}};
@@ -437,7 +444,7 @@ int iris_model_gather(const Input& in) {
     });
 }
 
-/// Sums of the received tiles, which the engine sends on.
+/// Sums of the received tiles, which the copy engine sends on to the peers.
 struct Sums : Tiles {
     void copy(u32 peer, u32 part) {
         const i32 sum = value(me(), call, part, mine());
@@ -446,8 +453,9 @@ struct Sums : Tiles {
     }
 };
 
-/// Options: 1, the engine begins before the peers have entered the call; 2, it sends the sums on;
-/// 4, one launch of all workgroups except the engine's waits for the data that it reads.
+/// All-gather by a copy engine. Options: 1, the engine begins before the peers have entered the
+/// call; 2, it also sends the sums; 4, the other workgroups are one launch that waits for the data
+/// that it reads.
 int iris_model_copied(const Input& in) {
     const bool is_stream = port::workgroup() == 0;
     const bool is_engine = port::workgroup() + 1 == port::workgroups();
@@ -455,7 +463,8 @@ int iris_model_copied(const Input& in) {
         if (in.option == 8) return copied_of_leavers(model);
         Tiles body{model};
         const Launch alone{*in.heap, *in.channel, *in.record, 0, 1, Trace(0, 0, 0, 0)};
-        // A stream runs on even after a launch that failed.
+        // Results of launches are ignored, because a stream runs later launches even after one that
+        // failed.
         const bool waits = (in.option & 1) == 0, sends_on = (in.option & 2) != 0;
         if (is_stream && waits) {
             (void)flow::open(alone);
@@ -486,14 +495,15 @@ int iris_model_copied(const Input& in) {
     });
 }
 
-/// Option 1: stores although the rank has given up; 2: stores before the launch that opens the call
-/// is over.
+/// GEMM that stores tiles to their owners. Option 1: stores although the rank has given up; 2:
+/// stores before the launch that opens the call is over.
 int iris_model_stored(const Input& in) {
     const bool is_stream = port::workgroup() == 0, in_turn = in.option != 2;
     return calls(in, [&](const Model& model) {
         Tiles body{model};
         const Launch alone{*in.heap, *in.channel, *in.record, 0, 1, Trace(0, 0, 0, 0)};
-        // A stream runs on even after a launch that failed.
+        // Results of launches are ignored, because a stream runs later launches even after one that
+        // failed.
         if (is_stream) (void)flow::open(alone);
         const Launch launch{*in.heap, *in.channel, *in.record, port::workgroup(), port::workgroups(),
                             Trace(0, 0, 0, 0)};

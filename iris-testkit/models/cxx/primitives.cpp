@@ -1,4 +1,5 @@
-// Scenarios of iris_models::primitives over the device headers.
+// Scenarios of the primitives over the device headers; counterpart of the Rust module
+// iris_models::primitives.
 #include "model.h"
 
 using namespace iris;
@@ -69,7 +70,8 @@ int iris_model_spinlock(const Input& in) {
 }
 
 /// Device barrier: members read after it what members wrote before it. With option 1 a second
-/// barrier protects a cell until all have read it; without it, cells alternate.
+/// barrier protects a cell until all have read it; without the option, calls alternate between two
+/// cells.
 int iris_model_barrier(const Input& in) {
     const Words m{*in.heap, *in.channel};
     const Members members{in.members};
@@ -89,9 +91,9 @@ int iris_model_barrier(const Input& in) {
     return 1;
 }
 
-/// Barrier in a launch: other threads on another rank read after it what threads wrote before it.
-/// With option 1, thread 0 arrives and waits inside a branch; with waves in lockstep, no other
-/// thread of its wave has arrived by then.
+/// Barrier within a launch: data that threads wrote before the barrier is read after it by other
+/// threads, on another rank. With option 1, thread 0 arrives and waits inside a branch; with waves
+/// in lockstep, no other thread of its wave has arrived by then.
 int iris_model_barrier_in_launch(const Input& in) {
     const Model model(in, 0);
     return flow::run(model.launch(), End::Advance, [&](Workgroup& wg) {
@@ -113,7 +115,8 @@ int iris_model_barrier_in_launch(const Input& in) {
     });
 }
 
-/// Tile flags: a workgroup fills two units, another reads them.
+/// Tile flags: one workgroup fills two units and raises their flags; another waits for the flags
+/// and reads the units.
 int iris_model_flags(const Input& in) {
     const Words m{*in.heap, *in.channel};
     for (u32 position = 0; position < in.calls; ++position) {
@@ -135,8 +138,8 @@ int iris_model_flags(const Input& in) {
     return 1;
 }
 
-/// Entry records: every rank enters and reads the records of all. With option 1, ranks clear their
-/// own words first, like a memset that runs late.
+/// Entry records: every rank enters and reads the records of all. With option 1, each rank clears
+/// its own words first, like a memset that runs late.
 int iris_model_entry(const Input& in) {
     const Words m{*in.heap, *in.channel};
     for (u32 position = 0; position < in.calls; ++position) {

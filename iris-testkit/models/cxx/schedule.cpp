@@ -1,4 +1,5 @@
-// Concatenated results of the schedules of schedule.h, for comparison with iris_kernels::schedule.
+// Schedules of schedule.h as arrays of numbers: all results for a shape, one after the other, for
+// comparison with iris_kernels::schedule.
 #include "model.h"
 
 #include "iris/schedule.h"
@@ -39,7 +40,7 @@ u32 iris_schedule_split(u32 total, u32 parts, u32* values, u32 room) {
     return out.count;
 }
 
-/// Numbers of `count` workgroups that are dealt to `dies` dies.
+/// New numbers of `count` workgroups that are spread over `dies` dies.
 u32 iris_schedule_dies(u32 count, u32 dies, u32* values, u32 room) {
     Out out{values, room, 0};
     for (u32 at = 0; at < count; ++at) out.put(die_swizzle(at, count, dies));

@@ -1,4 +1,5 @@
-// Single steps of a workgroup, for comparison with iris-sync operation by operation.
+// Single steps of a workgroup over the device headers, for comparison with iris-sync operation by
+// operation.
 #include "model.h"
 
 using namespace iris;
@@ -39,7 +40,7 @@ struct Step {
     u32 peer, tile;
 };
 
-/// Steps to run; same layout as sequence::Input.
+/// Input of one comparison: the steps to run. Same layout as sequence::Input in Rust.
 struct Sequence {
     const HeapView* heap;
     const Channel* channel;
@@ -49,7 +50,7 @@ struct Sequence {
     End end;
 };
 
-/// Two rows; the second has no complete pieces.
+/// Shape of an LL message of two rows, the second of which has no complete pieces.
 constexpr ll::Rows ROWS{11, 6, false};
 
 bool perform(Workgroup& wg, const Step& step, bool& answer) {

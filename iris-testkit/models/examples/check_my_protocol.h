@@ -1,5 +1,6 @@
-// A protocol of one's own in a device header: the same text compiles for a GPU. Every rank but 0
-// counts itself in at rank 0, which goes on when all are there. ORDER is for the mutant.
+// Example of a protocol in a device header, which also compiles for a GPU. Every rank except 0
+// increments a counter at rank 0, which goes on once all have done so. ORDER lets the mutant weaken
+// the increment.
 #include "iris/sync.h"
 
 namespace my {

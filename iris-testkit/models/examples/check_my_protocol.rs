@@ -1,8 +1,9 @@
-//! Checks a protocol of one's own, in Rust and in a device header, and a mutant of each.
+//! Example of checking a protocol of your own, in Rust and in a device header, with a mutant of
+//! each.
 //!
-//! Ranks 1 and 2 write a cell at rank 0 and count themselves in there; rank 0 waits for both and reads
-//! the cells. The device header is `check_my_protocol.h` beside this file, the program over it
-//! `cxx/example.cpp`; how a crate of one's own builds these is said in `iris_models::headers`.
+//! Ranks 1 and 2 write a cell at rank 0 and increment a counter there; rank 0 waits for both and
+//! reads the cells. The device header is `check_my_protocol.h` beside this file, the program over
+//! it `cxx/example.cpp`; `iris_models::headers` says how another crate builds such programs.
 
 #![allow(unsafe_code, reason = "the declaration of a program in C++")]
 

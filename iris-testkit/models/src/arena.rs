@@ -66,7 +66,7 @@ impl From<SymWord> for Place {
     }
 }
 
-/// One operation of a thread on the memory of the model. All values are `i32`, except for a
+/// Operation of a thread on the memory of the model. All values are `i32`, except for a
 /// [`Place::Wide`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Op {
@@ -134,7 +134,8 @@ pub enum Op {
     },
     /// Boundary between two launches on a rank's stream: a barrier of all threads of the rank.
     Boundary,
-    /// Divergence: the thread leaves its wave for an arm of a branch. Only for waves in lockstep.
+    /// Divergence: the thread leaves the other threads of its wave for one side of a branch. Only
+    /// for waves in lockstep.
     Part,
     /// Reconvergence: the threads of a wave wait for each other. Only for waves in lockstep.
     Join,

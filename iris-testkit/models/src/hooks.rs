@@ -41,7 +41,8 @@ impl Target for Thread<'_> {
         if order != access.order() || scope != access.scope() {
             other(format!("the headers have {order:?}, {scope:?} for {access:?}"));
         }
-        // The rules of the model apply from here on: they may have changed the order and the scope.
+        // Access after the changes that a mutant makes, which may have replaced its order and
+        // scope.
         match (op, place) {
             (Op::Load { .. }, Place::Sym { rank, index }) => {
                 Memory::load(self, SymWord { rank, index }, access)
@@ -127,7 +128,7 @@ macro_rules! target {
     };
 }
 
-/// Word at an address that is accessed atomically.
+/// Location of the atomically accessed 32-bit word at `address`.
 fn word(address: u64) -> Place {
     match decode(address) {
         Some((Segment::Signal, rank, index)) => Place::Sym { rank, index },
@@ -137,7 +138,8 @@ fn word(address: u64) -> Place {
     }
 }
 
-/// 64-bit word at an address of the signal segment, the only segment of a model with such words.
+/// Location of the 64-bit word at `address`, which must be in the signal segment: models have such
+/// words nowhere else.
 fn wide(address: u64) -> Place {
     match decode(address) {
         Some((Segment::Signal, rank, index)) if index % 2 == 0 => Place::Wide { rank, index },
@@ -145,7 +147,7 @@ fn wide(address: u64) -> Place {
     }
 }
 
-/// Location at an address that is accessed without atomics.
+/// Location of the word at `address` that is accessed without atomics.
 fn data(address: u64) -> Place {
     match decode(address) {
         Some((Segment::Signal, rank, index)) => Place::Data { rank, index },
@@ -258,7 +260,6 @@ extern "C-unwind" fn iris_hook_host_abort(_control: u64) -> i32 {
 }
 
 /// # Safety
-///
 /// `words` points to eight words.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn iris_hook_record(_control: u64, words: *const [i32; 8]) {
@@ -349,7 +350,6 @@ not_modelled! {
 }
 
 /// # Safety
-///
 /// `value` has room for `bytes` bytes.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn iris_hook_read(address: u64, value: *mut i32, bytes: u32) {
@@ -362,7 +362,6 @@ unsafe extern "C-unwind" fn iris_hook_read(address: u64, value: *mut i32, bytes:
 }
 
 /// # Safety
-///
 /// `value` points to `bytes` bytes.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn iris_hook_write(address: u64, value: *const i32, bytes: u32) {

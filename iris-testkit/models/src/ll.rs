@@ -1,10 +1,9 @@
 //! Scenarios of the LL protocol (data and call number in one word): [`flow::exchange`] over items
 //! of two words.
 //!
-//! Rank `from` sends `to` the value of `data(from, to, item)` for each half of an item, so the
-//! reader knows the values to expect; the summands of a sum are checked one by one. A thread takes
-//! the items that it has polled itself, and the next kernel on the stream reads the items of all
-//! threads.
+//! For each item, rank `from` sends the two values `data(from, to, item)` to rank `to`, so the
+//! reader knows the values to expect; summands are checked one by one. A thread takes the items
+//! that it has polled itself, and the next kernel on the stream reads the items of all threads.
 
 use iris_sync::barrier::Members;
 use iris_sync::flow::{self, Exchange, Launch, LlRows, LlTile, LlTiles};
@@ -95,7 +94,7 @@ struct Items<'a, 'b> {
 }
 
 impl Items<'_, '_> {
-    /// Values that `from` sends to `to` in both halves of an item.
+    /// Values that rank `from` sends to rank `to` in the two halves of item `item`.
     fn data(&self, from: u32, to: u32, item: u32) -> [i32; 2] {
         let part = if self.plan.pattern == Pattern::Parts { to * 100 } else { 0 };
         [0, 1].map(|half| value(from, self.call, part + item, half))
@@ -106,13 +105,13 @@ impl Items<'_, '_> {
         self.thread.cell(self.thread.rank(), GIVEN, item)
     }
 
-    /// Value of an item that this rank's GEMM has computed.
+    /// Value of item `item` that this rank's GEMM has computed.
     fn partial(&self, item: u32) -> i32 {
         let me = self.thread.rank();
         self.data(me, me, item)[0]
     }
 
-    /// Share of this thread's workgroup: all rows of a range of columns.
+    /// Part of the tile that this thread's workgroup handles: all rows of a range of columns.
     fn strip(&self) -> Strip {
         let line = ACROSS / self.thread.groups();
         let first = self.thread.id().group * line;
@@ -120,7 +119,7 @@ impl Items<'_, '_> {
         Strip { rows, across: ACROSS, first, line, there: line, at_once: 2 }
     }
 
-    /// Cell to which half `half` of `item` of `source` is written.
+    /// Cell to which half `half` of item `item` from rank `source` is written.
     fn out(&self, source: u32, item: u32, half: u32) -> Place {
         self.thread.cell(self.thread.rank(), TAKEN + source, 2 * item + half)
     }
@@ -202,10 +201,10 @@ impl Items<'_, '_> {
     }
 }
 
-/// Deviation of a mutant from [`flow::exchange`].
+/// Way in which a scenario deviates from [`flow::exchange`], for mutants.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum How {
-    /// No deviation: the correct protocol.
+    /// No deviation: the correct protocol runs.
     Right,
     /// Polls the peers' heads before it pushes its own head.
     WaitsFirst,

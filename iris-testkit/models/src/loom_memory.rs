@@ -37,8 +37,8 @@ const IDLE: u32 = 64;
 
 /// Number of failed polls for each thread, without a store in between, after which an execution is
 /// followed to its end but not branched further. Otherwise, loom would explore threads that take
-/// turns spinning for ever. A failed poll changes nothing, so the executions in which the other
-/// thread ran earlier cover all outcomes.
+/// turns spinning for ever. A failed poll changes nothing, so every outcome also occurs in an
+/// execution in which the other thread ran earlier.
 const UNFAIR: u32 = 2;
 
 /// Maximum number of scheduling points of one execution.
@@ -87,7 +87,7 @@ fn check_with(
                 places.push((place, atomic));
                 executions.store(0, Ordering::Relaxed);
                 let _ = with_watch(&watched, |watch| {
-                    // loom has ended this execution, so the observer is no longer called for it.
+                    // The observer is no longer called for an execution that loom has ended.
                     watch.is_on = false;
                     Ok(())
                 });
@@ -111,7 +111,7 @@ fn check_with(
 }
 
 enum Stop {
-    /// A location for which this run has no loom object; the run is repeated with one.
+    /// Location for which this run has no loom object; the run is repeated with one.
     Undeclared(Place, bool),
     Failed(Failure, Trace),
 }
@@ -408,8 +408,8 @@ impl LoomArena {
                 let threads = (threads * groups[thread.rank as usize]) as usize;
                 self.meet(thread, &self.boundaries[&thread.rank], threads, op).into()
             }
-            // No lockstep under loom: every thread is a thread of the host that always makes
-            // progress.
+            // Divergence has no effect under loom, because it does not model lockstep: every thread
+            // always makes progress.
             Op::Part | Op::Join => 0,
             Op::Pause => {
                 self.idle.set(self.idle.get() + 1);

@@ -1,5 +1,5 @@
-//! Scenarios of operators over several nodes: the order of a node's work and a step between nodes,
-//! and the room on a device that both need.
+//! Scenarios of operators over several nodes: the order between the work within a node and a step
+//! between nodes, and the thread blocks of a device that both need.
 //!
 //! **Limits.** Streams, events and the scheduler of a device are modelled as their documentation
 //! describes them: an event is a word that is released and acquired; a launch takes all of its thread
@@ -10,7 +10,7 @@ use iris_sync::{Memory, epoch};
 use super::ops::value;
 use super::{Place, Scenario, Thread};
 
-/// Order of a node's work and the step between nodes on one block.
+/// Order between the work within a node and the step between nodes, for one block of data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Handover {
     /// The step begins after the block is finished, and the block is reused after the step's end.
@@ -38,7 +38,7 @@ const FINISHED: u32 = 0;
 const ENDED: u32 = 1;
 /// Index of the signal that a rank has begun the step.
 const BEGUN: u32 = 2;
-/// Index of the signal that a rank's data has arrived.
+/// Index of the signal that a rank's data of the step has arrived.
 const ARRIVED: u32 = 3;
 
 /// Scenario of calls over `nodes` nodes of one rank. Workgroup 0 of a rank is the caller's stream, on
@@ -67,12 +67,12 @@ fn tell(thread: &Thread<'_>, to: u32, index: u32, position: u32) {
     epoch::publish(thread, word, thread.call(position));
 }
 
-/// Block of a rank that its node finishes, as the step sends it.
+/// Cell with the block of this rank, which the node finishes and the step sends.
 fn block(thread: &Thread<'_>) -> Place {
     thread.cell(thread.rank(), 0, 0)
 }
 
-/// Memory of rank `at` that receives the block of rank `from`.
+/// Cell of rank `at` that receives the block of rank `from`.
 fn received(thread: &Thread<'_>, at: u32, from: u32) -> Place {
     thread.cell(at, 1, from)
 }
@@ -123,8 +123,9 @@ fn free(rank: u32) -> Place {
 }
 
 /// Runs `body` as a launch of `blocks` thread blocks: waits until that number is free, takes them,
-/// and gives them back at the end. The device does each at once, so both are accesses without
-/// atomics, a run of which [`search::exhaust`](crate::search::exhaust) takes as one step.
+/// and gives them back at the end. A device takes and frees blocks in one step, so both are
+/// non-atomic accesses, because [`search::exhaust`](crate::search::exhaust) takes a run of these as
+/// one step.
 fn launch(thread: &Thread<'_>, blocks: i32, body: impl FnOnce()) {
     let place = free(thread.rank());
     let change = |now: i32, by: i32| thread.write(place, now + by);

@@ -58,7 +58,8 @@ impl Tiles<'_, '_> {
         Memory::thread(self.thread)
     }
 
-    /// Element that this thread reads: that of another thread, if the workgroup has more than one.
+    /// Index of the element that this thread reads: the element of another thread, if the workgroup
+    /// has more than one.
     fn crossed(&self) -> u32 {
         (self.mine() + 1) % self.thread.threads()
     }
@@ -107,7 +108,7 @@ impl flow::ReduceTiles for Tiles<'_, '_> {
     }
 
     fn push_result(&mut self, peer: u32, tile: u32, parity: u32, direct: bool) {
-        // The thread that summed the element sends it.
+        // The element is sent by the thread that summed it; `crossed()` is that element.
         let element = self.crossed();
         let place = if direct {
             self.at(peer, OUT, 0, tile, element)
@@ -223,7 +224,8 @@ impl flow::AccumulateTiles for Tiles<'_, '_> {
 }
 
 impl Tiles<'_, '_> {
-    /// Accumulator of this thread: a word behind all others, accessed with relaxed additions.
+    /// Accumulator of this thread: a word after all other words of `owner`, accessed with relaxed
+    /// additions.
     fn accumulator(&self, owner: u32, tile: u32, parity: u32) -> SymWord {
         let element = (parity * self.tiles + tile) * self.thread.threads() + self.mine();
         SymWord { rank: owner, index: (1 << 20) + element }
@@ -256,21 +258,21 @@ fn calls<'b>(
         let m = thread.record().fields[Field::M as usize];
         let call = thread.call(position).number().wrapping_add(m);
         let tiles = Tiles { thread, call, tiles, pull: false, atomic: false, at_once: true };
-        // A stream runs on even after a call that failed.
+        // The next call runs even if this one failed, as on a stream.
         let _ = each(&thread.launch(), tiles);
         thread.boundary();
     }
 }
 
-/// Scenario of an op with calls that begin at number 7, before its program is given.
+/// Scenario of an op without its program yet; its first call has number 7.
 fn scenario(name: &str, ranks: u32, tiles: u32, calls_: u32) -> Scenario {
     Scenario::new(format!("{name}, {ranks} ranks, {tiles} tiles, {calls_} calls"), ranks)
         .calls(calls_, 7)
         .tiles(tiles, 0)
 }
 
-/// Changes a scenario so that rank 0 leaves: its host stops it if `by_host`, else it gives up at
-/// its deadline.
+/// Changes a scenario so that rank 0 leaves its calls early: its host stops it if `by_host`,
+/// otherwise its waits pass their deadline.
 fn leaving(scenario: Scenario, by_host: bool) -> Scenario {
     if by_host { scenario.host_stops(0) } else { scenario.expires(|id, _, _| id.rank == 0) }
 }
@@ -387,8 +389,8 @@ pub fn matmul_reduce_scatter(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
     scatter("matmul_reduce_scatter", PRODUCTS, ranks, tiles, calls_)
 }
 
-/// Option bits of the program of a reduce-scatter: input from a GEMM; one workgroup that only
-/// sends.
+/// Option bits of the program of a reduce-scatter: PRODUCTS, the input comes from a GEMM; SENDER,
+/// one workgroup only sends.
 const PRODUCTS: u32 = 1;
 const SENDER: u32 = 2;
 
@@ -405,7 +407,8 @@ fn scatter(name: &str, option: u32, ranks: u32, tiles: u32, calls_: u32) -> Scen
         })
 }
 
-/// Delivery of all tiles: from each rank to all, or from rank 0 only.
+/// Distribution of the tiles of an all-gather (each rank sends to all) or of a broadcast from rank
+/// 0.
 struct Delivery {
     tiles: u32,
     me: u32,
@@ -462,8 +465,8 @@ fn deliver_in(name: &str, option: u32, ranks: u32, tiles: u32, calls_: u32) -> S
         })
 }
 
-/// Tiles of a [`relay`]: the values of C are those of the root, and a tile has one inbox slot for
-/// all possible senders.
+/// Tile operations for a [`relay`]: the values of C are those of the root, and a tile has one inbox
+/// slot for all possible senders.
 struct Relayed<'a, 'b> {
     tiles: Tiles<'a, 'b>,
     root: u32,
@@ -474,7 +477,7 @@ impl flow::DeliverTiles for Relayed<'_, '_> {
 
     fn push(&mut self, peer: u32, tile: u32, parity: u32, direct: bool) {
         let Self { tiles, root } = *self;
-        // The thread that took the element sends it on.
+        // The element is sent on by the thread that received it.
         let element = tiles.crossed();
         let sent = if tiles.me() == root {
             value(root, tiles.call, tile, element)
@@ -554,8 +557,9 @@ pub enum Beside {
     NotAwaited,
 }
 
-/// Scenario of all-gather straight into C with a user's kernel beside it: the second workgroup of
-/// each rank reads each tile once it has arrived, through the Tiles of `iris/tiles.h`.
+/// Scenario of all-gather straight into C with a user's kernel that runs at the same time: the
+/// second workgroup of each rank reads each tile once it has arrived, through the Tiles of
+/// `iris/tiles.h`.
 pub fn beside(ranks: u32, tiles: u32, calls_: u32, how: Beside) -> Scenario {
     let name = format!("all_gather, a kernel beside, {ranks} ranks, {tiles} tiles, {calls_} calls");
     let scenario = Scenario::new(format!("{name}, {how:?}"), ranks)
@@ -588,14 +592,15 @@ pub fn beside(ranks: u32, tiles: u32, calls_: u32, how: Beside) -> Scenario {
     directly(scenario, true)
 }
 
-/// Device words with the copies of call number and sequence for the kernel beside the call.
+/// Copies of the call number and the sequence for a concurrent user's kernel: pairs of the original
+/// device word and its copy.
 fn copies(thread: &Thread<'_>) -> [(u32, u32); 2] {
     let channel = thread.channel();
     [(channel.call, 1000), (channel.sequence, 1001)]
 }
 
-/// Runs before a call, on its stream: copies the call number and lets the kernel beside the call
-/// start.
+/// Runs before a call, on the call's stream: copies the call number and lets the concurrent user's
+/// kernel start.
 fn in_front(thread: &Thread<'_>, launched: bool) {
     if !launched {
         return;
@@ -639,7 +644,7 @@ impl Tiles<'_, '_> {
     }
 }
 
-/// Simulates the kernel that fills the shard before a call; one workgroup runs it.
+/// Simulates the kernel that writes a rank's shard before a call; workgroup 0 runs it.
 fn fill_shard(thread: &Thread<'_>, body: &Tiles<'_, '_>) {
     if thread.id().group == 0 {
         for part in 0..body.tiles {
@@ -662,11 +667,11 @@ pub fn pull(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
     )
 }
 
-/// Index of the first word that holds data of [`pull_of_leavers`] or [`copied_of_leavers`]: behind all
-/// other words.
+/// Index of the first word that holds data of [`pull_of_leavers`] or [`copied_of_leavers`], after
+/// all other words of a rank.
 pub(crate) const SHARD_WORD: u32 = 1 << 21;
 
-/// Pull of one tile whose shards are words, and whether it found a value of another call.
+/// Pull of one tile whose shards are words; records whether it read a value of another call.
 struct ShardWords<'a, 'b> {
     thread: &'a Thread<'b>,
     call: i32,
@@ -689,9 +694,9 @@ impl flow::GatherTiles for ShardWords<'_, '_> {
     fn store(&mut self, _tile: u32) {}
 }
 
-/// Scenario of [`pull`] after which each rank's next kernel overwrites its shard. Rank 0 gives up, by its
-/// deadline or, if `by_host`, because its host stops it. A call that succeeds must have found the shards of
-/// all peers.
+/// Scenario of [`pull`] in which a rank leaves the call early, and each rank's next kernel
+/// overwrites its shard. Rank 0 leaves, at its deadline or, if `by_host`, because its host stops
+/// it. A call that succeeds must have found the shards of all peers.
 ///
 /// Shards are words with relaxed accesses, because a cell that is overwritten while a peer reads it would be
 /// a race whatever the peer makes of it.
@@ -716,7 +721,7 @@ pub fn pull_of_leavers(ranks: u32, by_host: bool) -> Scenario {
     leaving(scenario, by_host)
 }
 
-/// Staged gather in which each tile needs the unit of the same number from each rank.
+/// Units of a staged gather: tile t needs unit t of each rank.
 struct Staging {
     ranks: u32,
     tiles: u32,
@@ -760,8 +765,8 @@ pub fn staged(groups: &[u32], tiles: u32, calls_: u32) -> Scenario {
         })
 }
 
-/// Scenario of all-gather by push, a barrier, then the GEMM. `barrier` is false for the mutant
-/// without it.
+/// Scenario of all-gather by push, a device barrier, then the GEMM. The mutant, with `barrier`
+/// false, has no barrier.
 pub fn gather(ranks: u32, tiles: u32, calls_: u32, barrier: bool) -> Scenario {
     scenario("gather", ranks, tiles, calls_)
         .headers(Headers::new(programs::GATHER, tiles).option((!barrier).into()))
@@ -779,7 +784,8 @@ fn gather_once<'b>(
     barrier: bool,
     body: &mut Tiles<'_, 'b>,
 ) -> Result<(), Stop> {
-    // A stream runs on even after a launch that failed.
+    // Results of launches are ignored, because a stream runs later launches even after one that
+    // failed.
     let _ = flow::gather(launch, tiles, body);
     thread.boundary();
     if barrier {
@@ -828,7 +834,8 @@ pub fn stored(ranks: u32, tiles: u32, calls_: u32, instead: Stored) -> Scenario 
             let is_stream = thread.id().group == 0;
             calls(thread, tiles, |launch, body| {
                 let alone = Launch { index: 0, count: 1, ..*launch };
-                // A stream runs on even after a launch that failed.
+                // Results of launches are ignored, because a stream runs later launches even after
+                // one that failed.
                 if is_stream {
                     let _ = flow::open(&alone);
                 }
@@ -857,13 +864,14 @@ pub enum Stored {
     OutOfTurn,
 }
 
-/// Option bits of the program of [`copied`]: the engine begins early,
+/// Option bit of the program of [`copied`]: the copy engine begins before the peers have entered.
 const EARLY: u32 = 1;
-/// the engine sends the sums on,
+/// Option bit of the program of [`copied`]: the copy engine also sends the sums.
 const ON: u32 = 2;
-/// one launch beside the engine multiplies the data,
+/// Option bit of the program of [`copied`]: one launch, which runs beside the copy engine,
+/// multiplies the data.
 const BESIDE: u32 = 4;
-/// the scenario is [`copied_of_leavers`].
+/// Option bit of the program of [`copied`]: the scenario is [`copied_of_leavers`].
 const OF_LEAVERS: u32 = 8;
 
 fn copied_in((name, options): (&str, u32), ranks: u32, tiles: u32, calls_: u32) -> Scenario {
@@ -877,7 +885,8 @@ fn copied_in((name, options): (&str, u32), ranks: u32, tiles: u32, calls_: u32) 
             let (is_stream, is_engine) = (group == 0, group + 1 == groups);
             calls(thread, tiles, |launch, mut body| {
                 let alone = Launch { index: 0, count: 1, ..*launch };
-                // A stream runs on even after a launch that failed.
+                // Results of launches are ignored, because a stream runs later launches even after
+                // one that failed.
                 if is_stream && !early {
                     let _ = flow::open(&alone);
                 } else if is_stream {
@@ -934,9 +943,10 @@ impl flow::CopiedTiles for CopiedWords<'_, '_> {
     }
 }
 
-/// Scenario of [`copied`] in which rank 0 gives up, by its deadline or, if `by_host`, because its host stops
-/// it. The copies of a rank that leaves run on, into what a peer may still read in the call before. A call
-/// that succeeds must have found the parts of all peers. Parts are words, as in [`pull_of_leavers`].
+/// Scenario of [`copied`] in which rank 0 leaves the call early, at its deadline or, if `by_host`,
+/// because its host stops it. Copies that the rank has enqueued still run, into memory that a peer
+/// may be reading in the previous call. A call that succeeds must have found the parts of all
+/// peers. Parts are words, as in [`pull_of_leavers`].
 pub fn copied_of_leavers(ranks: u32, by_host: bool) -> Scenario {
     let who = if by_host { "the host of rank 0 stops it" } else { "rank 0 gives up" };
     let scenario = Scenario::new(format!("copied, {ranks} ranks, overwritten parts, {who}"), ranks)
@@ -947,7 +957,8 @@ pub fn copied_of_leavers(ranks: u32, by_host: bool) -> Scenario {
             for position in 0..thread.calls() {
                 let call = thread.call(position).number();
                 let launch = thread.launch();
-                // A stream runs on even after a launch that failed.
+                // Results of launches are ignored, because a stream runs later launches even after
+                // one that failed.
                 let _ = flow::open(&launch);
                 thread.boundary();
                 let plan = Delivery { tiles: 1, me: thread.rank(), broadcast: false };
@@ -976,7 +987,7 @@ pub fn copied_of_leavers(ranks: u32, by_host: bool) -> Scenario {
     leaving(scenario, by_host)
 }
 
-/// Sums of the received tiles, which the engine sends on.
+/// Sums of the received tiles, which the copy engine sends on to the peers.
 struct Sums<'a, 'b>(Tiles<'a, 'b>);
 
 impl flow::CopiedTiles for Sums<'_, '_> {
@@ -989,7 +1000,7 @@ impl flow::CopiedTiles for Sums<'_, '_> {
 }
 
 impl<'b> Tiles<'_, 'b> {
-    /// Multiplies, or sums up, each peer's part once it has arrived.
+    /// Waits for each peer's part, then multiplies it or adds it up.
     fn take_copied(self, launch: &Launch<'_, Thread<'b>>) {
         for source in launch.channel.peers() {
             for tile in 0..self.tiles {
@@ -1007,7 +1018,8 @@ impl<'b> Tiles<'_, 'b> {
         }
     }
 
-    /// Multiplies this workgroup's share of the received parts, in a launch that waits for each.
+    /// Multiplies this workgroup's share of the received parts, in one launch whose thread 0 waits
+    /// for each part.
     fn take_arriving(self, launch: &Launch<'_, Thread<'b>>) {
         if self.thread.id().thread != 0 {
             return;
@@ -1056,7 +1068,7 @@ impl<'b> Tiles<'_, 'b> {
         }
     }
 
-    /// Takes the sums that the peers have sent.
+    /// Waits for the sums that the peers send, and copies them to C.
     fn take_sums(self, launch: &Launch<'_, Thread<'b>>) {
         for source in launch.channel.peers() {
             for tile in 0..self.tiles {
@@ -1071,7 +1083,8 @@ impl<'b> Tiles<'_, 'b> {
     }
 }
 
-/// Way of accumulating partial results, and the barriers that a mutant leaves out.
+/// Variant of [`accumulate`]: how partial results are added, and which barriers a mutant leaves
+/// out.
 #[derive(Clone, Copy, Debug)]
 pub struct Accumulate {
     /// Whether partial results are accumulated by atomic additions; if not, under a lock.
@@ -1100,7 +1113,8 @@ pub fn accumulate(ranks: u32, tiles: u32, calls_: u32, how: Accumulate) -> Scena
             let owner = |tile| tile % ranks;
             calls(thread, tiles, |launch, body| {
                 let mut body = Tiles { atomic, ..body };
-                // A stream runs on even after a launch that failed.
+                // Results of launches are ignored, because a stream runs later launches even after
+                // one that failed.
                 let _ = flow::zero(launch, tiles, owner, &mut body);
                 thread.boundary();
                 if first_barrier {
@@ -1118,9 +1132,9 @@ pub fn accumulate(ranks: u32, tiles: u32, calls_: u32, how: Accumulate) -> Scena
         })
 }
 
-/// Changes a scenario so that rank 0 times out at its first failed poll. Streams run on with the
-/// following launches and calls; rank 1 must not take their words for those of the call that was
-/// given up.
+/// Changes a scenario so that rank 0 times out at its first failed poll. Later launches and calls
+/// still run on its stream; rank 1 must not take their words for words of the call in which rank 0
+/// timed out.
 pub fn given_up(mut scenario: Scenario) -> Scenario {
     scenario.name.push_str(", rank 0 gives up");
     leaving(scenario, false)

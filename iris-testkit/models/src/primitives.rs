@@ -1,4 +1,5 @@
-//! Scenarios of the primitives that ops are made of.
+//! Scenarios of the primitives that ops are made of: locks, barriers, tile flags, entry records and
+//! aborts.
 
 use iris_sync::barrier::{Members, arrive_and_wait};
 use iris_sync::{
@@ -62,8 +63,8 @@ pub fn spinlock(ranks: u32, turns: u32) -> Scenario {
 
 /// Scenario of the device barrier: members read after it what members wrote before it.
 ///
-/// With `twice`, a second barrier protects a cell until all have read it; without it, cells
-/// alternate, because the words of a single barrier must be correct by themselves.
+/// With `twice`, a second barrier protects a cell until all have read it. Without it, calls
+/// alternate between two cells, so that the words of a single barrier are tested alone.
 pub fn barrier(ranks: u32, members: Members, calls: u32, twice: bool) -> Scenario {
     let name = format!("barrier, members {:#b} of {ranks}, {calls} calls", members.bits());
     Scenario::new(name, ranks)
@@ -135,7 +136,8 @@ pub fn barrier_in_arms(ranks: u32) -> Scenario {
         })
 }
 
-/// Scenario of tile flags: a workgroup fills two units, another reads them.
+/// Scenario of tile flags: one workgroup fills two units and raises their flags; another waits for
+/// the flags and reads the units.
 pub fn flags(calls: u32) -> Scenario {
     Scenario::new(format!("tile flags, {calls} calls"), 1)
         .calls(calls, 7)
@@ -173,8 +175,8 @@ pub fn entry(ranks: u32, calls: u32) -> Scenario {
         })
 }
 
-/// Mutant in which ranks clear their own words first, like a memset that may still run when peers
-/// write them.
+/// Mutant in which each rank clears its own words first, like a memset that may still run when
+/// peers write them.
 pub fn late_memset() -> Scenario {
     Scenario::new("entry, words cleared without a barrier", 2)
         .headers(Headers::new(programs::ENTRY, 1).option(1))
@@ -192,8 +194,8 @@ pub fn late_memset() -> Scenario {
         })
 }
 
-/// Scenario of an abort: rank 1 enters and then makes no progress. Rank 0 times out and aborts,
-/// which ends the wait of rank 1 that has no deadline.
+/// Scenario of an abort: rank 1 enters and then makes no progress. Rank 0 times out and aborts;
+/// that must end rank 1's wait, which has no deadline.
 pub fn abort() -> Scenario {
     let expect = |thread: &Thread<'_>, through: bool| {
         if through {

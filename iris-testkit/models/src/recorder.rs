@@ -12,7 +12,7 @@ use iris_sync::{
 
 use super::{Op, Place, ThreadId};
 
-/// Recorded request of a program.
+/// Request that a program made of its memory, as recorded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "the arguments of Memory's functions")]
 pub enum Event {
@@ -39,11 +39,13 @@ pub enum Event {
 pub struct Script {
     /// Number of the call, and of the op in its heap.
     pub number: i32,
-    /// Values that loads of words find; after the end, the last value stored, or the call number.
+    /// Values that loads of words return; after the end, the last value stored to the word, or the
+    /// call number.
     pub words: Vec<i32>,
     /// Contents of every entry record.
     pub fields: Vec<i32>,
-    /// Scripted answers to whether the deadline has passed; true after the end of the list.
+    /// Scripted answers to the question whether the deadline has passed; true after the end of the
+    /// list.
     pub expired: Vec<bool>,
     /// Scripted votes of the other threads at barriers; true after the end of the list.
     pub votes: Vec<bool>,
@@ -57,7 +59,7 @@ pub struct Script {
     pub finished: i32,
 }
 
-/// Single thread that runs a program against the script.
+/// Memory of a single thread that answers by a script and records the requests.
 pub struct Recorder {
     id: ThreadId,
     extent: (u32, u32),
@@ -78,7 +80,7 @@ impl Recorder {
         Self { id, extent, script, asked, events: RefCell::default() }
     }
 
-    /// Runs `f`, a program in C++, with this recorder as the target of the hooks.
+    /// Runs `f`, a C++ program, with this recorder as the target of the hooks on this OS thread.
     pub fn listen<R>(&self, f: impl FnOnce() -> R) -> R {
         /// Restores the previous target even if `f` unwinds.
         struct Leave;
@@ -104,8 +106,8 @@ impl Recorder {
 
     #[cfg(iris_cxx)]
     pub(super) fn with_current<R>(f: impl FnOnce(&Recorder) -> R) -> R {
-        // SAFETY: not null, as `is_current` said; set by `listen`, which keeps the recorder
-        // borrowed until it has been taken back.
+        // SAFETY: `CURRENT` is not null, because `is_current` was true; `listen` has set it, and
+        // keeps the recorder borrowed until it resets it.
         f(unsafe { &*CURRENT.get() })
     }
 
@@ -134,8 +136,8 @@ impl Recorder {
         }
     }
 
-    /// Load of an LL word. The call number comes from the script's words; the data are a record's
-    /// fields if the word belongs to the head of a source, else 0.
+    /// Load of an LL word. The call number comes from the script's words; the data is a field of an
+    /// entry record if the word belongs to the head of a message, otherwise 0.
     fn found_wide(&self, access: Access, op: Op) -> LlWord {
         let call = self.found(access, op);
         let data = match op.place() {
@@ -287,7 +289,8 @@ impl super::target::Target for Recorder {
         self.vote(ok)
     }
 
-    /// Order and scope are those that the headers pass, not those of the table of accesses.
+    /// Records an operation with the order and scope that the headers pass, which may differ from
+    /// the table of accesses.
     fn atomic(&self, access: Option<Access>, op: Op) -> i32 {
         match (access, op) {
             (None, _) => super::Failure::Other(format!("{op:?} is not the protocol's")).raise(),

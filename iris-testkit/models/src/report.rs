@@ -11,7 +11,7 @@ pub enum Check {
     Race,
     /// Data race on the fields of an entry record.
     RecordRace,
-    /// Lost signal: threads wait for words that no thread will set.
+    /// Lost signal: threads wait for words that no other thread will set.
     Lost,
     /// Wrong value: a thread read a value other than the one that the protocol promises.
     Wrong,
@@ -19,7 +19,7 @@ pub enum Check {
     Fault(FaultKind),
     /// Access at device scope to a word that peers can see.
     Scope,
-    /// Step that the proved rule does not allow.
+    /// Step that the proved rules do not allow.
     Rule,
 }
 
@@ -59,13 +59,13 @@ pub enum Failure {
     Fault(ThreadId, Fault),
     /// Access at device scope to a location that peers see.
     Scope(ThreadId, Place),
-    /// Step that the proved rule does not allow, or that violates one of its properties.
+    /// Step that the proved rules do not allow, or that violates one of their properties.
     Rule(Forbidden),
     /// Failure of the model itself or of a check in the program.
     Other(String),
 }
 
-/// Reason why an observer stops an execution.
+/// Reason why an observer rejects a step and so ends the execution.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Forbidden {
     /// Name of the rule that forbids the step: a clause, a property, or a row of the table of

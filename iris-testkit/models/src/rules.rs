@@ -1,8 +1,9 @@
-//! Changes that a mutant makes to a protocol.
+//! Changes that turn a protocol into a mutant, applied to its accesses on the way to the memory.
 
 use iris_sync::{Access, Order, Scope};
 
-/// Comparison of a word with the number of the call that waits for it.
+/// Comparison between a word and the number of the call that waits for the word; mutants replace
+/// it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Compare {
     /// Sign of the wrapping difference: the correct protocol.
@@ -28,7 +29,7 @@ pub enum Change {
     Compare(Access, Compare),
     /// Replaces the value of stores of this access.
     Value(Access, i32),
-    /// Drops stores of this access; waits on it return at once.
+    /// Drops stores of this access, and lets waits on this access return at once.
     Skip(Access),
     /// Makes this rank's waits on this access return at once.
     SkipAt(Access, u32),
@@ -57,11 +58,11 @@ pub enum Change {
     StampUsedPairs,
     /// Drops the refresh of LL words in calls of this parity.
     SkipPairStamps(u32),
-    /// Lets the owner of a word refresh it instead of its writer.
+    /// Lets the rank that owns a word refresh it, instead of the rank that writes it.
     OwnerStamps,
     /// Drops the refresh of words of this kind.
     SkipStamps(Kind),
-    /// Lets a rank that its host or a peer told to leave tell nobody.
+    /// Lets a rank leave a call without telling its peers, if its host or a peer told it to leave.
     LeaveUntold,
 }
 
@@ -78,22 +79,25 @@ pub enum Kind {
     Barrier,
 }
 
-/// Places of workgroup barriers in the device headers; the same as `iris::Site` in port.h.
+/// Places of workgroup barriers in the device headers; same list as `iris::Site` in port.h.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Site {
-    /// Before a signal, which publishes the stores of all threads.
+    /// Barrier before a signal, which publishes the stores of all threads.
     Signal,
-    /// Before a flag of the staging buffer is raised, which publishes the stores of all threads.
+    /// Barrier before a flag of the staging buffer is raised, which publishes the stores of all
+    /// threads.
     Flag,
-    /// Before a lock is released, which publishes the stores of all threads.
+    /// Barrier before a lock is released, which publishes the stores of all threads.
     LockGive,
-    /// Before a thread arrives at a device barrier, which publishes the stores of all threads.
+    /// Barrier before a thread arrives at a device barrier, which publishes the stores of all
+    /// threads.
     Arrive,
-    /// After one thread's wait: the barrier passes on to all threads what that thread acquired.
+    /// Barrier after the wait of one thread, which passes on to all threads what that thread has
+    /// acquired.
     Waited,
-    /// Before a workgroup counts itself as finished.
+    /// Barrier before a workgroup counts itself as finished.
     Finish,
-    /// Inside the body of an op.
+    /// Barrier inside the body of an op.
     Body,
 }
 

@@ -76,13 +76,14 @@ impl Scenario {
         Self { program: Arc::new(program), ..self }
     }
 
-    /// Sets the equivalent program over the device headers.
+    /// Sets the C++ program over the device headers that does the same as the Rust program.
     #[must_use]
     pub fn headers(self, headers: Headers) -> Self {
         Self { headers: Some(headers), ..self }
     }
 
-    /// Turns the program over the device headers into the mutant without double buffers.
+    /// Turns the program over the device headers into the mutant that uses one buffer instead of
+    /// two.
     #[must_use]
     pub fn one_buffer(self) -> Self {
         Self { headers: self.headers.map(Headers::one_buffer), ..self }
@@ -96,7 +97,7 @@ impl Scenario {
         Some(Self { on_headers: true, ..scenario })
     }
 
-    /// Whether the program over the device headers is run.
+    /// Whether this scenario runs its program over the device headers instead of the Rust program.
     pub(super) fn is_on_headers(&self) -> bool {
         self.on_headers
     }
@@ -161,14 +162,14 @@ impl Scenario {
         Self { name: format!("{}, no heads", self.name), without_heads: true, ..self }
     }
 
-    /// Fills the LL slot of the call at this position with words left by an earlier op whose calls
-    /// had the same numbers.
+    /// Fills the LL words that the call at `position` will use with words left by an earlier op
+    /// whose calls had the same numbers.
     #[must_use]
     pub fn recycled(mut self, position: u32) -> Self {
         let call = self.first.number().wrapping_add(position as i32);
         let (channel, ranks) = (self.channel(0), 0..self.ranks);
         for (rank, source) in ranks.clone().flat_map(|rank| ranks.clone().map(move |s| (rank, s))) {
-            // The head is left as it is: a head of another op would be a fault of its own.
+            // Heads are not filled, because a head of another op would be a different fault.
             for pair in iris_sync::ll::HEAD..channel.pair_count {
                 let SymPair { rank, index } =
                     channel.pair(rank, source, Call::new(call).parity(), pair);

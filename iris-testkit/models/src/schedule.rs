@@ -9,7 +9,7 @@ use iris_kernels::schedule::{
 };
 use proptest::prelude::*;
 
-/// Shape whose schedule is compared.
+/// Arguments of one schedule function, whose results are compared.
 #[derive(Clone, Copy, Debug)]
 pub enum Shape {
     /// Split of a number of items into a number of parts.
@@ -104,7 +104,8 @@ impl Shape {
     /// values.
     #[cfg(iris_cxx)]
     pub fn in_cxx(&self, room: usize) -> Vec<u32> {
-        // The buffer is larger than needed, so that surplus values show.
+        // The buffer is larger than needed, so that a program that writes too many values is
+        // noticed.
         let mut out = vec![0; room + 16];
         let (values, room) = (out.as_mut_ptr(), out.len() as u32);
         let count = match *self {
@@ -158,7 +159,7 @@ impl Shape {
     }
 }
 
-/// Same layout as `iris::Units`.
+/// Arguments of a staged gather, with the layout of the C++ `iris::Units`.
 #[cfg(iris_cxx)]
 #[repr(C)]
 struct CxxUnits {
@@ -234,7 +235,7 @@ pub fn shapes() -> impl Strategy<Value = Shape> {
     ]
 }
 
-/// Compare the given shapes and this many random ones; returns how many answers were equal.
+/// Compares the given shapes and `random` random ones; returns the number of equal results.
 ///
 /// # Errors
 /// The smallest shape in which the two differ.

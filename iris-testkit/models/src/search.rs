@@ -233,8 +233,8 @@ impl<'a> Machine<'a> {
         (0..state.at.len()).filter(|&thread| self.can_step(state, thread)).collect()
     }
 
-    /// Whether another thread of the wave is inside an arm of a branch: in lockstep it runs to the
-    /// end of the arm, or until it waits, before this thread runs.
+    /// Whether another thread of the wave is inside one side of a branch: in lockstep that thread
+    /// runs to the end of its side, or until it waits, before this thread runs.
     fn is_held(&self, state: &State, thread: usize) -> bool {
         let threads = &self.programs.threads;
         let wave = |id: &ThreadId| (id.rank, id.group);
@@ -255,7 +255,7 @@ impl<'a> Machine<'a> {
             Next::Blocked { watch, .. } => {
                 watch.iter().any(|&(place, seen)| self.look(state, place) != seen)
             }
-            // The first thread of a barrier takes the step for all of its threads.
+            // At a barrier, the first of the waiting threads takes the step for all of them.
             Next::Op(op @ (Op::Vote { .. } | Op::Boundary | Op::Join)) => {
                 let all = self.meeting(thread, op);
                 all.first() == Some(&thread)
@@ -301,9 +301,9 @@ impl<'a> Machine<'a> {
         })
     }
 
-    /// Performs one operation of a thread together with the local ones after it. Accesses to the
-    /// device's own words affect no other rank, and a run of non-atomic accesses counts as one
-    /// step.
+    /// Performs one operation of `thread`, together with the local operations that follow. Accesses
+    /// to the device's own words affect no other rank, and a run of non-atomic accesses counts as
+    /// one step.
     fn step(&mut self, state: &mut State, thread: usize, mut clocks: Option<&mut Clocks>) {
         if let &Next::Blocked { head, .. } = self.programs.next(state.at[thread]) {
             state.at[thread] = head;
@@ -311,8 +311,8 @@ impl<'a> Machine<'a> {
         let mut before = None;
         while let &Next::Op(op) = self.programs.next(state.at[thread]) {
             if op == Op::Part {
-                // The order of the arms of a branch is a choice of the search, so no further
-                // operation is taken here.
+                // Stops at the end of one side of a branch, because the search chooses which side
+                // runs next.
                 if before.is_some() {
                     break;
                 }
@@ -399,7 +399,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Runs one random schedule, drawn as in [`Machine::run`], and reports it to an observer.
+    /// Runs one random schedule, drawn as in [`Machine::run`], and reports each step to `observer`.
     fn observed(&mut self, seed: u64, observer: &mut dyn Observer) -> Option<Failure> {
         let mut random = Random(seed);
         let mut state = self.first();
@@ -423,7 +423,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Reports to an observer the operations of a thread between two states.
+    /// Reports to `observer` the operations of `thread` between the states `before` and after.
     fn tell(
         &self,
         before: &State,
@@ -451,7 +451,8 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// Operations between consecutive states, as far as the tree still holds them.
+    /// Operations between consecutive states; those whose nodes the tree no longer holds are
+    /// missing.
     fn trace<'s>(&self, states: impl Iterator<Item = &'s State>) -> Vec<(ThreadId, Op)> {
         let mut trace = Vec::new();
         let mut before: Option<&State> = None;

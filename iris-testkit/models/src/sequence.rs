@@ -1,6 +1,6 @@
 //! Comparison of iris-sync with the device headers, operation by operation: given equal steps and
-//! equal answers, both must request the same (address, operation, order, scope, value) in the same
-//! order.
+//! equal answers of the memory, both must request the same operations (address, operation, order,
+//! scope, value) in the same order.
 
 #![allow(unsafe_code, reason = "the hooks that let a model run the device headers")]
 
@@ -102,7 +102,8 @@ impl Case {
             }
             done += 1;
         }
-        // Some pairs are in use; the others are refreshed if a refresh is due.
+        // The call uses `peer * 2` LL pairs of each peer; the other pairs are refreshed if a
+        // refresh is due.
         let through = wg.finish_push(self.end, result, |peer| peer * 2).is_ok();
         Outcome { events: recorder.into_events(), done, answers, through }
     }
@@ -121,7 +122,8 @@ impl Case {
             end: self.end as i32,
         };
         let mut answers = vec![0; self.steps.len()];
-        // SAFETY: the steps are as many as said, and there is room for an answer to each.
+        // SAFETY: `input` says the right number of steps, and `answers` has room for an answer to
+        // each.
         let code = recorder.listen(|| unsafe { iris_model_sequence(&input, answers.as_mut_ptr()) });
         Outcome {
             events: recorder.into_events(),
@@ -139,7 +141,7 @@ fn perform<M: Memory>(
 ) -> Result<(), Stop> {
     let (m, channel, call) = (wg.m, wg.channel, wg.call());
     let me = channel.rank;
-    // With two peers, the members are one peer or both.
+    // Members of a barrier step: the ranks `peer` and `tile`, which may be the same rank.
     let some = Members::from_bits(1 << peer | 1 << tile);
     match kind {
         Kind::Enter => wg.enter()?,
@@ -190,7 +192,7 @@ fn perform<M: Memory>(
     Ok(())
 }
 
-/// Two rows; the second has no complete pieces.
+/// Shape of an LL message of two rows, the second of which has no complete pieces.
 const ROWS: ll::Rows = ll::Rows { items: 11, len: 6, piece: 2, at_once: 4, spread: false };
 
 const TILES: u32 = 3;
@@ -239,7 +241,8 @@ pub fn cases() -> impl Strategy<Value = Case> {
             let record = Record { fields, direct, c_offset: [4096, 1] };
             let (number, near, expired, votes, host, abort, locks) = script;
             let call = Call::new(number);
-            // A peer's record: equal to our own except for one of its eleven fields.
+            // Entry record of a peer: equal to this rank's record except for one of its eleven
+            // fields.
             let mut theirs = fields.to_vec();
             (theirs[0], theirs[1]) = (channel.op as i32, number);
             theirs.extend([direct, 4096, 1]);

@@ -1,4 +1,4 @@
-//! Answers to the hooks that device headers call in a model.
+//! Answers to the hooks that device headers call when a model runs them.
 
 use iris_sync::{Access, LlWord, Memory};
 
@@ -11,24 +11,25 @@ pub(crate) trait Target: Memory {
     /// Thread whose program runs.
     fn id(&self) -> ThreadId;
 
-    /// Threads of a workgroup, and workgroups of this rank.
+    /// Number of threads of a workgroup, and number of workgroups of this rank.
     fn extent(&self) -> (u32, u32);
 
     /// Barrier of the workgroup; returns whether all threads passed `ok`.
     fn vote_at(&self, ok: bool, site: Site) -> bool;
 
-    /// Atomic operation on a word of 32 bits; returns the value before it. `access` is none for a user's own word.
+    /// Atomic operation on a 32-bit word; returns the previous value. `access` is `None` for a word
+    /// of a user's kernel.
     fn atomic(&self, access: Option<Access>, op: Op) -> i32;
 
-    /// Load of a word with data and call number.
+    /// Loads an LL word: data and call number.
     fn load_wide(&self, op: Op, access: Access) -> LlWord;
 
-    /// Store of a word with data and call number.
+    /// Stores an LL word: data and call number.
     fn store_wide(&self, op: Op, access: Access);
 
-    /// Plain load.
+    /// Loads a word without atomics.
     fn read(&self, place: Place) -> i32;
 
-    /// Plain store.
+    /// Stores a word without atomics.
     fn write(&self, place: Place, value: i32);
 }

@@ -10,7 +10,7 @@ use iris_models::mutants;
 use iris_models::proof::replay::Counts;
 use serde_json::Value;
 
-/// Summary with one entry of each kind, all of them passed.
+/// Summary in which all checks passed, with one entry of each kind.
 fn well() -> Summary {
     let model = catalogue(false).swap_remove(0);
     let mutant = mutants::all().swap_remove(0);
@@ -52,7 +52,7 @@ fn the_json_has_what_is_promised() {
     assert_eq!(json["architectures"], serde_json::json!(["sm_80"]));
     assert_eq!(json["skipped"], serde_json::json!(["gfx942: no clang"]));
     assert_eq!(json["optional_skipped"], serde_json::json!(["gfx950: not known"]));
-    // The skipped checks were not required here.
+    // Skipped checks are no failure if they were not required.
     assert_eq!(summary.exit_code(), 0);
 }
 
@@ -94,7 +94,7 @@ fn whatever_fails_fails_the_whole() {
     }
 }
 
-/// Four architectures are required, whatever else is checked.
+/// Tests that exactly four architectures are required.
 #[test]
 fn four_architectures_are_required() {
     let required = |arch: &Arch| arch.required;

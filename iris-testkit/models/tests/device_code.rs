@@ -34,7 +34,8 @@ fn accesses_have_their_order_and_scope_on_amd() {
     every_access("gfx");
 }
 
-/// Tests that fences removed from GEMMs that wait for peers and store to them are found.
+/// Tests that the checks notice if fences are removed from GEMMs that wait for peers and store to
+/// them.
 fn products_that_wait_have_the_fences_of_their_proxies() {
     let fence = r#"asm volatile("fence.proxy.async;" ::: "memory");"#;
     let with = format!("follow_with_copies() {{ {fence} }}");
@@ -51,7 +52,7 @@ fn products_that_wait_have_the_fences_of_their_proxies() {
     }
 }
 
-/// Tests that device-scope stores to a peer in GEMMs with few rows are found.
+/// Tests that the checks notice stores to a peer at device scope in GEMMs with few rows.
 fn products_that_push_do_it_at_the_scope_of_the_system() {
     for file in ["gemm_sm90_exchange.cu", "gemm_sm90_one_shot.cu"] {
         let mut source = Source { kernels: Vec::new(), ..Source::embedded() };
@@ -66,8 +67,8 @@ fn products_that_push_do_it_at_the_scope_of_the_system() {
     }
 }
 
-/// Tests that a kernel is found that may begin before its predecessor is over and does not wait for
-/// it.
+/// Tests that the checks notice a kernel that may begin before its predecessor on the stream is
+/// over and does not wait for it.
 fn products_wait_for_their_turn() {
     const TURN: &str = "port::take_turn();";
     let whole = "prepare();\n        if constexpr (!Op::BEHIND_OPEN) ";
@@ -97,7 +98,8 @@ fn products_wait_for_their_turn() {
     }
 }
 
-/// Asserts that the fault planted in `source` is found in its code for sm_90a.
+/// Asserts that the check of the code for sm_90a finds the fault in `source`, and reports it as
+/// `expected`.
 fn is_found(what: &str, source: &Source, expected: &str) {
     let arch = ARCHS.into_iter().find(|arch| arch.name == "sm_90a").expect("it is one of them");
     match check(arch, source).outcome {

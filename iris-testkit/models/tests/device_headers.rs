@@ -1,5 +1,5 @@
 //! Comparison of the device headers with their Rust counterparts: operation by operation, and
-//! schedule by schedule. `check_protocols` explores their executions.
+//! schedule by schedule. `cargo xtask check-protocols` explores executions of the headers.
 #![cfg(iris_cxx)]
 
 use iris_models::{schedule, sequence};

@@ -23,7 +23,7 @@ fn main() -> ExitCode {
     )])
 }
 
-/// Name in held.cpp of the program that contains the wait.
+/// Name of the program in held.cpp that shows if the wait on `access` is missing.
 fn subject(access: Access) -> &'static str {
     match access {
         Access::CreditLoad => "broadcast",
@@ -39,18 +39,18 @@ fn subject(access: Access) -> &'static str {
     }
 }
 
-/// Program in held.cpp, access whose wait is removed, and place of the delay.
+/// Name of the program in held.cpp, access whose wait is removed, and place of the delay.
 type Held = (&'static str, Access, Hold);
 
-/// Additional waits, like `MORE_WAITS`: gates, and whole-matrix GEMMs that wait for data from copy
-/// engines or from other GEMM workgroups.
+/// Additional waits, like `MORE_WAITS`: waits for signals before data of copy engines or of other
+/// GEMM workgroups is read.
 const SIGNALS: [Held; 3] = [
     ("copied", Access::SignalLoad, Hold::Entered),
     ("copied_beside", Access::SignalLoad, Hold::Entered),
     ("stored", Access::SignalLoad, Hold::Entered),
 ];
 
-/// Compiled held.cpp.
+/// Compiled program held.cpp.
 struct Host {
     program: PathBuf,
     _folder: TempDir,

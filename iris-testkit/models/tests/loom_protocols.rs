@@ -184,8 +184,8 @@ fn two_workgroups_of_a_rank() {
     ));
 }
 
-/// The last workgroup of a rank refreshes words that others have set: a reader of a refreshed word
-/// must see all writes that the original word published.
+/// Tests words that a rank's last workgroup refreshes after others have set them: a reader of the
+/// refreshed word must see all writes that the original word published.
 #[test]
 fn words_refreshed_while_they_are_awaited() {
     check(up_to_level(

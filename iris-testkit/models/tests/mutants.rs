@@ -1,5 +1,5 @@
-//! Every access of the protocols must have mutants, and PROTOCOL.md must name them.
-//! `check-protocols` runs the mutants.
+//! Tests that every access of the protocols has mutants, and that PROTOCOL.md names every mutant.
+//! `cargo xtask check-protocols` runs the mutants.
 
 use iris_models::headers;
 use iris_models::mutants::{self, Mutant};
@@ -55,12 +55,13 @@ fn protocol_md_names_every_access_with_its_mutants() {
         }
         assert!(!own.is_empty() || row.contains("no mutant: "), "no reason given: {row}");
     }
-    // Mutants of the device headers exist only if the headers could be compiled.
+    // Mutants of the device headers are compared only if the headers could be compiled; otherwise
+    // there are none.
     let of_headers = mutants::of_headers();
     for mutant in mutants.iter().chain(&of_headers) {
         assert!(quoted(&text).any(|name| name == mutant.name), "{} is not argued", mutant.name);
     }
-    // Every mutant that the text names must exist.
+    // Every mutant that PROTOCOL.md names must exist.
     let is_mutant = |name: &&str| {
         name.contains('-') && name.chars().all(|c| c.is_ascii_lowercase() || c == '-')
     };

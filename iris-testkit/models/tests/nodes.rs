@@ -1,5 +1,5 @@
-//! Operators over several nodes: the order of a node's work and a step between nodes, and the room
-//! that both need on a device.
+//! Tests of operators over several nodes: the order between the work within a node and a step
+//! between nodes, and the thread blocks of a device that both need.
 
 use iris_models::mutants::STATES;
 use iris_models::nodes::{Handover, Room, composition, residency};

@@ -1,5 +1,6 @@
-//! A wrong scope, planted in a copy of the device source, is found by more than one check that knows
-//! nothing of the others. Every file under `iris-kernels/kernels` has a plant.
+//! Tests that a wrong scope, put into a copy of the device source on purpose (a plant), is found by
+//! more than one of several independent checks. Every file under `iris-kernels/kernels` has a
+//! plant.
 //!
 //! | check | what finds it |
 //! |---|---|
@@ -32,7 +33,7 @@ struct Plant {
     found: &'static [&'static str],
 }
 
-/// Store that publishes at device scope to a peer.
+/// Text of a store to a peer that publishes at device scope, which is wrong.
 const RAW: &str = "::iris::port::store<::iris::Order::Release, ::iris::Scope::Device>\
                    (1ull << 60, 1, -1); ";
 
@@ -41,9 +42,9 @@ fn plants() -> Vec<Plant> {
     let mut add = |file, old: &str, new: String, kernel, found| {
         all.push(Plant { edits: vec![(file, old.into(), new)], kernel, found });
     };
-    // Control without a fault: nothing must be found.
+    // Control: an edit that changes nothing, in which no check may find anything.
     add("iris/sym.h", "namespace iris {", "namespace iris {".into(), "all_gather.cu", &[]);
-    // Store outside the protocols, in every kernel and in the headers that kernels use.
+    // Wrong stores outside the protocols, in every kernel and in the headers that kernels use.
     const BESIDE: &[&str] = &["hook", "isa", "ptx", "tidy"];
     for kernel in KERNELS {
         add(kernel.name, ") {", format!(") {{ {RAW}"), kernel.name, BESIDE);
@@ -90,11 +91,12 @@ fn plants() -> Vec<Plant> {
     ] {
         add(file, text, before(text), kernel, BESIDE);
     }
-    // The code is absent from, or only in, the form for the other vendor. GEMMs of 16-bit types do
-    // not use this header on devices.
+    // Faults in code that only one vendor's form contains. GEMMs of 16-bit types do not use this
+    // header on devices.
     let text = "const u32 m = a.transposed ?";
     add("iris/gemm/fma.h", text, before(text), "matmul.cu", &["hook", "tidy"]);
-    // A flag is a release at device scope, so compiled code may contain one there.
+    // Faults in tile_flags.h, which the device checks cannot find: a flag is a release at device
+    // scope, so compiled code may contain one there.
     let text = "m.dev_store<Access::FlagStore>";
     add("iris/tile_flags.h", text, before(text), "all_gather_matmul.cu", &["hook", "tidy"]);
     let text = "const u32 warp = port::thread() / WARP;\n        const u32 row";
@@ -102,8 +104,8 @@ fn plants() -> Vec<Plant> {
     let text = "asm volatile(\"cp.async.commit_group;\"";
     add("iris/gemm/sm80_ptx.h", text, before(text), "matmul.cu", &["ptx", "tidy"]);
     let text = "asm volatile(\"wgmma.fence.sync.aligned;\"";
-    // matmul.cu does not use the tile of these instructions, so the fault is planted for another
-    // kernel.
+    // Fault in gemm/sm90.h, shown by another kernel, because matmul.cu does not use the tile of
+    // these instructions.
     add("iris/gemm/sm90.h", text, before(text), "matmul_all_gather.cu", &["ptx", "tidy"]);
     let text = "const u32 vector = item / WIDTH % 8 ^ first % 8";
     add("iris/gemm/sm90_lines.h", text, before(text), "matmul_all_gather.cu", &["ptx", "tidy"]);
@@ -111,10 +113,12 @@ fn plants() -> Vec<Plant> {
     add("iris/gemm/sm90_flipped.h", text, before(text), "matmul_all_gather.cu", &["ptx", "tidy"]);
     let text = "const u32 lane = port::thread() % WAVE, wave = port::thread() / WAVE;";
     add("iris/gemm/cdna3.h", text, before(text), "matmul.cu", &["isa", "tidy"]);
-    // These files may name a scope. The hooks run no execution that gives up.
+    // Faults in files that may name a scope, so tidy finds nothing; the hooks find nothing either,
+    // because they run no execution that gives up.
     let text = "m.record(fault);";
     add("iris/wait.h", text, before(text), "all_gather.cu", &["isa", "ptx"]);
-    // The hooks run no execution that records a fault either; this file may not name a scope.
+    // Faults in files that may not name a scope. The hooks find nothing, because they run no
+    // execution that records a fault.
     let text = "const i32 all[8] =";
     add("iris/fault.h", text, before(text), "all_gather.cu", &["isa", "ptx", "tidy"]);
     let text = "if (!OBSERVED || counters == 0) return;";
@@ -132,8 +136,8 @@ fn plants() -> Vec<Plant> {
         let (old, new) = (format!("{row}System"), format!("{row}Device"));
         add("iris/memory.h", &old, new, "barrier.cu", &["table", "type"]);
     }
-    // Redefinition of the table's scopes, placed before every use. The hooks and sources other than
-    // the kernels of ops include only sync.h.
+    // Redefinition of the scopes in the table of accesses, placed before every use. Checks find it
+    // only where the edited header is included: the hooks and the probes include only sync.h.
     for (file, found) in [
         ("iris/sync.h", &["access", "hook", "ir", "isa", "machine code", "ptx", "table"][..]),
         ("iris/flow.h", &["isa", "ptx"]),
@@ -153,7 +157,7 @@ fn plants() -> Vec<Plant> {
         "barrier.cu",
         &["access", "hook", "ir", "isa", "machine code", "ptx", "table"],
     );
-    // Change of the table together with the word, so that the types agree.
+    // Change of the table of accesses together with the word's type, so that the types agree.
     all.push(Plant {
         edits: vec![
             ("iris/memory.h", "X(SignalStore, Release, System)".into(), "X(SignalStore, Release, Device)".into()),
@@ -166,7 +170,8 @@ fn plants() -> Vec<Plant> {
         kernel: "barrier.cu",
         found: &["access", "hook", "ir", "isa", "machine code", "ptx", "table"],
     });
-    // Headers that only users' kernels include or call: one kernel is extended to use them.
+    // Faults in headers that only users' kernels include or call; one kernel is extended to use
+    // them.
     let uses = "Words m(args.heap, args.channel); epoch::publish(m, m.signal(1, 0, 0), Call(1));";
     let text = "m.store<Access::VersionStore>";
     all.push(Plant {
@@ -194,8 +199,8 @@ fn plants() -> Vec<Plant> {
         all.push(Plant { edits, kernel: "barrier.cu", found });
     };
 
-    // Faults in the forms of port.h for each vendor and for the host. The host form belongs to the
-    // checker and must report truthfully to the hooks.
+    // Faults in the forms of port.h for each vendor and for the host. The host form is part of the
+    // checks and must report the true scope to the hooks.
     let (scope, told) = ("static_cast<int>(S), access);", "1, access);");
     add("iris/port_host.h", scope, told, &["access"]);
     add("iris/port_host.h", scope, "0, access);", &["access", "hook"]);
@@ -221,7 +226,8 @@ fn plants() -> Vec<Plant> {
         CUDA,
     );
     add(file, "fence.acq_rel.sys;", "fence.acq_rel.gpu;", CUDA);
-    // Vector access whose elements are half words: data and call number could be read apart.
+    // Fault in a vector access: its elements are half words, so data and call number could be read
+    // at different times.
     const PTX: &[&str] = &["ptx"];
     add(
         file,
@@ -232,7 +238,7 @@ fn plants() -> Vec<Plant> {
         PTX,
     );
     add(file, "ld.relaxed.sys.global.v2.b64", "ld.volatile.global.v2.b64", PTX);
-    // Inline assembly without a memory clobber: the compiler may move or remove it.
+    // Fault in inline assembly: without a memory clobber, the compiler may move or remove it.
     let source = Source::embedded();
     let (_, text) = source.headers.iter().find(|(name, _)| *name == file).expect("embedded");
     for begin in ["ld.\"", "atom.\" order \".\" scope \".global.\"", "ld.global.u32"] {
@@ -249,8 +255,8 @@ fn plants() -> Vec<Plant> {
         "return call(order, __HIP_MEMORY_SCOPE_AGENT)",
         HIP,
     );
-    // Three faulty releases: one without effect; the compiler's own, which omits the wait for the
-    // write-back after a wait for the address; and one without a wait.
+    // Three faulty releases: one without any effect; the compiler's own, which after a wait for the
+    // address omits the wait for the write-back; and one without a wait.
     let text = "    release<O, S>();\n#define IRIS_CALL(order, scope) __hip_atomic_store";
     let call = "#define IRIS_CALL(order, scope) __hip_atomic_store";
     add(file, text, call, HIP);
@@ -258,7 +264,7 @@ fn plants() -> Vec<Plant> {
                O == Order::Release ? __ATOMIC_RELEASE : order, scope) //";
     add(file, text, own, HIP);
     add(file, "        wait_for_stores();\n    }\n}", "    }\n}", HIP);
-    // A wave that ends a call before its stores are complete, LL stores included.
+    // Fault that lets a wave end a call before its stores, LL stores included, are complete.
     let (text, new) =
         ("site != Site::Waited &&", "site != Site::Waited && site != Site::Finish &&");
     all.push(Plant {
@@ -266,7 +272,8 @@ fn plants() -> Vec<Plant> {
         kernel: "all_gather.cu",
         found: &["isa"],
     });
-    // Arguments copied to each thread's private memory, so that references to them work.
+    // Fault that copies the arguments to each thread's private memory, where references to them
+    // still work.
     let text = "port::in_place(given)";
     all.push(Plant {
         edits: vec![("iris/args.h", text.into(), "given".into())],
@@ -277,7 +284,7 @@ fn plants() -> Vec<Plant> {
         let edits = vec![(file, old.into(), new.into())];
         all.push(Plant { edits, kernel: "barrier.cu", found });
     };
-    // A wave that reaches a barrier before a signal while its stores are not complete.
+    // Faults that let a wave reach the barrier before a signal while its stores are not complete.
     add(file, "if (publishes(site)) wait_for_stores();", "", &["isa"]);
     add(file, "site != Site::Waited &&", "site != Site::Waited && site != Site::Flag &&", &["isa"]);
     add(
@@ -286,7 +293,7 @@ fn plants() -> Vec<Plant> {
         "__builtin_amdgcn_fence(__ATOMIC_RELEASE, \"agent\")",
         HIP,
     );
-    // Early launched kernel that does not wait for its predecessor.
+    // Fault in a kernel that is launched early: it does not wait for its predecessor.
     add("barrier.cu", "    port::take_turn();\n", "", &["ptx"]);
     let text = "return load<Order::Relaxed, Scope::System>(control";
     let new = text.replace("System", "Device");
@@ -323,7 +330,7 @@ fn text(bytes: &[u8]) -> String {
 fn xtask() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
-        // The program is in the parent of the tests' folder.
+        // Path of xtask: it is in the parent of the folder that has the tests.
         let own = std::env::current_exe().expect("a program");
         let folder = own.ancestors().nth(2).expect("a folder");
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -335,7 +342,7 @@ fn xtask() -> &'static Path {
     })
 }
 
-/// Output of tidy for a tree that contains only this device source; `None` if tidy finds nothing.
+/// Output of `xtask tidy` for a tree that contains only `source`; `None` if tidy finds nothing.
 fn tidy(source: &Source) -> Option<String> {
     let root = tempfile::tempdir().expect("a folder");
     source.write_to(&root.path().join("iris-kernels/kernels")).expect("written");
@@ -378,7 +385,8 @@ fn hooks(folder: &Path, source: &Source, kernel: &str) -> Vec<(&'static str, Str
         .skip(1)
         .filter_map(|rest| rest.split_once('('))
         .map(|(name, rest)| {
-            // After `IRIS_ARGS`, the first parameter is `OpArgs`; the others are integers.
+            // Arguments of each entry: the first parameter after `IRIS_ARGS` is `OpArgs`; the
+            // others are integers.
             let parameters = rest.split(')').next().expect("a list of parameters");
             let others = ["0", "3", "1"].iter().take(parameters.matches(',').count());
             let all: Vec<_> = std::iter::once("args").chain(others.copied()).collect();
@@ -414,7 +422,7 @@ fn hooks(folder: &Path, source: &Source, kernel: &str) -> Vec<(&'static str, Str
     scopes.chain(lines.filter(wrong).map(|it| ("access", it.into()))).collect()
 }
 
-/// Text of a kernel file with this entry only; an empty name selects the first entry.
+/// Text of a kernel file with only the entry `entry`; an empty name selects the first entry.
 fn of_entry(text: &str, entry: &str) -> String {
     const BEGIN: &str = "\nIRIS_KERNEL ";
     let mut parts = text.split(BEGIN);
@@ -424,8 +432,8 @@ fn of_entry(text: &str, entry: &str) -> String {
     format!("{head}{BEGIN}{part}")
 }
 
-/// Checks that found something in this source, with their messages; and the checks that were
-/// skipped.
+/// Checks that found a fault in the source of `plant`, with their messages; and the checks that
+/// were skipped.
 fn found_by(plant: &Plant) -> (Vec<(&'static str, String)>, Vec<&'static str>) {
     let mut source = planted(plant);
     let folder = tempfile::tempdir().expect("a folder");
@@ -438,7 +446,7 @@ fn found_by(plant: &Plant) -> (Vec<(&'static str, String)>, Vec<&'static str>) {
     for (_, text) in &mut source.kernels {
         *text = of_entry(text, entry);
     }
-    // The GEMM kernels have plants of their own, in tests/device_code.rs.
+    // Whole-matrix GEMM kernels are left out, because tests/device_code.rs tests their checks.
     source.gemms.clear();
     let mut skipped = Vec::new();
     for (arch, checks) in [("sm_90a", ["ptx", "machine code"]), ("gfx942", ["isa", "ir"])] {
@@ -457,7 +465,8 @@ fn found_by(plant: &Plant) -> (Vec<(&'static str, String)>, Vec<&'static str>) {
 #[test]
 fn a_wrong_scope_in_any_file_is_found_by_independent_checks() {
     let plants = plants();
-    // An edit whose text is gone fails at once, before anything is compiled.
+    // Edits are made once before anything is compiled, so that an edit whose text is gone fails at
+    // once.
     plants.iter().for_each(|plant| drop(planted(plant)));
     let next = Mutex::new(plants.iter());
     let wrong = Mutex::new(Vec::new());
@@ -491,8 +500,8 @@ fn a_wrong_scope_in_any_file_is_found_by_independent_checks() {
 fn every_file_has_a_plant_that_two_checks_find() {
     let (plants, source) = (plants(), Source::embedded());
     for (file, _) in source.headers.iter().chain(&source.kernels) {
-        // Files without a plant here: constants and a selection; and the whole-matrix GEMMs, which
-        // run on one device and are read by a single check, with plants in tests/device_code.rs.
+        // Files without a plant in this list: constants and a selection, and the whole-matrix
+        // GEMMs, whose checks tests/device_code.rs tests.
         const NONE: [&str; 6] = [
             "iris/gemm_config.h",
             "iris/gemm/product.h",
@@ -513,8 +522,8 @@ fn every_file_has_a_plant_that_two_checks_find() {
 
 #[test]
 fn the_example_runs() {
-    // The program is in the parent of this program's folder. A build by another command would
-    // rebuild all dependencies with other features.
+    // Path of the example, which is in the parent of this program's folder. Building it by another
+    // command would rebuild all dependencies with other features.
     let own = std::env::current_exe().expect("this program");
     let built = own.parent().and_then(Path::parent).expect("a folder");
     let output = Command::new(built.join("examples/check_my_protocol")).output();

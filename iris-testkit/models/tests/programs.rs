@@ -1,4 +1,4 @@
-//! Comparison of `Program::check` with the rules of programs that are proved.
+//! Comparison of `Program::check` in iris-kernels with the proved rules of programs.
 
 use iris_kernels::Kernel;
 use iris_kernels::program::{
@@ -58,8 +58,8 @@ fn error(clause: &str) -> &'static str {
     }
 }
 
-/// Programs of up to five steps, of every kind: the rules allow exactly those that the check
-/// accepts, and the first clause that forbids a step is the one that the check reports.
+/// Tests that the proved rules allow exactly those programs of up to five steps, of every kind,
+/// that `Program::check` accepts, and that both name the same clause for the first forbidden step.
 #[test]
 fn the_check_of_programs_is_what_is_proved() {
     const ENGINES: &[When] = &[When::Engines];

@@ -36,7 +36,7 @@ fn the_text_is_consistent() {
     }
 }
 
-/// A seed and limit under which nothing can be proved must fail with the goal's name.
+/// Tests that a goal which z3 cannot decide within the limit is a failure with the goal's name.
 #[test]
 fn unknown_is_a_failure_that_names_the_goal() {
     if !solver() {
@@ -62,8 +62,8 @@ fn a_weakened_rule_is_not_proved() {
     assert!(matches!(open, Goal::Property("enter", _)), "{open}");
 }
 
-/// Each clause of staging flags, if it is switched off, leaves a condition unproved, and a small
-/// world violates a property.
+/// Tests that each clause of the rule of staging flags is needed: without it a condition is not
+/// proved, and a small world violates a property.
 #[test]
 fn every_clause_of_staging_flags_is_needed() {
     if !solver() {
@@ -80,8 +80,8 @@ fn every_clause_of_staging_flags_is_needed() {
     assert!(needless.is_empty() && weak.len() == 9, "{needless:?}");
 }
 
-/// Small worlds check that the rules are usable: every action occurs, no property is violated, and
-/// the invariant holds.
+/// Tests in small worlds that the rules are usable: every action occurs, no property is violated,
+/// and the invariant holds.
 #[test]
 fn small_worlds_keep_the_invariant() {
     let system = slot_rule(bounded::SMALL, None);
@@ -102,8 +102,9 @@ fn small_worlds_keep_the_invariant() {
     assert_eq!(violated, Some("the tile is of this call"));
 }
 
-/// In small worlds every action happens, and every guard holds in one state and not in another. An action that can
-/// never happen and a guard that always holds are failures with their names.
+/// Tests in small worlds that every action happens, and that every guard holds in some state and
+/// not in another. An action that can never happen and a guard that always holds are failures with
+/// their names.
 #[test]
 fn every_action_happens_and_every_guard_can_refuse() {
     for make in SYSTEMS {

@@ -1,4 +1,4 @@
-//! Properties of calls and of the layout of words, for any numbers.
+//! Property tests of call numbers and of the layout of words.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use iris_sync::{Call, Channel, LINE_WORDS, RESTAMP_PERIOD, Shape};
 use proptest::prelude::*;
 
 proptest! {
-    /// Two calls compare by their distance, wherever the counter stands.
+    /// Tests that two calls compare by their distance, whatever their numbers.
     #[test]
     fn calls_compare_by_distance(start: i32, ahead in 0..i32::MAX, behind in 1..=i32::MAX) {
         let call = Call::new(start);
@@ -16,8 +16,8 @@ proptest! {
         prop_assert_ne!(call.parity(), call.next().parity());
     }
 
-    /// In any call, a word that was last refreshed on time compares as earlier, and no future call
-    /// can mistake it for its own.
+    /// Tests that a word that was last refreshed on time compares as earlier in any call, so no
+    /// later call takes it for its own.
     #[test]
     fn a_refreshed_word_stays_behind(start: i32) {
         let due = Call::new(start & -RESTAMP_PERIOD);
@@ -28,8 +28,8 @@ proptest! {
         prop_assert!(!Call::new(start).next().reached_by(due.number()));
     }
 
-    /// Words of an op do not overlap, lie at their planned positions, and share no cache line with
-    /// words of another writer.
+    /// Tests that words of an op do not overlap, lie at their planned positions, and share no cache
+    /// line with words of another writer.
     #[test]
     fn words_lie_apart(
         size in 1u32..9,
@@ -42,7 +42,7 @@ proptest! {
         let shape = Shape { op: 3, size, tiles, flags, locks, sequence: 0, pairs };
         let signal = first_line * LINE_WORDS;
         let (channel, words) = Channel::lay_out(shape, 0, signal, 64);
-        // Word, number of words that it stands for, and its writer.
+        // Words taken so far: first word, number of words from there, and their writer.
         let mut taken = Vec::new();
         for source in 0..size {
             for parity in 0..2 {

@@ -1,4 +1,4 @@
-//! PROTOCOL.md and the proof point to each other.
+//! Tests that PROTOCOL.md names every clause of the proof once, and no clause that does not exist.
 
 use iris_models::check::protocol::Pointers;
 

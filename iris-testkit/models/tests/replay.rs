@@ -1,5 +1,5 @@
-//! Replays of executions of the protocols, in Rust and in device headers, against the proved rules.
-//! `check-protocols` also replays all that the models explore.
+//! Tests that replay executions of the protocols, in Rust and in device headers, against the proved
+//! rules. `cargo xtask check-protocols` also replays all executions that the models explore.
 
 use iris_models::check::{self, Implementation, replayed};
 use iris_models::mutants::{self, Engine};
@@ -7,7 +7,8 @@ use iris_models::proof::replay::{Extent, replay};
 use iris_models::{Change, Failure, Rules, Scenario, ops};
 use iris_sync::Access;
 
-/// Random schedules of every scenario keep to the rules, and perform every action and access.
+/// Tests that random schedules of every scenario keep to the rules, and that together they perform
+/// every action and access.
 #[test]
 fn executions_keep_to_the_rules() {
     let all = replayed::random(false);
@@ -21,12 +22,14 @@ fn executions_keep_to_the_rules() {
     assert!(failed.is_empty(), "{} failed:\n{}", failed.len(), failed.join("\n"));
     let missing = |all: &[_]| {
         let mut missing = replayed::missing(all);
-        // The number of steps is not checked here, because it counts the steps of the models too.
+        // The number of steps is not checked here, because the required number includes the steps
+        // of the models.
         missing.retain(|it| it.starts_with("never replayed"));
         missing
     };
     assert_eq!(missing(&all), Vec::<String>::new());
-    // An action and an access that no execution of the Rust code performs are named.
+    // Tests that an action or an access that no execution of the Rust code performs is reported by
+    // name.
     let mut less = all;
     for of_rust in less.iter_mut().filter(|it| it.implementation == Implementation::Rust) {
         of_rust.counts.steps.remove(&("slot rule", "see_done"));
@@ -37,14 +40,14 @@ fn executions_keep_to_the_rules() {
     assert!(replayed::missing(&less[..1]).iter().any(|it| it.contains("expected at least")));
 }
 
-/// A mutant of the code must leave the rules.
+/// Tests that the executions of mutants break the rules.
 #[test]
 fn mutants_leave_the_rules() {
     let replayed = replayed::mutants(check::all_mutants());
     let faults: Vec<_> = replayed.iter().filter_map(|it| it.fault()).collect();
     assert!(faults.is_empty(), "{}", faults.join("\n"));
     assert!(replayed.len() >= 70, "{} mutants", replayed.len());
-    // A mutant without its fault keeps to the rules, which is reported.
+    // A mutant whose fault has been removed keeps to the rules, which must be reported.
     let mut sound = mutants::all().swap_remove(0);
     sound.rules = Rules::default();
     let replayed = replayed::mutants(vec![(Implementation::Rust, sound)]);
@@ -52,8 +55,8 @@ fn mutants_leave_the_rules() {
     assert!(fault.contains("keeps to the rules"), "{fault}");
 }
 
-/// The observers of all three engines see the step at which a mutant leaves the rules, and count as
-/// many executions as the engines do without them.
+/// Tests that the observers of all three engines are shown the step at which a mutant breaks the
+/// rules, and that an engine with an observer runs as many executions as without.
 #[test]
 fn every_engine_is_observed() {
     let all = mutants::all();
@@ -74,8 +77,8 @@ fn every_engine_is_observed() {
     }
 }
 
-/// A rank that leaves a call that pulls must tell its peers first, and a rank that found all done
-/// words must look at its abort word before it believes them.
+/// Tests that a rank that leaves a call in which peers read its memory must tell the peers first,
+/// and that a rank that has seen all done words must check its abort word before it relies on them.
 #[test]
 fn ranks_that_leave_a_pulled_call_keep_to_the_rules() {
     let by = |scenario: &Scenario, rules: &Rules, extent| {

@@ -1,7 +1,7 @@
 //! Properties of schedules, which are pure functions, over random shapes.
 //!
 //! The last test runs the control flow of each op, workgroup by workgroup, over words on which no
-//! wait blocks, and records which workgroup sets and awaits which word. It then replays the records
+//! wait blocks, and records which workgroup sets and awaits which word. It then plays the records
 //! of all ranks against each other: every awaited word must be set exactly once, and no wait may
 //! last for ever.
 //!
@@ -26,8 +26,8 @@ use iris_testkit::Level;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
-/// Whether these numbers are a permutation of the launch's workgroups that keeps 0 in place and
-/// makes the workgroups of a die consecutive.
+/// Whether the numbers that `number` gives to `count` workgroups are a permutation that keeps 0 in
+/// place and gives the workgroups of a die consecutive numbers.
 fn deals(number: impl Fn(u32, u32, u32) -> u32, count: u32, dies: u32) -> bool {
     let all: HashSet<u32> = (0..count).map(|workgroup| number(workgroup, count, dies)).collect();
     let whole = all.len() == count as usize && all.iter().all(|&it| it < count);
@@ -42,7 +42,8 @@ fn dealing_workgroups_to_dies_is_a_permutation() {
     for (count, dies) in (1..700).flat_map(|count| (1..10).map(move |dies| (count, dies))) {
         assert!(deals(die_swizzle, count, dies), "{count} workgroups, {dies} dies");
     }
-    // Two wrong permutations must be found: one that forgets the remainder, and the identity.
+    // Check of `deals` itself: it must refuse a permutation that forgets the remainder, and the
+    // identity.
     let even = |workgroup, count, dies| workgroup % dies * (count / dies) + workgroup / dies;
     assert!(deals(even, 304, 8) && !deals(even, 301, 8));
     assert!(!deals(|workgroup, _, _| workgroup, 304, 8));
@@ -100,8 +101,8 @@ proptest! {
             let (owner, area) = (all.owner(tile), all.tile(tile));
             let rows = split(grid.rows, size, owner);
             prop_assert!(rows.start <= area.row && area.row + area.rows <= rows.end);
-            // Slot in the owner's inbox: unique, and below the number of slots for the largest
-            // part.
+            // Slot of a tile in its owner's inbox: it must be unique, and below the number of slots
+            // for the largest part.
             let place = tile - all.first(owner);
             prop_assert!(places.insert((owner, place)) && place < all.part(0).tiles());
         }
@@ -117,7 +118,7 @@ proptest! {
         }
     }
 
-    /// A call with fewer rows must not need more words or slots than the plan.
+    /// Tests that a call with fewer rows needs no more words or slots than the plan has.
     #[test]
     fn smaller_calls_fit(grid in grids(), units in units(), fewer in 0..90u32) {
         let size = units.size;
@@ -166,7 +167,8 @@ proptest! {
         }
     }
 
-    /// Tests that all links are busy while every peer has data left.
+    /// Tests that consecutive fetches of a rank read from different peers, so that all links are
+    /// busy while every peer has data left.
     #[test]
     fn neighbouring_fetches_are_from_all_peers(units in units(), rank in 0u32..8) {
         prop_assume!(rank < units.size);
@@ -217,7 +219,7 @@ enum Token {
     Sym(SymWord),
     Pair(SymPair),
     Dev(u32, DevWord),
-    /// State of a rank's workgroup at the end of a launch.
+    /// End of a launch for a workgroup: rank, launch and workgroup.
     Out(u32, u32, u32),
 }
 
@@ -236,7 +238,7 @@ struct Recorder<'a> {
     groups: u32,
     finished: &'a Cell<i32>,
     steps: RefCell<Vec<Step>>,
-    /// Record of the body's calls: name, tile and peer.
+    /// Calls of the body in order: name, tile and peer.
     done: RefCell<Vec<(&'static str, u32, u32)>>,
 }
 
@@ -256,7 +258,8 @@ impl Memory for Recorder<'_> {
     fn load(&self, word: SymWord, access: Access) -> i32 {
         match access {
             Access::AbortLoad | Access::AbortCheck => return 0,
-            // Before the first call, every rank has entered the previous call.
+            // Credits are not awaited here, because every rank has entered the previous call before
+            // the first one.
             Access::CreditLoad => {}
             _ => self.step(Step::Await(Token::Sym(word))),
         }
@@ -275,8 +278,8 @@ impl Memory for Recorder<'_> {
 
     fn load_pair(&self, pair: SymPair, _: Access) -> [LlWord; 2] {
         self.step(Step::Await(Token::Pair(pair)));
-        // Received heads equal this rank's own: op and sequence are zero here, like all other
-        // fields.
+        // Received heads equal the head that this rank sends: all of its fields, op and sequence
+        // too, are zero here.
         [LlWord { data: 0, call: CALL }; 2]
     }
 
@@ -285,7 +288,8 @@ impl Memory for Recorder<'_> {
     }
 
     fn get(&self, word: SymWord) -> i32 {
-        // Records are all zero, except for the leading dimension of C after their fields.
+        // Entry records are all zero, except that the word after their fields, the leading
+        // dimension of C, says whether peers write C directly.
         let at = (word.index - self.channel.entries) % LINE_WORDS;
         i32::from(self.direct && at == 8)
     }
@@ -439,14 +443,14 @@ impl Delivery for ToAll {
     }
 }
 
-/// Exchange with as many items as there are tiles.
+/// LL exchange in which each rank sends as many items as it has tiles.
 impl Exchange for ToAll {
     fn sent(&self, from: u32, _: u32) -> u32 {
         self.0.part(from).tiles()
     }
 }
 
-/// Tiles of the rows of each rank.
+/// Owners of tiles: rank r owns the tiles of its part of the rows.
 struct Parts(SplitGrid);
 
 impl Owners for Parts {
@@ -486,7 +490,8 @@ const SKELETONS: [&str; 12] = [
     "baseline",
 ];
 
-/// One launch of an op; `launch` is its position in the call.
+/// Runs one workgroup of launch number `launch` of the op `name`; each op has a few launches per
+/// call.
 fn launch_of(
     name: &str,
     launch: u32,
@@ -510,7 +515,7 @@ fn launch_of(
         ("exchange", 0) => flow::exchange(at, &ToAll(split, me), body),
         ("exchange_rows" | "exchange_spread_rows", 0) => {
             let spread = name == "exchange_spread_rows";
-            // With spread rows, a thread polls the items of second rows one by one.
+            // With spread rows, a thread polls its items one by one.
             let at_once = if spread { 1 } else { 4 };
             let rows =
                 Rows { items: tiles, len: across.max(1), piece: at_once.min(2), at_once, spread };
@@ -530,7 +535,7 @@ fn launch_of(
     })
 }
 
-/// Results that `rank` must have, by tile.
+/// Number of results, in tiles, that `rank` must have after the op `name`.
 fn results(name: &str, units: Units, split: SplitGrid, rank: u32) -> u32 {
     match name {
         "scatter" => split.part(rank).tiles(),
@@ -540,7 +545,7 @@ fn results(name: &str, units: Units, split: SplitGrid, rank: u32) -> u32 {
     }
 }
 
-/// Calls of the body by which `rank` gets the tiles of all ranks.
+/// Calls of the body, as in `Recorder::done`, by which `rank` gets the tiles of all ranks.
 fn delivered(split: SplitGrid, rank: u32, direct: bool) -> HashSet<(&'static str, u32, u32)> {
     let tiles = |of| 0..split.part(of).tiles();
     let peers = || (0..split.size).filter(|&peer| peer != rank);
@@ -647,7 +652,7 @@ fn play(
                     Some(result) => prop_assert!(result.is_ok()),
                     None => ended = true,
                 }
-                // A single workgroup counts itself as finished by ending the call.
+                // A single workgroup counts itself as finished when it ends the call.
                 if count == 1 {
                     m.step(Step::Set(Token::Out(rank, launch, group)));
                 }
@@ -663,7 +668,8 @@ fn play(
         prop_assert_eq!(once.len(), done.len(), "something was done twice");
         let made = done.iter().filter(|(what, _, _)| *what == "result").count() as u32;
         let wanted = results(name, units, split, rank);
-        // For two_shot, tiles that peers write directly are no work of this rank.
+        // Results of this rank's own work: in two_shot, tiles that peers write directly into C do
+        // not count.
         let own = (0..wanted).filter(|&tile| owner(tile, size) == rank).count() as u32;
         let wanted = if name == "two_shot" && direct { own } else { wanted };
         prop_assert_eq!(made, wanted);

@@ -18,7 +18,7 @@ fn report(report: &Report, at_least: u64) {
     assert!(report.executions >= at_least, "{report}: expected at least {at_least}");
 }
 
-/// Scenarios of every op, with this number of ranks and calls.
+/// Scenarios of every op, with `ranks` ranks and `calls` calls.
 fn all_ops(ranks: u32, calls: u32) -> Vec<Scenario> {
     let accumulate = |atomic| {
         let how = Accumulate { atomic, first_barrier: true, second_barrier: true };
@@ -87,9 +87,9 @@ fn every_interleaving_of_three_and_four_ranks() {
     );
 }
 
-/// Waves of two threads in lockstep: one arm of a branch runs to its end before the other, and
-/// either may be first. From three ranks on, each thread has a peer of its own. `cargo xtask
-/// check-protocols` searches one call of each op exhaustively.
+/// Tests waves of two threads in lockstep: one side of a branch runs to its end before the other,
+/// and either side may be first. From three ranks on, each thread has a peer of its own. `cargo
+/// xtask check-protocols` searches one call of each op exhaustively.
 #[test]
 fn waves_in_lockstep() {
     let runs = Level::from_env().pick(50, 200, 5_000);
@@ -105,9 +105,9 @@ fn waves_in_lockstep() {
     }
 }
 
-/// Whenever rank 0 gives up, a result that another rank accepts must be correct. Ops that pull and
-/// ops with copy engines are left out: their memory is rewritten while a peer may read it, which
-/// the models report as a race although the peer notices before its call ends.
+/// Tests that a result that a rank accepts is correct, whenever rank 0 gives up. Ops that pull and
+/// ops with copy engines are left out: the memory that peers read is rewritten while a peer may
+/// read it, which the models report as a race although the peer notices before its call ends.
 #[test]
 fn a_rank_that_gives_up_misleads_nobody() {
     let level = Level::from_env();
@@ -119,7 +119,7 @@ fn a_rank_that_gives_up_misleads_nobody() {
     }
     for (ranks, calls) in sizes {
         for scenario in all_ops(ranks, calls).into_iter().filter(|s| !pulls(s)) {
-            // Call numbers near 7, and calls of which one refreshes words.
+            // First call numbers: 7, and one for which the last call refreshes words.
             for first in [7, RESTAMP_PERIOD.wrapping_sub(calls as i32 - 1)] {
                 let scenario = ops::given_up(scenario.clone().calls(calls, first));
                 report(&search::exhaust(&scenario, &Rules::default(), STATES), 20);
@@ -132,8 +132,9 @@ fn a_rank_that_gives_up_misleads_nobody() {
     }
 }
 
-/// Whenever a rank leaves a call, and its next kernel overwrites the shard that peers pull, or its copies run
-/// on into what a peer reads, each peer whose call succeeds must have found all data as it was.
+/// Tests that a peer whose call succeeds has read correct data, although rank 0 leaves the call at
+/// any moment and then its next kernel overwrites the shard that peers pull, or its copies run on
+/// into memory that a peer reads.
 #[test]
 fn a_rank_that_leaves_tells_whoever_may_read_what_it_overwrites() {
     let both = |scenario: Scenario| [Some(scenario.clone()), scenario.on_headers()];
@@ -146,7 +147,7 @@ fn a_rank_that_leaves_tells_whoever_may_read_what_it_overwrites() {
     for scenario in scenarios.into_iter().flat_map(both).flatten() {
         report(&search::exhaust(&scenario, &Rules::default(), STATES), 100);
     }
-    // All interleavings of three ranks are more than STATES.
+    // Random schedules are used for three ranks, because all interleavings would exceed STATES.
     let runs = Level::from_env().pick(500, 3_000, 20_000);
     for scenario in [false, true].map(|by_host| ops::copied_of_leavers(3, by_host)) {
         for scenario in both(scenario).into_iter().flatten() {
@@ -182,14 +183,14 @@ fn random_schedules_of_up_to_four_ranks() {
     assert_eq!(total, runs * scenarios.len() as u64);
 }
 
-/// Every op and the LL protocol, among as many ranks as a node has GPUs.
+/// Tests every op and the LL protocol with five and with eight ranks, as many as a node has GPUs.
 #[test]
 fn random_schedules_of_five_and_eight_ranks() {
     let runs = Level::from_env().pick(10, 25, 1_000);
     let mut scenarios = Vec::new();
     for ranks in [5, 8] {
         scenarios.extend(all_ops(ranks, 3));
-        // Each of two threads has more than one peer.
+        // Scenarios with two threads, each of which serves more than one peer.
         scenarios.extend(all_ops(ranks, 2).into_iter().map(|s| s.threads(2)));
         for (_, pattern) in Pattern::NAMED {
             scenarios.push(ll::exchange_two(pattern, ranks, 3).threads(3));
@@ -207,8 +208,8 @@ fn random_schedules_of_five_and_eight_ranks() {
     }
 }
 
-/// LL protocol: every communication pattern, and calls that use few words or are of another kind,
-/// with and without a rank that gives up.
+/// Tests the LL protocol: every communication pattern, and calls that use few words or are of
+/// another kind, with and without a rank that gives up.
 #[test]
 fn words_that_carry_their_data() {
     let level = Level::from_env();
@@ -239,8 +240,9 @@ fn words_that_carry_their_data() {
             let wide = ll::exchange_two(pattern, ranks, 3).threads(3);
             let groups = |rank: u32| (0..ranks).map(move |r| 1 + u32::from(r <= rank)).collect();
             let (first, all): (Vec<u32>, Vec<u32>) = (groups(0), groups(ranks));
-            // Items taken by one workgroup are no result if another gave up, so rank 0 does not
-            // check them.
+            // If rank 0, which has several workgroups, gives up, it does not check the items that
+            // it took: one of its workgroups may have given up, and then the items of the others
+            // are no result.
             let given_up = ops::given_up(wide.clone().groups(&first).without_heads());
             for scenario in [wide.clone(), wide.groups(&all).without_heads(), given_up] {
                 report(&search::random(&scenario, &Rules::default(), 1, runs), runs);
@@ -249,8 +251,8 @@ fn words_that_carry_their_data() {
     }
 }
 
-/// LL protocol in rows that a workgroup takes whole: after its barrier, all of its threads may read
-/// the whole row.
+/// Tests the LL protocol in rows that a workgroup takes whole: after its barrier, all of its
+/// threads may read the whole row.
 #[test]
 fn rows_of_words_that_carry_their_data() {
     let runs = Level::from_env().pick(50, 300, 10_000);
@@ -258,13 +260,14 @@ fn rows_of_words_that_carry_their_data() {
         report(&search::random(&ll::in_place(false), &Rules::default(), 1, runs), runs);
         let one = ll::exchange_rows(ranks, 1, false, spread).without_heads();
         report(&search::exhaust(&one, &Rules::default(), STATES), 50);
-        // One of two threads takes a row by itself; for four threads a row has too few items to
-        // give each thread some.
+        // Numbers of workgroups and threads. One of two threads takes a row by itself; with four
+        // threads a row has too few items for each thread.
         for (groups, threads) in [(1, 2), (2, 2), (3, 4)] {
             let wide = ll::exchange_rows(ranks, 3, true, spread).threads(threads);
             let all = wide.clone().groups(&vec![groups; ranks as usize]);
-            // Items taken by one workgroup are no result if another gave up, so rank 0 does not
-            // check them.
+            // If rank 0, which has several workgroups, gives up, it does not check the items that
+            // it took: one of its workgroups may have given up, and then the items of the others
+            // are no result.
             let first: Vec<u32> =
                 (0..ranks).map(|rank| [groups, 1][usize::from(rank > 0)]).collect();
             let given_up = ops::given_up(wide.groups(&first));
@@ -275,18 +278,20 @@ fn rows_of_words_that_carry_their_data() {
     }
 }
 
-/// LL protocol with GEMM tiles, one per workgroup: a thread pushes items that another has
-/// multiplied.
+/// Tests the LL protocol with GEMM tiles, one per workgroup: a thread pushes items that another
+/// thread has multiplied.
 #[test]
 fn tiles_of_words_that_carry_their_data() {
     let runs = Level::from_env().pick(50, 200, 10_000);
     for ranks in [2, 3] {
-        // Four threads share a row, or two threads two rows, or one thread has four rows.
+        // Shares of the workgroups: four threads share a row, two threads have two rows, or one
+        // thread has four rows.
         let wide = ll::exchange_tiles(ranks, 3, 3).threads(4);
         for groups in [1, 2, 4] {
             let all = wide.clone().groups(&vec![groups; ranks as usize]);
-            // Items taken by one workgroup are no result if another gave up, so rank 0 does not
-            // check them.
+            // If rank 0, which has several workgroups, gives up, it does not check the items that
+            // it took: one of its workgroups may have given up, and then the items of the others
+            // are no result.
             let first: Vec<u32> =
                 (0..ranks).map(|rank| [groups, 1][usize::from(rank > 0)]).collect();
             let given_up = ops::given_up(wide.clone().groups(&first));
@@ -297,8 +302,8 @@ fn tiles_of_words_that_carry_their_data() {
     }
 }
 
-/// Calls start just below the largest number and just below each multiple of the restamp period;
-/// they use three of eight tiles, then all of them.
+/// Tests calls that start just below the largest number and just below each multiple of the restamp
+/// period; they use three of eight tiles, then all of them.
 #[test]
 fn counters_about_to_wrap_or_to_refresh() {
     let level = Level::from_env();
@@ -319,8 +324,8 @@ fn counters_about_to_wrap_or_to_refresh() {
 
 #[test]
 fn once_round_the_counter() {
-    // The whole range is searched here: sums begin while other tiles are pushed, so fewer steps can
-    // be reordered.
+    // Searches the whole range of call numbers with sums that begin while other tiles are still
+    // pushed, which leaves fewer orders of steps.
     report(&whole_range(&Rules::default(), &[3, 3, 8]), 30_000);
     report(&whole_range(&Rules::default(), &[3, PULL, PULL]), 30_000);
     report(&whole_range(&Rules::default(), &[3, TWO_SHOT, TWO_SHOT]), 30_000);

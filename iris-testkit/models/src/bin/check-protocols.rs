@@ -16,11 +16,11 @@ struct Arguments {
     /// The long searches too.
     #[arg(long)]
     full: bool,
-    /// A required compiler may be missing: what it would have checked is named, and is no failure.
+    /// Do not fail if a required compiler is missing: only print which checks were skipped.
     #[arg(long)]
     allow_skips: bool,
-    /// Print only what each kernel takes of a compute unit of gfx90a and gfx942: registers, shared
-    /// memory, spills, waves.
+    /// Print only the resources that each kernel takes of a compute unit of gfx90a and gfx942:
+    /// registers, shared memory, spills, waves.
     #[arg(long)]
     resources: bool,
 }
@@ -30,7 +30,8 @@ fn main() -> ExitCode {
     let done = if arguments.resources { print_resources() } else { print_checks(&arguments) };
     match done {
         Ok(code) => code.into(),
-        // The exit code that a shell gives to a program that SIGPIPE ends.
+        // Exit code that a shell reports for a program that SIGPIPE ended: the reader of stdout is
+        // gone.
         Err(error) if error.kind() == ErrorKind::BrokenPipe => (128 + 13).into(),
         Err(error) => {
             let _ = writeln!(io::stderr(), "check-protocols: {error}");

@@ -9,10 +9,11 @@ use iris_models::proof::report::{self, Extent};
 /// ranks, threads, tiles, calls and steps.
 #[derive(Parser)]
 struct Arguments {
-    /// Also switch off each clause of the rules: the proof must fail, and a small world must show why.
+    /// Also switch off each clause of the rules: the proof must then fail, and a small world must
+    /// show a violation.
     #[arg(long)]
     weaken: bool,
-    /// Without z3, succeed.
+    /// Succeed without a proof if z3 is not installed.
     #[arg(long)]
     allow_skips: bool,
 }

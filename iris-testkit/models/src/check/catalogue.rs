@@ -33,7 +33,7 @@ impl Implementation {
     }
 }
 
-/// Protocol in one implementation, with its scenario and engine.
+/// Protocol in one implementation, with the scenario to run and the engine that explores it.
 #[derive(Clone, Debug)]
 pub struct Model {
     /// Name of the protocol.
@@ -115,8 +115,8 @@ pub fn catalogue(full: bool) -> Vec<Model> {
     for (name, scenario) in ops {
         add(name, 2, scenario(2, calls), Engine::Loom(Some(preemptions)));
         add(name, 3, scenario(3, 1), Engine::Search);
-        // Covers workgroup barriers, single-thread signals, several workgroups and consecutive
-        // calls.
+        // This scenario covers workgroup barriers, signals by single threads, several workgroups
+        // and consecutive calls.
         let wide = scenario(3, 3).threads(2).groups(&[2, 1, 2]);
         // Scenarios with several launches per call take several times as long.
         let runs = if matches!(
@@ -131,8 +131,9 @@ pub fn catalogue(full: bool) -> Vec<Model> {
         add(name, 3, scenario(3, 1).threads(2).lockstep(), Engine::Search);
         // Ops whose peers read this rank's memory are left out: after a rank gives up, its next
         // kernel rewrites memory that a peer may still read. The models would report a race or a
-        // wrong value, although the peer notices before its call ends. The scenarios of leavers
-        // stand for them: they look at what was read only if the call ended well.
+        // wrong value, although the peer notices before its call ends. The scenarios
+        // `pull_of_leavers` and `copied_of_leavers` take their place: they check the values read
+        // only if the call succeeded.
         if !matches!(name, "pull" | "staged" | "copied" | "copied on" | "copied beside") {
             add(name, 2, ops::given_up(scenario(2, 3)), Engine::Search);
         }
@@ -177,7 +178,7 @@ pub fn catalogue(full: bool) -> Vec<Model> {
     add("ll, tiles", 2, given_up, Engine::Random(runs));
     add("accumulate, atomic", 2, ops::accumulate(2, 1, 2, atomic), Engine::Loom(Some(2)));
     add("staged, fetchers", 2, ops::staged(&[2, 1], 1, 1), Engine::Loom(Some(2)));
-    // With two workgroups per rank the first only sends; a single workgroup does both.
+    // If a rank has two workgroups, the first only sends; a single workgroup sends and sums.
     let by_senders: [Op; 4] = [
         ("two_shot, senders", |ranks, calls| ops::two_shot_by_senders(ranks, 2, calls)),
         ("reduce_scatter, senders", |ranks, calls| ops::reduce_scatter_by_senders(ranks, 2, calls)),
@@ -212,12 +213,12 @@ pub(super) fn refreshing() -> Vec<(Implementation, Scenario)> {
         ops::pull(2, 1, 3).calls(3, before),
         ops::gather(2, 1, 3, true).calls(3, before),
         ll::partial(Pattern::All, 2, before - 1, &[2, 2, 1, 1]),
-        // Calls use one of two items, then both: the other item is refreshed before its first use.
-        // By then its numbers differ from those of the start.
+        // The calls use one of two items, then both, so the unused item is refreshed before its
+        // first use. Its number then differs from the initial one.
         ll::partial(Pattern::All, 2, before - 1, &[1, 1, 1, 1, 2, 2]),
         ll::exchange(Pattern::Parts, 3, 3).calls(3, before),
         ll::exchange(Pattern::All, 2, 3).calls(3, before).threads(2).groups(&[2, 1]),
-        // The second call has the least number of all, and refreshes flags.
+        // The second call has the smallest call number, and refreshes flags.
         ops::staged(&[2, 1], 1, 3).calls(3, i32::MAX).threads(2),
     ];
     let both = |scenario: Scenario| {

@@ -40,7 +40,7 @@ pub fn run(options: Options) -> Summary {
         let models = catalogue(options.full).into_par_iter().map(|model| {
             let (report, replayed) = replayed::explore(&model);
             if options.full {
-                // Each report is printed at once, because the searches can take long.
+                // Each report is printed as soon as it is made, because the searches can take long.
                 let (protocol, source) = (model.protocol, model.implementation.name());
                 let _ = writeln!(io::stderr(), "{protocol} ({source}): {report}");
             }
@@ -103,7 +103,8 @@ pub fn all_mutants() -> Vec<(Implementation, Mutant)> {
     rust.chain(cxx.map(|mutant| (Implementation::Headers, mutant))).collect()
 }
 
-/// Searches of the mutants' scenarios without the fault, each once; they must find nothing.
+/// Searches of the mutants' scenarios with the correct protocol, each scenario once; they must find
+/// nothing.
 fn controls() -> Vec<(Implementation, Mutant)> {
     let mut seen = std::collections::HashSet::new();
     let mut all = all_mutants();

@@ -1,5 +1,5 @@
-//! Pointers between PROTOCOL.md and the proof: lines of the text that begin with `*Proved*` name the
-//! clauses that stand for the rules above them.
+//! Pointers from PROTOCOL.md to the proof: each names clauses of the proof. A pointer stands in the
+//! text below the rule that its clauses state, in a paragraph that begins with `*Proved*`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::proof::rule::Numbers;
 pub struct Pointers {
     /// Heading of the section of PROTOCOL.md that names each clause of the proof, keyed by clause.
     pub sections: BTreeMap<String, String>,
-    /// Clauses that more than one section names.
+    /// Clauses that more than one section of PROTOCOL.md names.
     twice: Vec<String>,
 }
 
@@ -28,8 +28,8 @@ impl Pointers {
         text.map(|text| Self::read(&text)).map_err(|error| format!("{}: {error}", path.display()))
     }
 
-    /// Reads the pointers of a text in Markdown. One begins at `*Proved*` and ends with its paragraph;
-    /// it may follow another one.
+    /// Reads the pointers from `text`, in Markdown. A pointer begins at `*Proved*` and ends with
+    /// its paragraph; several may follow each other.
     pub fn read(text: &str) -> Self {
         let mut pointers = Self::default();
         let (mut section, mut inside) = ("", false);

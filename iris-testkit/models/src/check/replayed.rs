@@ -1,5 +1,6 @@
-//! Replays of executions against the proved rules: of all that the models explore, of random
-//! schedules, and of the mutants, which must leave the rules.
+//! Replays of executions against the proved rules: each step of an execution must be one that the
+//! rules allow. Replayed are the executions that models explore, random schedules, and mutants,
+//! which must break the rules.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -14,7 +15,7 @@ use crate::proof::replay::{self, Counts, Extent, is_replayed, replay};
 use crate::proof::report::Proof;
 use crate::{Check, Failure, Report, Rules, Scenario, headers};
 
-/// Replays of one scenario's executions.
+/// Result of comparing the executions of one scenario with the proved rules.
 #[derive(Clone, Debug)]
 pub struct Replayed {
     /// Implementation that was run and replayed.
@@ -28,9 +29,9 @@ pub struct Replayed {
 /// Number of replayed steps below which [`missing`] reports that there are too few.
 pub const STEPS: u64 = 1_000_000;
 
-/// Explores a model, and replays every execution of loom and every transition of the search.
-/// Models of other engines, and those in which no rule has a part, are explored only; [`random`]
-/// replays schedules of them.
+/// Explores a model, and replays every execution of loom and every transition of the search. Models
+/// of other engines, and those to which no rule applies, are only explored; [`random`] replays
+/// random schedules of them.
 pub fn explore(model: &Model) -> (Report, Option<Replayed>) {
     let &Model { implementation, ref scenario, engine, .. } = model;
     let extent = match engine {
@@ -104,13 +105,13 @@ pub struct ReplayedMutant {
 /// Number of random schedules of a mutant that are replayed, at most.
 const RUNS: u64 = 60;
 
-/// Mutants of accesses that the rules do not speak of, with the reason.
+/// Mutants of accesses that no rule covers, with the reason.
 const OUTSIDE: &[(&str, &str)] =
     &[("no-vote-after-lock", LOCKS), ("no-vote-before-unlock", LOCKS), ("site-lock-give", LOCKS)];
 const LOCKS: &str = "locks are explored only";
 
-/// Replays random schedules of the mutants, up to the first that leaves the rules. Mutants of the
-/// scenario itself, and those in whose scenario no rule has a part, are left out.
+/// Replays random schedules of each mutant, up to the first that breaks the rules. Left out are
+/// mutants whose scenario itself is wrong, and those to whose scenario no rule applies.
 ///
 /// Calls that refresh words take the place of a scenario that goes through the whole range of
 /// numbers, and of one without peers, if the mutant is of a row that the rules use.
@@ -149,8 +150,8 @@ fn by_rule(failure: &Option<Failure>) -> bool {
 }
 
 impl ReplayedMutant {
-    /// Name of the clause, property or row of the table that forbids the step at which the mutant
-    /// leaves the rules; `None` if it does not.
+    /// Name of the clause, property or row of the table of accesses that forbids the step at which
+    /// the mutant breaks the rules; `None` if it breaks none.
     pub fn by(&self) -> Option<&'static str> {
         match &self.report.failure {
             Some(Failure::Rule(forbidden)) => Some(forbidden.by),
@@ -162,8 +163,8 @@ impl ReplayedMutant {
         }
     }
 
-    /// Fault of the replay: the mutant leaves the rules if it must not, or keeps to them if it must
-    /// leave. A mutant whose signal is lost keeps to them, because liveness is not proved.
+    /// Fault of the replay: the mutant breaks the rules although it must not, or does not although
+    /// it must. A mutant that loses a signal must not, because liveness is not proved.
     pub fn fault(&self) -> Option<String> {
         let outside = OUTSIDE.iter().find(|(name, _)| *name == self.mutant.name);
         let is_lost = self.mutant.expected == Check::Lost
@@ -183,16 +184,16 @@ const VALUE: &str = "what is read is of this call";
 /// Name of the rule that words of peers are accessed at system scope.
 const SCOPE: &str = "words of peers are accessed at system scope";
 
-/// Whether a step that `by` forbids shows the clause.
+/// Whether a step that `by` forbids shows that `clause` is broken.
 fn shows(by: &str, clause: &str) -> bool {
     let access = Access::ALL.iter().any(|it| it.name() == by);
     by == clause || access && clause.split(' ').any(|word| word == by)
 }
 
-/// Table of the clauses of the rules: the section that states the clause, the condition that is not proved without the clause, the
-/// property that a small world then violates, and the mutants of the code that stop at the clause. It ends
-/// with the mutants that stop at a property, at a row of the table of accesses that is no clause, or
-/// at no step.
+/// Table of the clauses of the rules: the section that states the clause, the condition that is not
+/// proved without the clause, the property that a small world then violates, and the mutants of the
+/// code that stop at the clause. The last rows have the mutants that no clause stops: those stopped
+/// by a property or by a row of the table of accesses, and those that keep to the rules.
 pub(super) fn table(proof: &Proof, pointers: &Pointers, mutants: &[ReplayedMutant]) -> Table {
     let mut rows = Table::new();
     rows.load_preset(presets::NOTHING).set_header([

@@ -20,7 +20,8 @@ pub struct Summary {
     pub models: Vec<(Model, Report)>,
     /// Mutants, each with the report of its search.
     pub mutants: Vec<(Implementation, Mutant, Report)>,
-    /// Reports of the mutants' searches without the fault, which must find nothing.
+    /// Reports of searches of the mutants' scenarios with the correct protocol, which must find
+    /// nothing.
     pub controls: Vec<(Implementation, Report)>,
     /// Name of every access, and how often hooks saw it at device scope and at system scope.
     pub scopes: Vec<(&'static str, u64, u64)>,
@@ -29,9 +30,9 @@ pub struct Summary {
     /// Number of shapes from tuning tables, and number of equal results of schedule.h and
     /// schedule.rs.
     pub schedules: Option<(usize, u64)>,
-    /// Executions that were replayed against the proved rule.
+    /// Executions that were replayed against the proved rules, by scenario.
     pub replayed: Vec<Replayed>,
-    /// Replays of mutants.
+    /// Replays of mutants' executions, which must break the proved rules.
     pub replayed_mutants: Vec<ReplayedMutant>,
     /// Sections of PROTOCOL.md that state the clauses of the proof.
     pub pointers: Pointers,
@@ -104,7 +105,7 @@ impl Summary {
         failed
     }
 
-    /// Number of replayed steps of the rule.
+    /// Number of replayed steps of the proved rules.
     pub fn replayed_steps(&self) -> u64 {
         self.replayed.iter().map(|it| it.counts.total()).sum()
     }

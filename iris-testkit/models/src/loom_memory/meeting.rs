@@ -1,4 +1,5 @@
-//! Barriers of threads under loom, which wake each other without words that loom would permute.
+//! Barriers between threads under loom. Threads wake each other directly, without words whose
+//! accesses loom would permute.
 
 use std::cell::{Cell, RefCell};
 
@@ -17,7 +18,7 @@ pub(super) struct Meeting {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Token {
     Nothing,
-    /// Request to answer and then keep waiting.
+    /// Request to answer and then to go on waiting.
     Answer,
     /// Request to answer and then leave the barrier.
     AnswerAndLeave,

@@ -1,11 +1,11 @@
-//! Observer of the executions of loom.
+//! Calls of an [`Observer`] for the executions that loom runs.
 
 use std::sync::{Arc, Mutex};
 
 use crate::search::Observer;
 use crate::{Failure, Forbidden};
 
-/// Observer of executions.
+/// Observer of the executions of loom, and whether it may be called now.
 pub(super) struct Watch {
     pub(super) observer: Arc<Mutex<dyn Observer + Send>>,
     /// Whether an execution is under way, so that the observer may be called.
@@ -27,7 +27,8 @@ impl Watch {
         }
     }
 
-    /// Ends the execution under way, if there is one: loom says only when the next one begins.
+    /// Reports the end of the current execution to the observer, if there is one. loom itself shows
+    /// the end only by the beginning of the next execution.
     pub(super) fn end(&mut self) -> Result<(), Failure> {
         let ended = self.tell(|observer| observer.end());
         self.is_on = false;

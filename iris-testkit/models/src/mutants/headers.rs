@@ -19,7 +19,7 @@ pub fn of_headers() -> Vec<Mutant> {
     all.iter().filter_map(Mutant::on_headers).collect()
 }
 
-/// Mutants without one of the workgroup barriers, by its place.
+/// Mutants that lack one workgroup barrier of the device headers, by the barrier's place.
 fn sites() -> Vec<Mutant> {
     let plain = Accumulate { atomic: false, first_barrier: true, second_barrier: true };
     [
@@ -32,8 +32,8 @@ fn sites() -> Vec<Mutant> {
         ("site-finish", Site::Finish, ops::pull(2, 1, 2), None),
     ]
     .map(|(name, site, scenario, engine)| {
-        // Without this barrier the other thread does not wait at all: it reads before anything is
-        // written.
+        // Without the barrier after a wait, the other thread does not wait at all and reads before
+        // anything is written, which is a wrong value, not a race.
         let expected = if site == Site::Waited { Check::Wrong } else { Check::Race };
         let mutant = mutant(name, scenario.threads(2), Change::DropSite(site), expected);
         match engine {
@@ -73,7 +73,7 @@ fn buffers() -> Vec<Mutant> {
     ]
 }
 
-/// Mutants without one of the signals.
+/// Mutants in which one rank does not set one kind of signal.
 fn signals() -> Vec<Mutant> {
     use Access::*;
     let everybody = Members::all(2);

@@ -1,5 +1,5 @@
-//! Mutants of the LL protocol: each of its rules broken. The call counter goes through its whole
-//! range, because LL words are compared by `==`.
+//! Mutants of the LL protocol, one for each of its rules. Some run the whole range of call numbers,
+//! because LL words are compared by `==`.
 
 use iris_sync::{Access, FaultKind, RESTAMP_PERIOD, Scope};
 
@@ -32,11 +32,12 @@ pub(super) fn all() -> Vec<Mutant> {
         device("ll-stamp-device", LlStamp, refreshing(&[1, 1])),
         mutant("ll-torn", one(1), Change::Torn, Check::Wrong),
         mutant("ll-any", one(1), Change::Compare(LlLoad, Compare::Any), Check::Wrong),
-        // Each of several items that are polled together must be checked.
+        // Mutants that check only one of several items that are polled together.
         mutant("ll-rows-torn", rows(1), Change::Torn, Check::Wrong).by(Engine::Random(20_000)),
         mutant("ll-rows-any", rows(1), Change::Compare(LlLoad, Compare::Any), Check::Wrong)
             .by(Engine::Random(20_000)),
-        // One thread of a workgroup reads items that the other has not taken yet.
+        // Without the barrier, a thread of a workgroup reads items that the other thread has not
+        // taken yet.
         mutant(
             "ll-no-vote-before-row",
             rows(1),
@@ -46,7 +47,8 @@ pub(super) fn all() -> Vec<Mutant> {
         .by(Engine::Random(20_000)),
         mutant("ll-tiles-any", tiles.clone(), Change::Compare(LlLoad, Compare::Any), Check::Wrong)
             .by(Engine::Random(20_000)),
-        // One thread of a workgroup pushes items that the other has not multiplied yet.
+        // Without the barrier, a thread of a workgroup pushes items that the other thread has not
+        // multiplied yet.
         mutant(
             "ll-no-vote-behind-product",
             tiles,
@@ -76,7 +78,7 @@ pub(super) fn all() -> Vec<Mutant> {
             mutant("ll-counts-first", ll::counting_first(), [], Check::Race)
                 .by(Engine::Random(20_000)),
         ),
-        // Both launches write the cells of the items that the first has taken.
+        // Launches that overlap: both write the cells of the items that the first launch has taken.
         in_scenario(
             mutant("ll-launched-early", ll::early(), [], Check::Race).by(Engine::Random(20_000)),
         ),
@@ -114,7 +116,8 @@ pub(super) fn all() -> Vec<Mutant> {
         round("ll-no-stamps", Change::Skip(LlStamp), Check::Wrong),
         round("ll-no-stamp-even", Change::SkipPairStamps(0), Check::Wrong),
         round("ll-no-stamp-odd", Change::SkipPairStamps(1), Check::Wrong),
-        // The root is two calls ahead and gives up; rank 1 still polls words of the first call.
+        // Without the check, rank 1 still polls words of the first call when the root, which is two
+        // calls ahead and has given up, refreshes them.
         searched(mutant(
             "ll-no-check-refresh",
             ops::given_up(
@@ -123,8 +126,8 @@ pub(super) fn all() -> Vec<Mutant> {
             Change::Skip(AbortCheck),
             Check::Wrong,
         )),
-        // One thread has received everything and the other gives up: the items that it did not take
-        // are read.
+        // Without the barrier, one thread has received everything while the other gives up, and the
+        // items that the other thread did not take are read.
         mutant(
             "ll-no-vote-to-leave",
             ops::given_up(ll::exchange_two(Pattern::All, 2, 1).threads(2).without_heads()),
@@ -132,8 +135,8 @@ pub(super) fn all() -> Vec<Mutant> {
             Check::Wrong,
         )
         .by(Engine::Random(20_000)),
-        // Calls that refresh words count their workgroups at the end; in other calls the mutant
-        // would show in the count first.
+        // Calls that refresh words count their workgroups at the end of the call. In other calls
+        // the fault would show at the count first.
         mutant(
             "ll-no-vote-after-credit",
             ll::exchange_two(Pattern::Root, 2, 3)

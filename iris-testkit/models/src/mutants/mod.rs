@@ -168,8 +168,8 @@ fn slot_rule() -> Vec<Mutant> {
     use Access::*;
     use Change::{BlindRecords, Skip, UncheckedRecords};
     let ahead = || ops::deliver(2, 1, 3, true, false);
-    // Entry records initially hold the values that this op will publish, as if left by an earlier
-    // op.
+    // Initial values of entry records: those that this op will publish, as if an earlier op had
+    // left them.
     let mut direct = ops::deliver(2, 1, 2, true, true);
     for parity in 0..2 {
         for rank in 0..2 {
@@ -210,7 +210,7 @@ fn slot_rule() -> Vec<Mutant> {
         ),
         mutant("no-done-before-end", ops::pull(2, 1, 2), Skip(DoneLoad), Check::Race),
         mutant("no-wait-for-arrivals", ops::copied_beside(2, 1, 1), Skip(SignalLoad), Check::Wrong),
-        // Rank 0 passes on a tile that has not arrived; the others wait.
+        // Rank 0 does not wait before it passes on a tile; the other ranks do.
         mutant(
             "no-wait-before-relay",
             ops::relay(3, 1, 1, true),
@@ -269,8 +269,8 @@ fn life_of_words() -> Vec<Mutant> {
     ]
 }
 
-/// Mutants of a launch on a rank that has given up: such a launch must write nothing that a peer
-/// could take for valid data.
+/// Mutants without a check of the abort word on a rank that has given up. Later launches on that
+/// rank must write nothing that a peer could take for valid data.
 fn given_up() -> Vec<Mutant> {
     let unchecked = |name, scenario, expected| {
         mutant(name, ops::given_up(scenario), Change::Skip(Access::AbortCheck), expected)
@@ -283,15 +283,16 @@ fn given_up() -> Vec<Mutant> {
     };
     vec![
         unmuted,
-        // Rank 1 is told before rank 2, and leaves while rank 2 reads its shard.
+        // Mutants in which a leaving rank does not tell all peers: rank 1 is told before rank 2,
+        // and leaves while rank 2 still reads its shard.
         untold("leaves-untold", ops::pull_of_leavers(3, false)),
         untold("leaves-untold-by-host", ops::pull_of_leavers(2, true)),
         untold("copies-of-leavers-untold", ops::copied_of_leavers(3, false))
             .by(Engine::Random(20_000)),
         untold("copies-of-leavers-untold-by-host", ops::copied_of_leavers(2, true)),
         unchecked("no-check-next-launch", ops::accumulate(2, 1, 1, PLAIN), Check::Wrong),
-        // One workgroup of the root gives up while another finds its credit, so half of the call is
-        // delivered.
+        // Without the check, half of a call is delivered: one workgroup of the root gives up, and
+        // another one finds its credit in the next call.
         unchecked(
             "no-check-next-call",
             ops::deliver(2, 2, 3, true, false).groups(&[2, 1]),
@@ -313,7 +314,7 @@ fn given_up() -> Vec<Mutant> {
     ]
 }
 
-/// Mutants of the launch of a user's kernel beside a call.
+/// Mutants of the launch of a user's kernel that runs at the same time as a call.
 fn kernels_beside() -> Vec<Mutant> {
     let beside = |name, how, expected| {
         let scenario = ops::beside(2, 1, 2, how);
@@ -379,8 +380,8 @@ fn barriers() -> Vec<Mutant> {
         vote("no-vote-after-flag", ops::staged(&[2, 1], 1, 1), 0, 1, 0).by(Engine::Random(2_000));
     after_flag.expected = Check::Wrong;
     let one_shot = || ops::one_shot(2, 1, 1);
-    // Without this barrier the other thread does not wait at all: it reads before anything is
-    // written.
+    // Without the barrier after a wait, the other thread does not wait at all and reads before
+    // anything is written, which is a wrong value, not a race.
     let mut after_wait = vote("no-vote-after-wait", one_shot(), 0, 0, 2);
     after_wait.expected = Check::Wrong;
     let locked = || ops::accumulate(2, 1, 1, PLAIN);

@@ -14,8 +14,8 @@ pub enum Engine {
     Search,
     /// Search of this number of random schedules.
     Random(u64),
-    /// Search by [`whole_range`](super::whole_range), with these last calls: a number of tiles
-    /// each, or another op.
+    /// Search by [`whole_range`](super::whole_range), whose last calls use these numbers of tiles,
+    /// or run another op ([`instead`](crate::ops::instead)).
     WholeRange(&'static [u32]),
     /// Search by [`slots_whole_range`](super::slots_whole_range): the whole range of call numbers
     /// of LL words.
@@ -27,9 +27,9 @@ pub enum Engine {
 pub struct Mutant {
     /// Name, which PROTOCOL.md cites where it states the rule.
     pub name: &'static str,
-    /// Row of the table of accesses that the mutant breaks, if any.
+    /// Row of the table of accesses ([`Access`]) that the mutant breaks, if any.
     pub access: Option<Access>,
-    /// Scenario in which the fault shows.
+    /// Scenario in which the broken rule shows.
     pub scenario: Scenario,
     /// Changes that break the protocol.
     pub rules: Rules,
@@ -48,7 +48,7 @@ impl Mutant {
     }
 
     /// Searches the same scenario without the fault, which must find nothing. Loom runs with one
-    /// preemption here: the longer searches of whole protocols are tests of their own.
+    /// preemption here, because separate tests search the protocols for longer.
     pub fn control(&self) -> Option<Report> {
         let keep = |change: &&Change| matches!(change, Change::UncheckedRecords);
         let rules = Rules { changes: self.rules.changes.iter().filter(keep).copied().collect() };

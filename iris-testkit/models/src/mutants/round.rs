@@ -14,9 +14,9 @@ pub const STATES: u64 = 20_000_000;
 
 /// Searches the whole range of the call counter: two ranks and an op planned for eight tiles of
 /// which calls use three. Three calls run at every multiple of the restamp period and the calls
-/// between are skipped. The calls `last` follow more than 2^31 calls after the start: a number of
-/// tiles each, or another op, see [`ops::instead`]. A staged gather has one tile, and its rank 0
-/// has two workgroups.
+/// between are skipped. More than 2^31 calls after the start come the calls `last`, each with a
+/// number of tiles or another op, see [`ops::instead`]. A staged gather has one tile, and its rank
+/// 0 has two workgroups.
 pub fn whole_range(rules: &Rules, last: &'static [u32]) -> Report {
     once_round(false, rules, last)
 }
@@ -38,8 +38,8 @@ pub(super) fn once_round(on_headers: bool, rules: &Rules, last: &'static [u32]) 
             scenario = headers;
         }
         let words = scenario.channel(0);
-        // The skipped calls used `used` tiles: their words and entry records are those of the last
-        // skipped call.
+        // State after the skipped calls, which used `used` tiles: words and entry records have the
+        // number of the last skipped call.
         let mut left = Vec::new();
         for rank in 0..2 {
             let before = Call::new(number).previous();
@@ -96,8 +96,8 @@ fn all_round(
     Report { scenario, executions, seconds: start.elapsed().as_secs_f64(), ..report }
 }
 
-/// Number of items of the last three calls of [`slots_whole_range`]: one call of each parity uses
-/// the items again that no call between has touched.
+/// Number of items of the last three calls of [`slots_whole_range`]. Two calls, one of each parity,
+/// use the item again that the skipped calls have not touched.
 pub(super) const LAST: &[u32] = &[1, 2, 2];
 
 /// Searches the whole range of LL call numbers: two ranks, words for two items of which most calls
@@ -115,7 +115,8 @@ pub fn slots_whole_range(on_headers: bool, rules: &Rules) -> Report {
         let scenario = ll::partial(Pattern::All, 2, number, used);
         let mut scenario = scenario.without_heads().words(RESTAMP_PERIOD - 2);
         if step == 8 {
-            // The call numbers are those of the first calls, but the pushed values must differ.
+            // The last calls have the numbers of the first ones, so another M makes their values
+            // differ.
             let mut record = Record::default();
             record.fields[Field::M as usize] = 1;
             scenario = scenario.record(0, record).record(1, record);
@@ -124,8 +125,8 @@ pub fn slots_whole_range(on_headers: bool, rules: &Rules) -> Report {
             scenario = headers;
         }
         let words = scenario.channel(0);
-        // The skipped calls had one item: their words and entry records are those of the last
-        // skipped call.
+        // State after the skipped calls, which had one item: words and entry records have the
+        // number of the last skipped call.
         let mut left = Vec::new();
         let before = Call::new(number).previous();
         for rank in 0..2 {

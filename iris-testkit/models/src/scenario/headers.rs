@@ -1,13 +1,15 @@
-//! Programs of scenarios in C++: the device headers, whose every access is a hook.
+//! C++ programs of scenarios, which run the device headers: each access of the headers calls a
+//! hook.
 //!
 //! `build.rs` compiles `cxx/` with the host form of `kernels/iris/port.h`. A program is a function
 //! of an [`Input`]; the hooks are answered by the [`Thread`] that runs it, so that the same engines
 //! explore it and the same mutants change it.
 //!
-//! **Running.** A program of one's own is a C++ file that includes `model.h` and the header to be
-//! checked, with a function `extern "C" int name(const iris::model::Input&)`; a [`Scenario`] takes
-//! it with [`Headers::new`]. `examples/check_my_protocol` is one, in Rust and in C++. Words behind
-//! those of the channel, such as index 2^20 of the signal segment, begin with 0 and are free to use.
+//! **Running.** A new program is a C++ file that includes `model.h` and the header to be checked,
+//! with a function `extern "C" int name(const iris::model::Input&)`; a [`Scenario`] takes it with
+//! [`Headers::new`]. `examples/check_my_protocol` is an example, in Rust and in C++. Words after
+//! those of the channel, such as index 2^20 of the signal segment, begin with 0 and are free to
+//! use.
 //!
 //! A crate with this one in its `[dependencies]` compiles such a file in its build script, with `cc`
 //! (cargo tells build scripts nothing of `[dev-dependencies]`):
@@ -175,7 +177,7 @@ pub(crate) fn decode(address: u64) -> Option<(Segment, u32, u32)> {
     (bytes % 4 == 0).then_some((segment, rank, index))
 }
 
-/// Symmetric heap as a program in C++ sees it.
+/// View of the symmetric heap that a C++ program gets, with fake addresses.
 pub(crate) fn heap(rank: u32, ranks: u32) -> HeapView {
     let mut heap: HeapView = bytemuck::Zeroable::zeroed();
     (heap.rank, heap.size) = (rank, ranks);
@@ -200,8 +202,8 @@ pub(crate) fn count(access: Option<Access>, scope: iris_sync::Scope) {
     column[row].fetch_add(1, Ordering::Relaxed);
 }
 
-/// Name of every access, and how often hooks have seen it in this process at device scope and at
-/// system scope.
+/// Name of every access, and the number of times that hooks have seen it in this process, at device
+/// scope and at system scope.
 pub fn scopes_seen() -> Vec<(&'static str, u64, u64)> {
     let names = Access::ALL.iter().map(|access| access.name()).chain(["accumulators, users"]);
     let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -232,7 +234,8 @@ extern "C-unwind" fn missing(_: &Input<'_>) -> i32 {
     crate::Failure::Other("this crate was built without a C++ compiler".into()).raise()
 }
 
-/// Programs of `cxx/`: the scenarios of [`ops`](crate::ops) and [`primitives`](crate::primitives).
+/// Programs of `cxx/`, one for each scenario of [`ops`](crate::ops) and
+/// [`primitives`](crate::primitives).
 pub mod programs {
     use super::Entry;
     #[cfg(iris_cxx)]

@@ -28,11 +28,12 @@ pub struct Thread<'a> {
     rules: &'a Rules,
     arena: &'a dyn Arena,
     channel: Channel,
-    /// Whether the rank has no other thread: then its device words are not shared memory.
+    /// Whether this is the rank's only thread: then no other thread accesses the rank's device
+    /// words.
     alone: bool,
     votes: Cell<u32>,
-    /// For a wave in lockstep: whether this thread has diverged without an announced end, and how
-    /// many divergent calls it is in.
+    /// State of a wave in lockstep: whether this thread has diverged without an announced end, and
+    /// the number of divergent calls that it is in.
     parted: Cell<bool>,
     depth: Cell<u32>,
     fault: Cell<Option<Fault>>,
@@ -69,11 +70,11 @@ impl<'a> Thread<'a> {
         CURRENT.set(ptr::from_ref(self).cast());
     }
 
-    /// Runs `f` with the thread whose program is running, for programs in another language, whose
-    /// hooks get addresses and no context.
+    /// Runs `f` with the scenario's thread that runs on the current OS thread. For programs in
+    /// another language, whose hooks get addresses and no context.
     ///
     /// # Panics
-    /// Panics if no program of a scenario is running.
+    /// If no program of a scenario is running.
     pub fn with_current<R>(f: impl FnOnce(&Thread<'_>) -> R) -> R {
         let current = CURRENT.get();
         assert!(!current.is_null(), "no thread of a scenario is running on this thread");
@@ -145,7 +146,7 @@ impl<'a> Thread<'a> {
         &self.scenario.records[self.id.rank as usize]
     }
 
-    /// Launch that this thread is in.
+    /// Launch of an op, as this thread takes part in it.
     pub fn launch(&self) -> Launch<'_, Self> {
         let (index, count) = (self.id().group, self.groups());
         Launch { m: self, channel: self.channel(), record: self.record(), index, count }
@@ -177,8 +178,8 @@ impl<'a> Thread<'a> {
         self.check(place, self.read(place), wanted);
     }
 
-    /// Whether this is an abort word of a peer, while this thread leaves because its host or another rank
-    /// told it to.
+    /// Whether `word` is an abort word of a peer, while this thread leaves because its host or
+    /// another rank told it to.
     fn leaves_untold(&self, word: SymWord) -> bool {
         let told = self.fault.get().is_some_and(|fault| {
             matches!(fault.kind, FaultKind::PeerGaveUp | FaultKind::HostAbort)
@@ -274,7 +275,8 @@ impl<'a> Thread<'a> {
         }
     }
 
-    /// Counterpart of a word: the peer writes it where this rank writes `word`.
+    /// Counterpart of `word`: the word that the peer writes at this rank, where this rank writes
+    /// `word` at the peer.
     fn mirrored(&self, word: SymWord) -> SymWord {
         let c = &self.channel;
         let (first, stride) = match self.kind(word) {

@@ -1,7 +1,7 @@
 use super::{HashMap, Op, Order, Place};
 
-/// Vector clocks: which operations of others each thread has seen, derived only from the orders of
-/// accesses.
+/// Vector clocks: which operations of other threads each thread has seen, derived only from the
+/// orders of accesses.
 pub(super) struct Clocks {
     threads: Vec<Vec<u32>>,
     /// Clock that a thread joins when it acquires the word.
@@ -38,7 +38,8 @@ impl Clocks {
                 self.words.remove(&place);
                 self.release(thread, place, order);
             }
-            // A failed exchange counts as if it had synchronised, because it is tried again.
+            // A failed compare-and-exchange counts as if it had synchronised, because the thread
+            // repeats it.
             Op::Add { place, order, .. } | Op::CompareExchange { place, order, .. } => {
                 self.acquire(thread, place, order);
                 self.release(thread, place, order);

@@ -1,4 +1,5 @@
-//! Observers of executions: they are told each operation, and may stop an execution at one.
+//! Observers of executions, which are called for each operation and may reject it, which ends the
+//! execution.
 
 use std::time::Instant;
 
@@ -11,19 +12,18 @@ pub trait Observer {
     fn begin(&mut self) {}
     /// Called after a thread has performed an operation with this result.
     ///
-    /// # Errors
-    /// The rule that forbids the operation; it ends the execution.
+    /// # Errors The rule that forbids the operation; the execution ends.
     fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden>;
-    /// Called when threads have met at a barrier of their workgroup or between two launches. Allows
-    /// it by default.
+    /// Called when threads have met at a barrier of their workgroup or between two launches. The
+    /// default allows it.
     ///
     /// # Errors
-    /// The rule that forbids it; it ends the execution.
+    /// The rule that forbids the barrier; the execution ends.
     fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), Forbidden> {
         let _ = (threads, op);
         Ok(())
     }
-    /// Called when all threads have ended. Allows it by default.
+    /// Called when all threads have ended. The default allows it.
     ///
     /// # Errors
     /// The rule that does not hold at the end.
@@ -34,18 +34,18 @@ pub trait Observer {
 
 /// Observer that can return to an earlier state of an execution, as the exhaustive search does.
 pub trait Explorer: Observer {
-    /// State of the observer.
+    /// Copy of the observer's state.
     type Saved;
-    /// Copies the state.
+    /// Copies the observer's state.
     fn save(&self) -> Self::Saved;
     /// Returns to a state that was saved earlier on the path from the start to the present state.
     fn restore(&mut self, saved: &Self::Saved);
 }
 
 /// Runs [`random`](super::random) with an observer and without the search for races. A step that
-/// the observer rejects is a [`Failure::Rule`] and ends the search. After another failure the search goes on,
-/// because a later run may have such a step; the report has the first of the other failures if none
-/// has.
+/// the observer rejects is a [`Failure::Rule`] and ends the search. After a failure of another kind
+/// the search goes on, because a later run may have a rejected step. If none has, the report has
+/// the first failure.
 pub fn observe(
     scenario: &Scenario,
     rules: &Rules,
@@ -75,7 +75,7 @@ pub fn observe(
     report
 }
 
-/// Type of the explorer of a search that has none.
+/// Explorer that does nothing, for searches without one.
 pub(super) struct NoExplorer;
 
 impl Observer for NoExplorer {

@@ -7,8 +7,8 @@ use crate::Arena;
 #[derive(Clone, Debug)]
 pub(super) enum Next {
     Op(Op),
-    /// A failed poll of these words; the thread can poll again, from node `head`, once one of them
-    /// has changed.
+    /// Failed poll of these words; the thread can poll again, from node `head`, once one of the
+    /// words has changed.
     Blocked {
         head: u32,
         watch: Box<[(Place, i64)]>,
@@ -77,7 +77,7 @@ impl<'a> Programs<'a> {
         &self.nodes[node as usize].next
     }
 
-    /// Whether the thread is inside an arm of a branch and not at its end.
+    /// Whether the thread at `node` is inside one side of a branch and not at its end.
     pub(super) fn in_arm(&self, node: u32) -> bool {
         let Node { parted, next, .. } = &self.nodes[node as usize];
         let at_end = matches!(
@@ -113,7 +113,7 @@ impl<'a> Programs<'a> {
         child
     }
 
-    /// Adds a node at which this thread has failed.
+    /// Adds a node at which `thread` has failed.
     pub(super) fn fail(&mut self, thread: usize, failure: Failure) -> u32 {
         let next = Next::Failed(failure);
         let (parent, parted, result, children) = (None, false, 0, Vec::new());
@@ -177,7 +177,7 @@ impl<'a> Programs<'a> {
         (next, replay.results)
     }
 
-    /// Handles a failed poll: finds the first poll of its wait by letting the program poll the same
+    /// Handles a failed poll: finds the first poll of the wait by letting the program poll the same
     /// words once more.
     fn block(&mut self, node: u32, mut results: Vec<i64>) {
         let thread = self.nodes[node as usize].thread;
@@ -199,7 +199,7 @@ impl<'a> Programs<'a> {
                 _ => return,
             }
         }
-        // The path is followed back over an equal number of operations, which must be the same
+        // Follows the path back over as many operations as the wait polls; these must be the same
         // polls.
         let mut head = node;
         for (op, _) in looks.iter().rev() {

@@ -1,9 +1,10 @@
-// The waits that `iris stress` leaves out on GPUs, left out in host code: skeletons of the device
-// headers over the small tiles of the models, each workgroup of each rank a thread. What is left out
-// and who is held up, which a build decides on a GPU, are variables here.
+// Protocols with a wait left out, in host code: skeletons of the device headers over the small
+// tiles of the models, with a thread for each workgroup of each rank. `iris stress` does the same
+// on GPUs, where a build fixes which wait is left out and which workgroup is delayed; here both are
+// variables.
 //
 // Arguments: subject, access that is not waited for, place, nanoseconds, calls; words of a signal
-// segment, device words; the words of a channel. Prints how much was wrong.
+// segment, device words; the words of a channel. Prints the number of wrong values.
 #include <cstdio>
 #include <cstdlib>
 
@@ -25,7 +26,7 @@ std::atomic<u32> wrong;
 /// Boundary between two launches of this rank, a barrier of all its workgroups.
 thread_local std::barrier<>* boundary;
 
-/// Tiles for which C is filled with an invalid value before each call.
+/// Tile operations in which C is filled with an invalid value before each call.
 struct HeldTiles : Tiles {
     void fill_out() const {
         hold<Hold::Filling>(me());
@@ -40,7 +41,7 @@ struct HeldTiles : Tiles {
     }
 };
 
-/// Broadcast from the last rank.
+/// Delivery of tiles for a broadcast from the last rank.
 struct FromLast {
     u32 tiles, me, last;
     u32 produced() const { return sent(me, 0); }
@@ -73,8 +74,8 @@ int broadcast(const Input& in) {
     return calls(in, [&](const Model& model) {
         HeldTiles body{{model}};
         const u32 last = body.ranks() - 1;
-        // The other ranks are in the first call and have seen the root's entry before the root runs
-        // ahead.
+        // The root waits until the other ranks are in the first call and have seen its entry; then
+        // it runs ahead of them.
         if (first && body.me() == last) sleep_ns(20ull * held_ns);
         first = false;
         return flow::deliver(model.launch(), FromLast{in.tiles, body.me(), last}, 0, body);
@@ -83,7 +84,7 @@ int broadcast(const Input& in) {
 
 int spinlock(const Input& in) { return accumulate<HeldTiles>(in); }
 
-/// GEMM in one launch, which waits for each part itself.
+/// All-gather by a copy engine and a GEMM in one launch, which waits for each part itself.
 int copied_beside(const Input& in) {
     Input beside = in;
     beside.option = 4;

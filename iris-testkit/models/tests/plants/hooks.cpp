@@ -1,6 +1,7 @@
-// The protocols once through the headers, and all entries of the kernel IRIS_PLANT_FILE, over hooks
-// that print what they see: "scope ..." where an access of a peer's word has not system scope, and
-// "access NUMBER ORDER SCOPE" for each access of the protocols. Addresses from 2^60 on are symmetric.
+// Runs each protocol of the device headers once, and all entries of the kernel file
+// IRIS_PLANT_FILE, over hooks that print: "scope ..." where an access of a peer's word has not
+// system scope, and "access NUMBER ORDER SCOPE" for each access of the protocols. Addresses from
+// 2^60 on are symmetric.
 #include <cstdio>
 #include <cstdlib>
 #include <set>

@@ -19,7 +19,7 @@ pub fn has_clang() -> bool {
     clang().is_some()
 }
 
-/// Name of the first clang that is installed, with its version.
+/// Name and version of the first clang in this list that is installed.
 fn clang() -> Option<(&'static str, String)> {
     ["clang-19", "clang-20", "clang-21", "clang"].into_iter().find_map(|name| {
         let output = Command::new(name).arg("--version").stderr(Stdio::null()).output().ok()?;
@@ -93,8 +93,8 @@ struct Checker<'a> {
 }
 
 impl Checker<'_> {
-    /// Compiles a file of probes to text. The result is cached for the life of the process by the
-    /// file and its includes.
+    /// Compiles `text`, a source file of probes, to text. Results are cached for the life of the
+    /// process, by the file and the files that it includes.
     fn probe(&self, file: &str, text: &str, options: &[String]) -> Result<String, String> {
         static BEFORE: Compilations = Compilations::new();
         let path = self.folder.join(file);
@@ -161,8 +161,8 @@ fn body<'a>(code: &'a str, entry: &str) -> Option<&'a str> {
     Some(&code[start..][..code[start..].find("s_endpgm")?])
 }
 
-/// Instructions of a kernel that access its word, write caches back and wait for that, or
-/// invalidate caches.
+/// Instructions of a probe kernel that access its word, that write caches back or wait for the
+/// write-back, or that invalidate caches.
 pub(super) fn instructions(code: &str, entry: &str) -> Option<Vec<String>> {
     let mut found: Vec<String> = Vec::new();
     for line in body(code, entry)?.lines().map(str::trim) {
@@ -195,7 +195,7 @@ pub(super) fn isa(probe: &Probe, arch: &str) -> Option<Vec<String>> {
     if !code.is_empty() {
         code.push(WAIT.into());
     }
-    // The flags sc0 and glc of a read-modify-write request the old value.
+    // A read-modify-write operation has the flag sc0 or glc if it returns the old value.
     let rmw = if system { "sc0 sc1" } else { "sc0" };
     let (name, flags) = match (probe.kind, old) {
         (Kind::LoadPair, true) => ("load_dword", "glc"),
@@ -213,8 +213,8 @@ pub(super) fn isa(probe: &Probe, arch: &str) -> Option<Vec<String>> {
         (Kind::Rmw(Rmw::Exchange), false) => ("atomic_swap", rmw),
         (Kind::CompareExchange, false) => ("atomic_cmpswap", rmw),
         (Kind::Fence, _) => ("", ""),
-        // Other operations may be compare-and-exchange loops, because the kind of memory is not
-        // known.
+        // Other operations are not compared: they may become compare-and-exchange loops, because
+        // the compiler does not know the kind of memory.
         (Kind::Rmw(_) | Kind::AddF32 | Kind::KeepFault, _) => return None,
     };
     let pair = matches!(probe.kind, Kind::LoadPair | Kind::StorePair);
@@ -225,8 +225,8 @@ pub(super) fn isa(probe: &Probe, arch: &str) -> Option<Vec<String>> {
     };
     if !name.is_empty() {
         let one = format!("global_{name}{wide} {flags}").trim_end().to_string();
-        // The words of a pair are accessed one after the other: no document promises atomicity for
-        // 16 bytes.
+        // The two words of a pair are accessed one after the other, because no document promises
+        // atomicity for 16 bytes.
         code.extend(vec![one; if pair { 2 } else { 1 }]);
     }
     match (acquires, old) {
@@ -260,8 +260,8 @@ fn operations(text: &str, entry: &str) -> Option<Vec<String>> {
             }
             _ => continue,
         };
-        // The scope may be limited to one address space: words and the data that they order are
-        // both global.
+        // The scope may have a suffix that limits it to one address space, which is ignored: words
+        // and the data that they order are both in global memory.
         let scope = line.split_once("syncscope(\"").map_or("", |(_, right)| right);
         let scope = scope.split('"').next().unwrap_or_default();
         let scope = if scope.starts_with("agent") {
@@ -314,7 +314,8 @@ fn ir(probe: &Probe) -> Vec<String> {
     }
 }
 
-/// Instruction that begins a write-back of caches, and marker for a wait until it ends.
+/// Instruction that begins a write-back of caches, and marker for the wait until that write-back
+/// has ended.
 const WRITE_BACK: &str = "buffer_wbl2";
 const WAIT: &str = "wait";
 
@@ -323,7 +324,7 @@ fn waits(line: &str) -> bool {
     line.starts_with("s_waitcnt") && line.contains("vmcnt(0)")
 }
 
-/// Whether an instruction accesses memory that others can see.
+/// Whether an instruction accesses memory that other waves or devices can see.
 fn is_access(line: &str) -> bool {
     ["global_", "flat_", "buffer_"].iter().any(|kind| line.starts_with(kind))
 }
@@ -349,9 +350,9 @@ fn functions(code: &str) -> Vec<(&str, Vec<&str>)> {
     all
 }
 
-/// Returns the number of write-backs, and the write-backs that are not waited for before the next
-/// access, jump or end. Without the wait, data could become visible after the word that announces
-/// it.
+/// Returns the number of write-backs, and those after which the code reaches an access, a jump or
+/// its end without a wait for them. Without the wait, data could become visible after the word that
+/// announces it.
 fn unwaited<'a>(functions: &[(&'a str, Vec<&str>)]) -> (usize, Vec<&'a str>) {
     let (mut count, mut found) = (0, Vec::new());
     for (name, lines) in functions {
@@ -374,7 +375,7 @@ fn unwaited<'a>(functions: &[(&'a str, Vec<&str>)]) -> (usize, Vec<&'a str>) {
 }
 
 /// Returns the number of workgroup barriers that lead to a write-back of the stores of all waves,
-/// and those of them that a wave may reach without having waited for its own stores.
+/// and those of these barriers that a wave may reach without having waited for its own stores.
 ///
 /// The barriers of a write-back are the last ones on each path to it.
 fn unwaited_barriers<'a>(functions: &[(&'a str, Vec<&str>)]) -> (usize, Vec<&'a str>) {
@@ -395,9 +396,9 @@ fn unwaited_barriers<'a>(functions: &[(&'a str, Vec<&str>)]) -> (usize, Vec<&'a 
             }
         }
         // An LL kernel has separate bodies for two ranks and for more, or one body. Each body
-        // writes back twice: for its entry and its count, which announce no store of another wave
-        // (each thread publishes its own, and the data needs no entry), and at its end, if the call
-        // refreshes words. Only the second write-back has other waves to wait for.
+        // writes back twice. The first write-back is for its entry and its count, which announce no
+        // store of another wave. The second is at its end, if the call refreshes words; only this
+        // one must wait for other waves.
         let bodies =
             if name.ends_with("_ll") || name.ends_with("_ll_pair") { of_all.len() } else { 0 };
         if of_one.len() != bodies {
@@ -408,7 +409,7 @@ fn unwaited_barriers<'a>(functions: &[(&'a str, Vec<&str>)]) -> (usize, Vec<&'a 
     (count, found)
 }
 
-/// Places of barriers before a publication, as port.h names them.
+/// Places of the barriers that precede a publication, with their names in port.h.
 const PUBLISHING: [&str; 5] = ["Signal", "Flag", "LockGive", "Arrive", "Finish"];
 
 /// Source of kernels that store, pass the barrier of a place in `PUBLISHING`, and store again.
@@ -452,7 +453,7 @@ fn wrong_barriers(code: &str) -> Vec<String> {
     wrong
 }
 
-/// Instructions that must not appear in the code of a kernel.
+/// Findings for instructions that must not appear in the code of kernel file `name`.
 fn wrong_in(name: &str, code: &str, arch: &str) -> impl Iterator<Item = String> {
     let mut wrong = Vec::new();
     let system = if arch == "gfx90a" { "buffer_invl2" } else { "buffer_inv sc0 sc1" };
@@ -477,7 +478,7 @@ fn wrong_in(name: &str, code: &str, arch: &str) -> impl Iterator<Item = String> 
             "{name}: {write_backs} write-backs behind {barriers} barriers were found"
         ));
     }
-    // A release at device scope leaves no instruction on gfx90a.
+    // A release at device scope has no instruction of its own on gfx90a.
     let mut entry = "";
     let mut released = false;
     for line in code.lines().map(str::trim) {

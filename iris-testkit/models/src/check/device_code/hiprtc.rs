@@ -29,7 +29,8 @@ pub(super) fn check(arch: &str, source: &Source) -> Outcome {
         Ok(code) => {
             if let Some(code) = disassembled(&code, arch) {
                 let found = |entry: &str| amd::instructions(&code, entry);
-                // Older compilers also write back at a fence that only acquires.
+                // Fences are not compared, because older compilers also write caches back at a
+                // fence that only acquires.
                 let strict = |probe: &probes::Probe| probe.kind != probes::Kind::Fence;
                 let wanted =
                     |probe: &probes::Probe| amd::isa(probe, arch).filter(|_| strict(probe));
@@ -60,8 +61,8 @@ fn disassembled(code: &[u8], arch: &str) -> Option<String> {
         command.output().ok().filter(|output| output.status.success())
     })?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    // Labels `0000000000001900 <name>:` become `name:`, and comments after instructions are
-    // dropped.
+    // Lines of the disassembler in the form of the compiler: labels `0000000000001900 <name>:`
+    // become `name:`, and comments after instructions are dropped.
     let line = |line: &str| match line.split_once('<').and_then(|(_, it)| it.strip_suffix(">:")) {
         Some(label) => format!("{label}:"),
         None => line.split("//").next().unwrap_or_default().trim_end().to_string(),

@@ -57,13 +57,13 @@ pub const ARCHS: [Arch; 9] = [
     Arch { name: "gfx950 by hiprtc", required: false },
 ];
 
-/// Deviation of the compiled code from the expected code.
+/// Difference between the compiled code and the code that the protocols require.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
-    /// Check that found it: `ptx`, `machine code`, `ir`, `isa`, or `type` if the source does not
-    /// compile.
+    /// Check that found the difference: `ptx`, `machine code`, `ir`, `isa`, or `type` if the source
+    /// does not compile.
     pub by: &'static str,
-    /// Description of the deviation.
+    /// Description of the difference.
     pub what: String,
 }
 
@@ -88,7 +88,7 @@ pub enum Outcome {
         /// NVIDIA, as instructions instead of LLVM IR on AMD.
         twice: usize,
     },
-    /// No compiler was found; the text says where it was looked for.
+    /// No compiler was found; the text says where the check looked for one.
     Skipped(String),
     /// The source did not compile, or compiled to code that is not the expected one.
     Failed(Vec<Finding>),
@@ -137,8 +137,8 @@ impl Source {
         })
     }
 
-    /// Returns `text` followed by every header that it includes, directly or not: together they
-    /// determine the compiled code.
+    /// Returns `text` followed by every header that it includes, directly or indirectly: all that
+    /// determines the compiled code.
     fn with_included(&self, text: &str) -> String {
         let mut seen = BTreeSet::new();
         let mut whole = text.to_string();
@@ -191,8 +191,9 @@ fn options(arch: &str) -> Options {
     TileConfig::of(arch, 1, smallest).options().define("IRIS_OBSERVED", 1)
 }
 
-/// Cache of compilations in this process, by compiler options and full text. Sources with planted
-/// faults differ in few files, so most of their probes are in the cache.
+/// Cache of compilations in this process, by compiler options and full text. Sources into which a
+/// test puts a fault differ from the original in few files, so most of their probes are in the
+/// cache.
 struct Compilations(Mutex<Option<HashMap<Words, Arc<Vec<u8>>>>>);
 
 /// Options for the compiler, and source text, of one build.
@@ -203,7 +204,7 @@ impl Compilations {
         Self(Mutex::new(None))
     }
 
-    /// Compiles `text` of `source` with `compile`, or returns the cached result. Failures are not
+    /// Compiles `text` of `source` with `compile` unless the cache has the result. Failures are not
     /// cached.
     fn once<E>(
         &self,
@@ -227,8 +228,8 @@ fn first_word(line: &str) -> &str {
     line.split_whitespace().next().unwrap_or_default()
 }
 
-/// Adds a finding if a probe's code is not `wanted`, and returns the number of comparisons; a probe
-/// without `wanted` code is not compared.
+/// Adds a finding if the code of a probe is not the `wanted` one; returns the number of probes that
+/// were compared. Probes without `wanted` code are skipped.
 fn compare(
     by: &'static str,
     findings: &mut Vec<Finding>,

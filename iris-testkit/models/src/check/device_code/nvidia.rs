@@ -18,8 +18,8 @@ use super::{
 /// First NVRTC version with atomic functions of its own.
 const HAS_ATOMICS: (i32, i32) = (12, 8);
 
-/// Architecture on which GEMMs with the largest tile use other instructions, those of gemm/sm90.h:
-/// every source with a GEMM is also checked with that tile here.
+/// Architecture on which GEMMs with the largest tile use warpgroup instructions (gemm/sm90.h).
+/// Every source with a GEMM is checked with that tile as well.
 const BY_WARPGROUPS: &str = "sm_90a";
 
 pub(super) fn check(arch: &str, source: &Source) -> Outcome {
@@ -58,8 +58,8 @@ impl Checker<'_> {
         self.compiler.compile_with(source, &self.source.headers(), options, self.arch)
     }
 
-    /// Compiles a file of probes to PTX or machine code. The result is cached for the life of the
-    /// process by the file and its includes.
+    /// Compiles `text`, a source file of probes, to PTX or machine code. Results are cached for the
+    /// life of the process, by the file and the files that it includes.
     fn probe(&self, name: &str, text: &str, as_ptx: bool) -> Result<Arc<Vec<u8>>, Error> {
         static BEFORE: Compilations = Compilations::new();
         let words = format!("{} {name} {as_ptx}", self.arch);
@@ -72,7 +72,7 @@ impl Checker<'_> {
         })
     }
 
-    /// Compiles to PTX and checks that it can be assembled to machine code.
+    /// Compiles a source to PTX, and checks that the PTX can be assembled to machine code.
     fn ptx_and_code(&self, name: &str, text: &str, options: &Options) -> Result<String, Error> {
         let (source, headers) = (KernelSource { name, text }, self.source.headers());
         self.compiler.compile_with_ptx(source, &headers, options, self.arch).map(|(ptx, _)| ptx)
@@ -112,8 +112,8 @@ impl Checker<'_> {
                 all.extend(sizes.map(|&size| TileConfig::of(self.arch, 1, size).options()));
             }
             for (index, options) in all.into_iter().enumerate() {
-                // Only one source with the large tile is assembled to machine code, which takes as
-                // long as all other checks together.
+                // Only this source with the large tile is assembled to machine code, because that
+                // takes as long as all other checks together.
                 let ptx = match index == 0 || name == &"matmul.cu" {
                     true => self.ptx_and_code(name, text, &options)?,
                     false => self.ptx(name, text, &options)?,
@@ -123,8 +123,8 @@ impl Checker<'_> {
             }
         }
         for (name, text) in self.source.gemms.iter().filter(|_| self.arch == BY_WARPGROUPS) {
-            // The gather and scatter kernels use copies; the others store by all threads once the
-            // GEMM is over.
+            // The gather and scatter kernels move data by bulk copies; the other kernels store by
+            // all threads once the GEMM is over.
             let copies = ["gather", "scatter"].iter().any(|it| name.contains(it));
             let config = match copies {
                 true => CoreConfig::wide(256, 2, 4),
@@ -185,8 +185,9 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// Compares the machine code of the probes with that of NVIDIA's own atomic functions. It may
-    /// differ in the bits that mark an address as global, because the functions take any address.
+    /// Compares the machine code of the probes with that of NVIDIA's own atomic functions. The only
+    /// difference allowed is in the bits that mark an address as global, because NVIDIA's functions
+    /// take any address.
     fn machine_code(
         &self,
         text: &str,
@@ -233,7 +234,7 @@ fn scoped(ptx: &str, name: &str) -> Option<Vec<String>> {
     Some(words.map(|word| word.trim_end_matches(';').into()).collect())
 }
 
-/// PTX instructions that a probe must compile to.
+/// PTX instructions to which a probe must be compiled.
 fn wanted(probe: &Probe) -> Vec<String> {
     let order = match probe.order {
         Order::Relaxed => "relaxed",
@@ -273,7 +274,8 @@ fn wanted(probe: &Probe) -> Vec<String> {
 /// memory, and between the end of copies to global memory and the following release.
 fn unfenced(name: &str, ptx: &str) -> impl Iterator<Item = String> {
     let mut wrong = Vec::new();
-    // A kernel that only waits releases nothing except a fault record.
+    // A kernel that waits for peers but stores nothing to them releases only a fault record, so it
+    // needs no fence before a release.
     let signals = name.contains("scatter");
     let (mut acquired, mut ended, mut seen) = (false, false, [0; 2]);
     for line in ptx.lines().map(str::trim) {
@@ -310,11 +312,11 @@ fn wrong_in(name: &str, ptx: &str) -> impl Iterator<Item = String> {
     if !ptx.contains(".sys.") && !LOCAL.contains(&name) {
         wrong.push(format!("{name}: no access of system scope"));
     }
-    // Functions that were not inlined stand before the first entry.
+    // Functions that were not inlined come before the first entry of the PTX text.
     for part in ptx.split(".entry ") {
         let entry = part.split('(').next().unwrap_or_default();
         for instruction in part.lines().map(first_word) {
-            // Counters are read only after the kernel is over.
+            // Counters need no order, because they are read only after the kernel is over.
             let allowed = match instruction {
                 "ld.relaxed.gpu.global.s32"
                 | "st.relaxed.gpu.global.s32"
@@ -325,8 +327,8 @@ fn wrong_in(name: &str, ptx: &str) -> impl Iterator<Item = String> {
                 _ if instruction.contains(".shared") => true,
                 _ => {
                     let parts = || instruction.split(['.', ';']);
-                    // The hardware promises atomicity only for each element of a vector, so each
-                    // element must be a whole word.
+                    // A vector access must have whole words as elements, because the hardware
+                    // promises atomicity only for each element.
                     let scoped = parts().any(|part| matches!(part, "sys" | "relaxed" | "mmio"));
                     let vector = parts().any(|part| matches!(part, "v2" | "v4" | "v8"));
                     let is_pair = instruction.ends_with(".relaxed.sys.global.v2.b64");
@@ -343,8 +345,8 @@ fn wrong_in(name: &str, ptx: &str) -> impl Iterator<Item = String> {
     wrong.into_iter()
 }
 
-/// Call of NVIDIA's function that does the same to `p` as the probe; `None` if its code is longer:
-/// a 64-bit atomic on any address contains a branch for shared memory.
+/// Call of NVIDIA's function that does to `p` what the probe does. `None` if that function's code
+/// is longer: a 64-bit atomic on any address contains a branch for shared memory.
 fn function(probe: &Probe) -> Option<String> {
     let order = match probe.order {
         Order::Relaxed => "__NV_ATOMIC_RELAXED",
@@ -394,8 +396,8 @@ fn of_kind(probe: &Probe) -> String {
     }
 }
 
-/// Source that performs the operations of the probes by NVIDIA's functions. For each kind it also
-/// has a pair of kernels that differ only in whether the address is marked as global.
+/// Source that performs the operations of the probes by NVIDIA's functions. For each kind of
+/// operation it also has two kernels that differ only in whether the address is marked as global.
 fn reference(probes: &[Probe]) -> String {
     let mut text = probes::FRAME.to_string();
     let mut kinds = Vec::new();
@@ -468,8 +470,8 @@ fn sections(cubin: &[u8]) -> HashMap<String, Vec<u8>> {
     read().unwrap_or_default()
 }
 
-/// Bits in which one 16-byte instruction differs from its counterpart; `None` if more than one
-/// instruction differs.
+/// Bits in which the only differing 16-byte instruction of `a` and `b` differs; `None` if more than
+/// one differs.
 fn difference(a: &[u8], b: &[u8]) -> Option<u128> {
     let instruction = |bytes: &[u8]| bytes.try_into().map(u128::from_le_bytes).unwrap_or_default();
     let pairs = a.chunks(16).zip(b.chunks(16)).map(|(a, b)| instruction(a) ^ instruction(b));

@@ -1,4 +1,5 @@
-//! Probes: kernels that make one access or operation each.
+//! Probes: kernels that make one access or one operation each, so that the compiled code can be
+//! compared with the expected instructions.
 
 use iris_sync::{Access, Order, Scope};
 
@@ -85,7 +86,7 @@ pub(super) fn all() -> Vec<Probe> {
 }
 
 /// Additional probes for AMD compilers: every releasing operation at an address that the thread has
-/// just loaded. Compilers that wait for that load forget to wait for the write-back.
+/// just loaded. Some compilers wait for that load and then omit the wait for the write-back.
 pub(super) fn at_loaded_addresses() -> Vec<Probe> {
     let releases = |order: &Order| matches!(order, Order::Release | Order::AcqRel);
     let mut all = Vec::new();
@@ -178,7 +179,8 @@ fn of_loaded_address(kind: Kind, order: Order, scope: Scope) -> Probe {
     Probe { name, statement: format!("{loaded}; {statement}"), ..probe }
 }
 
-/// Parameters of a probe, and the address of its word.
+/// Start of a source file of probes: the include, and the parameters of a probe with the address of
+/// its word.
 pub(super) const FRAME: &str = "#include \"iris/sync.h\"\n\
     using namespace iris;\n\
     #define PROBE(name, ...) IRIS_KERNEL name(IRIS_ARGS HeapView heap, \\\n\

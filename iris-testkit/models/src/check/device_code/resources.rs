@@ -8,7 +8,7 @@ use std::fmt;
 pub struct Resources {
     /// Name of the kernel's entry.
     pub kernel: String,
-    /// Source file, with the tile and type of a GEMM.
+    /// Name of the source file, with the tile and element type of a GEMM.
     pub build: String,
     /// Number of vector registers, including those that accumulate matrix products.
     pub vgprs: u32,
@@ -39,7 +39,7 @@ pub(super) fn read(assembly: &str) -> Vec<Resources> {
         };
         let number = |field: &str| text(field).parse().unwrap_or(u32::MAX);
         let kernel = text(".name:");
-        // The comments follow the kernel's code, up to the next function.
+        // The compiler's comments on a kernel follow its code, up to the next function.
         let own = code.split_once(&format!("\n{kernel}:")).map_or("", |(_, rest)| rest);
         let own = own.split("; -- Begin function").next().unwrap_or_default();
         let comment = |what: &str| {
@@ -62,8 +62,9 @@ pub(super) fn read(assembly: &str) -> Vec<Resources> {
     kernels.filter(|kernel| !kernel.kernel.is_empty()).collect()
 }
 
-/// Limit of private memory per thread in bytes, for registers saved by called functions. A private
-/// copy of the arguments would need 1456 bytes, sums indexed by a variable 256.
+/// Limit of private memory per thread in bytes, for registers saved by called functions. Faults
+/// exceed it: a private copy of the kernel arguments needs 1456 bytes, sums in an array indexed by
+/// a variable need 256.
 const MOST_SCRATCH: u32 = 64;
 
 impl Resources {

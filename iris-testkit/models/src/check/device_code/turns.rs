@@ -31,7 +31,8 @@ pub(super) fn out_of_turn(name: &str, ptx: &str) -> impl Iterator<Item = String>
     })
 }
 
-/// First statement on some path that must not stand before the wait.
+/// First statement on some path of `body` that must not be executed before the wait for the
+/// previous launch; `None` if there is none.
 fn before_turn(body: &str, behind_open: bool) -> Option<&str> {
     let (mut statements, mut labels) = (Vec::new(), HashMap::<&str, Vec<usize>>::new());
     for line in body.lines() {
@@ -131,7 +132,7 @@ mod tests {
     #[test]
     fn what_is_its_own_may_be_touched_before() {
         assert_eq!(found(WAITS), [""; 0]);
-        // Architectures without early launches have no requirement.
+        // On architectures without early launches a kernel without the wait is accepted.
         let without = WAITS.replace("griddepcontrol.wait;", "");
         assert_eq!(found(&without).len(), 1);
         let older = format!(".target sm_80\n.entry iris_it(\n)\n{{\n{without}\n}}");
@@ -149,7 +150,7 @@ mod tests {
             ";
         let right = format!("{reads}griddepcontrol.wait;\nst.global.u32 [%rd1], %r1;\nret;");
         assert_eq!(found_in(&right), [""; 0]);
-        // Kernels with other names must not read before the wait.
+        // Kernels that are not in `BEHIND_OPEN` must not read before the wait.
         assert_eq!(found(&right).len(), 1);
         let never = format!("{reads}ret;");
         assert!(found_in(&never)[0].contains("nobody does"), "{:?}", found_in(&never));

@@ -66,7 +66,8 @@ impl<'a> Ways<'a> {
 mod tests {
     use super::*;
 
-    /// Code above a barrier in the text may run after it.
+    /// Tests that paths follow jumps, not the order of the text: code above a barrier may run after
+    /// it.
     #[test]
     fn a_way_is_that_of_jumps() {
         let lines = [

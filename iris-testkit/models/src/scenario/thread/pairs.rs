@@ -1,4 +1,4 @@
-//! LL words, data and call number together, as a thread accesses them.
+//! Accesses of a thread to LL words, which hold data and call number together.
 
 use iris_sync::{Access, Field, LlWord, SymWord, ll};
 
@@ -12,7 +12,7 @@ impl Thread<'_> {
         (word.index - first) / 2 % (2 * self.channel.pair_count)
     }
 
-    /// Whether the word belongs to a head that is not modelled.
+    /// Whether the word belongs to the head of an LL message, in a scenario that leaves out heads.
     fn is_left_out(&self, word: SymWord) -> bool {
         self.scenario.without_heads && self.number(word) < 2 * ll::HEAD
     }
