@@ -1,5 +1,5 @@
-//! `iris bench`: measures ratios of times, the two sides of each in turns in one run, and compares
-//! the ratios with their limits.
+//! `iris bench`: measures ratios of times and compares them with their limits. The two sides of a
+//! ratio run in turns.
 
 use std::time::SystemTime;
 

@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::problem::{Problem, rows_at_once};
 
-/// Maximum number of multiply-adds that a rank spends on the reference. In larger products only
-/// some rows are checked: evenly spread, including the first and the last.
+/// Maximum number of multiply-adds that a rank spends on the reference. If a product needs more,
+/// only some rows are checked: evenly spread ones, including the first and the last.
 const WORK: usize = 1 << 29;
 
 /// Result of one rank's check: its C compared with the reference, and with the C of the other
@@ -37,7 +37,7 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// Combines the findings of all ranks.
+    /// Combines the results of all ranks' checks.
     pub(crate) fn merged(all: impl IntoIterator<Item = Found>) -> Found {
         let mut sum = Found::default();
         for found in all {
@@ -75,13 +75,14 @@ fn larger(a: f64, b: f64) -> f64 {
     if a.is_nan() || a > b { a } else { b }
 }
 
-/// Checks this rank's share of the results: if every rank has the whole result, some of its rows on
-/// every rank; otherwise this rank's own C. All ranks must have finished the call.
+/// Checks this rank's share of the results. If every rank has the whole result, the share is some
+/// rows, compared on all ranks; otherwise it is this rank's own C. All ranks must have finished the
+/// call.
 pub(crate) fn check(heap: &SymmetricHeap, problem: &Problem, op: Op, c: &Matrix) -> Result<Found> {
     let ranks = Ranks::from(heap);
     let (rows, cols) = c.shape();
-    // The memory of ranks on other nodes cannot be read, so each node checks all rows, on its own
-    // ranks.
+    // The memory of ranks on other nodes cannot be read. So the ranks of each node check all rows,
+    // on the ranks of that node.
     let (rank, size) = (heap.rank(), heap.size());
     let (rows, holders) = if Meaning::of(op).replicates() {
         let first = (0..size).map(|step| (rank + step) % size);

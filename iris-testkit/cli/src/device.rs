@@ -37,7 +37,8 @@ impl Device {
             }
             return Ok(Device { backend, threads, devices });
         }
-        // A missing driver is an error here, once, before any rank is started.
+        // Asking for the number of devices reports a missing driver here, once, before any rank is
+        // started.
         let visible = backend.device_count()?;
         if let Some(devices) = devices
             && devices.last() >= visible
@@ -62,8 +63,8 @@ impl Device {
     }
 }
 
-/// GPUs of a host that ranks may use, as a bit mask: the first few (`2`), or a list of indices
-/// (`0,2`).
+/// Set of GPUs of a host that ranks may use, as a bit mask. On the command line it is a number of
+/// GPUs (`2`: the first two) or a list of indices (`0,2`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Devices(u64);
 
@@ -75,7 +76,7 @@ impl Default for Devices {
 }
 
 impl Devices {
-    /// Selection of only the first GPU of `self`.
+    /// Set that has only the first GPU of `self`.
     pub(crate) fn first(self) -> Devices {
         Devices(self.0 & self.0.wrapping_neg())
     }

@@ -24,7 +24,8 @@ pub(crate) trait Job: Serialize + DeserializeOwned + Sync {
     fn run_rank(&self, world: &World) -> Result<Option<Self::Report>>;
 }
 
-/// Number of ranks and of nodes, and whether ranks are threads or processes.
+/// Placement of a job's ranks: their number, the number of nodes, and whether they are threads or
+/// processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) ranks: usize,
@@ -59,7 +60,7 @@ impl Place {
         }
     }
 
-    /// Options of a job and its place, to be printed with its result.
+    /// Options of a job and of its placement, to be printed with the result.
     pub(crate) fn options(self, job: &impl Job) -> Result<serde_json::Value> {
         let mut options = serde_json::to_value(job)?;
         options["threads_as_ranks"] = self.threads.into();
@@ -101,7 +102,7 @@ impl Place {
     }
 }
 
-/// Collected output of rank 0, to which its process or thread appends.
+/// Output of rank 0 so far, to which the rank's process or thread appends.
 #[derive(Clone, Default)]
 pub(crate) struct Said(Arc<Mutex<Vec<u8>>>);
 

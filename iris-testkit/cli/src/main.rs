@@ -77,14 +77,14 @@ enum Task {
     Rank(rank::Options),
 }
 
-/// Environment variables that the GPU driver reads when it starts, if the command line names a GPU
-/// backend or a task that only runs on GPUs. `doctor` and `report` need none: the report only
-/// starts other processes.
+/// Environment variables to set because the GPU driver reads them when it starts; none unless the
+/// command line names a GPU backend or a task that only runs on GPUs. `doctor` and `report` need
+/// none: the report only starts other processes.
 fn environment() -> &'static [(&'static str, &'static str)] {
     const CUDA: &[(&str, &str)] = &[launch::QUEUES, gpu_bench::NO_MULTICAST];
     let words: Vec<_> =
         std::env::args_os().skip(1).map(|w| w.to_string_lossy().into_owned()).collect();
-    // `--backend` names the backend or, for a rank's process, the JSON of its job does.
+    // The backend is named by `--backend` or, for a rank's process, in the JSON of its job.
     let hip = ["hip", "--backend=hip"];
     let hip = words.iter().any(|w| hip.contains(&w.as_str()) || w.contains("\"backend\":\"hip\""));
     let cuda = words.iter().any(|word| word.contains("cuda"));
@@ -147,7 +147,8 @@ fn log() -> anyhow::Result<()> {
         .with_max_level(level)
         .with_ansi(false)
         .with_writer(std::io::stderr)
-        // Without this, a log message that cannot be written (disk full) would end in a panic.
+        // Errors of writing a log message (disk full) are ignored, because they would otherwise be
+        // a panic.
         .log_internal_errors(false)
         .init();
     Ok(())

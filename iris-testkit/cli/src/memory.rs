@@ -1,5 +1,5 @@
-//! Check that the host has enough memory for the ranks, before they start: later the system would
-//! kill a process.
+//! Check before the ranks start that the host has enough memory for them; otherwise the system
+//! would kill a process later.
 
 use anyhow::Result;
 

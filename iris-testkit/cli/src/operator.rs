@@ -135,7 +135,7 @@ pub(crate) fn dtype(text: &str) -> Result<DType, String> {
     }
 }
 
-/// Maximum number of timed calls; all their times are kept in memory.
+/// Maximum number of timed calls, because all their times are kept in memory.
 const MOST_CALLS: usize = 1_000_000;
 
 /// Runs the operator or the layer, prints the result, and returns whether all checks passed.
@@ -177,7 +177,8 @@ pub(crate) fn main(options: Options) -> Result<bool> {
         untuned: false,
         nodes: options.nodes,
     };
-    // Planning is pure, so errors of the options are reported before a rank is started.
+    // Plans the op for every rank. This needs no rank to run, so errors of the options are reported
+    // before any is started.
     let room = problem.room(place.ranks)?;
     let heap_on_host = if options.backend.traits().host_memory { room.data } else { 0 };
     let host_bytes = heap_on_host.saturating_add(problem.check_bytes(place.ranks)?);
@@ -219,8 +220,8 @@ fn check_read(options: &Options, op: Op, place: Place) -> Result<()> {
     if host {
         unread("a run on the CPU", &[("--library", options.library.clone())])?;
     }
-    // With as many fetchers as workgroups, all workgroups would fetch and multiply, as without
-    // fetchers.
+    // With as many fetchers as workgroups, all workgroups fetch and multiply, which is the same as
+    // no fetchers, so that number is refused.
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let threads = options.threads.or(Settings::from_env()?.threads);
     let groups = threads.unwrap_or_else(|| (cores() / place.ranks).max(1));
@@ -333,8 +334,8 @@ impl Job for OperatorJob {
         let mut wrong = None;
         let mut call = |late: bool| -> Result<f64> {
             if let Some(crossing) = &mut crossing {
-                // In a call with `late`, the last rank writes its word late: the barrier under test
-                // must make the other ranks wait for the write.
+                // Last rank of a call with `late`: it writes its word late, and the barrier under
+                // test must make the other ranks wait for the write.
                 let late = late && ranks.rank + 1 == ranks.size;
                 crossing.before(
                     heap,

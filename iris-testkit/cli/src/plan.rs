@@ -206,7 +206,7 @@ fn source(ranks: Ranks) -> Result<String> {
     })
 }
 
-/// Cells of a table row, which describes the largest calls of a plan.
+/// Cells of a table row for the largest calls of a plan.
 fn cells(of: (Op, &str), options: &OpOptions, ranks: Ranks) -> Result<Vec<String>> {
     let plan = suite::plan(of.0, of.1, ranks, options)?;
     let us = |us: Option<f64>| us.map_or("-".into(), |us| format!("{us:.1} us"));
@@ -238,8 +238,8 @@ fn cells(of: (Op, &str), options: &OpOptions, ranks: Ranks) -> Result<Vec<String
     ])
 }
 
-/// Whether the result may differ in its last bits from that of the choice without this machine's
-/// tuning: for sums and products, if variant or tile differ.
+/// Whether this machine's tuning may change the last bits of the result: for sums and products, if
+/// it changes the variant or the tile.
 fn has_other_bits(of: (Op, &str), options: &OpOptions, ranks: Ranks, plan: &Plan) -> Result<bool> {
     let untuned = suite::plan(of.0, of.1, ranks.untuned(), options)?;
     let [tuned, untuned] = [plan, &untuned].map(|plan| {
@@ -249,8 +249,8 @@ fn has_other_bits(of: (Op, &str), options: &OpOptions, ranks: Ranks, plan: &Plan
     Ok((of.0.multiplies() || Meaning::of(of.0).sums) && tuned != untuned)
 }
 
-/// Fastest of the other variants that accept any operands and add in a fixed order, with its
-/// predicted time, whether or not `auto` may take it.
+/// Fastest variant other than the chosen one that accepts any operands and adds in a fixed order,
+/// with its predicted time; `auto` may not be allowed to take it.
 fn runner_up(op: Op, options: &OpOptions, ranks: Ranks, plan: &Plan) -> Option<(String, f64)> {
     let chosen = plan.at(options.m).variant;
     let others = op.variants().into_iter().filter(|&variant| {

@@ -21,8 +21,8 @@ const DEPTH: usize = 256;
 /// memory.
 const SLAB: usize = 1 << 22;
 
-/// Op with its shape. `m`, `n` and `k` are those of the whole problem, of which the ranks have
-/// parts.
+/// Op with its shape. `m`, `n` and `k` are those of the whole problem, before it is split over the
+/// ranks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Problem {
     pub(crate) op: String,
@@ -54,20 +54,22 @@ pub(crate) struct Problem {
 /// matrix.
 pub(crate) type Shapes = [(usize, usize); 3];
 
-/// Variant with this name, `None` for `auto`; the error for an unknown one names the op.
+/// Variant called `name`, `None` for `auto`; the error for an unknown name lists the variants of
+/// `op`.
 pub(crate) fn known_variant(what: &str, op: Op, name: &str) -> Result<Option<Variant>> {
     let all = || op.variants().into_iter().map(Variant::name).collect::<Vec<_>>().join(", ");
     op.variant(name).map_err(|_| usage(format!("{what} of {op}"), name, format!("auto, {}", all())))
 }
 
-/// Number of rows of `cols` columns that are checked at a time; limits the elements of all ranks'
-/// partials to [`SLAB`].
+/// Number of rows with `cols` columns that are checked at a time; it limits the elements of all
+/// ranks' partials to [`SLAB`].
 pub(crate) fn rows_at_once(cols: usize, size: usize) -> usize {
     (SLAB / cols.saturating_mul(size).max(1)).max(1)
 }
 
 impl Problem {
-    /// Problem of this op and whole shape; the plan chooses everything else.
+    /// Problem for the op `op` of the whole shape `[m, n, k]`; the plan chooses variant, tile and
+    /// everything else.
     pub(crate) fn new(op: &str, [m, n, k]: [usize; 3], dtype: DType, backend: BackendKind) -> Self {
         Problem {
             op: op.into(),
@@ -94,7 +96,7 @@ impl Problem {
         Ok(self.op.parse()?)
     }
 
-    /// Range of M, N or K (`total` in all) that the rank holds.
+    /// Range of M, N or K, of length `total` over all ranks, that this rank holds.
     fn part(total: usize, ranks: Ranks) -> Range<usize> {
         split(total, ranks.size, ranks.rank)
     }
@@ -202,12 +204,12 @@ impl Problem {
         rounded(self.dtype, random_unit(self.seed, stream, index))
     }
 
-    /// Element of the whole A, before it is split over the ranks.
+    /// Element of A before A is split over the ranks.
     fn a(&self, row: usize, col: usize) -> f64 {
         self.element(0, row * self.k + col)
     }
 
-    /// Element of the whole B, before it is split over the ranks.
+    /// Element of B before B is split over the ranks.
     fn b(&self, row: usize, col: usize) -> f64 {
         self.element(1, row * self.n + col)
     }
@@ -242,7 +244,7 @@ impl Problem {
         let (meaning, task) = (Meaning::of(op), self.task(op, ranks));
         let sources: Vec<_> = rows.iter().map(|&row| task.source(ranks.rank, row)).collect();
         let mut options = task.options;
-        // The rows are computed by a smaller call that has only these rows.
+        // Expected rows as the result of a smaller call that has only these rows.
         let call = |op, parts: &[Part], options| {
             let task = Task { op, size: parts.len(), m: rows.len(), options };
             task.expected(0, parts, None, None, None)

@@ -56,7 +56,7 @@ impl Progress {
         self.bar.inc(1);
     }
 
-    /// Prints lines by `print`, with the bar erased meanwhile.
+    /// Calls `print`, which prints lines, while the bar is erased.
     pub(crate) fn suspended<T>(&self, print: impl FnOnce() -> T) -> T {
         self.bar.suspend(print)
     }
@@ -81,7 +81,7 @@ mod tests {
 
     use super::*;
 
-    /// Terminal for tests that keeps the text that is drawn; `|` marks each line that is erased.
+    /// Terminal for tests that keeps the text that is drawn on it; `|` marks each erased line.
     #[derive(Clone, Debug, Default)]
     struct Screen(Arc<Mutex<String>>);
 
@@ -162,7 +162,7 @@ mod tests {
         for progress in [on(&screen, patience), Progress::on(None, Duration::ZERO, "steps", 5)] {
             (0..3).for_each(|_| progress.step());
             assert_eq!((progress.bar.position(), progress.bar.length()), (3, Some(5)));
-            // A bar that ignored its patience would show within this time.
+            // A bar that did not wait for its patience would show within this time.
             thread::sleep(Duration::from_millis(50));
             assert!(progress.bar.is_hidden());
         }

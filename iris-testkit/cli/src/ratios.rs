@@ -1,4 +1,4 @@
-//! Jobs that measure the ratios of `iris bench`: each times two sides in turns.
+//! Jobs that measure the ratios of `iris bench`: each times the two sides of a ratio in turns.
 
 use std::time::Instant;
 
@@ -16,7 +16,7 @@ use crate::job::{Job, gather, median, slowest};
 use crate::problem::known_variant;
 use iris_heap::DType::F32;
 
-/// Pair of sides whose times a ratio compares.
+/// Pair of sides whose times a ratio compares: the measured one and its baseline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Kind {
@@ -46,7 +46,7 @@ pub(crate) struct Ratio {
     base_ranks: usize,
     /// Number of threads per rank.
     threads: usize,
-    /// Rows and columns of a tile; `None` if the plan chooses.
+    /// Rows and columns of a tile; `None` if the plan chooses the tile.
     tile: Option<[usize; 2]>,
     repetitions: usize,
     pub(crate) at_most: f64,
@@ -89,7 +89,7 @@ fn fused(ratio: &Ratio, ranks: Ranks) -> Result<Plan> {
     suite::plan(Op::MatmulAllReduce, &ratio.variant, ranks, &options)
 }
 
-/// Heap, stream and matrices of a rank, which the two timed variants of a ratio share.
+/// Heap, stream and matrices of a rank, which both sides of a ratio use.
 struct Bed {
     rig: Rig,
     matrices: [Matrix; 3],
@@ -106,7 +106,7 @@ impl Bed {
         let elements = [m * most, most * n, m * n];
         let both = Room::of(ranks.size, |ranks| fused(ratio, ranks))?;
         let both = both.and(Room::of(ranks.size, |ranks| reduction(ratio, ranks))?);
-        // 64 KiB hold the signals of the unfused side's GEMM and barrier.
+        // 64 KiB of signals suffice for the GEMM and the barrier of the unfused side.
         let room = both.matrices(F32, elements).and(Room { data: 0, signal: 64 << 10 });
         let rig = Rig::open(world, HeapOptions::new().threads(ratio.threads), room)?;
         let matrices = rig.matrices(F32, elements, [(m, k), (k, n), (m, n)])?;
@@ -122,7 +122,7 @@ impl Bed {
         Ok(Operands::new(a.matrix()?, b.matrix()?, c.matrix()?))
     }
 
-    /// Time in microseconds of `ops`, enqueued together; all ranks start together.
+    /// Time in microseconds of `ops` enqueued one after the other; all ranks start together.
     fn time(&self, ops: &[(&AnyOp, Operands)]) -> Result<f64> {
         self.rig.time(|stream| {
             Ok(ops.iter().try_for_each(|(op, operands)| op.run(operands, stream))?)
@@ -139,8 +139,8 @@ fn reduction(ratio: &Ratio, ranks: Ranks) -> Result<Plan> {
 /// Runs one repetition of a side and returns its time in microseconds.
 type Side<'a> = &'a mut dyn FnMut() -> Result<f64>;
 
-/// Runs the two sides in turns, and starts every other repetition with the second side. The first
-/// repetition is a warm-up.
+/// Runs the two sides in turns, and begins every other repetition with the second side. The first
+/// repetition warms up and is not counted.
 fn turns(ratio: &Ratio, sides: [Side<'_>; 2]) -> Result<[Vec<f64>; 2]> {
     let mut times = [Vec::new(), Vec::new()];
     for repetition in 0..=ratio.repetitions {
@@ -208,8 +208,8 @@ impl Job for RatioJob {
                 )?
             }
             Kind::Ranks => {
-                // The first ranks have a world and a heap of their own; the others wait for them on
-                // the host, without using a core.
+                // The first `base_ranks` ranks have a world and a heap of their own. While they
+                // run, the others wait on the host without using a core.
                 let few = world.split((ranks.rank < ratio.base_ranks).then_some(0), 0)?;
                 let small = few.as_ref().map(|few| Bed::new(ratio, few)).transpose()?;
                 let made = match (&few, &small) {

@@ -1,4 +1,4 @@
-//! `iris report`: collects in one file what developers ask about a machine.
+//! `iris report`: collects in one file what developers need to know about a machine.
 //!
 //! Each step runs this program again as a process with a time limit, so a step that hangs or dies
 //! becomes part of the report and does not end it.
@@ -42,8 +42,8 @@ fn steps(backend: BackendKind, calls: usize) -> Vec<Step> {
     let on = |task: &str| words(&format!("{task} --backend {backend}"));
     let mut steps = vec![on("doctor"), on("test --level smoke")];
     if backend.traits().host_threads {
-        // The CPU has no stress test, which needs a GPU, and only one ratio of its benchmark is
-        // measured, because all would take minutes.
+        // On the CPU there is no stress test, which needs a GPU, and only one ratio of the
+        // benchmark is measured, because all would take minutes.
         steps.push(["bench", "--only", "crate, 1 thread"].map(String::from).to_vec());
     } else {
         steps.push(on(&format!("stress --calls {calls}")));
@@ -52,7 +52,7 @@ fn steps(backend: BackendKind, calls: usize) -> Vec<Step> {
     steps
 }
 
-/// Runs all steps, even after one has failed, and writes the file; returns whether all succeeded.
+/// Runs all steps, even after one has failed, and writes the report; returns whether all succeeded.
 pub(crate) fn main(options: &Options) -> Result<bool> {
     let usual = || format!("iris-report-{}.txt", options.backend).into();
     let path = options.out.clone().unwrap_or_else(usual);
@@ -94,7 +94,8 @@ fn run(program: &Path, step: &Step, file: &mut File, limit: Duration) -> Result<
         .stdin(Stdio::null())
         .stdout(file.try_clone()?)
         .stderr(file.try_clone()?)
-        // Rank processes belong to the process group of the step, so killing the group kills them.
+        // The step is a process group of its own, to which its rank processes belong, so killing
+        // the group kills them all.
         .process_group(0)
         .spawn()
         .with_context(|| format!("starting {}", program.display()))?;
@@ -105,7 +106,8 @@ fn run(program: &Path, step: &Step, file: &mut File, limit: Duration) -> Result<
         None => (format!("ended by this program after {limit:.0?}"), false),
     };
     let outcome = format!("{how}, {seconds:.1} s");
-    // The child process has written to the same file, beyond this process's position in it.
+    // The child process has written to the same file, so this process must first move to the end of
+    // the file.
     file.seek(std::io::SeekFrom::End(0))?;
     writeln!(file, "=== {outcome}")?;
     Ok((outcome, ok))
@@ -139,7 +141,8 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         let shell = |text: &str| vec!["-c".to_owned(), text.to_owned()];
         let program = Path::new("/bin/sh");
-        // Without the limit this step, and the process that it starts, would run for 10 minutes.
+        // Without the time limit this step, and the process that it starts, would run for 10
+        // minutes.
         let hangs = shell("echo begun; sleep 600 & wait");
         let (outcome, ok) = run(program, &hangs, &mut file, Duration::from_millis(300)).unwrap();
         assert!(!ok && outcome.contains("ended by this program"), "{outcome}");

@@ -42,8 +42,8 @@ pub(super) fn cases(backend: BackendKind, ranks: usize) -> Vec<Case> {
             });
             let some = Options::new(1, 1, 0).backend(backend).members(vec![0, 2]);
             cases.push(Case::new(Op::Barrier, "flat", some));
-            // With three ranks, LL words come from several peers, which takes other code than with
-            // two; 16-bit types take other code than f32.
+            // Cases of the LL protocol: with three ranks, words come from several peers, which
+            // takes other code than with two; 16-bit types take other code than f32.
             cases.extend(even(backend).into_iter().filter(in_words));
             cases
         }
@@ -89,7 +89,7 @@ fn ragged(backend: BackendKind) -> Vec<Case> {
 /// exact.
 fn even(backend: BackendKind) -> Vec<Case> {
     let mut cases = each(&Options::new(64, 64, 64).backend(backend).dtype(DType::BF16));
-    // A barrier has no shape, so its case is left to the ragged ones.
+    // The barrier has no shape, so it is tested only once, among the ragged cases.
     cases.retain(|case| case.op != Op::Barrier);
     cases
 }

@@ -1,7 +1,7 @@
 //! `iris stress`: thousands of calls on GPUs with random delays, compared on the device. Then each
-//! wait of the protocols is left out in turn, which must be found within a few calls, while the
-//! same stalls with the wait must cause no error. The kernels are special builds, so the vendor's
-//! compiler is needed.
+//! wait of the protocols is left out in turn, while workgroups are stalled: wrong results must show
+//! within a few calls, and with the wait the same stalls must cause no error. The kernels are
+//! special builds, so the vendor's compiler is needed.
 
 use anyhow::{Context, Result};
 use iris_heap::{BackendKind, MAX_RANKS, World};
@@ -43,8 +43,8 @@ pub(crate) struct Options {
     large: bool,
 }
 
-/// Runs all tests; returns whether every result was right, and every result without one of the
-/// waits wrong.
+/// Runs all tests; returns whether results were right with all waits, and wrong without any one of
+/// them.
 pub(crate) fn main(options: &Options) -> Result<bool> {
     Place::new(options.ranks.unwrap_or(2), true)?;
     let backend = options.backend;
@@ -89,8 +89,8 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     let progress = Progress::new("runs", 0, count);
     let tell = |line: std::fmt::Arguments<'_>| progress.suspended(|| say!("{line}"));
     for &subject in &subjects {
-        // The first call numbers are chosen so that the calls pass the largest i32 and some calls
-        // refresh all words.
+        // First call numbers, chosen so that the calls pass the largest i32 and some calls refresh
+        // all words.
         let [first, second] = subject.types();
         let calls = subject.calls(options.calls);
         let half = calls as i32 / 2;
@@ -169,8 +169,8 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     Ok(failed == 0)
 }
 
-/// Runs a subject on all ranks and returns the worst rank's outcome: with wrong elements if there
-/// are any, else with a fault.
+/// Runs a subject on all ranks and returns the outcome of the worst rank: one with wrong elements
+/// if there is any, else one with a fault.
 fn worst(ranks: usize, subject: Subject, setting: &Setting) -> Result<Outcome> {
     let outcomes = World::run_threads(ranks, |world| run(&world, subject, setting))
         .with_context(|| format!("{subject} in {}", setting.dtype))?;

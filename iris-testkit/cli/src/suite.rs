@@ -107,8 +107,8 @@ const SHAPES: [(usize, usize, usize); 10] = [
 /// values of K that are no multiple of the 8 elements (16 bytes) that kernels load at a time.
 const EDGES: [(usize, usize, usize); 4] = [(1, 72, 13), (67, 1, 29), (1, 1, 9), (40, 48, 100)];
 
-/// Products of few rows with so many columns that each multiprocessor of a large GPU has a tile;
-/// some variants are a single launch for them.
+/// Shapes of products with few rows, and so many columns that each multiprocessor of a large GPU
+/// has a tile; some variants then are a single launch.
 const FEW: [(usize, usize, usize); 5] =
     [(1, 6280, 72), (17, 8200, 200), (63, 8192, 136), (128, 12808, 40), (127, 8200, 264)];
 
@@ -136,7 +136,7 @@ impl Selection {
     }
 }
 
-/// Cases of `level`, which must be above smoke.
+/// Cases of `level`, which must be a level above smoke.
 fn cases(level: Level, backend: BackendKind) -> Vec<Case> {
     let mut cases = Vec::new();
     for (index, (m, n, k)) in EDGES.into_iter().enumerate() {
@@ -170,7 +170,7 @@ fn cases(level: Level, backend: BackendKind) -> Vec<Case> {
     cases
 }
 
-/// All-reduces of the shapes [`FEW`], in all memory layouts; in some of these only rank 0 can use
+/// All-reduces of the shapes [`FEW`] in all memory layouts, of which some let only rank 0 use
 /// tensor maps for A.
 fn few(backend: BackendKind) -> Vec<Case> {
     let mut cases = Vec::new();
@@ -200,7 +200,8 @@ fn few(backend: BackendKind) -> Vec<Case> {
     cases
 }
 
-/// Cases for every op, variant and shard with these options; `at` varies further features in turn.
+/// Cases for every op, variant and shard with these options; `at` is the index by which further
+/// features take turns.
 fn ops(options: &OpOptions, at: usize) -> Vec<Case> {
     let in_turns = |mut case: Case| {
         case.seed = 1 + at as u64;
@@ -212,8 +213,8 @@ fn ops(options: &OpOptions, at: usize) -> Vec<Case> {
                 case.options = case.options.epilogue(Epilogue::Gelu);
             }
         }
-        // Counting kernels are separate builds on a GPU; the suite compares the counts with the
-        // expected ones.
+        // One case in five has counters: on a GPU, kernels that count are separate builds, and the
+        // suite compares the counts with the expected ones.
         case.options = case.options.counted(at % 5 == 3);
         if at % 3 == 1 {
             case.options = case.options.staging(StagingLayout::MContiguous);
@@ -274,7 +275,8 @@ fn worlds(level: Level, backend: BackendKind) -> Vec<Ranks> {
 pub(crate) fn main(options: &Options) -> Result<bool> {
     let minutes = options.minutes()?;
     if let Some(minutes) = minutes {
-        // Ranks that are processes read the deadline from this environment variable.
+        // The deadline is passed on by this environment variable, which ranks that are processes
+        // read.
         with_environment(&[(DEADLINE, &(2.0 * minutes).to_string())]);
     }
     let (level, backend) = (options.level(), options.backend);
@@ -326,7 +328,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     Ok(failed == 0)
 }
 
-/// Cases that the suite runs in one world.
+/// World of the suite and the cases that run in it.
 struct SuiteWorld<'a> {
     place: Place,
     device: Device,
@@ -384,7 +386,7 @@ impl SuiteWorld<'_> {
         };
     }
 
-    /// Ends the program when case `at` takes too long, because ranks cannot be stopped one by one.
+    /// Ends the program because case `at` has taken too long; ranks cannot be stopped one by one.
     fn late(&self, at: usize) {
         let limit = self.limit.unwrap_or_default();
         let _ = say!("case {at}, {}, FAILED: it has not ended within {limit:.1?}", self.title(at));
@@ -417,7 +419,7 @@ pub(crate) struct SuiteJob {
 }
 
 impl SuiteJob {
-    /// Reports a progress line, if this is rank 0.
+    /// Prints a progress line on rank 0; does nothing on other ranks.
     fn say(&self, world: &World, line: Line) -> Result<()> {
         let line = format!("{line}\n");
         match &self.said {

@@ -50,7 +50,7 @@ pub(crate) fn is_chart(path: &Path) -> bool {
     path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("svg"))
 }
 
-/// Spans of `now` that were added after those of `before`, by workgroup.
+/// Spans of `now` that were added after `before` was read, by workgroup.
 pub(crate) fn since(
     before: &[Vec<TraceSpan>],
     mut now: Vec<Vec<TraceSpan>>,
@@ -136,8 +136,8 @@ fn unwritable(path: &Path, error: io::Error) -> anyhow::Error {
     usage(format!("trace {}", path.display()), error, "a file that can be written")
 }
 
-/// Ends a run after its result has been printed: writes the trace, if a file was given. Returns
-/// `ok`; if the check failed, an error of the trace is only printed.
+/// Ends a run after its result has been printed: writes the trace, if `file` is given. Returns
+/// `ok`. If the check failed, an error of the trace is only printed.
 pub(crate) fn finish(
     file: Option<TraceFile>,
     text: impl FnOnce() -> Result<String>,

@@ -1,5 +1,6 @@
-//! `iris tune`: measures the parameters of this machine; or times an op's choices for shapes in a
-//! file, in turns in one run, and saves the fastest as rows. On GPUs it uses the benchmark's clock.
+//! `iris tune`: measures the parameters of this machine; or times the variants and tiles of an op
+//! for shapes in a file, in turns in one run, and saves the fastest as tuning rows. On GPUs it uses
+//! the benchmark's clock.
 
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -28,10 +29,10 @@ mod machine;
 pub(crate) mod options;
 
 /// Maximum ratio for a tuning row: a choice gets a row if its median time is at most this part of
-/// the rule's.
+/// the median time of the predicted choice.
 const WORTH_IT: f64 = 0.9;
 
-/// Variants and tiles of an op to try on the CPU; for a tile of `None` the rule chooses the tile.
+/// Variants and tiles of an op to try on the CPU; without a tile the plan chooses one.
 fn choices(op: Op) -> Vec<Choice> {
     let (variants, tiles): (&[&str], &[[usize; 2]]) = match op {
         Op::MatmulAllReduce => (&["one_shot", "two_shot"], &[[64, 256], [128, 128], [32, 128]]),
@@ -54,7 +55,7 @@ struct Choice {
     tile: Option<[usize; 2]>,
 }
 
-/// Measures, prints the results and saves them; returns whether nothing failed.
+/// Measures, prints the results and saves them; returns whether every measurement succeeded.
 pub(crate) fn main(options: &Options) -> Result<bool> {
     let Options { backend, ranks, iters, .. } = options;
     let host = backend.traits().host_threads;
@@ -91,8 +92,8 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     Ok(all)
 }
 
-/// Times the choices for the shapes of the file `cases`, and adds a row for each faster one to this
-/// machine's tuning file.
+/// Times the choices for the shapes in the file `cases`, and adds a row to this machine's tuning
+/// file for each that is faster than the predicted one.
 fn tune_shapes(options: &Options, cases: &Path, ranks: usize) -> Result<bool> {
     let kind = options.backend;
     let rows = Mutex::new(String::new());
@@ -124,7 +125,7 @@ fn tune_shapes(options: &Options, cases: &Path, ranks: usize) -> Result<bool> {
     Ok(good)
 }
 
-/// Problem over all ranks of which one rank's part has these options.
+/// Problem over all ranks that gives each rank a part with these options.
 fn whole(op: Op, options: &OpOptions, ranks: usize) -> Problem {
     let meaning = Meaning::of(op);
     let times = |splits: bool| if splits { ranks } else { 1 };
@@ -157,7 +158,7 @@ pub(crate) fn timed_on_host(cases: &[Case], ranks: usize, iters: usize) -> Resul
 }
 
 /// Makes the tuning row that follows from the median times of the choices, in microseconds; the
-/// first one is the rule's.
+/// first choice is the predicted one.
 fn row(job: &TuneJob, ranks: usize, medians: &[f64], commit: Option<String>) -> Result<String> {
     let Problem { op, m, n, dtype, .. } = &job.problem;
     let timed = || job.choices.iter().zip(medians);
@@ -237,7 +238,7 @@ impl Job for TuneJob {
         }
         let mut times = vec![Vec::new(); ops.len()];
         let progress = Progress::new("turns", ranks.rank, self.iterations);
-        // The first turn is a warm-up.
+        // The first turn warms up and is not counted.
         for turn in 0..=self.iterations {
             for (op, times) in ops.iter_mut().zip(&mut times) {
                 let time = rig.time(|stream| Ok(op.run(&operands, stream)?))?;

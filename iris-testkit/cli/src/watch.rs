@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use crate::job::Said;
 
-/// Progress line that rank 0 of a suite prints.
+/// Progress line that rank 0 of a suite prints, and that the watchdog reads.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Line {
-    /// All kernels are compiled; this took so many seconds.
+    /// All kernels are compiled; the number is the seconds that this took.
     Ready(f64),
     /// The case with this index begins.
     Begun(usize),
-    /// The case with this index has succeeded; it took so many seconds.
+    /// The case with this index has succeeded; the second number is the seconds that it took.
     Done(usize, f64),
 }
 
@@ -53,7 +53,7 @@ impl fmt::Display for Line {
     }
 }
 
-/// Interval at which the watchdog looks for new output.
+/// Interval at which the watchdog checks for new output.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Runs `work`, and meanwhile passes each progress line in `said` to `tell`. If a case has begun
@@ -70,7 +70,7 @@ pub(crate) fn watched<T>(
         scope.spawn(|| {
             let (mut told, mut case) = (0, None);
             loop {
-                // Lines written before the work ended are passed on even after its end.
+                // Lines that were written before the work ended are passed on after its end, too.
                 let last = ended.wait(LOOK);
                 for line in Line::all(&said.text()).skip(told) {
                     told += 1;
@@ -157,8 +157,8 @@ mod tests {
                     if ends {
                         writeln!(to, "{}", Line::Done(3, 0.0)).unwrap();
                     }
-                    // 1 s is long enough for the watchdog to see nothing; the case that ends in
-                    // time returns at once.
+                    // A case that ends in time returns at once; if it did not, 1 s would be long
+                    // enough for the watchdog to call `late`.
                     receiver.recv_timeout(Duration::from_secs(if ends { 1 } else { 60 })).ok()
                 },
             );

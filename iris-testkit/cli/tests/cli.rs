@@ -19,7 +19,7 @@ fn iris(arguments: &[&str]) -> Output {
     command.args(arguments).env("IRIS_TUNING", tuning(arguments)).output().unwrap()
 }
 
-/// Value of `IRIS_TUNING` for a task: only `tune` gets a file, which it writes.
+/// Value of `IRIS_TUNING` for a command line: only `tune` gets a file, because it writes one.
 fn tuning(arguments: &[&str]) -> &'static str {
     let tunes = arguments.first() == Some(&"tune");
     if tunes { concat!(env!("CARGO_TARGET_TMPDIR"), "/tuning.toml") } else { "off" }
@@ -176,7 +176,7 @@ fn an_option_that_a_command_does_not_read_is_refused() {
         (&["run", "barrier"], &["--m", "4"]),
         (&["run", "barrier"], &["--n", "4"]),
         (&["run", "matmul"], &["--library", "ours"]),
-        // With these numbers all four workgroups would fetch.
+        // With this many fetchers all four workgroups would fetch, so the option is refused.
         (&staged, &["--fetchers", "10000"]),
         (&staged, &["--fetchers", "4"]),
     ];
@@ -211,7 +211,8 @@ fn a_result_has_the_options_of_its_run() {
     assert_eq!(layer["options"]["iterations"], 3, "{layer}");
 }
 
-/// Tests the search for the record: tests run in a folder of the workspace that is not its root.
+/// Tests that `iris record` finds the kept record: tests run in a folder of the workspace that is
+/// not its root.
 #[test]
 fn the_kept_record_is_found_from_any_folder_of_the_workspace() {
     let table = good(&["record"]);
@@ -238,7 +239,7 @@ fn a_variant_that_is_none_is_refused_by_the_ops_own_name() {
 /// Runs `iris` with the given stdout and stderr, as a user's shell would start it.
 fn iris_to(arguments: &[&str], out: impl Into<Stdio>, err: impl Into<Stdio>) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
-    // Settings of the test's own environment must not change the output.
+    // Settings of the test's own environment are overridden, because they would change the output.
     command.env("IRIS_LOG", "error").env("IRIS_TUNING", tuning(arguments));
     command.args(arguments).stdout(out).stderr(err).output().unwrap()
 }
@@ -271,7 +272,8 @@ fn a_full_disk_is_an_error() {
         let error = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{arguments:?}: {error}");
         assert!(error.contains("iris: stdout cannot be written: No space left"), "{error}");
-        // Stdout is full, so nothing can be printed and only the exit code shows the error.
+        // Stdout and stderr are full, so nothing can be printed and only the exit code shows the
+        // error.
         assert_eq!(iris_to(arguments, full(), full()).status.code(), Some(1), "{arguments:?}");
     }
     let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
@@ -284,8 +286,8 @@ fn a_thread_that_does_not_start_is_an_error() {
     for kind in [&["--threads-as-ranks"][..], &[]] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
         command.args(["run", "barrier", "--ranks", "2"]).args(kind);
-        // A stack of 64 TiB per thread, which no host has memory for, so that no thread can be
-        // started.
+        // Each thread asks for a stack of 64 TiB, for which no host has memory, so that no thread
+        // can be started.
         let output = command.env("RUST_MIN_STACK", (1_u64 << 46).to_string()).output().unwrap();
         let error = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{error}");
@@ -398,8 +400,8 @@ fn zeros_are_right_results() {
     }
 }
 
-/// Tests that the check of the main job can fail, with a bias that does not match the file's
-/// output.
+/// Tests that the check of the transformer layer can fail: a bias is changed that then does not
+/// match the file's output.
 #[test]
 fn wrong_numbers_fail_the_main_job() {
     let folder = tempfile::tempdir().unwrap();
@@ -449,8 +451,8 @@ fn a_trace_into_an_svg_is_a_chart_of_one_call() {
     };
     let svg = trace("x.SVG");
     assert!(svg.starts_with("<svg") && svg.contains("2 ranks as processes, cpu"), "{svg}");
-    // One rectangle per product, that is per tile, and one in the legend; the JSON trace has five
-    // calls.
+    // The chart has one rectangle per product, that is per tile, and one in the legend. It shows
+    // one call; the JSON trace has five.
     let drawn = svg.lines().filter(|line| line.contains("fill=\"#0072B2\"")).count() - 1;
     let all = trace("x.json").matches(r#""name":"gemm""#).count();
     assert!(drawn > 1 && all == 5 * drawn, "{drawn} of {all}");
@@ -472,7 +474,7 @@ fn the_suite_counts_what_it_skips() {
     }
 }
 
-/// Runs `iris` with a cache folder of its own.
+/// Runs `iris` with a cache folder of its own; returns exit code, stdout and stderr.
 fn iris_in(folder: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_iris"));
     command.args(arguments).env("IRIS_CACHE", folder).env_remove("IRIS_TUNING");
@@ -480,7 +482,8 @@ fn iris_in(folder: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
     (status.code(), text(&stdout), text(&stderr))
 }
 
-/// Tests the choices, and their reasons, for a device that this machine does not have.
+/// Tests that `iris plan` prints the choices, and their reasons, for a device that this machine
+/// does not have.
 #[test]
 fn a_plan_says_what_is_chosen_and_why() {
     let shape = ["plan", "matmul-all-reduce", "--n", "8192", "--k", "3584", "--device", "h200"];
@@ -492,7 +495,7 @@ fn a_plan_says_what_is_chosen_and_why() {
     assert!(row("64").contains("unfused_ll") && row("64").contains("predicted"), "{out}");
     assert!(row("512").contains("epilogue") && row("512").contains("measured"), "{out}");
     assert!(row("2048").contains("epilogue") && out.contains("which stores to peers"), "{out}");
-    // A variant that has not run with eight ranks is not chosen, but listed.
+    // A variant that was never run with eight ranks is not chosen, but it is listed.
     let eight = good(&[&shape[..], &["--ranks", "8", "--rows", "2048..2048"]].concat());
     assert!(eight.contains("epilogue (not run)"), "{eight}");
     assert!(good(&["plan", "barrier", "--device", "mi300x"]).contains("flat"));
@@ -500,7 +503,7 @@ fn a_plan_says_what_is_chosen_and_why() {
     assert!(error.contains("h300") && error.contains("mi300x"), "{error}");
 }
 
-/// Tests predictions over several nodes, and that operators or devices without predictions are
+/// Tests predictions over several nodes, and that an operator or device without predictions is
 /// refused.
 #[test]
 fn a_plan_over_nodes_predicts_with_the_network() {
@@ -519,8 +522,8 @@ fn a_plan_over_nodes_predicts_with_the_network() {
         fused <= node + network + 0.2 && fused >= node.max(network),
         "{node} {network} {fused}"
     );
-    // With a slower network the steps between nodes take longer, and the node's own work as long as
-    // before.
+    // With a slower network the steps between nodes must take longer, and the work within a node as
+    // long as before.
     let slow = row(&["--gbit", "100"]);
     assert!(slow.1 > network && slow.0 == node, "{slow:?}");
     for (arguments, words) in [
@@ -561,7 +564,7 @@ fn a_machine_that_was_tuned_is_planned_for() {
     let file = Path::new(out.lines().last().unwrap());
     assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     assert_ne!(planned(file.to_str().unwrap()), built_in);
-    // Rows for the user's own shapes, which come before the built-in rows.
+    // The file has rows for the user's own shapes, which take precedence over the built-in rows.
     let cases = folder.path().join("cases.toml");
     let shapes = "[[row]]\nop = \"all_reduce\"\ndtype = \"f32\"\nshapes = [[107, 384, 0]]\n";
     std::fs::write(&cases, shapes).unwrap();
@@ -618,7 +621,7 @@ fn a_benchmark_of_gpus_measures_or_says_why_not() {
     assert!(error.contains("--only is nothing"), "{error}");
 }
 
-/// Tests that a rank whose peers do not come prints early which ranks it waits for, and at the end
+/// Tests that a rank whose peers do not come prints soon which ranks it waits for, and at the end
 /// that it gave up.
 #[test]
 fn a_rank_that_waits_alone_names_the_others() {

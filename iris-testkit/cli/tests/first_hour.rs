@@ -4,7 +4,7 @@
 use std::io::{Read as _, Write as _};
 use std::process::{Command, Output, Stdio};
 
-/// Lines and columns that fit a screen.
+/// Number of lines and columns of a screen, which the doctor's output must fit.
 const SCREEN: (usize, usize) = (40, 100);
 
 fn iris(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
@@ -23,7 +23,8 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The doctor prints one line per check, which fit a screen, and a verdict; no text appears twice.
+/// Tests that the doctor prints one line per check and a verdict, that all fit a screen, and that
+/// no text appears twice.
 #[test]
 fn a_doctor_fits_the_screen_and_ends_with_a_verdict() {
     let output = iris(&["doctor", "--no-links"], &[]);
@@ -109,8 +110,8 @@ fn a_program_names_variables_that_do_not_exist_once() {
     assert!(error.contains("expected IRIS_DEADLINE?") && !error.contains('\u{1b}'), "{error}");
 }
 
-/// A run of a million calls, which takes minutes, shows its progress on a pseudo-terminal, without colours, and is then
-/// killed: `script` takes the terminal, and so the program, with it.
+/// Tests that a long run shows its progress on a terminal, without colours. The run of a million
+/// calls, which would take minutes, is started by `script` on a pseudo-terminal and then ended.
 #[test]
 fn a_long_run_shows_its_progress_on_a_terminal() {
     const CALLS: usize = 1_000_000;
@@ -134,10 +135,10 @@ fn a_long_run_shows_its_progress_on_a_terminal() {
         assert!(len > 0, "the program ended: {shown:?}");
         shown += &text(&part[..len]);
     }
-    // Ctrl-C ends the program; it would go on if only `script` were killed.
+    // Ctrl-C ends the program; if only `script` were killed, the program would go on.
     keyboard.write_all(b"\x03").unwrap();
     script.wait().unwrap();
-    // Nothing comes before the bar.
+    // The progress bar must be the first output.
     let first = shown.trim_start_matches("\x1b[2K").trim_start();
     assert!(first.starts_with("calls ["), "{shown:?}");
     // A colour is a sequence that ends with m.

@@ -1,8 +1,9 @@
 //! Tests of the HIP backend without an AMD device: the real runtime must report that there is none,
 //! and the host side runs on a fake runtime (`hip/runtime.cpp`), whose devices are the host and
-//! whose kernels are the device source compiled as host code. They say nothing about a device.
+//! whose kernels are the device source compiled as host code. Passing tests say nothing about a
+//! real device.
 //!
-//! Long because every test reads its own part of what the program asked of one runtime.
+//! Long because all tests read the log of the same runtime.
 
 #![allow(unsafe_code, reason = "memory and streams that the test makes itself")]
 
@@ -73,7 +74,7 @@ fn the_real_runtime_says_that_there_is_no_device() {
     let error = BackendKind::Hip.devices().unwrap_err();
     assert!(error.to_string().starts_with("hipGetDeviceCount: hipErrorNoDevice (code 100)"));
     assert_eq!(error.kind(), ErrorKind::Unsupported);
-    // The runtime is installed, because it reports its version.
+    // The runtime must be installed, because it reports its version.
     assert!(BackendKind::Hip.driver_version().unwrap() >= 50_000_000);
     let opened = World::run_threads(1, |world| {
         let options = HeapOptions::new().backend(BackendKind::Hip);
@@ -114,13 +115,14 @@ fn calls_of<'a>(calls: &'a str, name: &str) -> Vec<&'a str> {
     calls.lines().filter_map(of).collect()
 }
 
-/// Number of launches of each of these kernels.
+/// Number of launches of each of the kernels `names` in the log.
 fn launches<const N: usize>(calls: &str, names: [&str; N]) -> [usize; N] {
     let launches = calls_of(calls, "hipModuleLaunchKernel");
     names.map(|name| launches.iter().filter(|call| call.starts_with(name)).count())
 }
 
-/// Number of copies of `bytes` bytes on a device, contiguous and 2D, and of 4-byte words.
+/// Number of copies of `bytes` bytes between places of a device, contiguous ones and 2D ones, and
+/// number of copies of 4-byte words.
 fn copies(calls: &str, bytes: u32) -> [usize; 3] {
     let of = |name, bytes| {
         let all = calls_of(calls, name);
@@ -156,7 +158,7 @@ fn signals_behind_a_record(calls: &str, bytes: u32) -> usize {
     signals
 }
 
-/// Option that writes a trace to a file of this test.
+/// Command-line option that writes a trace to a temporary file for the test `test`.
 fn traced(test: &str) -> String {
     let file = format!("iris-{test}-{}.json", std::process::id());
     format!(" --trace {}", std::env::temp_dir().join(file).display())
@@ -166,20 +168,21 @@ fn ranks_that_are_threads_share_memory_by_peer_access() {
     let fake = Fake::of(7);
     let (calls, _) = right(fake, "all-gather --ranks 2 --threads-as-ranks --m 33 --n 65", &[]);
     assert_eq!(failed(&calls), [""; 0]);
-    // Words that peers poll are in uncached memory, all other data in plain memory.
+    // Words that peers poll must be in uncached memory, and all other data in plain memory.
     let signals = calls_of(&calls, "hipExtMallocWithFlags");
     assert_eq!(signals.len(), 2, "{calls}");
     assert!(signals.iter().all(|call| call.contains("flags 3")), "{calls}");
     assert_eq!(calls_of(&calls, "hipMalloc").len(), 4, "{calls}");
     let peers = calls_of(&calls, "hipDeviceEnablePeerAccess");
     assert!(peers.contains(&"0 on 1 = 0") && peers.contains(&"1 on 0 = 0"), "{calls}");
-    // Each stream has a hardware queue of its own, on the rank's device.
+    // Each stream must have a hardware queue of its own, on the rank's device.
     let streams = calls_of(&calls, "hipExtStreamCreateWithCUMask");
     assert!(streams.contains(&"1 on 0 = 0") && streams.contains(&"1 on 1 = 0"), "{calls}");
     // All allocated memory was freed.
     assert_eq!(calls_of(&calls, "hipFree").len(), 6, "{calls}");
-    // Peers' memory is read on a separate stream of its owner. On the owner's null stream, which
-    // the runtime would use, the copy could be queued after a kernel that waits for the reader.
+    // Peers' memory must be read on a separate stream of its owner's device. On the null stream of
+    // that device, which the runtime would use, the copy could be queued after a kernel that waits
+    // for the reader.
     let (calls, _) = right(fake, "barrier --ranks 2 --threads-as-ranks", &[]);
     assert_eq!(failed(&calls), [""; 0]);
     let others = calls_of(&calls, "hipStreamCreateWithFlags");
@@ -196,7 +199,8 @@ fn ranks_that_are_threads_share_memory_by_peer_access() {
 fn ranks_that_are_processes_share_memory_by_handles() {
     let (calls, _) = right(Fake::of(7), "all-gather --ranks 3 --m 33 --n 65", &[]);
     assert_eq!(failed(&calls), [""; 0]);
-    // Each rank opens data and words of two peers; the third rank uses the first device again.
+    // Each rank opens two allocations (data and words) of each of two peers; the third rank uses
+    // the first device again.
     assert_eq!(calls_of(&calls, "hipIpcOpenMemHandle").len(), 12, "{calls}");
     assert_eq!(calls_of(&calls, "hipIpcCloseMemHandle").len(), 12, "{calls}");
     right(Fake::of(7), "barrier --ranks 2", &[]);
@@ -222,17 +226,19 @@ fn shards_go_by_copy_engines_in_lines_where_they_have_gaps() {
             launches(&calls, ["iris_open", "iris_copies", "iris_gate", "iris_close"]);
         assert!(opened > 0 && [gates, closed] == [opened; 2], "{calls}");
         let waits = calls_of(&calls, "hipStreamWaitEvent").len();
-        // Copies of rows (half of A), each followed by a copy of a signal word.
+        // Expected copies: rows (half of A), each followed by a copy of a signal word.
         let copied = copies(&calls, 20 * k * 4);
         assert_eq!(signals_behind_a_record(&calls, 20 * k * 4), copied[2]);
         (opened, pushed, copied, waits)
     };
     let (calls, pushed, copied, waits) = count(16, "");
     assert_eq!((pushed, copied), (0, [calls, 0, calls]));
-    // Rows of 17 elements are not contiguous in the gathered matrix.
+    // Rows of 17 elements are not contiguous in the gathered matrix, so each row is a copy of its
+    // own.
     let (lines, pushed, copied, _) = count(17, "");
     assert_eq!((pushed, copied), (0, [0, lines, lines]));
-    // Copies wait for the kernel that opens their call, and the call's end waits for them.
+    // Copies must wait for the kernel that opens their call, and the end of the call must wait for
+    // the copies.
     assert!(waits >= 2 * calls, "{waits} waits in {calls} calls");
     // Copy engines are used in traced calls, too.
     let (calls, pushed, copied, _) = count(16, &trace);
@@ -240,11 +246,12 @@ fn shards_go_by_copy_engines_in_lines_where_they_have_gaps() {
 }
 
 fn products_leave_by_copy_engines_as_they_are_finished() {
-    // Operator, number of launches of `iris_sums` per call, and rounds of copies, on each rank.
+    // For each operator: number of launches of `iris_sums` per call, and number of rounds of
+    // copies, on each rank.
     let cases = [
         ("matmul-all-gather", 1, 1),
         ("matmul-reduce-scatter", 1, 1),
-        // One launch adds the partial sums, the other copies the other rank's part to C.
+        // Two launches: one adds the partial sums, the other copies the other rank's part to C.
         ("matmul-all-reduce", 2, 2),
     ];
     for (op, sums, rounds) in cases {
@@ -266,11 +273,12 @@ fn products_leave_by_copy_engines_as_they_are_finished() {
         let (calls, pushed, copied, waits) = count(24, "");
         let all = rounds * calls;
         assert_eq!((pushed, copied), (0, [all, 0, all]), "{op}");
-        // Rows of 17 elements have gaps in the workspace.
+        // Rows of 17 elements have gaps in the workspace, so each row is a copy of its own.
         let (lines, pushed, copied, _) = count(17, "");
         let all = rounds * lines;
         assert_eq!((pushed, copied), (0, [0, all, all]), "{op}");
-        // Copies wait for the data that they copy, and the call's end waits for the last copy.
+        // Copies must wait for the data that they copy, and the end of the call must wait for the
+        // last copy.
         assert!(waits >= (rounds + 1) * calls, "{op}: {waits} waits in {calls} calls");
         // Copy engines are used in traced calls, too.
         let (calls, pushed, copied, _) = count(24, &trace);
@@ -293,12 +301,12 @@ fn streams_without_a_queue_of_their_own_are_told_of() {
     let none = ("FAKE_HIP_NO_MASKS", "1");
     let (calls, said) = right(Fake::of(7), line, &[none]);
     assert!(!calls_of(&calls, "hipStreamCreateWithFlags").is_empty(), "{calls}");
-    // The program ensures that there are enough hardware queues.
+    // The program itself makes sure that there are enough hardware queues, so it prints no warning.
     assert!(!said.contains("GPU_MAX_HW_QUEUES"), "{said}");
 }
 
-/// Tests that a plan made before the heap asks the driver for the device, and that the source of
-/// tuning data is logged once per plan.
+/// Tests that a plan made before the heap asks the driver for the device, and that each plan logs
+/// once where its tuning data comes from.
 fn a_plan_is_for_the_device_that_the_driver_describes() {
     let line = "all-gather --ranks 2 --threads-as-ranks --m 33 --n 65";
     let (_, said) = right(Fake::of(7), line, &[("IRIS_LOG", "info")]);
@@ -339,7 +347,7 @@ fn the_callers_device_memory_and_streams_stay_his() {
     assert_eq!(failed(&calls), [""; 0]);
 }
 
-/// Memory and streams of a caller that has loaded the runtime itself.
+/// Tests memory and streams that a caller has made by loading the runtime itself.
 fn memory_and_streams_of_the_caller() {
     type Number = unsafe extern "C" fn(*mut i32) -> u32;
     type Take = unsafe extern "C" fn(*mut u64, usize) -> u32;
@@ -367,7 +375,7 @@ fn memory_and_streams_of_the_caller() {
         for device in [0, 1] {
             let options = HeapOptions::new().backend(BackendKind::Hip).device(device);
             let heap = SymmetricHeap::open(&world, options.data_bytes(8 << 20))?;
-            // More data than one piece of a copy, and no multiple of one.
+            // The data is larger than one piece of a copy, and not a multiple of it.
             let values: Vec<i32> = (0..100_003).collect();
             let slice = heap.alloc::<i32>(values.len())?;
             assert!(heap.read(slice)?.iter().all(|&value| value == 0), "new memory is cleared");
@@ -440,7 +448,7 @@ fn a_doctor_sees_the_devices() {
     assert!(output.status.code() == Some(1) && out.contains("no HIP: no device"), "{out}");
 }
 
-/// Name under which the fake library logs products.
+/// Name under which the fake library logs its matrix products.
 const PRODUCT: &str = "hipblasLtMatmul";
 
 fn whole_products_are_the_librarys_where_it_is_there() {
@@ -459,24 +467,26 @@ fn whole_products_are_the_librarys_where_it_is_there() {
         "matmul-all-reduce --m 33 --n 64 --k 48 --dtype bf16 --variant copy_engine",
     ];
     for line in lines {
-        // The variant decides whether a GEMM computes its product in parts or as a whole.
+        // Number of products: the variant decides whether a rank's GEMM is computed in parts or as
+        // a whole.
         let parts = line.ends_with("copy_engine") && !line.starts_with("matmul-all-gather");
         let products = if parts { 8 } else { 4 };
         let line = format!("{line} --ranks 2 --threads-as-ranks --library vendor");
         let (calls, _) = right(Fake::with_libraries(), &line, &[]);
         assert_eq!(failed(&calls), [""; 0], "{line}");
-        // On each rank's device: two calls for warm-up and comparison, and two timed calls.
+        // Number of products on each rank's device: two calls for warm-up and comparison, and two
+        // timed calls.
         let of = |device: usize| {
             let on = format!("on {device} = 0");
             calls_of(&calls, PRODUCT).iter().filter(|call| call.ends_with(&on)).count()
         };
         assert_eq!([of(0), of(1)], [products; 2], "{line}: {calls}");
     }
-    // Ranks are processes here, and the command names no library.
+    // The library is also used if ranks are processes and the command names no library.
     let line = "matmul-all-reduce --m 33 --n 64 --k 48 --dtype bf16 --variant unfused --ranks 2";
     let (calls, _) = right(Fake::with_libraries(), line, &[]);
     assert_eq!((failed(&calls), calls_of(&calls, PRODUCT).len()), (vec![], 8));
-    // Our own GEMM is used if it is asked for, or if the library is missing.
+    // The GEMM of iris is used if it is asked for, or if the library is missing.
     let ours = format!("{line} --library ours");
     let vendor = format!("{line} --library vendor");
     for (fake, line) in [(Fake::with_libraries(), ours), (Fake::of(7), vendor)] {
@@ -500,9 +510,9 @@ fn a_library_that_is_of_no_use_is_left_out() {
     fake::compile("blaslt.cpp", &linked.each_ref().map(|it: &String| it.as_str()), &own);
     let logs = ("IRIS_LOG", "debug");
     let cases = [
-        // The library of ROCm 5 has a lower version number.
+        // Library of ROCm 5, whose version number is lower than required.
         (("FAKE_BLASLT_VERSION", "300"), "hipBLASLt 0.3.0 is older than 0.6.0"),
-        // The file is a shared library, but not hipBLASLt.
+        // Shared library that is not hipBLASLt.
         (("IRIS_HIPBLASLT", other.to_str().unwrap()), "it has no hipblasLtCreate"),
         // Library without kernels for the device.
         (("FAKE_BLASLT_NO_KERNELS", "1"), "hipBLASLt 1.2.2 has no algorithm for 33 x 64 x 24"),
@@ -514,8 +524,8 @@ fn a_library_that_is_of_no_use_is_left_out() {
         assert_eq!(calls_of(&calls, PRODUCT), [""; 0]);
         assert!(said.contains("the vendor's library is not used") && said.contains(why), "{said}");
     }
-    // All ranks use the library or none does; here one rank has a K that the library does not
-    // support.
+    // All ranks use the library or none does: here one rank has a K that the library does not
+    // support, so no rank uses it.
     let line = line.replace("--k 48", "--k 26");
     let (calls, said) = right(fake, &line, &[logs]);
     assert_eq!(calls_of(&calls, PRODUCT), [""; 0]);
@@ -564,7 +574,8 @@ fn every_op_is_timed_beside_the_libraries() {
     cases.extend(messages.map(|op| row(op, "bf16", "", "[8, 64, 0]")));
     cases.extend(products.map(|op| row(op, "bf16", "", "[16, 64, 32]")));
     cases += &row("all_gather_matmul", "bf16", "columns = true", "[16, 64, 32]");
-    // Baseline of the following cases: our own sum, and a separate kernel.
+    // Baseline of the following cases: the op of iris without RMSNorm, followed by a separate
+    // kernel.
     let normed = |variants: &str| format!("rms_norm = 1e-5\nvariants = [{variants}]");
     let [sums, products] = ["\"ll\", \"one_shot\", \"two_shot\"", "\"unfused\", \"unfused_ll\""];
     cases += &row("all_reduce", "bf16", &normed(sums), "[8, 64, 0]");
@@ -583,7 +594,8 @@ fn every_op_is_timed_beside_the_libraries() {
             number("us") > 0.0 && number("baseline_us") > 0.0 && number("ratio") > 0.0,
             "{line}"
         );
-        // Op and baseline compute the same result, and elements that were not written would be NaN.
+        // Op and baseline must compute the same result; elements that were not written would be
+        // NaN.
         assert!(number("rel_error") < 0.01, "{line}");
         let about =
             ["rccl", "hipblaslt", "clock", "device"].map(|name| line[name].as_str().unwrap());
@@ -608,11 +620,11 @@ fn what_comes_in_parts_is_added_by_the_library() {
         let all = calls_of(&calls, PRODUCT);
         let [opened, sums] = launches(&calls, ["iris_open", "iris_sums"]);
         let adding = all.iter().filter(|call| call.contains("and C")).count();
-        // Each call has two parts of eight rows; the GEMM adds the other rank's rows to those that
-        // a rank owns.
+        // Each call has two parts of eight rows, and the GEMM adds the other rank's rows to those
+        // that a rank owns.
         assert_eq!(adding, if op == "matmul_all_gather" { 0 } else { 2 * opened }, "{op}");
         assert!(opened > 0 && all.len() >= 2 * opened, "{op}: {calls}");
-        // The library has added everything, so `iris_sums` only copies.
+        // The GEMM library has already added everything, so `iris_sums` only copies.
         let taken = if op == "matmul_reduce_scatter" { 0 } else { 2 * opened };
         assert_eq!(sums, taken, "{op}");
     }
@@ -633,10 +645,10 @@ fn a_library_that_refuses_is_quoted() {
          HSA_NO_SCRATCH_RECLAIM is not set, and RCCL refuses some devices without it: set it to 1"
     );
     assert_eq!(note(&[refuses, ("HSA_NO_SCRATCH_RECLAIM", "1")], &gather), None);
-    // An error of one library must not be reported as two missing libraries.
+    // An error of one library is reported as such, and not as two missing libraries.
     let others = ("IRIS_HIPBLASLT", "/nowhere/libhipblaslt.so");
     assert_eq!(note(&[refuses, others], &gather), Some(said));
-    // hipBLASLt without kernels does not end the benchmark.
+    // A hipBLASLt without kernels for the device must not end the benchmark.
     let none = ("FAKE_BLASLT_NO_KERNELS", "1");
     let said = note(&[none], &case("matmul", "[16, 64, 32]")).unwrap();
     assert!(

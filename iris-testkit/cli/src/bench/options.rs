@@ -58,8 +58,8 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Commit of the measured program, recorded with every result: the option `--commit`, or else
-    /// the answer of git.
+    /// Commit of the measured program, recorded with every result: the option `--commit` or,
+    /// without it, the commit that git reports.
     pub(crate) fn commit(&self) -> String {
         self.commit.clone().unwrap_or_else(commit)
     }
@@ -100,7 +100,8 @@ impl Sink {
     }
 }
 
-/// Path of the usual record file for this kind of device; `None` if there is no GPU.
+/// Path of the record file that `--record` without a path means for this backend; `None` if there
+/// is no GPU.
 fn usual_record(backend: BackendKind) -> Option<PathBuf> {
     let name = match backend {
         BackendKind::Cpu => backend.to_string(),

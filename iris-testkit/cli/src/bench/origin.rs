@@ -18,7 +18,8 @@ pub(super) fn device() -> serde_json::Value {
     json!({"cpu": model, "family": field("cpu family"), "model": field("model"), "cores": cores})
 }
 
-/// Origin of a measurement, as text: device, commit (asked from git unless given) and date.
+/// Text that says where a measurement comes from: device, commit (`given`, or the one that git
+/// reports) and date.
 pub(crate) fn provenance(backend: BackendKind, given: Option<String>) -> String {
     let gpu = match backend {
         kind if kind.traits().host_threads => None,

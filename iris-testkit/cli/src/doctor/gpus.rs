@@ -22,8 +22,8 @@ pub(super) fn section(kind: BackendKind, with_links: bool) -> (Section, Verdict)
     };
     match &devices {
         Ok(all) => findings.extend(all.iter().map(device)),
-        // A driver that reports that there are no devices works, so the driver itself is no
-        // finding.
+        // The driver works if it reports that there are no devices, so this is not a finding about
+        // the driver.
         Err(error) if error.kind() == ErrorKind::Unsupported => {
             findings.push(Finding::new(State::None, "devices", "none").details([error]));
         }

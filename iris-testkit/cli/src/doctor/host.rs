@@ -13,8 +13,8 @@ use rustix::process::{Resource, getrlimit};
 use super::{Finding, Section, State, Verdict};
 use crate::bench::origin::{date, provenance};
 
-/// File descriptors that one process of a job of 64 ranks needs, for its sockets and for the shared
-/// memory of all ranks.
+/// Number of file descriptors that one process of a job of 64 ranks needs, for its sockets and for
+/// the shared memory of all ranks.
 const DESCRIPTORS: u64 = 512;
 
 /// Runs the checks of the host that apply to every backend.
@@ -97,7 +97,8 @@ pub(super) fn tuning(kind: BackendKind, ranks: usize) -> Finding {
 
 fn version() -> String {
     let about = provenance(BackendKind::Cpu, None);
-    // The provenance text is `CPU; commit; date`; only the commit is used here.
+    // Version and commit of this program. The text `about` has the form `CPU; commit; date`, of
+    // which only the commit is used.
     let commit = about.split("; ").nth(1).unwrap_or("unknown");
     format!("{} ({commit}), {}", env!("CARGO_PKG_VERSION"), date(SystemTime::now()))
 }
@@ -164,7 +165,7 @@ fn descriptors() -> Finding {
     }
 }
 
-/// Limit of locked memory, which GPU drivers need to pin memory.
+/// Limit of the memory that this user may lock; GPU drivers lock memory that they pin.
 pub(super) fn locked_memory() -> Finding {
     let limit = getrlimit(Resource::Memlock).current.map(Bytes::new);
     match limit {

@@ -33,7 +33,7 @@ struct Row {
 /// Moves known bytes between all pairs of devices, and measures the links; returns a finding for
 /// each device and one for each faulty path.
 pub(super) fn measured(kind: BackendKind, count: usize) -> Vec<Finding> {
-    // Short time limit, so that a transport that does nothing does not block the doctor for
+    // The deadline is short, so that a transport that moves nothing does not block the doctor for
     // minutes.
     let settings = Settings::default().deadline(0.2);
     let outcome = World::run_threads_each(count, &settings, |world| rank(&world, kind, |_, _| ()));
@@ -70,8 +70,8 @@ fn word(from: usize, to: usize, at: usize) -> u32 {
     (from as u32 + 1) << 24 ^ (to as u32) << 16 ^ (at as u32).wrapping_mul(0x9e37_79b9)
 }
 
-/// Runs one rank's part of the link check. Tests pass a `disturb` that changes the received data
-/// before they are compared.
+/// Runs one rank's part of the link check. `disturb` lets a test change the received data before
+/// they are compared.
 fn rank(
     world: &World,
     kind: BackendKind,
@@ -90,7 +90,7 @@ fn rank(
         for second in first + 1..size {
             let us = round(&heap, &stream, [first, second])?;
             if [first, second].contains(&me) {
-                // Pairs are in row-major order, so each rank's latencies are pushed in ascending
+                // Pairs come in row-major order, so the latencies of a rank are pushed in ascending
                 // order of its peers.
                 row.latency.push(us);
             }
@@ -223,7 +223,8 @@ mod tests {
         assert!(rows[0].rate[1] > 0.0 && rows[1].rate[0] > 0.0 && rows[0].latency[1] > 0.0);
     }
 
-    /// Simulates a copy to rank 1 that does nothing and reports success.
+    /// Test of a copy to rank 1 that moves nothing and reports success: the doctor must name the
+    /// path.
     #[test]
     fn a_path_that_silently_does_nothing_is_reported() {
         let rows = rows(|heap, gets| {

@@ -50,7 +50,7 @@ struct Finding {
     what: String,
     /// Value that was found, in words.
     found: String,
-    /// Action that mends the problem; empty if there is nothing to do.
+    /// Action that solves the problem; empty if there is nothing to do.
     remedy: String,
     /// Folders, files and other details, for `--verbose`.
     details: Vec<String>,
@@ -80,7 +80,7 @@ struct Section {
     findings: Vec<Finding>,
 }
 
-/// Answer to whether one backend can run on this machine.
+/// Result for one backend: whether it can run on this machine.
 #[derive(Debug)]
 struct Verdict {
     backend: &'static str,
@@ -115,7 +115,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
             say!("{line}")?;
         }
     }
-    // If no backend was requested, the CPU backend must run.
+    // If the user names no backend, the result is whether the CPU backend can run.
     let needed = options.backend.unwrap_or(BackendKind::Cpu);
     Ok(verdicts.iter().all(|verdict| verdict.works() || verdict.backend != needed.name()))
 }

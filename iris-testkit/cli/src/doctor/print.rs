@@ -7,8 +7,8 @@ use super::{Finding, Section, State, Verdict};
 /// Maximum number of columns of a line, except for details.
 const COLUMNS: usize = 100;
 
-/// Number of columns at the start of a finding's first line, for its state and name; further lines
-/// are indented as far.
+/// Number of columns at the start of a finding's first line that hold its state and name; further
+/// lines are indented by as many.
 const INDENT: usize = 20;
 
 /// Lines of all sections and their findings, with the verdict as the last line.

@@ -1,5 +1,5 @@
-//! Bare loop that repeats the driver calls of a captured graph: the least host time that these
-//! enqueues can take, as a baseline for the host time of `run`.
+//! Loop without iris that repeats the driver calls of a captured graph: the least host time that
+//! these enqueues can take, as a baseline for the host time of `run`.
 
 #![allow(unsafe_code, reason = "the driver's own calls")]
 
@@ -53,8 +53,8 @@ impl Enqueue {
 
 impl Bare {
     /// Reads a graph, which must outlive the result because it owns the parameters. `None` if the
-    /// graph has nodes other than our kernels and copies (cuBLASLt launches with attributes unknown
-    /// here), or if the driver is older than CUDA 12.3.
+    /// graph has nodes other than kernels of iris and copies (such as cuBLASLt's launches, whose
+    /// attributes are unknown here), or if the driver is older than CUDA 12.3.
     pub(super) fn new(graph: &CudaGraph, main: &Arc<CudaStream>) -> Result<Option<Bare>> {
         // SAFETY: the CUDA driver is already loaded in this process, so loading it again runs no
         // initialisation code.
@@ -152,7 +152,7 @@ impl Bare {
     }
 }
 
-/// Calls a driver function that lists nodes twice: first for their number, then for the nodes.
+/// Lists nodes by calling a driver function twice: first for their number, then for the nodes.
 fn listed(
     list: impl Fn(*mut sys::CUgraphNode, &mut usize) -> sys::CUresult,
 ) -> Result<Vec<sys::CUgraphNode>> {

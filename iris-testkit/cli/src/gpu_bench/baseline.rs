@@ -54,7 +54,8 @@ enum Kind {
     AllGather,
     AllToAll,
     Broadcast,
-    /// Barrier of all ranks, as the smallest collective: the sum of one word.
+    /// Barrier of all ranks; libraries have none, so it is the smallest collective, the sum of one
+    /// word.
     Meet,
 }
 
@@ -83,7 +84,8 @@ pub(crate) type Libraries<'a> =
     (Result<&'a Communicator<'a>, String>, Result<&'a Multiplier, String>);
 
 impl<'a> Baseline<'a> {
-    /// Baseline that consists of this rank's GEMM only, of its own A or of the gathered A.
+    /// Baseline of this rank's GEMM alone, without communication; A is the rank's own or the
+    /// gathered matrix.
     pub(crate) fn product(
         blas: &'a Multiplier,
         shape: [usize; 3],
@@ -93,15 +95,15 @@ impl<'a> Baseline<'a> {
     ) -> Result<Baseline<'a>> {
         let product = blas.product(shape, dtype, false)?;
         let a = if gathered { &at.between } else { &at.a }.clone();
-        // If the product does not fit this rank's C, it is written to the intermediate matrix
-        // instead.
+        // Result of the GEMM: this rank's C or, if the product does not fit there, the intermediate
+        // matrix.
         let [m, n, _] = shape;
         let c = if at.c.holds(m * n, dtype) { &at.c } else { &at.between }.clone();
         let step = Step::Multiply { product, a, b: at.b.clone(), c };
         Ok(Baseline { steps: vec![step], dtype, workspace: at.workspace.clone() })
     }
 
-    /// Baseline that does the same as the op.
+    /// Baseline that computes the same as `op` by library calls.
     ///
     /// # Errors
     /// A missing library; rows or columns that do not split evenly, which NCCL's collectives do not

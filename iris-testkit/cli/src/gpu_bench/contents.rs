@@ -20,8 +20,8 @@ impl Noise {
         Ok(Noise { bytes })
     }
 
-    /// Fills the slice from the pool. Each stretch starts elsewhere in the pool, so that rows do
-    /// not repeat soon.
+    /// Fills the slice with repeated parts of the pool. Each part starts at another place in the
+    /// pool, so that rows do not repeat soon.
     pub(super) fn fill(&self, heap: &SymmetricHeap, slice: SymSlice<u8>) -> Result<()> {
         let (len, mut at, mut turn) = (slice.len(), 0, 0);
         while at < len {

@@ -10,7 +10,7 @@ use iris_heap::{BackendKind, HeapOptions, Stream, SymmetricHeap, World};
 pub(super) enum Home {
     /// CUDA device: one stream for all shapes, timed by events of the device.
     Cuda { context: Arc<CudaContext>, stream: Arc<CudaStream> },
-    /// Other device: made current through a heap of its own, timed by the host's clock.
+    /// Device of another backend: a heap makes it current, and the host's clock times the work.
     Other(Arc<SymmetricHeap>),
 }
 
@@ -25,7 +25,7 @@ impl Home {
     /// Opens the rank's device; for another backend than CUDA also a heap. Collective.
     pub(super) fn new(kind: BackendKind, world: &World) -> Result<Home> {
         if kind != BackendKind::Cuda {
-            // This heap only serves to make the device current; no matrix is allocated in it.
+            // This heap only serves to make the device current; matrices are in other heaps.
             let options = HeapOptions::new().backend(kind).data_bytes(64 << 10);
             return Ok(Home::Other(SymmetricHeap::open(world, options.signal_bytes(64 << 10))?));
         }
@@ -35,7 +35,7 @@ impl Home {
         Ok(Home::Cuda { context, stream })
     }
 
-    /// Closes the device. Collective.
+    /// Closes the heap that makes the device current, if there is one. Collective.
     pub(super) fn close(self) -> Result<()> {
         match self {
             Home::Cuda { .. } => Ok(()),

@@ -56,7 +56,7 @@ struct Row {
     variants: Vec<String>,
     #[serde(default = "bf16")]
     dtype: DType,
-    /// Shapes [M, N, K], with the meaning of the op's options.
+    /// Shapes [M, N, K] to measure; M, N and K mean the same as in the op's options.
     shapes: Vec<[usize; 3]>,
     /// Whether A is split over the ranks by columns instead of rows.
     #[serde(default)]
@@ -66,7 +66,7 @@ struct Row {
     workgroups: Option<usize>,
     /// Epsilon of an RMSNorm with residual that is fused into the op.
     rms_norm: Option<f32>,
-    /// Number of layers in a decoder step. If set, graphs of that many calls, and of half as many,
+    /// Number of layers in a decoder step. If set, graphs of `layers` calls, and of half as many,
     /// are timed as well, to find the cost of one more layer.
     layers: Option<usize>,
 }
@@ -226,8 +226,8 @@ fn each_shape(
     }
 }
 
-/// Whether the op's result differs from the baseline's by more than rounding to 16-bit types
-/// explains.
+/// Whether the op's result differs from the baseline's by more than rounding to 16-bit types can
+/// explain.
 fn is_wrong(line: &Value) -> bool {
     const MOST: f64 = 0.02;
     let error = line.get("rel_error");
@@ -269,7 +269,8 @@ pub(crate) fn read(
             continue;
         }
         for [m, n, k] in row.shapes {
-            // `even`: all ranks have the same M, N and K in the benchmark.
+            // Options of the plan; `even` is set because all ranks have the same M, N and K in the
+            // benchmark.
             let mut options = OpOptions::new(m, n, k).dtype(row.dtype).backend(kind).even(true);
             options.workgroups = row.workgroups;
             options.rms_norm = row.rms_norm;
@@ -400,7 +401,8 @@ fn all_shapes(
     let devices = kind.device_count()?;
     let home = Home::new(kind, world)?;
     let place = (world.rank(), world.size());
-    // All ranks get rank 0's id, or the reason why it has none.
+    // Id of a new communicator, made by rank 0 for all ranks, or the reason why rank 0 could not
+    // make it.
     let id = || -> Result<Result<Vec<u8>, String>> {
         let own = match world.rank() {
             0 => home.current(|| Communicator::id(vendors)).map_err(|error| error.to_string()),
@@ -415,7 +417,7 @@ fn all_shapes(
         Err(format!("{name} wants a GPU a rank: {} for {devices}", world.size()))
     } else {
         // `Communicator::new` waits for all ranks. All ranks use the same library, so it fails on
-        // all or on none, and no rank waits in vain.
+        // all or on none, and no rank waits for one that failed.
         let new = |id: Vec<u8>| home.current(|| Communicator::new(vendors, &id, place));
         id()?.and_then(|id| new(id).map_err(|e| e.to_string()))
     };
@@ -437,7 +439,8 @@ fn all_shapes(
         if world.rank() == 0 {
             report(lines)?;
         }
-        // The barrier keeps the ranks in step even if rank 0 failed to report.
+        // After this barrier all ranks start the next shape together, even if rank 0 failed to
+        // report.
         world.barrier()?;
     }
     let Rank { home, nccl, windowed, blas, .. } = rank;

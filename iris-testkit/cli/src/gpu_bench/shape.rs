@@ -34,7 +34,7 @@ impl Shape {
 /// Plans that a rank makes for one shape.
 struct Plans {
     variants: Vec<Plan>,
-    /// Whether the op of the first variant is made a second time, to time decoder steps.
+    /// Whether the op of the first variant is made a second time, for timing decoder steps.
     steps: bool,
     /// M, N, K and plan of this rank's own GEMM without communication; `None` if the op has no
     /// product.
@@ -84,7 +84,7 @@ fn shapes(shape: &Shape, ranks: Ranks) -> [(usize, usize); 3] {
 
 /// Matrices: A, B, C of the ops, C of the libraries, and the intermediate matrix that libraries
 /// gather or scatter. With an RMSNorm the sum goes to the intermediate matrix, and the normalised
-/// rows to the C of either.
+/// rows go to the C of the op or of the baseline.
 struct Matrices {
     heap: Arc<SymmetricHeap>,
     a: SymSlice<u8>,
@@ -168,9 +168,9 @@ impl Matrices {
         Apart::new(&self.heap, (op, operands), &rows)
     }
 
-    /// Data that this rank must send in a call, as a block of memory, and its receivers; `None` if
-    /// nothing must be sent. A broadcast is counted as a pipeline in which each rank sends to the
-    /// next one.
+    /// Data that this rank must send in a call, as a block of memory, and the ranks that receive
+    /// it; `None` if nothing must be sent. A broadcast is counted as a pipeline in which each rank
+    /// sends to the next one.
     fn crossing(&self, shape: &Shape, ranks: Ranks) -> Result<Option<(SymSlice<u8>, Vec<usize>)>> {
         let OpOptions { m, n, k, dtype, .. } = shape.options;
         let part = |elements: usize| elements / ranks.size;
@@ -189,7 +189,7 @@ impl Matrices {
         Ok(block.filter(|_| ranks.size > 1 && bytes > 0).map(|block| (block, peers)))
     }
 
-    /// Operands of this rank's own GEMM, in the matrices that the libraries use.
+    /// Operands of this rank's GEMM without communication, in the matrices that the libraries use.
     fn operands_alone(&self, shape: &Shape, [m, n, k]: [usize; 3]) -> Result<Operands> {
         let a = if shape.op == Op::AllGatherMatmul { self.between } else { self.a };
         let scattered = shape.op == Op::MatmulReduceScatter;
@@ -204,7 +204,7 @@ impl Matrices {
 #[derive(Serialize, Deserialize)]
 struct Seen {
     times: Vec<Times>,
-    /// Relative errors of the variants, as the bits of f64, because JSON has no NaN.
+    /// Relative errors of the variants, stored as the bits of f64, because JSON has no NaN.
     errors: Vec<u64>,
 }
 
@@ -216,7 +216,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     let matrices = Matrices::new(rank, shape, &plans)?;
     let heap = &matrices.heap;
 
-    // Order of the sides: first the ops, then this rank's GEMM by our kernel, then the libraries.
+    // Sides in this order: the ops, this rank's GEMM by the kernel of iris, then the libraries.
     let mut sides = Vec::new();
     let operands = matrices.operands(shape, ranks)?;
     for plan in &plans.variants {
@@ -236,8 +236,8 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         if let Ok(blas) = blas {
             let gathered = shape.op == Op::AllGatherMatmul;
             let product = || Baseline::product(blas, *dimensions, dtype, &buffers, gathered);
-            // If the library cannot make this GEMM, the baseline below fails as well and reports
-            // the reason.
+            // If the library cannot make this GEMM, it is skipped here; the baseline below fails as
+            // well and reports the reason.
             if let Ok(product) = rank.home.current(product) {
                 library = Some(sides.len());
                 sides.push(Side::libraries(product, "the product by a library"));
@@ -248,7 +248,8 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         let with = (nccl, blas.clone());
         rank.home.current(|| Baseline::new(shape.op, &shape.options, ranks, with, &buffers))
     };
-    // If both libraries are missing, this is reported once, before the first shape.
+    // A side for the libraries is added if they are present. If both are missing, that is reported
+    // once, before the first shape.
     match libraries(nccl.clone()) {
         _ if shape.beside == Beside::First => base = Some(0),
         // The libraries have no RMSNorm, so there is no vendor baseline.
@@ -268,9 +269,9 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         transfer = Some(sides.len());
         sides.push(Side::copies(heap, block, peers));
     }
-    // All data that the libraries touch is registered as one window of a second communicator; the
-    // first one stays as it is. all_to_all and broadcast are left out because they gain nothing
-    // (NCCL 2.28.9, 2 x H200: same times; an all_to_all of 16 MiB hung twice; 2026-11-23).
+    // All data that the libraries access is registered as one window of a second communicator; the
+    // first communicator has no window. all_to_all and broadcast are left out because they gain
+    // nothing (NCCL 2.28.9, 2 x H200: same times; an all_to_all of 16 MiB hung twice; 2026-11-23).
     let gains = !matches!(shape.op, Op::AllToAll | Op::Broadcast);
     let window = match &rank.windowed {
         Some(of) if base.is_some() && plans.apart.is_none() && gains => {
@@ -295,8 +296,8 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         }
     };
 
-    // First prepare and call each side once, and keep its result for the comparison with the
-    // baseline. Then time all sides in turns.
+    // Each side is first prepared and called once, and its result is kept for the comparison with
+    // the baseline. Then all sides are timed in turns.
     let sampled = Sampled::of(shapes(shape, ranks)[2], dtype);
     let clock = Clock::new(rank, heap)?;
     let mut results = Vec::new();
@@ -329,8 +330,8 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     let calls: fn(&Times) -> &Vec<f64> = |times| &times.calls;
     let eager: fn(&Times) -> &Vec<f64> = |times| &times.eager;
     let time = |side: usize, of| round(median(samples(side, of)), 100.0);
-    // Values that all lines of this shape share: the faster one of NCCL's two ways, and lower
-    // limits of the op's time.
+    // Values that all lines of this shape share: the faster of NCCL's two ways (with or without
+    // windows), and lower limits of the op's time.
     let better = [base, windowed].into_iter().flatten();
     let better = better.min_by(|&a, &b| time(a, calls).total_cmp(&time(b, calls)));
     let product = [library, own].into_iter().flatten().map(|side| time(side, calls));
@@ -359,7 +360,7 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
             (!samples.is_empty()).then(|| round(median(samples), 100.0).into())
         };
         set("eager_us", eagerly(at));
-        // Host times count on the rank whose host is slowest.
+        // Host time of a call: that of the rank whose host is slowest.
         let runs = all.iter().map(|seen| median(seen.times[at].run.clone()));
         set("run_us", runs.reduce(f64::max).map(|us| round(us, 100.0).into()));
         let bare = all.iter().map(|seen| seen.times[at].bare.clone());
@@ -385,7 +386,8 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
         set("product_us", library.map(|side| time(side, calls).into()));
         set("own_product_us", own.map(|side| time(side, calls).into()));
         let errors = all.iter().map(|seen| f64::from_bits(seen.errors[at]));
-        // `f64::max` would drop a NaN, so the maximum is written out.
+        // Larger of two errors, where a NaN counts as larger than any number; `f64::max` would drop
+        // it.
         let worse = |worst: f64, e: f64| if e <= worst || worst.is_nan() { worst } else { e };
         let error = errors.fold(0.0, worse);
         let error = if error.is_nan() { "NaN".into() } else { Value::from(error) };
@@ -398,8 +400,8 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
             for (name, sides) in [("", Some(steps.op)), ("_baseline", steps.library)] {
                 let marginal = |with: usize| sides.map(|sides| steps.marginal(sides[with], us));
                 set(&format!("marginal{name}_us"), marginal(0).map(|us| round(us, 100.0).into()));
-                // Time per layer of a step with kernels between the sums, minus the time of these
-                // kernels alone.
+                // Time per layer of a step that has kernels between the sums, minus the time of
+                // these kernels alone.
                 let between = marginal(1).map(|us| round(us - kernels, 100.0).into());
                 set(&format!("marginal{name}_between_us"), between);
             }
@@ -410,7 +412,8 @@ pub(super) fn measure(rank: &Rank<'_>, shape: &Shape) -> Result<Vec<Value>> {
     Ok(lines.collect())
 }
 
-/// Adds the sides of a decoder step: each kind of step with all layers and with half as many.
+/// Adds the sides of decoder steps: for each kind of step one with all layers and one with half as
+/// many.
 fn add_steps<'a>(
     sides: &mut Vec<Side<'a>>,
     layers: usize,

@@ -19,26 +19,28 @@ use super::step::Step;
 use crate::job::gather;
 use crate::watch::give_up;
 
-/// Number of samples of each side: of graph replays, and of eager calls.
+/// Number of samples of each side, for graph replays (`SAMPLES`) and for calls without a graph
+/// (`EAGER_SAMPLES`).
 const SAMPLES: usize = 20;
 const EAGER_SAMPLES: usize = 5;
 /// Minimum number of samples of each side, even if its calls are long.
 const LEAST: usize = 5;
-/// Number of calls in a graph, unless the calls are long; and number of calls in a row if the
-/// host's clock is used.
+/// Number of calls in a graph, unless the calls are long (`CALLS`); number of consecutive calls if
+/// the host's clock is used (`HOST_CALLS`).
 const CALLS: usize = 10;
 const HOST_CALLS: usize = 20;
-/// Number of `run` calls in a row whose host time is measured, few enough to fit the driver's
-/// queue; and the number of such rows.
+/// Number of consecutive `run` calls whose host time is measured, few enough to fit the driver's
+/// queue (`QUEUED_CALLS`), and number of such series (`QUEUES`).
 const QUEUED_CALLS: usize = 20;
 const QUEUES: usize = 10;
 /// Maximum device time of the calls whose enqueue time is measured together, in microseconds.
 const QUEUE_US: f64 = 20_000.0;
-/// Maximum time of a graph with more than one call, and of all samples of a side, in microseconds.
+/// Maximum time in microseconds of a graph with more than one call (`GRAPH_US`), and of all samples
+/// of a side (`SIDE_US`).
 const GRAPH_US: f64 = 3000.0;
 const SIDE_US: f64 = 600_000.0;
 
-/// Time after which the program considers the device hung and ends.
+/// Time after which the program takes the device to be hung, and ends.
 const MOST: Duration = Duration::from_secs(60);
 
 /// Work that one side of a measurement repeats in each of its calls.
@@ -48,10 +50,9 @@ pub(super) enum Work<'a> {
     Apart(Box<Apart>),
     /// Library calls, and their name in messages.
     Libraries(Baseline<'a>, &'static str),
-    /// All-reduces of many layers, one after the other.
+    /// Decoder step: all-reduces of many layers, one after the other.
     Step(Step<'a>),
-    /// Copies by the copy engines of `block`, the data that the links must carry, to each of the
-    /// peers.
+    /// Copies of `block`, the data that the links must carry, to each peer by the copy engines.
     Copies {
         heap: Arc<SymmetricHeap>,
         block: SymSlice<u8>,
@@ -140,8 +141,8 @@ impl<'a> Side<'a> {
     }
 }
 
-/// Clock of a rank. With device events it times graph replays; without events it times calls one by
-/// one by the host's clock.
+/// Clock of a rank. With device events, it times graph replays; without, it times calls by the
+/// host's clock.
 pub(super) struct Clock<'a> {
     rank: &'a Rank<'a>,
     /// Stream of the ops, and the driver's handle of it for libraries.
@@ -195,7 +196,7 @@ impl<'a> Clock<'a> {
         Ok(f64::from(events.begin.elapsed_ms(&events.end)?) * 1e3)
     }
 
-    /// Microseconds per call for `calls` calls that are enqueued one by one.
+    /// Time of a call in microseconds, if `calls` calls are enqueued one by one.
     fn eager(&self, side: &mut Side<'_>, calls: usize) -> Result<f64> {
         self.rank.world.barrier()?;
         let us = if let Some(events) = &self.events {
@@ -212,7 +213,8 @@ impl<'a> Clock<'a> {
         Ok(us / calls as f64)
     }
 
-    /// Microseconds per call in a graph replay; a replay before it synchronises the ranks.
+    /// Time of a call in a graph replay, in microseconds; another replay before it synchronises the
+    /// ranks.
     fn replay(&self, side: &Side<'_>, events: &Events) -> Result<f64> {
         let graph = side.graph.as_ref().context("the side has no graph")?;
         self.rank.world.barrier()?;
@@ -223,8 +225,8 @@ impl<'a> Clock<'a> {
         Ok(self.finish(side, events)? / side.calls as f64)
     }
 
-    /// Warms the side up, estimates its time, and captures its graph; the number of calls in the
-    /// graph is the same on all ranks.
+    /// Warms up `side`, estimates its time per call, and captures its graph; the number of calls in
+    /// the graph is the same on all ranks.
     pub(super) fn prepare(&self, side: &mut Side<'_>) -> Result<()> {
         self.eager(side, 1)?;
         let time = self.eager(side, 2)?;
@@ -253,7 +255,7 @@ impl<'a> Clock<'a> {
     /// the bare loop that repeats the graph's enqueues.
     fn queue(&self, side: &mut Side<'_>) -> Result<()> {
         let Work::Op(called) = &side.work else { return Ok(()) };
-        // `estimate` is the same on all ranks, so they make the same number of calls.
+        // Number of calls, which is the same on all ranks because `estimate` is.
         let calls = ((QUEUE_US / side.estimate) as usize).clamp(1, QUEUED_CALLS);
         let queues = if calls == QUEUED_CALLS { QUEUES } else { LEAST };
         for _ in 0..queues {

@@ -1,4 +1,4 @@
-//! Decoder steps: the sums of many layers in one graph, with and without a small kernel between
+//! Decoder steps: all-reduces of many layers in one graph, with and without a small kernel between
 //! them, to find the cost of an additional layer.
 
 use std::rc::Rc;
@@ -17,7 +17,7 @@ use super::baseline::Baseline;
 
 const SOURCE: KernelSource<'_> = KernelSource { name: "touch.cu", text: include_str!("touch.cu") };
 
-/// Small kernel that runs between two sums of a step, in place of a layer's computation.
+/// Small kernel that runs between two all-reduces of a step, in place of a layer's computation.
 pub(super) struct Between {
     kernel: UserKernel,
     args: OpArgs,
@@ -50,15 +50,15 @@ impl Between {
     }
 }
 
-/// Implementation that sums the message of a layer.
+/// Implementation of the all-reduce of a layer.
 pub(super) enum Sum<'a> {
     Op(Rc<(AnyOp, Operands)>),
     Library(Rc<Baseline<'a>>),
-    /// No sum: the step consists of only the kernels between sums, whose time is then subtracted.
+    /// No all-reduce: the step has only the kernels between, whose time is then subtracted.
     None,
 }
 
-/// Decoder step to time: one sum per layer, all in one graph.
+/// Decoder step to time: one all-reduce per layer, all in one graph.
 pub(super) struct Step<'a> {
     pub(super) layers: usize,
     pub(super) sum: Sum<'a>,
@@ -106,13 +106,13 @@ impl Step<'_> {
     }
 }
 
-/// Indices of the sides of one shape that are decoder steps: steps of all layers, and steps of half
-/// as many.
+/// Indices of the sides of one shape that are decoder steps: steps of all layers (whole), and of
+/// half as many (half).
 #[derive(Clone, Copy)]
 pub(super) struct Steps {
     pub(super) layers: usize,
-    /// Indices of the sides whose sums are done by the op, by a library (if there is one), or left
-    /// out. First index: without or with a kernel between the sums; second index: whole or half
+    /// Indices of the sides whose all-reduces are done by the op, by a library (if there is one),
+    /// or left out. First index: without or with a kernel between; second index: whole or half
     /// step.
     pub(super) op: [[usize; 2]; 2],
     pub(super) library: Option<[[usize; 2]; 2]>,

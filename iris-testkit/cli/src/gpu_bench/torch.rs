@@ -18,17 +18,17 @@ struct Entry {
     /// Operator: `ag_matmul_M`, `ag_matmul_K`, `matmul_rs`, `matmul_ar`, or a collective's own
     /// name.
     op: String,
-    /// Shape: M, N, K; or a number and `KiB` or `MiB`; or empty.
+    /// Shape, as one of: M, N, K; a number and `KiB` or `MiB`; nothing.
     shape: Vec<Value>,
-    /// Implementation: `gemm only` and names that begin with `nccl` are not PyTorch's own
-    /// operators.
+    /// Implementation. Names `gemm only` and those that begin with `nccl` are not operators of
+    /// PyTorch itself.
     who: String,
     /// Time in microseconds; `None` if the measurement failed.
     us: Option<f64>,
 }
 
 impl Torch {
-    /// Reads the file `path`; returns an empty list if it is `None`.
+    /// Reads the file `path`; returns an empty list if `path` is `None`.
     pub(super) fn read(path: Option<&Path>) -> Result<Torch> {
         let Some(path) = path else { return Ok(Torch::default()) };
         let name = path.display().to_string();

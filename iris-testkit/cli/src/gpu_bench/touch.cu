@@ -1,5 +1,5 @@
-// Small kernel between the sums of a step: reads and writes the message once, as an activation
-// does.
+// Small kernel between the all-reduces of a decoder step: reads and writes the message once, as an
+// activation does.
 #include "iris/body/partial.h"
 
 using namespace iris;

@@ -1,6 +1,6 @@
-//! `iris tune --backend cuda`: times the choices of an op beside the predicted one, in turns in one
-//! run on all ranks, and makes tuning rows for faster ones; or times the cases from which machine
-//! parameters are fitted.
+//! `iris tune --backend cuda`: times the variants and tiles of an op beside the predicted choice,
+//! in turns in one run on all ranks, and makes tuning rows for faster ones; or times the cases from
+//! which machine parameters are fitted.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -16,8 +16,9 @@ use super::{Beside, Choice, Shape, Vendors, each_shape, is_wrong, read, skipped,
 use crate::bench::origin::provenance;
 use crate::tune::options::Options;
 
-/// Maximum ratio for a row: the median of a choice's samples, each divided by the rule's sample
-/// next to it, must be at most this, and three quarters of them below one.
+/// Maximum ratio for which a tuning row is made. Each sample of a choice is divided by the sample
+/// of the predicted choice that was taken next to it; the median of the quotients must be at most
+/// this, and three quarters of them below 1.
 const WORTH_IT: f64 = 0.97;
 
 /// Times the choices with `ranks` ranks and calls `found` with each new tuning row; returns whether
@@ -89,12 +90,13 @@ pub(crate) fn timed(
     Ok(lines.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Makes a tuning row from `best`, the line of a choice that was faster than the predicted one in
-/// `rule`.
+/// Makes a tuning row from `best`, the result line of a choice that was faster than the predicted
+/// choice, whose line is `rule`.
 fn row(shape: &Shape, (rule, best): (&Value, &Value), ranks: usize, from: &str) -> String {
     let (m, n, k) = (&rule["m"], &rule["n"], &rule["k"]);
     let depth = if shape.op.multiplies() { format!("k = {k}\n") } else { String::new() };
-    // If N or K may differ between ranks, the row holds only for calls with the option `even`.
+    // If the op lets N or K differ between ranks, the row holds only for calls with the option
+    // `even`.
     let even = if shape.op.options().contains(&"even") { "even = true\n" } else { "" };
     let columns = if shape.options.shard == Shard::Columns { "columns = true\n" } else { "" };
     format!(
@@ -109,8 +111,8 @@ fn row(shape: &Shape, (rule, best): (&Value, &Value), ranks: usize, from: &str) 
     )
 }
 
-/// Choices to time: first the rule's (predicted) one, then each variant that is not slow by design,
-/// with the rule's tile and with tiles of half and double its size.
+/// Choices to time: first the predicted one, then each variant that is not slow by design, with the
+/// predicted tile and with tiles of half and double its size.
 fn choices(shape: &Shape, ranks: Ranks) -> Vec<Choice> {
     let (mut choices, mut seen) = (Vec::new(), Vec::new());
     let mut add = |variant: &str, tile| {

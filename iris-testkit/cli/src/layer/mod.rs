@@ -1,5 +1,5 @@
-//! Main job: the feed-forward block of a transformer layer, tensor-parallel in two ways, compared
-//! with the output stored in its file.
+//! Job of `iris run` without an op: the feed-forward block of a transformer layer, tensor-parallel
+//! in two ways, compared with the output that the weights file has.
 //!
 //! Column-parallel: every rank has all tokens and multiplies by its columns of the up weights; the
 //! ranks add their products with the down weights (`matmul_all_reduce`). Sequence-parallel: every
@@ -50,7 +50,8 @@ fn bound(dtype: DType) -> f64 {
     }
 }
 
-/// Runs the job and prints its table; returns whether all errors are within [`bound`].
+/// Runs the transformer layer and prints the table of its results; returns whether all errors are
+/// within [`bound`].
 pub(crate) fn main(
     (place, device, iterations): (Place, Device, usize),
     (weights, prefix): (Option<PathBuf>, Option<String>),
@@ -62,7 +63,7 @@ pub(crate) fn main(
         return Err(usage(of, "a chart", "a JSON file, because a chart shows one operator"));
     }
     let prefix = prefix.unwrap_or_else(|| PREFIX.into());
-    // Reading the file here reports its errors before a rank is started.
+    // The file is read here so that errors in it are reported before a rank is started.
     let block = Block::read(weights.as_ref(), &prefix)?;
     let job = LayerJob {
         weights,
@@ -184,7 +185,7 @@ pub(crate) struct Report {
 #[derive(Serialize, Deserialize)]
 struct Step {
     times: Vec<f64>,
-    /// Sum of squared errors of the call with the largest one.
+    /// Sum of the squared errors of the call in which it was largest.
     #[serde(with = "bits")]
     errors: f64,
     /// Sum of the squared expected values of this rank's result.
@@ -247,7 +248,8 @@ impl LayerJob {
     }
 }
 
-/// Number of elements on each rank of x, up weights, up bias, h, down weights, down bias and y.
+/// Number of elements that each rank needs for x, up weights, up bias, h, down weights, down bias
+/// and y.
 fn rooms(block: &Block, size: usize) -> [usize; 7] {
     let (tokens, hidden) = (block.input.rows, block.input.cols);
     let inner = split(block.up.rows, size, 0).len();
@@ -287,7 +289,8 @@ impl Job for LayerJob {
 }
 
 impl LayerJob {
-    /// Runs the up and the down product `iterations` times, after one warm-up run.
+    /// Runs the up and the down product `iterations` times in one way of [`WAYS`], after one
+    /// warm-up run.
     fn run_way(&self, part: &Part<'_>, ops: [Op; 2], progress: &Progress) -> Result<[Step; 2]> {
         let Part { block, rig, ranks, dtype } = *part;
         let heap = &rig.heap;
@@ -381,7 +384,8 @@ impl Part<'_> {
     }
 }
 
-/// Hash of the values' bits, to be compared with those of other ranks, which run the same program.
+/// Hash of the values' bits, to be compared with the hashes of other ranks, which run the same
+/// program.
 fn hash(values: &[f64]) -> u64 {
     let mut hasher = DefaultHasher::new();
     values.iter().for_each(|value| hasher.write_u64(value.to_bits()));
@@ -396,7 +400,7 @@ fn row((way, op, which): (&str, Op, usize), part: &Part<'_>, all: &[Step]) -> Ro
     let split = |total: usize| if size > 1 { format!("{total}/{size}") } else { total.to_string() };
     let sum = |f: fn(&Step) -> f64| all.iter().map(f).sum::<f64>();
     let error = if op == Op::MatmulAllReduce {
-        // Every rank has the whole result, so the error is that of the worst rank.
+        // Error of the worst rank, because every rank has the whole result.
         let each = all.iter().map(|step| relative(step.errors.sqrt(), step.wanted.sqrt()));
         each.fold(0.0, |worst, one| if one.is_nan() || one > worst { one } else { worst })
     } else {

@@ -89,7 +89,7 @@ fn contents(path: &Path) -> Result<Vec<u8>> {
     let expected = format!("a readable file of at most {} MiB", MOST >> 20);
     let refused = |found: &dyn Display| usage(named(path), found, &expected);
     let nonblocking = OFlags::NONBLOCK.bits() as i32;
-    // Opening a pipe without NONBLOCK would wait for a writer.
+    // Opens without blocking, because opening a pipe would otherwise wait for a writer.
     let file = OpenOptions::new().read(true).custom_flags(nonblocking).open(path);
     let file = file.map_err(|error| refused(&error))?;
     let metadata = file.metadata().map_err(|error| refused(&error))?;

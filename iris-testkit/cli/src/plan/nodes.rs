@@ -130,7 +130,7 @@ const PER_NODE: usize = 8;
 /// Smallest ratio of unfused to fused time at which the tables say that fusing pays.
 const PAYS: f64 = 1.05;
 
-/// Replaces the predicted tables in `file`.
+/// Replaces the tables of predictions in `file`, a copy of SCALING.md.
 pub(super) fn write(file: &Path, device: Device) -> Result<()> {
     check_device(device)?;
     record::write_between("scaling", file, &tables(device)?)
@@ -182,7 +182,7 @@ fn tables(device: Device) -> Result<String> {
             };
             let rows: Vec<usize> = (0..=16).map(|bits| 1 << bits).collect();
             let paying = rows.iter().map(|&m| pays(m)).collect::<Result<Vec<_>>>()?;
-            // Finds the smallest number of rows from which on fusing pays for all larger ones.
+            // Finds the smallest number of rows from which on fusing always pays.
             let losing = paying.iter().rposition(|pays| !pays).map_or(0, |at| at + 1);
             match rows.get(losing) {
                 Some(m) => write!(text, " {m} |")?,

@@ -1,5 +1,6 @@
-//! Charts of a record, as SVG: one for each operator, with speed over size, and an overview with one dot per
-//! measured shape. Each has a panel for each machine; labels stand beside the axes, not in them.
+//! Charts of a record, as SVG: one for each operator, with speed over size, and an overview with
+//! one dot per measured shape. Each chart has a panel for each machine; labels stand beside the
+//! axes, not inside them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
@@ -33,7 +34,7 @@ pub(crate) const MARGIN: i32 = 18;
 /// Font of labels beside the axes, and the height of a label, in pixels.
 const LABEL: (&str, u32) = ("sans-serif", 13);
 const LABEL_HEIGHT: i32 = 15;
-/// Width of a panel, and of its labels, in pixels.
+/// Width in pixels of a panel (`PANEL`) and of the labels beside it (`LABELS`).
 const PANEL: u32 = 640;
 const LABELS: i32 = 190;
 
@@ -119,8 +120,8 @@ fn charts(lines: &[Line]) -> Vec<Chart> {
         };
         add(Of::Us, line.us);
         line.torch_us.into_iter().for_each(|us| add(Of::Torch, us));
-        // A limit above our own time is left out: it was measured by a slower transfer and bounds
-        // nothing.
+        // A limit above the time of iris is left out: it was measured by a slower transfer and
+        // limits nothing.
         line.limit_us.filter(|&us| us <= line.us).into_iter().for_each(|us| add(Of::Limit, us));
     }
     let chart = |(op, points): (&str, Points)| {
@@ -165,7 +166,7 @@ fn panels<'a>(
     Ok(root.split_evenly((1, count.max(1))))
 }
 
-/// Ends a chart. All panels are one document, so presenting one area writes them all.
+/// Ends a chart by writing its document, which all panels share, so presenting one area suffices.
 fn present(areas: &[Area<'_>]) -> Result<()> {
     areas.first().map_or(Ok(()), |area| Ok(area.present()?))
 }
@@ -246,7 +247,7 @@ impl Chart {
         let all = self.panels.values().flatten();
         let names: BTreeSet<&str> = all.map(|series| &*series.name).collect();
         for series in series {
-            // A limit has the same colour as the line of the op that it limits.
+            // The line of a limit has the same colour as the line of the op that it limits.
             let which = names.iter().position(|name| *name == series.name).unwrap_or_default();
             let colour = COLOURS[which % COLOURS.len()];
             let at = series.points.iter().map(|&(size, speed)| (size.log2(), speed));

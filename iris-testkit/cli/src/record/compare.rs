@@ -20,7 +20,8 @@ struct Pair {
     ratio: f64,
 }
 
-/// Last of `lines` that measured the same call as `line` in the same way.
+/// Last line of `lines` that measured the same call as `line` in the same way; `None` if there is
+/// none.
 fn same<'a>(lines: &'a [Line], line: &Line) -> Option<&'a Line> {
     lines.iter().rev().find(|other| {
         (other.subject(), &other.variant, other.workgroups, other.tile)
@@ -30,7 +31,7 @@ fn same<'a>(lines: &'a [Line], line: &Line) -> Option<&'a Line> {
 
 fn pairs(old: &[Line], new: &[Line]) -> Vec<Pair> {
     let pair = |(index, line): (usize, &Line)| {
-        // If the record has several lines of one call, only the last line is compared.
+        // Earlier lines of a call that a later line measures again are not compared.
         if same(&new[index + 1..], line).is_some() {
             return None;
         }
@@ -90,8 +91,8 @@ mod tests {
     #[test]
     fn the_clocks_of_a_run_are_divided_out() {
         let old = [line("all_reduce", 1, 10.0, 10.0), line("all_reduce", 8, 20.0, 10.0)];
-        // The first two lines measure one case twice: the first at half the clock frequency. Only
-        // the second, later line is compared.
+        // Two lines measure the same case, the first at half the clock frequency. Only the second
+        // is compared.
         let new = [
             line("all_reduce", 1, 99.0, 20.0),
             line("all_reduce", 1, 20.0, 20.0),
@@ -107,7 +108,8 @@ mod tests {
     fn without_the_libraries_times_are_compared_as_they_are() {
         let bare = |us| Line { baseline_us: None, ..line("matmul", 1, us, 1.0) };
         assert_eq!(pairs(&[bare(4.0)], &[bare(2.0)])[0].ratio, 0.5);
-        // If the libraries were timed in another way, the ratio is the quotient of the plain times.
+        // The ratio is the quotient of the plain times if the libraries were timed in different
+        // ways.
         let windowed = Line { windowed_us: Some(5.0), ..line("matmul", 1, 2.0, 5.0) };
         assert_eq!(pairs(&[line("matmul", 1, 4.0, 9.0)], &[windowed])[0].ratio, 0.5);
         let other = Line { tile: Some([8, 8]), ..bare(2.0) };

@@ -10,17 +10,19 @@ use super::measured::Measured;
 
 /// Relative error beyond which the loss of a row grows linearly instead of quadratically.
 const LARGE: f64 = 0.05;
-/// Weight in the loss of a parameter's distance from its start value, as a difference of
+/// Weight in the loss of a parameter's distance from its start value, measured as a difference of
 /// logarithms.
 const PRIOR: f64 = 0.03;
-/// Weight in the loss of products on the tile core, which a single rate describes badly.
+/// Weight in the loss of products by the fused kernels' tile loop (tile core), which a single rate
+/// describes badly.
 const TILE_CORE: f64 = 0.3;
 const STEPS: usize = 40;
 
 /// Returns the machine parameters that predict the times of these rows best; the search starts from
 /// `start`.
 pub(crate) fn fitted(rows: &[&Measured], start: &Machine) -> Machine {
-    // The fit changes logarithms of parameters. A parameter of 0 has none, so it stays 0.
+    // The fit changes the logarithms of parameters. A parameter of 0 has no logarithm, so it stays
+    // 0.
     let values = start.values();
     let free: Vec<usize> = (0..values.len()).filter(|&at| values[at] > 0.0).collect();
     let machine = |logs: &[f64]| {

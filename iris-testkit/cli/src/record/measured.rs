@@ -1,4 +1,4 @@
-//! Rows of a record, each with the plan that its call had, to compare predictions with times.
+//! Rows of a record with the plans of their calls, to compare predicted with measured times.
 
 use iris_ops::{Machine, Plan, Ranks, Shard, TileShape, Variant};
 use iris_testkit::suite::{Op, Options, plan};
@@ -24,7 +24,7 @@ pub(super) struct Row {
     ratio_spread: Option<[f64; 2]>,
 }
 
-/// Key of a measured call without its variant: calls with equal keys compute the same result.
+/// Key of a measured call without its variant; calls with equal keys compute the same result.
 pub(crate) type Shape = (String, [usize; 3], String, bool, bool);
 
 /// Measured call of a record, and its plan.
@@ -46,7 +46,8 @@ impl Measured {
         self.plan.predicted_us_on(machine, self.size)
     }
 
-    /// Whether the product runs on the portable tile core, which a single rate describes badly.
+    /// Whether the product runs in the tile loop of the fused kernels (tile core), which a single
+    /// rate describes badly.
     pub(super) fn is_tile_core(&self) -> bool {
         use Variant::*;
         self.plan.op().multiplies()

@@ -81,8 +81,8 @@ pub(crate) struct Line {
     windowed_us: Option<f64>,
     /// Version of RCCL, in records of AMD devices.
     rccl: Option<String>,
-    /// Median over the samples of our time divided by the baseline's next to it; `None` in old
-    /// records.
+    /// Ratio to the baseline: each sample is divided by the baseline's sample next to it, and this
+    /// is the median; `None` in old records.
     ratio: Option<f64>,
     /// Lower limit of the time: the GEMM alone or the transfer alone, whichever takes longer.
     pub(crate) limit_us: Option<f64>,
@@ -127,8 +127,8 @@ impl Line {
         if self.rccl.is_some() { "RCCL with hipBLASLt" } else { "NCCL with cuBLASLt" }
     }
 
-    /// Time divided by that of the vendor's libraries: the recorded ratio if there is one, which
-    /// was taken sample by sample.
+    /// Time divided by that of the vendor's libraries: the recorded ratio, if there is one, because
+    /// it was taken sample by sample.
     pub(crate) fn ratio(&self) -> Option<f64> {
         self.ratio.or_else(|| self.baseline_us.map(|base| self.us / base))
     }
@@ -140,7 +140,7 @@ impl Line {
     }
 }
 
-/// Lines of the record `path` that describe operators, in their order.
+/// Lines of the record file `path` that describe operators, in the order of the file.
 pub(crate) fn read(path: &Path) -> Result<Vec<Line>> {
     let name = path.display().to_string();
     let text = std::fs::read_to_string(path).map_err(|e| usage(&name, e, "a readable record"))?;
@@ -169,8 +169,8 @@ fn parse(text: &str) -> Result<Vec<Line>, (usize, serde_json::Error)> {
     Ok(lines)
 }
 
-/// Latest line of each subject for which `auto` chose; in old records, which do not say what was
-/// asked for, the fastest line of a run.
+/// Latest line of each subject whose variant `auto` chose. Old records do not say whether it did;
+/// there, the fastest line of a run counts.
 pub(crate) fn automatic(lines: &[Line]) -> Vec<Line> {
     let mut found: BTreeMap<Subject, Line> = BTreeMap::new();
     for line in lines.iter().filter(|line| !line.is_tuned_by_hand()) {
@@ -222,7 +222,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     Ok(true)
 }
 
-/// Lines of a Markdown file that stand before and after the table `name`.
+/// Marks of the table `name`: the lines of a Markdown file before and after it.
 fn marks(name: &str) -> [String; 2] {
     [format!("<!-- {name} -->"), format!("<!-- /{name} -->")]
 }

@@ -15,7 +15,7 @@ use super::fit::fitted;
 use super::measured::{Measured, Row, Shape, measured};
 use crate::errors::usage;
 
-/// Rows of a record that have one commit and one number of ranks.
+/// Rows of a record that belong to one commit and one number of ranks.
 #[derive(Debug)]
 pub(super) struct Record {
     pub(super) name: String,
@@ -102,8 +102,8 @@ impl Record {
             if group.len() < 2 {
                 return None;
             }
-            // Variants that need A in the heap are excluded, because `auto` never chooses them
-            // here.
+            // Variants that need A in the heap are excluded, because `auto` never chooses them for
+            // these plans.
             let any =
                 group.iter().filter(|it| !matches!(it.variant, Variant::Pull | Variant::Staged));
             let chosen = any.min_by(|a, b| a.predicted_us.total_cmp(&b.predicted_us))?;
@@ -139,7 +139,7 @@ pub(super) struct Regret {
     pub(super) chosen: (Variant, f64, f64),
     pub(super) best: (Variant, f64),
     /// Time of the variant that `auto` chose when the record was made, and its spread (highest
-    /// sample divided by the lowest).
+    /// sample divided by the lowest); `None` if `auto` was not timed.
     pub(super) ruled: Option<(f64, f64)>,
 }
 
@@ -260,8 +260,8 @@ mod tests {
         assert!(mean <= 1.01 && worst <= 1.10, "{mean} {worst}");
     }
 
-    /// Tests that predictions of the built-in machine choose as well as the thresholds by which
-    /// `auto` chose before.
+    /// Tests that predictions with the built-in machine parameters choose as well as the thresholds
+    /// by which `auto` chose in earlier versions.
     #[test]
     fn predictions_choose_as_well_as_thresholds_did() {
         let record = record("e64434f, 2 ranks");

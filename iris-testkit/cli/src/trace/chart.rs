@@ -1,4 +1,4 @@
-//! Chart of one call's trace: a lane for each workgroup of each rank, over time.
+//! Chart of one call's trace: over time, a lane (horizontal strip) for each workgroup of each rank.
 
 use std::cmp::Reverse;
 use std::error::Error;
@@ -10,7 +10,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use super::{KINDS, RankTrace, kind, origin};
 use crate::record::chart::{COLOURS, MARGIN, SIZE, TEXT, TITLE};
 
-/// Margins in pixels: above, left of and below the lanes, and between two ranks.
+/// Margins in pixels around the lanes: above, left and below; and the gap between two ranks.
 const ABOVE: i32 = 118;
 const LEFT: i32 = 150;
 const BELOW: i32 = 52;
@@ -34,7 +34,7 @@ fn draw<'a>(
 ) -> Result<(), Box<dyn Error + 'a>> {
     let spans = || traces.iter().flat_map(|trace| trace.groups.iter().flatten());
     let lanes: usize = traces.iter().map(|trace| trace.lanes().count()).sum();
-    // With many workgroups the lanes are too thin to have names.
+    // Height of a lane; with many workgroups the lanes are too thin to have names.
     let lane = (640 / lanes.max(1) as i32).clamp(2, 32);
     let height = lanes as i32 * lane + traces.len() as i32 * GAP;
     let begin = origin(traces);
@@ -87,7 +87,7 @@ fn draw<'a>(
                 root.draw_text(&format!("workgroup {group}"), &from_right, middle)?;
             }
             let mut spans = spans.clone();
-            // Sorted so that a span inside another one is drawn after it, on top.
+            // Spans are sorted so that a span inside another one is drawn later, on top of it.
             spans.sort_by_key(|span| (span.2, Reverse(span.3)));
             for (number, _, begin, end) in spans {
                 // A span is drawn at least one pixel wide, so that it stays visible.

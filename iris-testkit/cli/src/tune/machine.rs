@@ -18,8 +18,8 @@ use crate::record::regret::{errors, quantile};
 pub(crate) type Case = (Op, OpOptions, Vec<String>);
 
 /// Cases that determine the parameters: messages with little and with much data, GEMMs limited by
-/// memory and by arithmetic, and products with messages of each kind. Hosts get an eighth of the
-/// rows.
+/// memory and by arithmetic, and products with messages of each kind. On the CPU the cases have an
+/// eighth of the rows.
 fn cases(kind: BackendKind, ranks: Ranks) -> Vec<Case> {
     use Variant::*;
     let host = kind.traits().host_threads;
@@ -61,8 +61,8 @@ fn cases(kind: BackendKind, ranks: Ranks) -> Vec<Case> {
     cases
 }
 
-/// Measures, writes the tuning file of this machine, and prints the results; returns whether
-/// everything was measured.
+/// Measures the parameters of this machine, writes its tuning file, and prints the results; returns
+/// whether all were measured.
 pub(crate) fn measure(options: &Options, ranks: usize) -> Result<bool> {
     let kind = options.backend;
     let ranks = Ranks::new(0, ranks).on(kind);

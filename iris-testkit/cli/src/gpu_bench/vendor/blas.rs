@@ -36,8 +36,8 @@ impl Multiplier {
             bias: false,
             rounds_once: false,
             addend: adds.then_some(n as u64),
-            // Blocks of the heap are aligned to more than 16 bytes, and parts of them begin at
-            // rows.
+            // Every operand is aligned to 16 bytes: blocks of the heap are aligned to more, and
+            // parts of them begin at rows.
             alignment: 16,
             workspace: Self::WORKSPACE as u64,
         };

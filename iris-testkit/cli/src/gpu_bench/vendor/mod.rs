@@ -34,8 +34,8 @@ pub(crate) struct Vendors {
 }
 
 impl Vendors {
-    /// Loads both libraries: first from `folders`, then from CUDA's and Python's packages or beside
-    /// the loaded HIP runtime, then from the loader's search path.
+    /// Loads both libraries. They are searched for in `folders`, then in CUDA's and Python's
+    /// packages or beside the loaded HIP runtime, then in the loader's search path.
     pub(crate) fn load(kind: BackendKind, folders: &[PathBuf]) -> Vendors {
         let nccl = nccl::load(kind, folders).map_err(|error| error.to_string());
         let blas = Blas::load(dialect(kind), folders).map_err(|error| error.to_string());
@@ -54,8 +54,8 @@ impl Vendors {
         [nccl, blas]
     }
 
-    /// Versions of those of the libraries that work on the current device (hipBLASLt may lack
-    /// kernels for it), else the reasons.
+    /// Versions of the libraries that work on the current device (hipBLASLt may lack kernels for
+    /// it); for a library that does not work, the reason.
     pub(crate) fn usable(&self) -> [Result<String, String>; 2] {
         let [nccl, blas] = self.versions();
         let tried = || Multiplier::new(self)?.product([256; 3], DType::BF16, false).map(drop);

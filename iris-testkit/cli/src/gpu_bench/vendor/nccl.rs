@@ -50,7 +50,7 @@ pub(super) struct Nccl {
     table: Table,
     windows: Result<WindowTable, String>,
     errors: Option<ErrorTable>,
-    /// Name and value of an environment variable without which the library refuses some devices.
+    /// Environment variable (name and value) without which the library refuses some devices.
     needs: Option<(&'static str, &'static str)>,
     pub(super) path: PathBuf,
 }
