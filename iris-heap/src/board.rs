@@ -7,8 +7,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// Last call of each rank, by rank: its number (0 if there is none), and its operator's id if
-/// known.
+/// Last call of each rank, by rank: the call's number (0 if there is none), and the id of its
+/// operator if known.
 type Standing = Vec<(u64, Option<u32>)>;
 
 use crate::error::Result;
@@ -20,9 +20,9 @@ const CALLS: u64 = 1024;
 
 /// Number of 64-bit words before the calls. Word 0 counts calls, word 1 tells whether a call was
 /// captured, word 2 counts the calls whose end the host has seen, and word 3 is the node that the
-/// rank waits for in a step between nodes. Word 4 is the number of the host's collective step, 0
-/// outside one; word 5 counts these steps; word 6 tells what the rank has ended ([`Ended`]). The
-/// words fill two cache lines of their own.
+/// rank waits for in a step between nodes ([`AwaitedNode`]). Word 4 is the number of the host's
+/// collective step, 0 outside one; word 5 counts these steps; word 6 tells what the rank has ended
+/// ([`Ended`]). The words fill two cache lines of their own.
 const HEADER: u64 = 16;
 
 /// Number of 64-bit words after the calls, for the text of the host's collective step.
@@ -39,16 +39,16 @@ pub(crate) struct Boards {
     all: Arc<Vec<SharedMemory>>,
 }
 
-/// Node that a rank waits for in a step between nodes, as far as the rank knows.
+/// Node that a rank waits for in a step between nodes, as far as this is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AwaitedNode {
-    /// Some other node; it is not known yet which one is missing.
+    /// Some other node; it is not known yet which one the rank waits for.
     Unknown,
     /// Node with this index.
     Node(usize),
 }
 
-/// Object that a rank is closing or freeing, so it issues no further call of it.
+/// Object that a rank closes or frees, after which it issues no further call of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
     /// The heap with all of its operators.
@@ -66,7 +66,7 @@ pub(crate) struct Difference {
     pub(crate) operators: Vec<Option<u32>>,
 }
 
-/// Call that some rank has issued and another rank can no longer issue.
+/// Call that one rank has issued and another rank can no longer issue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LeftOut {
     /// Number of the call in the heap, and its operators.
@@ -78,8 +78,8 @@ pub(crate) struct LeftOut {
 /// Call that this rank waits for, according to the boards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Behind {
-    /// Number from 1: the first call that this rank has issued and another rank has not, or else
-    /// this rank's last call.
+    /// Number of the call, from 1: the first call that this rank has issued and another rank has
+    /// not; if there is none, this rank's last call.
     pub(crate) call: u64,
     /// Id of the call's operator, if this rank's board still holds the call.
     pub(crate) operator: Option<u32>,
@@ -118,7 +118,7 @@ impl Boards {
         Ok(())
     }
 
-    /// Number of the rank that these boards belong to.
+    /// Rank that has these boards mapped and records its own calls in its board.
     pub(crate) fn rank(&self) -> usize {
         self.rank
     }
@@ -167,7 +167,8 @@ impl Boards {
         let number = self.word(self.rank, 4)?;
         number.store(0, Ordering::Relaxed);
         let Some(step) = step else { return Ok(()) };
-        // A reader that sees a word of the new text then sees that the number has changed.
+        // The fence makes a reader that sees a word of the new text also see that the number has
+        // changed.
         fence(Ordering::Release);
         let mut parts = step.as_bytes().chunks(8);
         for index in 0..TEXT {
@@ -226,7 +227,8 @@ impl Boards {
             return Ok(None);
         }
         let size = self.all.len();
-        // Read before the counts, which then include every call before the end.
+        // The ends are read before the counts, so that the counts include every call that a rank
+        // issued before its end.
         let ended = (0..size).map(|rank| self.ended(rank)).collect::<Result<Vec<_>>>()?;
         let calls = self.counts()?;
         let most = calls.iter().copied().max().unwrap_or(0);
@@ -255,7 +257,7 @@ impl Boards {
         Ok(None)
     }
 
-    /// Number of calls whose end its host has seen, for each rank.
+    /// Number of calls whose end the host has seen, by rank.
     pub(crate) fn completed(&self) -> Result<Vec<u64>> {
         let completed = |rank| Ok(self.word(rank, 2)?.load(Ordering::Relaxed));
         (0..self.all.len()).map(completed).collect()
@@ -326,7 +328,8 @@ impl Boards {
             return Ok(None);
         }
         let word = self.word(rank, HEADER + number % CALLS)?.load(Ordering::Relaxed);
-        // A later call may have overwritten the entry of call `number`.
+        // The entry of call `number` may have been overwritten by a later call; then it has another
+        // number.
         Ok((word >> 32 == number & u64::from(u32::MAX)).then_some(word as u32))
     }
 

@@ -69,8 +69,8 @@ struct Worker {
 struct Shared {
     rank: usize,
     threads: u32,
-    /// Id of the process in which the worker and pool threads run; a forked child has no such
-    /// threads.
+    /// Id of the process in which the heap was opened and its worker and pool threads run; a forked
+    /// child has no such threads.
     process: u32,
     control: Arc<Control>,
     /// Memory of the heap, held here so that it stays mapped while work is enqueued.
@@ -134,14 +134,15 @@ fn spawn(name: String, f: impl FnOnce() + Send + 'static) -> Result<JoinHandle<(
     builder.spawn(f).map_err(|e| Error::system(format!("starting thread {name}"), e))
 }
 
-/// Data from the descriptions that ranks, which are processes, have made of their memory.
+/// Descriptions of all ranks' memory, read from the messages that the ranks, which are processes,
+/// have exchanged.
 struct Parts {
     /// Size of each rank's part, in bytes.
     sizes: Vec<u64>,
-    /// Whether all parts are unused memory that the heap created. They are then replaced by one
-    /// file, created by rank 0, with each rank's part at an offset. A rank thus receives one
-    /// descriptor, however many ranks there are, because the number of descriptors in transit is
-    /// limited per user.
+    /// Whether the part of every rank is unused memory that the heap created. The parts are then
+    /// replaced by one file, created by rank 0, with each rank's part at an offset. A rank thus
+    /// receives one descriptor, however many ranks there are, because the number of descriptors in
+    /// transit is limited per user.
     joint: bool,
 }
 
@@ -311,7 +312,8 @@ impl Backend for CpuBackend {
             // `record` fails only if the queue is closed, which happens only after `shutdown` has
             // waited for it.
             Some(queue) => queue.record().ok(),
-            // The stream's queue is gone, so no work can be added: wait for the worker's end.
+            // The stream's queue is gone, so no work can be added, and the end of its worker thread
+            // is awaited instead.
             None => Some(worker.ended.clone()),
         };
         let ends: Vec<CpuEvent> = lock(&self.workers).iter().filter_map(end).collect();
@@ -357,8 +359,8 @@ impl Drop for CpuBackend {
             for queue in queues {
                 queue.jobs.close();
             }
-            // The pool's threads end after the launch that runs now; no other launch follows,
-            // because the workers skip all enqueued work.
+            // Ends the pool's threads, which stop after the launch that runs now; no other launch
+            // follows, because the workers skip all enqueued work.
             self.end_pool();
         }
     }
@@ -631,7 +633,8 @@ struct PoolState {
     /// Number of launches so far; by it, a pool thread takes part in each launch at most once.
     launch: u64,
     job: Option<(CpuKernel, &'static str, u32)>,
-    /// Number of workgroups of the pool that have not begun; the next field: that have not ended.
+    /// Number of pool threads that have not begun their workgroup of this launch (`starting`), and
+    /// that have not ended it (`running`).
     starting: u32,
     running: u32,
     error: Option<Error>,
@@ -716,8 +719,8 @@ impl Shared {
             drop(state);
             self.pool.start.notify_all();
         }
-        // The workgroup that ends last drops the kernel closure. Moved into `guard`, it is dropped
-        // there, so that a panic of its destructor is caught like one of the kernel.
+        // The kernel is moved into `guard` and dropped there if this workgroup is the last to end.
+        // So a panic of its destructor is caught like a panic of the kernel.
         let mine = self.guard(name, Some(0), move || kernel(Group { index: 0, count: groups }));
         if groups == 1 {
             return mine;
@@ -791,8 +794,8 @@ impl Shared {
                 for signal in peers {
                     let word = own(&**signal).and_then(|s| s.word(4 * ABORT_WORD as u64));
                     if let Ok(word) = word {
-                        // The store is a release, as for every signal. An abort reason that is
-                        // already stored stays.
+                        // The abort word is stored with release order, as every signal is; a reason
+                        // that it already has stays.
                         let to = self.rank as i32 + 1;
                         let _ = word.compare_exchange(0, to, Ordering::Release, Ordering::Relaxed);
                     }

@@ -1,4 +1,4 @@
-//! Kinds of device, and their differences.
+//! Kinds of device (CPU, CUDA, HIP), and the properties in which they differ.
 
 use std::fmt;
 use std::str::FromStr;
@@ -21,7 +21,7 @@ pub enum BackendKind {
     Hip,
 }
 
-/// Properties in which kinds of device differ, as far as other code depends on them.
+/// Properties in which kinds of device differ and on which other code depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceTraits {

@@ -111,13 +111,13 @@ pub struct Group {
     pub count: u32,
 }
 
-/// Kernel of the CPU backend: called once per workgroup, each time on a thread of its own.
+/// Kernel of the CPU backend: called once per workgroup of a launch, each time on another thread.
 pub type CpuKernel = Arc<dyn Fn(Group) -> Result<(), Error> + Send + Sync>;
 
 /// Host function that a CPU stream's worker thread calls in the order of the stream.
 pub(crate) type CpuCall = Box<dyn FnOnce() -> Result<()> + Send>;
 
-/// Stream of a backend. On a GPU it may wrap a stream of the caller.
+/// Stream of a backend. On a GPU it may wrap a stream that the caller has made.
 pub(crate) trait StreamBackend: Send + Sync {
     /// See [`crate::Stream::sync`].
     ///
@@ -343,7 +343,8 @@ pub(crate) trait Backend: Send + Sync {
         None
     }
 
-    /// Ends the call in which [`StreamBackend::is_captured`] was asked on this thread, if any.
+    /// Ends the call on this thread for which [`StreamBackend::is_captured`] has stored its answer,
+    /// if there is one.
     fn end_call(&self) {}
 
     /// Allocates zeroed memory of this rank.
@@ -421,7 +422,7 @@ pub(crate) trait Backend: Send + Sync {
         Err(unsupported("compiled kernels", "kernels of this device are host code"))
     }
 
-    /// Passes the heap's memory to the backend when all of it is mapped; called once, before the
+    /// Passes all memory of the heap to the backend once it is mapped; called once, before the
     /// first stream is made.
     fn opened(&self, memory: Memory);
 

@@ -21,7 +21,7 @@ use super::tcp::seal::Keys;
 use crate::error::{Error, Result};
 use crate::util::lock;
 
-/// Time after a failed send for the control thread to read the reason from the hub's messages.
+/// Time that the control thread has after a failed send to read the reason from the hub's messages.
 pub(super) const REASON: Duration = Duration::from_secs(2);
 
 /// Messages that the hub has sent to this process for one group (a world or split world).
@@ -65,8 +65,8 @@ pub(super) struct Connection {
     pub(super) processes: OnceLock<Vec<ProcessId>>,
 }
 
-/// Deadline of a wait, with a grace period in case this process was stopped for a part of the wait:
-/// before any rank is blamed, the control thread reads the messages that arrived meanwhile.
+/// Deadline of a wait, with a grace period. If this process was stopped during the wait, messages
+/// may have arrived meanwhile; the control thread reads them before any rank is blamed.
 pub(super) struct LastChance {
     pub(super) until: Instant,
     rounds: u32,
@@ -128,7 +128,7 @@ impl Connection {
         let mut outbox = lock(&self.outbox);
         outbox.push(frame.pack());
         loop {
-            // A timeout of zero would be refused, because zero means no timeout.
+            // The timeout is never zero, because zero would mean no timeout.
             let rest = until.saturating_duration_since(Instant::now()).max(AGAIN);
             let sent = self.socket.set_write_timeout(Some(rest));
             let Err(error) = sent.and_then(|()| outbox.flush(&self.socket)) else {
@@ -140,8 +140,9 @@ impl Connection {
                 continue;
             }
             if !(crowded && outbox.take_back()) {
-                // A part of the frame may have been sent, so the hub could not understand later
-                // frames. This rank can still read the hub's messages.
+                // After a failed send the connection is closed for writing: a part of the frame may
+                // have been sent, so the hub could not understand later frames. This rank can still
+                // read the hub's messages.
                 outbox.clear();
                 let _ = self.socket.shutdown(Shutdown::Write);
             }
@@ -186,7 +187,8 @@ impl Connection {
         what: impl FnOnce() -> String,
     ) -> Result<()> {
         let (mail, changed) = &*self.mail;
-        // If the hello could not be sent, the reason may be in a message that is still to be read.
+        // If the hello could not be sent, this waits only for a message with the reason, which may
+        // still have to be read.
         let deadline = if greeted.is_err() { Instant::now() + REASON } else { deadline };
         let mut chance = LastChance::new(deadline);
         let mut mail = lock(mail);
@@ -206,7 +208,7 @@ impl Connection {
 }
 
 impl Drop for Connection {
-    /// Does not wait for peers: the control thread ends when the socket is shut down.
+    /// Returns without waiting for peers: the control thread ends when the socket is shut down.
     fn drop(&mut self) {
         lock(&self.mail.0).over = true;
         let _ = self.socket.shutdown(Shutdown::Both);

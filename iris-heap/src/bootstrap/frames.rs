@@ -13,8 +13,8 @@ pub(super) const HEADER: usize = 16;
 /// Largest length of a frame in bytes; a greater length in a header means that the sender does not
 /// speak this protocol.
 pub(super) const LONGEST: u64 = 1 << 30;
-/// Largest body of a hello in bytes. It bounds, together with the maximum number of strangers, the
-/// memory that unidentified processes can occupy in rank 0.
+/// Largest body of a hello in bytes. Together with the maximum number of connections without a
+/// hello, it bounds the memory that unidentified processes can occupy in rank 0.
 pub(super) const HELLO: usize = 8 << 10;
 
 /// Contribution of one rank to an exchange: bytes, and file descriptors.
@@ -108,7 +108,7 @@ fn take_error(r: &mut Reader<'_>) -> Result<Error> {
     })
 }
 
-/// Encodes an error as bytes, for a note that a process reads without a connection.
+/// Encodes an error as bytes, for a note in a file, which a process reads without a connection.
 pub(crate) fn error_to_bytes(error: &Error) -> Vec<u8> {
     let mut w = Writer::default();
     put_error(&mut w, error);

@@ -1,4 +1,5 @@
-//! Gathering of a world's processes by rank 0: accepting, refusing, and naming missing ranks.
+//! Gathering of a world's processes by rank 0: accepts connections, refuses those that do not
+//! belong to the world, and names missing ranks.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -15,7 +16,7 @@ use crate::limits::{explain, is_full};
 /// Largest number of connections that have not said hello. It also bounds their memory in rank 0:
 /// 64 times 8 KiB.
 const STRANGERS: usize = 64;
-/// Time after which a silent connection may be dropped to make room for another.
+/// Time after which a connection that has sent no hello may be dropped to make room for another.
 const SILENCE: Duration = Duration::from_secs(1);
 /// Time for which rank 0 may lack file descriptors for new connections before it gives up.
 const NO_DESCRIPTOR: Duration = Duration::from_secs(2);
@@ -77,7 +78,8 @@ impl Gathering {
         self.refuse(&door.listener, error);
         door.make_room();
         self.place.clear(Some(error));
-        // Connections that were made before the socket was unlinked are refused here, too.
+        // Processes that connected before the socket was unlinked, and were not accepted, are
+        // refused here.
         self.refuse(&door.listener, error);
         if let Some(mut own) = own {
             own.send(refusal);
@@ -107,8 +109,8 @@ impl Gathering {
         let mut patience = Patience::new(started, deadline);
         let mut full: Option<(Instant, std::io::Error)> = None;
         loop {
-            // Read everything that was sent before judging who is late: this process may have been
-            // stopped past the deadline while the others arrived in time.
+            // All messages that were sent are read before the deadline is checked: this process may
+            // have been stopped past the deadline while the other ranks arrived in time.
             match self.accept(listener) {
                 Ok(()) => full = None,
                 Err(e) => full = Some((full.map_or_else(Instant::now, |(since, _)| since), e)),
@@ -227,7 +229,7 @@ impl Gathering {
         Ok(())
     }
 
-    /// Ranks that have not said hello.
+    /// Ranks that have not said hello yet.
     fn missing(&self) -> Vec<usize> {
         (0..self.size).filter(|&r| self.peers[r].is_none()).collect()
     }
@@ -279,7 +281,8 @@ mod tests {
     use super::super::mailbox::{Inbox, Outbox};
     use super::*;
 
-    /// Error that the hub sent to a refused rank; `None` if the connection ends without one.
+    /// Error by which the hub refuses a rank, read from the rank's end of the connection; `None` if
+    /// the connection ends without one.
     fn refusal(socket: &UnixStream) -> Option<Error> {
         let mut inbox = Inbox::default();
         loop {
@@ -298,7 +301,7 @@ mod tests {
         let place = Place::at(temp.path().join("iris"), true, "job".into());
         let mut door = place.listen().unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);
-        // The first rank that is read (1) says hello with the wrong size.
+        // Ranks say hello in this order; rank 1, whose hello is read first, names the wrong size.
         let come = |rank: u64| {
             let socket = place.connect(rank as usize, 4, deadline).unwrap();
             let size = if rank == 1 { 3 } else { 4 };

@@ -25,8 +25,8 @@ pub(crate) struct Hub {
     /// Connections, by rank.
     peers: Vec<Peer>,
     groups: BTreeMap<u64, Group>,
-    /// Ranks whose deadline has passed, with their reports. They are judged only after all messages
-    /// that were sent have been read.
+    /// Ranks whose deadline has passed, with their reports. They are handled only after all
+    /// messages that were sent have been read.
     late: Vec<Late>,
     /// Time at which rank 0 left after a collective close; `None` before that.
     draining: Option<Instant>,

@@ -58,7 +58,7 @@ pub(crate) struct Place {
     pub(crate) local_size: usize,
 }
 
-/// Data about this process and its job, as given by the launcher's variables.
+/// Position of this process in its job, as the launcher's environment variables describe it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Launch {
     pub(crate) rank: usize,
@@ -66,7 +66,8 @@ pub(crate) struct Launch {
     pub(crate) place: Place,
     /// Identity of the job, equal on all processes of the job and different for other jobs.
     pub(crate) job: String,
-    /// Text of the variables that say that the ranks are on several hosts; `None` if none says so.
+    /// Text of the variables that say that the ranks are on several hosts; `None` if there are
+    /// none.
     pub(crate) several_hosts: Option<String>,
     /// Name and value of the variable that says on which host rank 0 is.
     pub(super) master: Option<(&'static str, String)>,
@@ -169,7 +170,8 @@ impl Launch {
         if step && is_set("SLURM_PROCID")? {
             found.push(&SLURM);
         }
-        // PMIx is used by several launchers and has no size of its own, so it is tried last.
+        // PMIx variables are tried last, because several launchers set them, and they do not
+        // include the size.
         if found.is_empty() && is_set("PMIX_RANK")? {
             found.push(&PMIX);
         }
@@ -192,8 +194,8 @@ impl Launch {
             if (rank.trim(), size.trim()) == (&launch.rank.to_string(), &launch.size.to_string()) {
                 continue;
             }
-            // The outer launcher started a single task, in which another launcher or a shell
-            // started the ranks.
+            // A launcher that started a single task is skipped: inside that task another launcher
+            // or a shell has started the ranks.
             if size.trim() == "1" && (step || torchrun) {
                 continue;
             }
@@ -268,11 +270,12 @@ impl Launch {
                 parts.push(format!("{name}={value}"));
             }
         }
-        // An address without a port does not distinguish two jobs, so the parent process is added.
+        // Without a port, an address does not distinguish two jobs of a host, so the parent process
+        // is added to the identity.
         let several = several_hosts.is_some() || get("IRIS_NODE")?.is_some();
         if parts.is_empty() || (parts.len() == 1 && parts[0].starts_with("MASTER_ADDR")) {
-            // Ranks on several hosts have no common parent process; there the port tells jobs
-            // apart.
+            // Ranks on several hosts have no common parent process; there the port distinguishes
+            // jobs.
             parts.push(if several { "no name".into() } else { parent() });
         }
         if let Some(count) = optional(get, names.restart)? {
@@ -409,7 +412,8 @@ mod tests {
         assert_eq!((l.rank, l.size, l.job.as_str()), (3, 4, "SLURM_JOB_ID=77 SLURM_STEP_ID=2"));
         let older = slurm.map(|v| if v.0 == "SLURM_STEP_ID" { ("SLURM_STEPID", v.1) } else { v });
         assert_eq!(detect(&older).unwrap().size, 4);
-        // A task whose environment lost the step looks like a batch script without srun.
+        // A task whose environment lost the step's variables looks like a batch script without
+        // srun, and is an error.
         let batch: Vec<_> = slurm.into_iter().filter(|v| v.0 != "SLURM_STEP_ID").collect();
         fails(&batch, &["SLURM_STEP_ID=(not set)", "SLURM_PROCID=3", "SLURM_STEP_NUM_TASKS=4"]);
         fails(&[("SLURM_PROCID", "2")], &["SLURM_PROCID=2", "srun", "RANK"]);
@@ -427,7 +431,8 @@ mod tests {
     fn launchers_that_disagree_are_named() {
         let mpirun = [("OMPI_COMM_WORLD_RANK", "2"), ("OMPI_COMM_WORLD_SIZE", "4")];
         let with = |more: &[(&'static str, &'static str)]| [&mpirun[..], more].concat();
-        // Variables that an earlier run left in the shell contradict those of the launcher.
+        // Variables that an earlier run left in the shell contradict those of the launcher, which
+        // is an error.
         fails(
             &with(&[("RANK", "0"), ("WORLD_SIZE", "1")]),
             &["RANK=0 WORLD_SIZE=1", "OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4", "unset"],
@@ -452,7 +457,8 @@ mod tests {
         assert_eq!(detect(&by_hand).unwrap().size, 2);
         let torchrun = [&alone[..], &[("TORCHELASTIC_RUN_ID", "none")]].concat();
         assert_eq!(detect(&torchrun).unwrap().size, 2);
-        // Open MPI under Slurm: a task sees the variables of both.
+        // Open MPI under Slurm: a task has the variables of both, and those of Slurm may describe
+        // another number of tasks.
         let srun = [("SLURM_PROCID", "2"), ("SLURM_STEP_NUM_TASKS", "4"), ("SLURM_STEP_ID", "0")];
         assert_eq!(detect(&with(&srun)).unwrap().size, 4);
         let stale = [&srun[..], &[("RANK", "0"), ("WORLD_SIZE", "1")]].concat();

@@ -1,4 +1,4 @@
-//! Where the ranks of several hosts meet, by what their launcher says.
+//! Address at which the ranks of several hosts meet, from the launcher's environment variables.
 
 use super::launcher_env::Launch;
 use crate::env::wrong;
@@ -24,7 +24,8 @@ impl Launch {
             (name, list) => first_host(name, list)?,
         };
         let [master, own] = self.ports;
-        // `MASTER_PORT` is the port of torchrun's own store, so the next one is used.
+        // Port: `IRIS_PORT`, or the port after `MASTER_PORT`, because torchrun's own store uses
+        // `MASTER_PORT`.
         let port = match (own, master) {
             (Some(port), _) => port,
             (None, Some(u16::MAX)) => u16::MAX - 1,
@@ -112,7 +113,7 @@ mod tests {
             assert_eq!(first_host("X", list).unwrap(), host, "{list}");
         }
         assert!(first_host("X", "[").is_err() && first_host("X", "").is_err());
-        // Without variables that say several hosts, `MASTER_PORT` need not be a number.
+        // `MASTER_PORT` need not be a number if no variable says that there are several hosts.
         let here = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_PORT", "a name")];
         assert_eq!(detect(&here).unwrap().several_hosts, None);
     }

@@ -26,8 +26,7 @@ const DESCRIPTORS: usize = 128;
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     packets: VecDeque<Packet>,
-    /// Number of bytes of the first packet that have been sent; the next field counts its
-    /// descriptors.
+    /// Number of bytes and number of descriptors of the first packet that have been sent.
     bytes_sent: usize,
     descriptors_sent: usize,
     /// Encrypts the frames; `None` on a Unix socket, whose frames are not sealed.

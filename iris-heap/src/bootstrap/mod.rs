@@ -1,4 +1,4 @@
-//! Bootstrap: how the ranks of a world meet and exchange small messages on the host.
+//! Bootstrap: the ways in which the ranks of a world meet and exchange small messages on the host.
 
 use std::any::Any;
 use std::fmt;
@@ -38,8 +38,8 @@ pub type Object = Arc<dyn Any + Send + Sync>;
 /// Function called with the ranks that have not arrived in an exchange.
 pub type Missing = dyn Fn(&[usize]) + Send + Sync;
 
-/// Callback during a wait in an exchange, called with the ranks that have not arrived each time
-/// that this is determined. It runs on the waiting thread, with locks held, so it must not wait.
+/// Callback during a wait in an exchange, called with the missing ranks each time that these are
+/// determined. It runs on the waiting thread, with locks held, so it must not wait.
 #[derive(Clone)]
 pub struct OnMissing(pub Arc<Missing>);
 

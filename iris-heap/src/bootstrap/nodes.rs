@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::wire::{Reader, Writer};
 use crate::world::hosts::Hosts;
 
-/// Ends of one rank: its connection to all ranks (`all`) and to the ranks of its node (`local`).
+/// Connections of one rank: to all ranks (`all`) and to the ranks of its own node (`local`).
 pub(crate) struct Nodes {
     all: Processes,
     local: Arc<dyn Bootstrap>,
@@ -39,7 +39,7 @@ impl Nodes {
         let hosts = Hosts::of(&ranks);
         hosts.check_order()?;
         let local = Nodes::meet_locally(&hosts, all.rank(), job, timeout);
-        // Every rank learns whether another rank failed to connect to the ranks of its node.
+        // Every rank learns whether any rank failed to connect to the ranks of its node.
         let mine = local.as_ref().err().map_or(String::new(), Error::to_string);
         let told = all.allgather(mine.as_bytes(), step);
         let local = local?;

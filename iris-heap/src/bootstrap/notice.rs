@@ -1,4 +1,4 @@
-//! Notices to the user while a rank waits for others.
+//! Messages to the user while a rank waits for others.
 
 use std::fmt;
 use std::io::Write;
@@ -10,14 +10,14 @@ pub(crate) fn notice(text: fmt::Arguments<'_>) {
     if tracing::dispatcher::has_been_set() {
         tracing::warn!("{text}");
     } else {
-        // A single write, so that lines of several ranks do not mix. Errors are ignored, because
-        // stderr may be closed.
+        // The line is a single write, so that lines of several ranks do not mix. Errors are
+        // ignored, because stderr may be closed.
         let _ = std::io::stderr().write_all(format!("iris: {text}\n").as_bytes());
     }
 }
 
-/// Schedule of notices during a wait: the first after a hundredth of the deadline, at least one
-/// second, and then each time the waiting time has doubled.
+/// Schedule of messages to the user during a wait: the first after a hundredth of the deadline, at
+/// least one second, and then each time the waiting time has doubled.
 pub(crate) struct Patience {
     started: Instant,
     pub(crate) until: Instant,

@@ -79,9 +79,10 @@ impl Peer {
                 if e.kind() != std::io::ErrorKind::BrokenPipe {
                     tracing::warn!(error = %e, "a message could not be sent");
                 }
-                // A part of a frame may have been sent, so the peer could not understand later
-                // frames. If the peer closed its end, reading reports that, after its last
-                // messages; otherwise shutting down the write side tells the peer.
+                // After an error no further frame is sent: a part of one may have been sent, so the
+                // peer could not understand later frames. Shutting down the write side tells the
+                // peer; if the peer has closed its end, reading reports that after its last
+                // messages.
                 self.outbox.clear();
                 let _ = self.socket.shutdown(Shutdown::Write);
             }
@@ -155,7 +156,8 @@ pub(super) fn wait<'a>(
     for peer in peers {
         if !peer.gone {
             let mut events = PollFlags::IN;
-            // If the system lacks room, a writable socket does not mean that a message can be sent.
+            // While the system lacks room for a message, a writable socket does not mean that the
+            // message can be sent, so it is not waited for.
             if !peer.outbox.is_empty() && peer.crowded.is_none() {
                 events |= PollFlags::OUT;
             }

@@ -1,4 +1,5 @@
-//! Lock files by which processes that are not connected yet detect whether the others are alive.
+//! Lock files by which processes that are not connected yet detect whether other processes are
+//! alive.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -29,7 +30,8 @@ impl Presence {
         let number = |file: std::io::Result<fs::Metadata>| file.map(|it| it.ino()).ok();
         File::open(path).is_ok_and(|file| {
             let free = flock(&file, FlockOperation::NonBlockingLockShared).is_ok();
-            // A living process may have replaced or removed the file since it was opened.
+            // The file is compared with the one that now has its name, because a living process may
+            // have replaced or removed it since it was opened.
             free && number(file.metadata()) == number(fs::metadata(path))
         })
     }

@@ -123,7 +123,7 @@ mod tests {
             let id = child.id().to_string();
             assert!(Command::new("kill").args([name, &id]).status().unwrap().success());
         };
-        // A signal may take effect only after `kill` has returned, so poll.
+        // The state is polled, because a signal may take effect only after `kill` has returned.
         let until = |stopped: bool| {
             let limit = Instant::now() + Duration::from_secs(60);
             while process.is_stopped() != stopped {

@@ -52,8 +52,8 @@ pub(super) const LOOK: Duration = Duration::from_millis(50);
 /// Time that starting all ranks of a run may take, because they are started one after the other. An
 /// event up to this long before the start of this process may still concern its run.
 const STARTS: Duration = Duration::from_secs(2);
-/// Time that this process must have waited before it relates an event from shortly before its own
-/// start ([`STARTS`]) to its run: until then, rank 0 of its run may still appear.
+/// Time that this process must have waited before it takes an event from shortly before its own
+/// start ([`STARTS`]) for one of its own run: until then, rank 0 of its run may still appear.
 const ANOTHER: Duration = Duration::from_secs(5);
 /// Resolution of file times and process start times, used as tolerance when they are compared.
 const TICK: Duration = Duration::from_millis(10);
@@ -141,7 +141,7 @@ impl Place {
     fn concerns(&self, at: Duration, started: Instant) -> bool {
         let visited = lock(&VISITED).get(&self.socket).copied();
         let Some(began) = began("self") else { return false };
-        // A process that met here before has already handled earlier events.
+        // If this process has met others here before, it has already handled events up to then.
         visited.is_none_or(|visited| at > visited)
             && (at > began + TICK || at + STARTS > began && started.elapsed() >= ANOTHER)
     }
@@ -170,7 +170,7 @@ impl Place {
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
                 self.unlink_stale()?;
             }
-            // A listener whose queue is full (`WouldBlock`) is listening, too.
+            // A listener whose queue is full (`WouldBlock`) counts as listening, too.
             Err(e) if e.kind() != ErrorKind::WouldBlock => {
                 return Err(self.error(format!("looking for a listener: {}", explain(&e))));
             }
@@ -219,8 +219,8 @@ impl Place {
             let died = match self.try_connect()? {
                 Tried::Connected(socket) => return Ok(socket),
                 Tried::Absent => false,
-                // A socket that refuses a connection once had a listener, so that listener's
-                // process has ended.
+                // A socket that refuses a connection had a listener once, so the process of that
+                // listener has ended.
                 Tried::Refused => bound.is_some_and(|at| self.concerns(at, started)),
             };
             if let Some(error) = self.came_to_nothing(Some(started)) {
@@ -266,7 +266,8 @@ impl Place {
                 Ok(Tried::Connected(socket))
             }
             Err(e) if e.kind() == ErrorKind::ConnectionRefused => Ok(Tried::Refused),
-            // There is no socket yet, or the queue of its listener is full.
+            // The attempt failed because there is no socket yet, or because the queue of its
+            // listener is full.
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::WouldBlock) => {
                 Ok(Tried::Absent)
             }
@@ -384,7 +385,8 @@ impl Place {
             let opened = self.check_folder().and_then(|()| File::open(&self.folder));
             let file = match opened {
                 Ok(file) => file,
-                // Another process removed the folder between the two calls.
+                // Another process removed the folder between making and opening it, so it is made
+                // again.
                 Err(e) if e.kind() == ErrorKind::NotFound => continue,
                 Err(e) => return Err(self.error(explain(&e))),
             };
@@ -432,7 +434,7 @@ impl Place {
         use std::os::fd::AsRawFd;
         let folder = match File::open(&self.folder) {
             Ok(folder) => folder,
-            // The folder does not exist, so return a path that does not exist, either.
+            // If the folder does not exist, the returned path must not exist, either.
             Err(e) if e.kind() == ErrorKind::NotFound => {
                 return Ok(ShortPath { path: "/proc/self/fd/none".into(), _folder: None });
             }
@@ -606,7 +608,8 @@ mod tests {
         let place = Place::at(temp.path().into(), false, "job".into());
         let place = Place { launched: true, ..place };
         let soon = || Instant::now() + Duration::from_secs(20);
-        // Rank 0 ended because rank 2 ended; first without a note, then with one.
+        // Rank 0 ended because rank 2 ended. It must be blamed as long as there is no note, and
+        // rank 2 once there is one.
         fs::write(temp.path().join("lost-2"), "0").unwrap();
         fs::write(temp.path().join("lost-0"), "1").unwrap();
         fs::write(temp.path().join("lost-3.part"), "").unwrap();

@@ -1,4 +1,4 @@
-//! A connected stream socket between two ranks: a Unix socket within a host, or TCP between hosts.
+//! Connected stream socket between two ranks: a Unix socket within a host, or TCP between hosts.
 
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
-/// A connected stream socket, Unix or TCP.
+/// Connected stream socket, Unix or TCP.
 #[derive(Debug)]
 pub(crate) struct Socket {
     fd: OwnedFd,

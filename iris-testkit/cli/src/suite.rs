@@ -200,8 +200,7 @@ fn few(backend: BackendKind) -> Vec<Case> {
     cases
 }
 
-/// Cases for every op, variant and shard with these options; `at` is the index by which further
-/// features take turns.
+/// Cases for every op, variant and shard with these options; `at` selects further features.
 fn ops(options: &OpOptions, at: usize) -> Vec<Case> {
     let in_turns = |mut case: Case| {
         case.seed = 1 + at as u64;
@@ -275,8 +274,7 @@ fn worlds(level: Level, backend: BackendKind) -> Vec<Ranks> {
 pub(crate) fn main(options: &Options) -> Result<bool> {
     let minutes = options.minutes()?;
     if let Some(minutes) = minutes {
-        // The deadline is passed on by this environment variable, which ranks that are processes
-        // read.
+        // Passes on the deadline by a variable that ranks that are processes read.
         with_environment(&[(DEADLINE, &(2.0 * minutes).to_string())]);
     }
     let (level, backend) = (options.level(), options.backend);

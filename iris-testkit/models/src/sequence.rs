@@ -45,7 +45,7 @@ pub struct Step {
     tile: u32,
 }
 
-/// Steps of one workgroup and the answers to its requests.
+/// Steps of one workgroup, and the scripted answers to its requests.
 #[derive(Clone, Debug)]
 pub struct Case {
     thread: ThreadId,

@@ -358,7 +358,8 @@ numbers! {
     ACCESS_READ_WRITE = 3, CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     /// Smallest granularity of physical memory, as argument of the query.
     GRANULARITY_MINIMUM = 0, CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
-    /// Capture mode: calls of this thread neither join nor break a capture.
+    /// Capture mode: driver calls of this thread are not checked against captures in progress,
+    /// neither its own nor those of other threads.
     CAPTURE_RELAXED = 2, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
     /// Capture status: the stream is not captured.
     CAPTURE_NONE = 0, CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
@@ -397,7 +398,7 @@ pub(crate) fn driver() -> Result<&'static Api> {
     driver.as_ref().map_err(Error::clone)
 }
 
-/// Converts a status code into a result; with [`check_for`] the only code that interprets status
+/// Converts a status code into a result. Only this function and [`check_for`] interpret status
 /// codes.
 pub(crate) fn check(api: &'static str, code: u32) -> Result<()> {
     match code {
@@ -452,7 +453,7 @@ mod tests {
 
     #[test]
     fn a_missing_driver_is_an_error_that_says_where_it_was_looked_for() {
-        // On a machine with a CUDA driver this test checks nothing.
+        // The test checks nothing on a machine with a CUDA driver.
         if let Err(error @ Error::Library { .. }) = driver().map(drop) {
             let text = error.to_string();
             assert!(text.contains("libcuda.so.1"), "{text}");

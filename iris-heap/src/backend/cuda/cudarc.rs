@@ -54,7 +54,8 @@ mod tests {
         }
     }
 
-    /// Must pass for every CUDA version for which cudarc's types can be built.
+    /// Compares the constants and structures of this crate with cudarc's; must pass for every CUDA
+    /// version for which cudarc has types.
     #[test]
     fn our_numbers_and_structures_are_those_of_cudarc() {
         for (name, ours, theirs) in api::numbers() {

@@ -187,9 +187,9 @@ impl Device {
     }
 
     /// Disables waits between streams in the driver's memory pool, for ranks that share the device.
-    /// Otherwise memory that one stream freed to the pool (`cuMemFreeAsync`, `CudaSlice`) could be
-    /// given to another stream, which then waits for the first; forever, if the first runs an op of
-    /// another rank that waits for the second.
+    /// Otherwise the driver may give memory that one stream freed to the pool (`cuMemFreeAsync`,
+    /// `CudaSlice`) to another stream, and makes that stream wait for the first. The wait never
+    /// ends if the first stream runs an op of another rank that waits for the second stream.
     fn order_no_streams_by_memory(&self) -> Result<()> {
         let _bound = self.bind_relaxed()?;
         let mut pool = 0;
@@ -451,9 +451,9 @@ impl Driver for Device {
                 unsafe { (self.api().cuFuncSetAttribute)(function, attribute, value as i32) };
             check_for("cuFuncSetAttribute", || format!("{value} {what} for {shown}"), code)
         };
-        // One setting for all kernels: a multiprocessor changes the L1/shared-memory split only
-        // when it is idle, so with different settings a kernel could have to wait for a running
-        // one.
+        // Every kernel gets the same split between L1 and shared memory, because a multiprocessor
+        // changes the split only when it is idle: with different splits a kernel might wait for a
+        // running one.
         set(api::CARVEOUT, 100, "% of the memory that L1 and shared memory divide")?;
         if shared_bytes > SHARED_LIMIT {
             set(api::MOST_SHARED, shared_bytes, "bytes of shared memory")?;

@@ -28,8 +28,8 @@ struct CudaRegion {
 
 /// Origin of the memory, which determines how it is shared and freed.
 enum Kind {
-    /// Virtual memory: its handle, and the descriptor from which it was imported, if a peer or the
-    /// caller passed one.
+    /// Virtual memory: its handle, and the descriptor from which the memory was imported, if a peer
+    /// or the caller passed one.
     Virtual { handle: Physical, descriptor: Option<OwnedFd> },
     /// Plain memory that this process allocated.
     Plain,

@@ -2,19 +2,20 @@
 //! is needed unless a heap of this kind is opened.
 //!
 //! Memory that ranks share is virtual memory, exported as POSIX descriptors to ranks in other
-//! processes and mapped for the devices of all ranks. If a device lacks it, plain memory is used,
-//! with IPC handles (processes) or peer access (threads). Several ranks may use one device: as
-//! threads they share its primary context and divide the co-resident workgroups; as processes they
-//! are time-sliced, which is correct but slow.
+//! processes and mapped for the devices of all ranks. If a device lacks virtual memory, plain
+//! memory is used, with IPC handles (processes) or peer access (threads). Several ranks may use one
+//! device: as threads they share its primary context and divide the co-resident workgroups; as
+//! processes they are time-sliced, which is correct but slow.
 //!
 //! Calls that may wait for the whole device (mapping, unmapping, loading modules) are made in
 //! collective steps only, so that no rank waits in such a call for a kernel that waits for that
 //! rank.
 //!
 //! If ranks are threads on one device, the driver must not let a stream of one rank wait for a
-//! kernel of another. It does so in two situations. At the first use of streams: so each stream is
-//! used once when it is made or passed to the heap, one at a time. When pool memory freed by one
-//! stream is reused by another: so that reuse is disabled for a device that ranks share.
+//! kernel of another. The driver does so in two situations, which are avoided. At the first use of
+//! a stream: each stream is used once when it is made or passed to the heap, one at a time. When
+//! pool memory that one stream freed is reused by another: such reuse is disabled on a device that
+//! ranks share.
 
 use super::BackendKind;
 use super::gpu::Vendor;

@@ -138,9 +138,9 @@ impl Gpu {
         queue.in_order(|| enqueue(queue.raw().0))
     }
 
-    /// Whether copies beside this stream can carry signals ([`DeviceCopy::signal`]). False in a
-    /// capture on devices that need an event's record before a signal, because a graph has no node
-    /// for the record.
+    /// Whether copies that run concurrently with `stream` ([`Gpu::copy_concurrent`]) can carry
+    /// signals ([`DeviceCopy::signal`]). False in a capture on devices that need an event's record
+    /// before a signal, because a graph has no node for the record.
     ///
     /// # Errors
     /// Errors of [`Gpu::copy_concurrent`].
@@ -171,8 +171,8 @@ impl Gpu {
         queue.in_order(|| unsafe { side.fork(queue, copies) })
     }
 
-    /// Makes work that is enqueued on `stream` after this call wait for the copies beside the
-    /// stream.
+    /// Makes work that is enqueued on `stream` after this call wait for the copies that
+    /// [`Gpu::copy_concurrent`] has enqueued.
     ///
     /// # Errors
     /// Errors of [`Gpu::copy_concurrent`].
@@ -197,8 +197,7 @@ impl Gpu {
     }
 
     /// Calls `f` with the device current and with this thread's capture mode relaxed, so that the
-    /// driver calls in `f` do not break a capture of another thread. For initialisation of
-    /// libraries.
+    /// driver calls in `f` do not break a capture of another thread. Used to initialise libraries.
     ///
     /// # Errors
     /// [`Error::Device`]; errors of `f`.
@@ -373,7 +372,8 @@ impl Backend for Gpu {
     }
 
     fn take_unreported(&self) -> Option<Error> {
-        // Kernels report errors in the control block, so there is no error to take here.
+        // Returns no error of enqueued work, because kernels of a GPU report errors in the control
+        // block.
         None
     }
 

@@ -28,8 +28,8 @@ pub(super) struct CopyStream {
 }
 
 impl CopyStreams {
-    /// Returns the copy stream to use beside `stream`. A new copy stream is passed to `keep`, which
-    /// must keep it alive.
+    /// Returns the copy stream to use for copies concurrent with `stream`. A new copy stream is
+    /// passed to `keep`, which must keep it alive.
     pub(super) fn of(
         &self,
         shared: &Arc<Shared>,
@@ -39,8 +39,8 @@ impl CopyStreams {
         let capture = stream.capture()?;
         let mut all = lock(&self.0);
         for side in all.iter().filter(|side| side.captured == capture.is_some()) {
-            // A copy stream whose capture has ended is free again. The stream for calls outside of
-            // captures always is.
+            // A copy stream is free for any capture once its own capture has ended; the copy stream
+            // for calls outside of captures is always free.
             let own = if side.captured { side.queue.capture()? } else { None };
             if own.is_none() || own == capture {
                 return Ok(side.clone());
@@ -57,7 +57,8 @@ impl CopyStreams {
         Ok(side)
     }
 
-    /// Makes work that is enqueued on `stream` after this call wait for all copies beside it.
+    /// Makes work that is enqueued on `stream` after this call wait for all copies that run
+    /// concurrently with it.
     pub(super) fn join(&self, stream: &Queue) -> Result<()> {
         let capture = stream.capture()?;
         let all = lock(&self.0);
@@ -109,8 +110,8 @@ impl CopyStream {
     }
 
     /// Makes work that is enqueued on `stream` after this call wait for the copies enqueued since
-    /// the last join. Without copies the event may never have been recorded in this capture, and
-    /// waiting for it would be an error.
+    /// the last join. Without such copies nothing is waited for: the event may never have been
+    /// recorded in this capture, and waiting for it would be an error.
     fn join(&self, stream: &Queue) -> Result<()> {
         if !self.forked.swap(false, Ordering::Relaxed) {
             return Ok(());

@@ -7,8 +7,8 @@ use std::ptr::NonNull;
 use crate::backend::{BackendKind, LaunchShape};
 use crate::error::Result;
 
-/// Defines handle types of the driver: opaque pointers stored as numbers, so that any thread may
-/// use them.
+/// Defines handle types of the driver: opaque pointers, which are stored as numbers so that any
+/// thread may use them.
 macro_rules! handles {
     ($($(#[$doc:meta])* $name:ident;)*) => {
         $(
@@ -96,9 +96,9 @@ impl DeviceCopy {
 /// Driver calls for one device. Each call makes the device or its context current on the calling
 /// thread and restores the previous state.
 ///
-/// Calls documented as *capture-neutral* concern nothing that a capture could hold: while they run,
-/// a capture of another thread, in any mode, is not broken. No call waits for work of a stream
-/// unless its documentation says so.
+/// Calls documented as *capture-neutral* do not affect captured work: they never break a capture
+/// that another thread makes meanwhile, in whatever mode. No call waits for work of a stream unless
+/// its documentation says so.
 ///
 /// # Safety of the calls
 /// Handles passed to a call are alive and belong to this device unless stated otherwise; events may

@@ -41,7 +41,7 @@ impl GpuEvent {
 
 impl EventBackend for GpuEvent {
     fn is_done(&self) -> bool {
-        // If every recording has failed, the state is unknown; the event then counts as pending.
+        // An event that was never recorded successfully has an unknown state and counts as pending.
         let recorded = self.recorded.load(Ordering::Relaxed);
         // SAFETY: the event is alive, because this object owns it.
         recorded && unsafe { self.device.event_is_done(self.raw) }

@@ -277,7 +277,7 @@ fn stream(shared: &Arc<Shared>) -> Arc<GpuStream> {
     Arc::new(GpuStream(Queue::create(shared).unwrap()))
 }
 
-/// Enqueues an op on `stream`.
+/// Enqueues an empty op (a copy of 0 bytes) on `stream`.
 fn op(stream: &GpuStream) -> Result<()> {
     stream.0.copy_in_order(0, 0, 0)
 }
@@ -361,12 +361,13 @@ fn ops_are_in_order_over_streams() {
         format!("record {number} on {x}"),
     ];
     assert_eq!(fake.taken(), back);
-    // `beside` fails on the stream of the last op.
+    // Work beside ops is refused on the stream of the last op.
     let error = a.0.beside(|| Ok(())).unwrap_err();
     assert!(error.to_string().contains("that of an op"), "{error}");
     b.0.beside(|| Ok(())).unwrap();
     assert_eq!(fake.taken(), [format!("wait_for {number} on {y}")]);
-    // Ops in a capture are ordered only among themselves, so `b` does not wait for the last op.
+    // An op in a capture does not wait for the last op outside of it, because ops in a capture are
+    // ordered only among themselves.
     fake.capture(y, Some(1));
     op(&b).unwrap();
     assert!(!fake.taken().iter().any(|call| call.starts_with("wait_for")));
@@ -449,8 +450,8 @@ fn streams_are_used_again_once_they_are_done() {
     assert_eq!(fake.taken().len(), 2, "both are given back to the driver with the heap");
 }
 
-/// Tests that the handle of the caller's stream is not used after the last `Stream` is dropped,
-/// because the caller may destroy the stream then.
+/// Tests that the handle of the caller's stream is not used after the last `Stream` is dropped: the
+/// caller may then destroy the stream.
 #[test]
 fn a_stream_of_the_callers_is_left_alone_when_it_was_let_go() {
     let (fake, shared) = shared();

@@ -8,14 +8,13 @@ use super::event::GpuEvent;
 use crate::error::{Error, Result};
 use crate::util::unsupported;
 
-/// State from which the next op on another stream knows what it must wait for: the last op of the
-/// heap.
+/// Last op of a heap: tells the next op on another stream what it must wait for.
 pub(super) struct Order {
     /// Last op that was issued outside of captures; `None` if there is none.
     live: Option<Last>,
     /// Number of the capture in which the last captured op was issued, and the number of its
-    /// stream. Captured ops run when their graph is launched, so they are ordered among themselves
-    /// only.
+    /// stream. Captured ops run only when their graph is launched, so they are ordered only among
+    /// each other.
     captured: Option<(u64, u64)>,
     /// Whether ops have been issued on more than one stream. From then on, an event is recorded
     /// after each op.
@@ -32,7 +31,8 @@ enum Last {
     /// The last op is on this stream, which is kept alive; no event has been recorded after the op
     /// yet.
     Unrecorded { raw: RawStream, number: u64, _keeper: Keeper },
-    /// The last op is on the stream with this number; the event has been recorded after the op.
+    /// The last op is on the stream with this number; the event `live_event` has been recorded
+    /// after the op.
     Recorded(u64),
     /// The last op is on the stream with this number, which may have been destroyed; recording the
     /// event after the op failed with this error.

@@ -80,8 +80,8 @@ pub(super) fn join(
             ));
         }
     }
-    // If owners map their memory for other devices, this rank's region must be granted to all of
-    // them. Otherwise each device enables access to the others' memory itself.
+    // If an owner maps its memory for other devices, this rank's region must be granted to all of
+    // them here. Otherwise each device enables its access to the others' memory itself.
     region(own)?.grant(&ordinals)?;
     for peer in regions.iter().filter(|r| r.asks_for_access() && r.ordinal() != ordinal) {
         device.enable_access(peer.ordinal())?;

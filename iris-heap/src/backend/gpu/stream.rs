@@ -22,11 +22,12 @@ use crate::util::unsupported;
 
 thread_local! {
     /// Stream of the call that this thread is enqueuing, with the number of its capture. A capture
-    /// can neither begin nor end within a call, so all launches of the call share one query.
+    /// can neither begin nor end within a call, so the driver is asked once for all launches of the
+    /// call.
     static CALL: Cell<Option<(*const Queue, Option<u64>)>> = const { Cell::new(None) };
 }
 
-/// Ends the call in which [`StreamBackend::is_captured`] was asked on this thread.
+/// Ends the call on this thread for which [`StreamBackend::is_captured`] has stored its answer.
 pub(crate) fn end_call() {
     CALL.set(None);
 }
@@ -110,8 +111,8 @@ impl Shared {
 
     /// Waits until the remaining work of all released streams has ended.
     pub(crate) fn finish_rest(&self) -> Result<()> {
-        // Dropping a stream that is still captured puts it back into the list, which takes the
-        // lock; so drop outside of the lock.
+        // The streams are dropped outside of the lock: dropping a stream that is still captured
+        // puts it back into the list, which takes the lock.
         let kept = std::mem::take(&mut *lock(&self.kept));
         drop(kept);
         let spare = lock(&self.spare).clone();
@@ -144,7 +145,7 @@ impl Shared {
         Some(spare.swap_remove(at))
     }
 
-    /// Whether all work on a released stream, `spare`, has ended.
+    /// Whether all work on `spare`, a released stream, has ended.
     fn is_done(&self, spare: RawStream) -> bool {
         // SAFETY: spare streams are destroyed only with `self`.
         unsafe { self.device.stream_is_done(spare) }
@@ -317,8 +318,8 @@ impl Queue {
         done
     }
 
-    /// Whether the stream is captured. Called by the heap, which holds no `Stream` that keeps the
-    /// driver's stream alive, so false if it was released.
+    /// Whether the stream is captured. False if the stream was released: the heap, which calls
+    /// this, holds no `Stream` that keeps the driver's stream alive.
     pub(crate) fn is_captured(&self) -> Result<bool> {
         let gone = lock(&self.gone);
         Ok(!*gone && self.capture()?.is_some())
@@ -341,8 +342,8 @@ impl Queue {
         end.sync()
     }
 
-    /// Whether all work has ended. Called by the heap, which holds no `Stream` that keeps the
-    /// driver's stream alive; true if it was released.
+    /// Whether all work has ended. True if the stream was released: the heap, which calls this,
+    /// holds no `Stream` that keeps the driver's stream alive.
     pub(crate) fn is_idle(&self) -> bool {
         let gone = lock(&self.gone);
         *gone || self.idle()
@@ -473,8 +474,8 @@ impl Drop for GpuStream {
 impl StreamBackend for GpuStream {
     fn sync(&self) -> Result<()> {
         let queue = &self.0;
-        // The guard is held only for this check, so that closing the heap need not wait for the
-        // sync below.
+        // The guard is dropped after the check, so that closing the heap need not wait for the sync
+        // below.
         drop(queue.shared.open()?);
         let done = queue.finish();
         // The fault record explains more than the driver's error that the fault may have caused, so
@@ -542,7 +543,7 @@ impl StreamBackend for GpuStream {
         // SAFETY: the target is mapped, and the heap keeps it mapped; `pending` keeps the source
         // until the event after the copy is done.
         let copied = unsafe { device.write(to, data.as_ptr(), data.len(), queue.raw) };
-        // An event whose recording failed is never done, so the source is then kept forever.
+        // If recording the event fails, the event is never done, so the source is kept for ever.
         let recorded = done.record(queue.raw);
         pending.push((done, data));
         copied.and(recorded)
@@ -572,7 +573,7 @@ impl StreamBackend for GpuStream {
             _ => unsafe { device.read(buffer.pointer(), from, bytes as usize, queue.raw) },
         };
         let recorded = event.record(queue.raw);
-        // An event whose recording failed is never done, so the buffer is then kept forever.
+        // If recording the event fails, the event is never done, so the buffer is kept for ever.
         let read = PinnedCopy { event, buffer: ManuallyDrop::new(buffer), bytes: bytes as usize };
         copied.and(recorded).map(|()| Box::new(read) as Box<dyn HostCopy>)
     }

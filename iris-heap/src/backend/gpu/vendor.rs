@@ -77,8 +77,8 @@ pub(super) fn info(device: &dyn MemoryDriver, workgroups: u32) -> DeviceInfo {
     }
 }
 
-/// Opened devices of a vendor, by index. They stay open until the process ends, so nothing that
-/// other libraries have in their contexts is destroyed.
+/// Devices of a vendor that this process has opened, by index. They stay open until the process
+/// ends, so nothing that other libraries have in their contexts is destroyed.
 pub(crate) struct Opened<D>(Mutex<Vec<Option<Arc<D>>>>);
 
 impl<D: Driver> Opened<D> {

@@ -231,7 +231,8 @@ numbers! {
         MEMORY_DEVICE = 9, hipPointer_attribute::HIP_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
         /// Direction of a copy: determined from the addresses.
         COPY_BY_ADDRESS = 4, hipMemcpyKind::hipMemcpyDefault;
-        /// Capture mode: calls of this thread neither join nor break a capture.
+        /// Capture mode: calls of this thread are not checked against captures in progress, neither
+        /// its own nor those of other threads.
         CAPTURE_RELAXED = 2, hipStreamCaptureMode::hipStreamCaptureModeRelaxed;
         /// Capture status: the stream is not captured.
         CAPTURE_NONE = 0, hipStreamCaptureStatus::hipStreamCaptureStatusNone;
@@ -293,7 +294,7 @@ pub(crate) fn runtime() -> Result<&'static Runtime> {
     loaded.as_ref().map_err(Error::clone)
 }
 
-/// Converts a status code into a result; with [`check_for`] the only code that interprets status
+/// Converts a status code into a result. Only this function and [`check_for`] interpret status
 /// codes.
 pub(crate) fn check(api: &str, code: u32) -> Result<()> {
     match code {
@@ -363,7 +364,8 @@ mod reference {
         at == ours.len() && at == theirs.len()
     }
 
-    /// Expands to `_` for any type of a parameter or result, so that the compiler infers it.
+    /// Expands to `_` for any type of a parameter or result, so that the compiler infers the type
+    /// of hip-runtime-sys.
     macro_rules! theirs {
         ($($ours:ty)?) => {
             _
@@ -430,8 +432,9 @@ mod tests {
         }
     }
 
-    /// Compares the constants with the headers that hip-runtime-sys was built against, of whatever
-    /// release. Signatures are not compared here; the compiler checks them against that crate.
+    /// Compares the constants with the AMD headers, of whatever release, against which
+    /// hip-runtime-sys was built. Signatures are not compared here; the compiler checks them
+    /// against that crate.
     #[cfg(feature = "hip")]
     #[test]
     fn the_headers_of_this_machine_have_our_numbers() {

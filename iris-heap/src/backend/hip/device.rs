@@ -106,7 +106,8 @@ impl Device {
                 device = %device.title(), rate, expected = CLOCK_RATE,
                 "the clock of kernels has another rate: deadlines and traces are off by as much"
             ),
-            // Releases before 5.4 do not report the clock's rate.
+            // A device that does not report the clock's rate is accepted: releases before 5.4 do
+            // not report it.
             Err(error) => tracing::debug!(%error, "the rate of the clock of kernels is not known"),
         }
         Ok(device)
@@ -144,8 +145,8 @@ impl Device {
         Ok(can != 0)
     }
 
-    /// Index of the device that owns the memory at an address; memory opened from another process
-    /// counts as owned by the device that opened it.
+    /// Index of the device that owns the memory at an address; memory of another process counts as
+    /// owned by the device that opened it here.
     fn owner_of(&self, address: u64) -> c_int {
         let mut owner = self.ordinal;
         let to = (&raw mut owner).cast::<c_void>();
@@ -414,8 +415,8 @@ impl Driver for Device {
     }
 
     unsafe fn use_first(&self, _: RawStream) -> Result<()> {
-        // CUDA's driver needs a first use, because it may make streams wait for each other then;
-        // the HIP runtime was not seen to do so.
+        // A stream of the HIP runtime needs no first use: unlike CUDA's driver, the runtime was not
+        // seen to make streams wait for each other then.
         Ok(())
     }
 
@@ -444,8 +445,8 @@ impl Driver for Device {
     fn create_event(&self) -> Result<RawEvent> {
         let _bound = self.bind_relaxed()?;
         let mut event = RawEvent::default();
-        // The flag is the default in the source of ROCm 6.2, but AMD's documentation of coherence
-        // says that a release at system scope must be requested.
+        // The release flag is already the default in the source of ROCm 6.2. It is set because
+        // AMD's documentation of coherence says that a release at system scope must be requested.
         let flags = api::NO_TIMING | api::RELEASE_TO_SYSTEM;
         // SAFETY: `event` receives the answer.
         let code = unsafe { (self.api().hipEventCreateWithFlags)(&mut event, flags) };

@@ -264,7 +264,8 @@ mod tests {
     fn words_that_peers_poll_are_uncached_if_nothing_else_is_said() {
         assert_eq!(Caching::from_env("IRIS_NOT_SET", Caching::Fine).unwrap(), Caching::Fine);
         assert_eq!(Caching::of(Purpose::DeviceWords).unwrap(), Caching::Plain);
-        // `PATH` is set, and its value is none of the three names.
+        // The test reads the variable `PATH`, which is set and whose value is none of the three
+        // names.
         let error = Caching::from_env("PATH", Caching::Plain).unwrap_err().to_string();
         assert!(error.contains("plain, fine or uncached"), "{error}");
     }

@@ -111,7 +111,8 @@ fn copies_that_fail_are_joined() {
     assert_eq!(fake.taken(), [format!("wait_for {} on {}", end.unwrap(), stream.raw_handle())]);
 }
 
-/// Tests that a join skips events that were never recorded and events of another capture.
+/// Tests that a join waits neither for an event that was never recorded nor for an event of another
+/// capture.
 #[test]
 fn where_nothing_was_copied_nothing_is_waited_for() {
     let fake = Arc::new(Fake::default());

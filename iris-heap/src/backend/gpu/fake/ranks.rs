@@ -49,7 +49,8 @@ fn ranks_that_are_threads_ask_for_access_to_each_other() {
         let expected: Vec<_> = made.iter().map(|mapping| mapping.address()).collect();
         assert_eq!(addresses, expected, "as rank {rank} sees them");
     }
-    // When all memory is mapped, a rank that shares its device tells the driver so.
+    // Once all memory is mapped, the backend of a rank that shares its device reports the number of
+    // sharing ranks to the driver.
     let words = ranks[0].1.allocate(Purpose::DeviceWords, 8).unwrap();
     ranks[0].1.opened(memory(&ranks[0].1, joined[0].clone(), words));
     assert!(about_memory(&ranks[0].0).contains(&"shared_by 2".to_string()));
@@ -94,7 +95,7 @@ fn ranks_that_are_processes_open_each_others_handles() {
     assert_eq!(mappings[0].address(), made[0].address());
     assert!(mappings[1..].iter().all(|mapping| mapping.bytes() == 96));
     assert_eq!(ranks[0].1.ranks_on_device(), 2, "by what the devices are, whatever their numbers");
-    // Memory of device words has no handle; an import without a handle and without a descriptor
+    // A mapping of device words has no handle, so its import, without a handle and a descriptor,
     // fails.
     let words = ranks[1].1.allocate(Purpose::DeviceWords, 8).unwrap();
     let message = ranks[1].1.describe(&*words).unwrap();
