@@ -1,5 +1,6 @@
-//! Benchmark of the built-in whole-matrix GEMM against the vendor's library, timed in alternating
-//! pairs: time per call in microseconds, in replays of a graph of ten calls, with random inputs.
+//! Benchmark of the built-in whole-matrix GEMM against the vendor's library: time per call in
+//! microseconds, in replays of a graph of ten calls, with random inputs. The two sides are timed in
+//! turns.
 //!
 //! `gemm_rates [bf16|f16] M,N,K[:NN|NT|TN|TT][:BUILD..] ...`: a BUILD is `256`, `224`, `128c1`,
 //! `f64` or `f16/1/10/1` (flipped: width, consumers, stages, cluster); `h0` disables deferred
@@ -55,7 +56,7 @@ fn place(
 ) -> Outcome<Place> {
     let len = rows * cols;
     let slice = heap.alloc::<u8>(len * 2)?;
-    // Sums of four uniform numbers approximate a normal distribution.
+    // Random inputs: the sum of four uniform numbers approximates a normal distribution.
     let mut state = seed;
     let mut uniform = || {
         state =
@@ -136,7 +137,8 @@ impl Clock {
         Ok(graph.ok_or("an empty graph")?)
     }
 
-    /// Time per call in microseconds; a pause and an untimed replay come first.
+    /// Returns the time per call in microseconds; pauses and replays the graph once before it
+    /// measures.
     fn replay(&self, graph: &CudaGraph) -> Outcome<f64> {
         std::thread::sleep(REST);
         self.begin.record(&self.stream)?;
@@ -253,7 +255,7 @@ fn measure(world: &World, argument: &str, dtype: DType) -> Outcome<()> {
             k: k as u32,
             ..OpArgs::zeroed()
         };
-        // Check the result before timing.
+        // Checks the result of the GEMM before it is timed.
         heap.write(c.slice, &vec![0xff; m * n * 2])?;
         // SAFETY: for the reason given above.
         let launched = unsafe { gemm.launch(gpu, &stream, &args) }?;

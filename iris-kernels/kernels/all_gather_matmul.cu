@@ -1,10 +1,11 @@
-// All-gather then product: A is split over the ranks by rows or by columns; each rank multiplies
-// the gathered A by its own B.
+// All-gather followed by a matrix product: A is split over the ranks by rows or by columns; each
+// rank multiplies the gathered A by its own B.
 #include "iris/body/gather.h"
 
 using namespace iris;
 
-// Variant by push: kernels in the order iris_gather, barrier, iris_gathered.
+// Kernels of the variant that pushes A to the peers; they run in the order iris_gather, barrier,
+// iris_gathered.
 IRIS_KERNEL iris_gather(IRIS_ARGS OpArgs args) {
     port::take_turn();
     GatherBody body(args);
@@ -30,7 +31,7 @@ IRIS_KERNEL iris_staged(IRIS_ARGS OpArgs args) {
     IRIS_SHARED(Product::Shared, shared);
     GatheredBody<true> body(args, shared);
     const StagingPlan staging{body.shards.units, args.channel.rank, body};
-    // The first workgroups fetch, and should be spread over all dies, so workgroups are not
-    // renumbered by die.
+    // Workgroups are not renumbered by die here: the first ones fetch, and should be spread over
+    // all dies.
     flow::staged(launch_of(args), args.dedicated_workgroups, staging, body);
 }

@@ -18,7 +18,8 @@ IRIS_KERNEL iris_two_shot(IRIS_ARGS OpArgs args) {
     run_two_shot<LoadProducer>(args, none);
 }
 
-// Kernels of the accumulating variants, in the order zero, barrier, add, barrier, convert.
+// Kernels of the variants that accumulate in a workspace, in the order zero, barrier, add, barrier,
+// convert.
 IRIS_KERNEL iris_zero(IRIS_ARGS OpArgs args) {
     port::take_turn();
     run_zero(args);
@@ -41,8 +42,8 @@ IRIS_KERNEL iris_convert(IRIS_ARGS OpArgs args) {
     run_convert(args);
 }
 
-// All-reduce with transfers by copy engines, or by workgroups in their place (iris_blocks,
-// iris_results): iris_sums adds the received blocks.
+// Kernels of the all-reduce whose transfers are done by copy engines, or by workgroups in their
+// place (iris_blocks, iris_results): iris_sums adds the received blocks.
 IRIS_KERNEL iris_open(IRIS_ARGS OpArgs args) {
     port::take_turn();
     flow::open(launch_of(args));

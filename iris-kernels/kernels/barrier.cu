@@ -1,5 +1,5 @@
-// Device barrier of some ranks, in one workgroup. `phase` (0 or 1) distinguishes the two barriers
-// of a call; `last` is 1 if the barrier ends the call.
+// Device barrier of the ranks in the bit set `members`, as one workgroup. `phase` (0 or 1)
+// distinguishes the two barriers of a call; `last` is 1 if the barrier ends the call.
 #include "iris/args.h"
 
 using namespace iris;

@@ -1,4 +1,4 @@
-// Product then all-gather: every rank gets all ranks' rows of the product.
+// Matrix product followed by an all-gather: every rank gets all ranks' rows of the product.
 #include "iris/body/deliver.h"
 #include "iris/gemm/producer.h"
 

@@ -1,4 +1,4 @@
-// Product then all-reduce: every rank gets the sum of all ranks' products.
+// Matrix product followed by an all-reduce: every rank gets the sum of all ranks' products.
 #include "iris/body/accumulate.h"
 #include "iris/gemm/producer.h"
 #include "iris/body/reduce.h"
@@ -17,7 +17,8 @@ IRIS_KERNEL iris_two_shot(IRIS_ARGS OpArgs args) {
     run_two_shot<GemmProducer>(args, shared);
 }
 
-// Kernels of the accumulating variants, in the order zero, barrier, add, barrier, convert.
+// Kernels of the variants that accumulate in a workspace, in the order zero, barrier, add, barrier,
+// convert.
 IRIS_KERNEL iris_zero(IRIS_ARGS OpArgs args) {
     port::take_turn();
     run_zero(args);

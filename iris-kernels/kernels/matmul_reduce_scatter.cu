@@ -1,4 +1,5 @@
-// Product then reduce-scatter: each rank gets its rows of the sum of all ranks' products.
+// Matrix product followed by a reduce-scatter: each rank gets its rows of the sum of all ranks'
+// products.
 #include "iris/gemm/producer.h"
 #include "iris/body/reduce.h"
 

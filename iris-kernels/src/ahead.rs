@@ -43,12 +43,13 @@ pub fn precompile<'a>(
     done: impl FnMut(&Build, &str) + Send,
 ) -> rtc::Result<usize> {
     let cache = Cache::open(folder)?;
-    // Find all compilers first, so that a missing one is reported before work begins.
+    // All compilers are found first, so that a missing one is reported before work begins.
     let of = |&arch: &&'a str| Ok((Compiler::of(Vendor::of(arch), arch)?, arch));
     let arches: Vec<_> = arches.iter().map(of).collect::<rtc::Result<_>>()?;
     let builds_of = |&of: &(_, &'a str)| builds(of.1).into_iter().map(move |build| (build, of));
     let mut jobs: Vec<(Build, (_, &str))> = arches.iter().flat_map(builds_of).collect();
-    // Start with the longest compilations, so that at the end no core is still busy with one alone.
+    // The longest compilations come first, so that at the end no core is busy while the others have
+    // nothing left to do.
     let area = |tile: TileConfig| -i64::from(tile.size.m * tile.size.n);
     jobs.sort_by_key(|(build, _)| build.tile.map_or(0, area));
     let done = Mutex::new(done);

@@ -84,7 +84,7 @@ pub mod producer {
 /// Arguments of every operator kernel.
 ///
 /// Offsets are bytes from the start of a rank's data segment, the same on all ranks. The regions
-/// that they point to:
+/// that the offsets point to:
 ///
 /// - inbox: `[parity][sources][max_tiles][slot]`. A broadcast has one source. A tile's index is
 ///   `tile / size` in two_shot and the accumulating variants, its number in its owner's part in a
@@ -237,7 +237,7 @@ pub struct TileView {
     pub groups: u32,
 }
 
-/// Indices of the counters that a rank keeps for an op.
+/// Indices of the counters that a rank keeps for an op, in its array of counters.
 pub mod counter {
     /// Number of bytes written to peers.
     pub const PUSHED: usize = 0;

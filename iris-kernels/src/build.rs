@@ -17,17 +17,17 @@ pub struct FaultInjection {
     /// longer, it applies instead.
     pub delay_ns: u32,
     /// Access of the protocols whose waits are removed from the kernels, so that results become
-    /// wrong: this shows that a test can fail. If the access is [`Access::EntryLoad`], the
+    /// wrong, which a stress test must then find. If the access is [`Access::EntryLoad`], the
     /// comparison of entry records is removed too: the records would belong to other calls, and
     /// every run would end in a mismatch fault.
     pub without: Option<Access>,
     /// Point at which workgroups are delayed, with the delay in nanoseconds. If the wait that
     /// protects this point is left out, the delay makes the result wrong reliably.
     pub hold: Option<(Hold, u32)>,
-    /// Whether calls use copy engines and fused whole-matrix GEMMs as they do without injection,
-    /// even if ranks share a device; the value says which kernels leave out the wait. If `None`,
-    /// message kernels do the same work instead; these can be delayed, and can leave out waits, at
-    /// more points.
+    /// Whether calls use copy engines and fused whole-matrix GEMMs as without injection, even if
+    /// ranks share a device; the value says which kernels leave out the wait. If `None`, message
+    /// kernels do the work of these instead; message kernels can be delayed, and can leave out
+    /// waits, at more points.
     pub whole: Option<OmittedWait>,
 }
 
@@ -37,7 +37,8 @@ pub struct FaultInjection {
 pub enum OmittedWait {
     /// The whole-matrix GEMM leaves out the wait; the kernels around it keep their waits.
     Products,
-    /// All kernels of the call except the GEMM: those that open and close the call, and the gates.
+    /// All kernels of the call except the GEMM leave out the wait: those that open and close the
+    /// call, and the gates, which wait before a step that reads received data.
     Others,
 }
 
@@ -67,13 +68,13 @@ impl FaultInjection {
         self.with(options, self.whole != Some(OmittedWait::Products))
     }
 
-    /// Adds the compile options for these faults to the options of whole-matrix GEMMs.
+    /// Adds the compile options for these faults to the options of a whole-matrix GEMM.
     pub fn options_of_products(self, options: Options) -> Options {
         self.with(options, self.whole == Some(OmittedWait::Products))
     }
 
-    /// Whether message kernels do the work that copy engines and whole-matrix GEMMs do in other
-    /// builds.
+    /// Whether message kernels do the work that copy engines and whole-matrix GEMMs do without
+    /// injected faults.
     pub fn is_by_messages(self) -> bool {
         self != Self::default() && self.whole.is_none()
     }
@@ -137,7 +138,8 @@ impl Build {
         let threads =
             if source.kind == SourceKind::Barrier { BARRIER_THREADS } else { MESSAGE_THREADS };
         let options = Options::new().define("IRIS_THREADS", threads);
-        // Ask for two workgroups per multiprocessor, so that one reads while the other one reduces.
+        // The kernels of this source ask for two workgroups per multiprocessor, so that one reads
+        // while the other one reduces.
         let options = match source.kind {
             SourceKind::Local => options.define("IRIS_TOGETHER", 2),
             _ => options,
@@ -157,8 +159,8 @@ impl Build {
         }
     }
 
-    /// Adds the options for injected faults and observation; builds with any are not compiled ahead
-    /// of time.
+    /// Adds the options for injected faults and for tracing and counting; builds with any of these
+    /// are not compiled ahead of time.
     fn with(self, op: &OpBuild) -> Self {
         let options = op.injected.options(self.options);
         let options = if op.observed { options.define("IRIS_OBSERVED", 1) } else { options };
@@ -273,7 +275,8 @@ pub(crate) mod tests {
             let [products, rest] = [injected.options_of_products(none()), injected.options(none())];
             assert_eq!(goes_without(&products), product, "{whole:?}");
             assert_eq!(goes_without(&rest), others, "{whole:?}");
-            // The options of GEMMs and the options of other kernels must both contain the delay.
+            // Options of whole-matrix GEMMs and options of other kernels must both contain the
+            // delay.
             assert!([&products, &rest].iter().all(|it| it.defines.len() >= 2), "{whole:?}");
             assert_eq!(injected.is_by_messages(), whole.is_none());
         }
@@ -301,8 +304,8 @@ pub(crate) mod tests {
         assert!(odd.contains("i32"), "{odd}");
     }
 
-    /// Checks the kernels that the executor adds to the kernels of an operator's table row. Other
-    /// tests check the kernels of the rows.
+    /// Tests the kernels that the executor adds to those that the operator's programs name; other
+    /// tests check the latter.
     #[test]
     fn copy_engine_kernels_are_in_the_source_of_the_message() {
         use Kernel::{Gate, Results, Sums};

@@ -18,7 +18,7 @@ use crate::rtc::error::{Error, Result};
 const MAGIC: &[u8; 8] = b"iriscub1";
 const HEADER: usize = 8 + 16 + 16;
 
-/// Key of a cache entry: the name of its file, and the hash that the file must contain to be valid.
+/// Key of a cache entry: the name of its file, and the hash with which a valid file begins.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Key {
     file: String,
@@ -72,7 +72,7 @@ impl Cache {
         DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(|error| {
             wrong(format!("cannot be created: {error}; expected a folder that this user can write"))
         })?;
-        // Check the path itself, without following links: the owner of the parent folder could
+        // The path itself is checked, without following links: the owner of the parent folder could
         // redirect a link later.
         let metadata = fs::symlink_metadata(folder)
             .map_err(|error| wrong(format!("{error}; expected a folder of this user")))?;
@@ -204,7 +204,7 @@ mod tests {
             fs::write(&file, &whole[..len]).expect("writable");
             assert_eq!(cache.get(&key(1)), None, "cut to {len}");
         }
-        // Store the code of entry 2 under the file name of entry 1.
+        // The code of entry 2 is stored under the file name of entry 1, which must not be accepted.
         cache.put(&key(2), b"other code").expect("room");
         fs::copy(cache.folder().join(&key(2).file), &file).expect("writable");
         assert_eq!(cache.get(&key(1)), None);

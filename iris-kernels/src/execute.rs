@@ -3,7 +3,8 @@
 //! [`Executor::new`] loads the kernels and GEMMs that a program can use on the heap's device.
 //! [`Executor::run`] selects the first alternative whose conditions the call meets, visits its
 //! steps in order (`call.rs`), derives the arguments of each step from the call's operands
-//! (`places.rs`) and enqueues it. If a step cannot be done, its own alternative steps replace it.
+//! (`places.rs`) and enqueues the step. If a step cannot be done in this call, the alternative
+//! steps that the program has for it replace it.
 //!
 //! A call is committed by its first step that a peer can see: if a later step fails, the call can
 //! never end, and the heap is poisoned on all ranks. Before that point a failed call may be
@@ -47,8 +48,8 @@ pub struct Executor {
     areas: Areas,
     /// Transfers of rows between ranks that the program's steps carry out.
     transfers: Vec<Transfer>,
-    /// Whether workgroups must do the transfers instead of copy engines: transferred bytes are
-    /// counted, delays are injected, or ranks share the device.
+    /// Whether workgroups must do the transfers instead of copy engines, because transferred bytes
+    /// are counted, delays are injected, or ranks share the device.
     by_workgroups: bool,
 }
 
@@ -66,7 +67,7 @@ pub struct Failure {
 /// Action that is required after a call has failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Recovery {
-    /// Nothing, or another attempt: no peer can see any part of the call.
+    /// Nothing, or another attempt at the call: no peer can see any part of it.
     Retry,
     /// Close the heap: peers may wait in the call, so the heap can no longer be used on any rank.
     Close,
@@ -179,16 +180,16 @@ impl Executor {
         let Err(failed) = self.steps(call, &mut progress) else { return Ok(()) };
         let (step, cause) = *failed;
         if progress.forked {
-            // The call will never end, but its copies must be joined, so that a graph that captures
-            // them can be completed.
+            // The call will never end, but the streams of its copies must be joined, so that a
+            // graph that captures them can be completed.
             warn(heap.gpu().and_then(|gpu| gpu.join_copies(stream)));
         }
         let captured = issuing.discard_capture(stream);
         let recovery = match captured {
             Ok(true) => Recovery::Discard,
             Ok(false) if !progress.visible => Recovery::Retry,
-            // On an error it is unknown whether the call is captured, so assume that a peer may be
-            // waiting.
+            // It is not known whether the call is captured, so a peer may be waiting and the heap
+            // is poisoned.
             Ok(false) | Err(_) => {
                 warn(heap.poison(abort::INCOMPLETE));
                 Recovery::Close
@@ -201,8 +202,8 @@ impl Executor {
     fn steps(&self, call: Call<'_>, progress: &mut Progress) -> Result<(), Box<(Work, Error)>> {
         let of = call.alternative().map_err(|error| Box::new((self.first_step(), error)))?;
         if !of.direct {
-            // All launches of a call must publish equal records, so `direct` is cleared for all of
-            // them.
+            // `direct` is cleared for all launches of the call, because they must publish equal
+            // records.
             call.args.record.direct = 0;
         }
         let parts = if self.transfers.is_empty() { 0 } else { call.places().parts() };
@@ -211,7 +212,7 @@ impl Executor {
         self.program.walk(of, (parts, &peers), &mut visit)
     }
 
-    /// First step of the last alternative, named in the error if the call's alternative cannot be
+    /// First step of the last alternative; errors name it if the alternative of a call cannot be
     /// determined.
     fn first_step(&self) -> Work {
         let mut first = None;
@@ -222,7 +223,7 @@ impl Executor {
     }
 }
 
-/// Alternatives of `program` whose conditions some call can meet with these GEMMs.
+/// Alternatives of `program` whose conditions calls can meet with the GEMMs `gemms`.
 fn possible(program: &Program, gemms: Option<&Gemms>) -> Vec<&'static Alternative> {
     let may = |when: &When| gemms.is_none_or(|gemms| gemms.may_meet(*when));
     let takes = |of: &&Alternative| program.takes(of) && of.when.iter().all(may);

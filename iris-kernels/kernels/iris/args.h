@@ -29,7 +29,7 @@ constexpr u32 EPILOGUE_GELU = 1;
 /// Values of OpArgs::producer: partial tiles are tiles of the product A B, or elements of A.
 constexpr u32 PRODUCER_GEMM = 0, PRODUCER_LOAD = 1;
 
-/// A matrix in memory: element (r, c) is `r * ld + c` elements from `address`, or `c * ld + r` if
+/// Matrix in memory: element (r, c) is `r * ld + c` elements from `address`, or `c * ld + r` if
 /// `transposed` is 1 (column-major).
 struct Matrix {
     u64 address;
@@ -72,8 +72,9 @@ static_assert(sizeof(OpArgs) == 1544, "as iris_kernels::args::OpArgs");
 
 /// Returns the launch description for this workgroup; `given` must be the kernel's first argument.
 /// The description refers to the arguments in parameter memory, so that functions that are not
-/// inlined can take references. On a device of `dies` dies the workgroup gets the index that
-/// die_swizzle() assigns, so that neighbouring tiles share a cache.
+/// inlined can take references. On a device with `dies` dies (chiplets, each with its own L2 cache)
+/// the workgroup gets the index that die_swizzle() assigns, so that neighbouring tiles share a
+/// cache.
 IRIS_DEVICE Launch launch_of(const OpArgs& given, u32 dies = 1) {
     const OpArgs& args = port::in_place(given);
     return Launch{args.heap,

@@ -16,13 +16,13 @@ struct Members {
 };
 
 /// Arrive at a barrier and wait for the other members; false if the call cannot be finished. All
-/// threads of one workgroup call it, each for its share of the members; the caller must then pass
-/// all threads through a workgroup barrier.
+/// threads of one workgroup call this function, each for its share of the members; the caller must
+/// then pass all threads through a workgroup barrier.
 IRIS_DEVICE bool arrive_and_wait(const Words& m, Call call, u32 phase, Members members,
                                  Limit limit) {
     const u32 me = m.channel.rank;
-    // All threads of a wave store before any of them waits: a member may wait for one thread's
-    // store before it makes the store for which another thread waits.
+    // All threads of a wave store before any of them waits. Otherwise a thread could wait for a
+    // member that itself waits for a store of another thread of this wave.
     port::divergent([&] {
         for (u32 step = 1 + port::thread(); step < m.channel.size; step += port::threads()) {
             const u32 peer = m.channel.peer(step);

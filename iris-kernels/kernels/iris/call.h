@@ -7,7 +7,7 @@
 namespace iris {
 
 /// Period of the refresh, in calls: in every call whose number is a multiple of it, writers store
-/// the number into all of their words. Otherwise an unused word could become 2^31 calls old, and
+/// the number into all of their words. An unused word could otherwise become 2^31 calls old, and
 /// its wrapping difference would change sign.
 constexpr i32 RESTAMP_PERIOD = 1 << 29;
 

@@ -15,12 +15,11 @@ struct Channel {
     u32 op, rank, size, tiles;
     u32 entries, signals, results, done, barriers, locks;
     u32 call, finished, sequence, flags, flag_count;
-    /// Number of pairs of LL words from one rank to another; these pairs are stored after the
-    /// barrier words.
+    /// Number of pairs of LL words from one rank to another. The pairs lie after the barrier words.
     u32 pair_count;
 
-    /// Returns the peer `step` (1 to size - 1) ranks after this one. Each rank begins with its
-    /// successor, so that the ranks do not all write to one peer at once.
+    /// Returns the peer `step` (1 to size - 1) ranks after this one. In a loop over `step`, each
+    /// rank begins with its successor, so that the ranks do not all write to one peer at once.
     IRIS_DEVICE u32 peer(u32 step) const {
         const u32 at = rank + step;
         return at < size ? at : at - size;
@@ -43,7 +42,8 @@ struct Words : Memory {
     IRIS_DEVICE Words(const HeapView& heap, const Channel& channel)
         : Memory{heap}, channel(channel) {}
 
-    // Positions of words, as in iris_sync::Channel; `at` is the rank in whose memory the word lies.
+    // Positions of the words, as in iris_sync::Channel. In these functions `at` is the rank in
+    // whose memory the word lies.
     IRIS_DEVICE SymWord entry(u32 at, u32 source, u32 parity) const {
         return heap.word(at, channel.entries + u64(source * 2 + parity) * LINE_WORDS);
     }

@@ -6,8 +6,8 @@
 
 namespace iris {
 
-/// Copies the columns of a rectangle from `first` on that do not fill a 16-byte vector, item by
-/// item. Items have 2, 4 or 8 bytes; `to_ld` and `from_ld` are row strides in items.
+/// Copies the columns of a rectangle that do not fill a 16-byte vector, from column `first` on,
+/// item by item. Items have 2, 4 or 8 bytes; `to_ld` and `from_ld` are row strides in items.
 IRIS_COLD void copy_pieces(u64 to, u64 to_ld, u64 from, u64 from_ld, u32 rows, u64 first, u64 cols,
                            u32 item) {
     const u64 rest = cols - first;
@@ -21,7 +21,8 @@ IRIS_COLD void copy_pieces(u64 to, u64 to_ld, u64 from, u64 from_ld, u32 rows, u
     }
 }
 
-/// Number of vectors that a thread has in flight at once, to hide the latency of a link to a peer.
+/// Number of vectors that a thread loads before it stores the first, to hide the latency of a link
+/// to a peer.
 constexpr u32 COPY_DEPTH = 4;
 
 /// Copies `count` vectors of 16 bytes, number i from address `from(i)` to address `to(i)`.
@@ -65,14 +66,14 @@ IRIS_DEVICE void copy_bytes(u64 to, u64 from, u64 bytes, u32 item) {
 /// Copies a rectangle of `rows` rows of `cols` items of 2 or 4 bytes, at most 65536 rows and
 /// columns; row strides are in items. The caller must add a barrier if other threads read the copy.
 IRIS_DEVICE void copy_rect(u64 to, u64 to_ld, u64 from, u64 from_ld, u32 rows, u32 cols, u32 item) {
-    // If both ends have contiguous rows, all rows are copied as one run.
+    // If the rows are contiguous in source and target, all rows are copied as one run.
     if (rows <= 1 || (to_ld == cols && from_ld == cols)) {
         return copy_bytes(to, from, u64(rows) * cols * item, item);
     }
     u32 done = 0;
     if (((to | from | to_ld * item | from_ld * item) & 15) == 0) {
         const u32 across = cols * item / 16;
-        // Threads proceed along rows, so that a warp covers whole rows.
+        // Consecutive threads copy consecutive vectors of a row, so that a warp covers whole rows.
         const auto at = [=](u64 start, u64 ld, u32 i) {
             return start + i / across * ld * item + u64(i % across) * 16;
         };

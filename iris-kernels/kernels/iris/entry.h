@@ -44,16 +44,16 @@ IRIS_DEVICE i32 own_field(const Words& m, const Record& record, i32 sequence, u3
 }
 
 /// Store at `peer` the number of the call that this rank has entered. Call it only after the credit
-/// of `peer`, which has then entered the previous call and no longer reads the number of two calls
-/// ago that this store replaces.
+/// of `peer` has been seen: `peer` has then entered the previous call, and no longer reads the
+/// number of two calls ago that this store replaces.
 IRIS_DEVICE void announce(const Words& m, Call call, u32 peer) {
     const SymWord place = m.entry(peer, m.channel.rank, call.parity());
     m.store<Access::EntryStore>(number(place), call.number());
 }
 
 /// Write this rank's record of `call` at `peer`, then publish its number (release store). Call it
-/// only after the credit of `peer`, which has then entered the previous call and no longer reads
-/// the record of two calls ago that this one replaces.
+/// only after the credit of `peer` has been seen: `peer` has then entered the previous call, and no
+/// longer reads the record of two calls ago that this one replaces.
 IRIS_DEVICE void publish(const Words& m, Call call, const Record& record, i32 sequence, u32 peer) {
     const SymWord place = m.entry(peer, m.channel.rank, call.parity());
     IRIS_UNROLL
@@ -75,8 +75,8 @@ IRIS_DEVICE bool mismatch(const Words& m, Call call, u32 peer, u32 field, i32 se
 /// differ or the call cannot be finished.
 IRIS_DEVICE bool wait_entry(const Words& m, Call call, const Record& record, i32 sequence,
                             u32 peer) {
-    // A stress test that leaves out this wait must also skip the comparison: the record may be that
-    // of another call, and the mismatch would hide the wrong results that the test looks for.
+    // A stress test that leaves out this wait also skips the comparison: the record may belong to
+    // another call, and a reported mismatch would hide the wrong results that the test looks for.
     if (static_cast<int>(Access::EntryLoad) == IRIS_TEST_NO_WAIT) return true;
     const SymWord place = m.entry(m.channel.rank, peer, call.parity());
     const Awaited awaited{call, call, peer, -1, Limit::Entry};
@@ -84,8 +84,8 @@ IRIS_DEVICE bool wait_entry(const Words& m, Call call, const Record& record, i32
             m, awaited, [&] { return m.load<Access::EntryLoad>(number(place)); })) {
         return false;
     }
-    // All loads are issued before the first comparison, because each has the latency of device
-    // memory.
+    // All fields are loaded before the first comparison, because each load has the latency of
+    // device memory.
     i32 all[FIELDS];
     IRIS_UNROLL
     for (u32 i = 0; i < FIELDS; ++i) all[i] = place.after(i).get();

@@ -7,7 +7,7 @@
 
 namespace iris::epoch {
 
-/// Publish that the data guarded by `word` is complete and of version `version` (release store).
+/// Publish version `version` of the data that `word` guards: the data is complete (release store).
 IRIS_DEVICE void publish(const Words& m, SymWord word, Call version) {
     m.store<Access::VersionStore>(word, version.number());
 }

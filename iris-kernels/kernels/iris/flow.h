@@ -1,5 +1,6 @@
-// Skeletons of whole ops; transcribes iris_sync::flow operation by operation. A Body moves the
-// tiles; all threads of a workgroup call its functions together.
+// Skeletons of whole ops; transcribes iris_sync::flow operation by operation. A skeleton has the
+// waits and signals of an op; its argument, a Body, moves the tiles. All threads of a workgroup
+// call its functions together.
 //
 // | skeleton | ops |
 // |---|---|

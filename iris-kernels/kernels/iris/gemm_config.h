@@ -1,6 +1,6 @@
-// Compile-time parameters of the GEMM by tiles: largest tile, element type of A and B, bytes of K
-// per slab, and slabs in shared memory at a time. iris_kernels::gemm_config chooses the values for
-// a build.
+// Compile-time parameters of the tile GEMM (the fused kernels' own product): largest tile, element
+// type of A and B, bytes of K per slab (the part of K loaded at a time), and number of slabs in
+// shared memory. iris_kernels::gemm_config chooses the values for a build.
 #ifndef IRIS_GEMM_CONFIG_H
 #define IRIS_GEMM_CONFIG_H
 

@@ -22,18 +22,18 @@ constexpr u32 SOURCES = 8;
 /// held in registers.
 constexpr u32 AT_ONCE = 8;
 
-/// Number of sources whose headers are polled together in row exchanges; small because a thread
-/// already holds part of a row in registers.
+/// Number of sources whose headers are polled together in an exchange of rows; small because a
+/// thread already holds part of a row in registers.
 constexpr u32 HEADS_OF_ROWS = 2;
 
-/// Rows of items, each taken as a whole by one workgroup. Every rank sends all items to every other
-/// rank.
+/// Rows of items, each of which one workgroup takes as a whole. Every rank sends all items to every
+/// other rank.
 struct Rows {
     /// Number of items in all rows together, and in one row; the last row may be shorter.
     u32 items, len;
     /// Whether all workgroups share the pushes evenly, rather than each pushing the rows that it
-    /// will take. Several multiprocessors fill a link sooner than the one that takes a row. If
-    /// true, the pushed buffer must not be overwritten before the launch has ended.
+    /// will take. Sharing is faster, because several multiprocessors fill a link sooner than a
+    /// single one. If true, the pushed buffer must not be overwritten before the launch has ended.
     bool spread;
 
     IRIS_DEVICE bool has(u32 row) const { return row * len < items; }
@@ -57,16 +57,16 @@ template <u32 ITEMS_, u32 PIECE> struct Batch {
 };
 
 /// Push two words of data to `peer` as pair number `pair` of its receive region. Call it only after
-/// the credit of `peer`, which has then entered the previous call and no longer reads the pair of
-/// two calls ago that this one replaces.
+/// the credit of `peer` has been seen: `peer` has then entered the previous call, and no longer
+/// reads the pair of two calls ago that this one replaces.
 IRIS_DEVICE void push(const Words& m, Call call, u32 peer, u32 pair, const u32 (&data)[2]) {
     m.store_pair<Access::LlStore>(m.pair(peer, m.channel.rank, call.parity(), pair),
                                   LlWord{data[0], call.number()}, LlWord{data[1], call.number()});
 }
 
-/// Push item number `k` of a batch to `peer`. Call it only after the credit of `peer`, which has
-/// then entered the previous call and no longer reads the items of two calls ago that these
-/// replace.
+/// Push item number `k` of a batch to `peer`. Call it only after the credit of `peer` has been
+/// seen: `peer` has then entered the previous call, and no longer reads the items of two calls ago
+/// that these replace.
 template <class Batch>
 IRIS_DEVICE void push_item(const Words& m, Call call, u32 peer, const Batch& batch, u32 k,
                            const u32 (&data)[2]) {
@@ -76,8 +76,8 @@ IRIS_DEVICE void push_item(const Words& m, Call call, u32 peer, const Batch& bat
 }
 
 /// Waits for a batch of items from several ranks, and stores their data in `data`. The ranks are
-/// those of `first` to `first + N - 1` whose bit in `mask` is set; the batch's items are counted
-/// from pair `before`. Called by any single thread.
+/// those of `first` to `first + N - 1` whose bit in `mask` is set; item k of the batch is pair
+/// `before` + k. Any single thread may call it.
 template <u32 N, class Batch>
 IRIS_DEVICE bool wait(const Words& m, Call call, u32 before, const Batch& batch, u32 first, u32 mask,
                       u32 (&data)[N][Batch::ITEMS][2]) {
@@ -173,7 +173,7 @@ struct Share {
     u32 first, step;
     IRIS_DEVICE u32 next(u32 item) const { return item + step; }
 
-    /// Batch number `number` of the share's items below `end`, ITEMS per batch.
+    /// Batch number `number` of this thread's items below `end`, with up to ITEMS items.
     template <u32 ITEMS> IRIS_DEVICE Batch<ITEMS, 1> batch(u32 end, u32 number) const {
         Batch<ITEMS, 1> batch{first + number * (ITEMS * step), step, 0};
         IRIS_UNROLL
@@ -208,11 +208,12 @@ struct RowShare {
 
 /// Items of one tile of a message: in each row of `across` items, `line` adjacent items from
 /// `first` on. `line` must divide the number of threads, so that each thread stays in one column.
-/// At the right edge only the first `there` of them exist.
+/// At the right edge of the message only the first `there` items of a row exist.
 struct Strip {
     u32 rows, across, first, line, there;
 
-    /// Batch number `number` of the items of `thread` among `threads` threads, ITEMS per batch.
+    /// Batch number `number` of the items of thread `thread` (of `threads`), with up to ITEMS
+    /// items.
     template <u32 ITEMS> IRIS_DEVICE Batch<ITEMS, 1> batch(u32 thread, u32 threads, u32 number) const {
         const u32 at = thread % line, step = threads / line, row = thread / line + number * ITEMS * step;
         Batch<ITEMS, 1> batch{row * across + first + at, step * across, 0};
@@ -258,9 +259,10 @@ IRIS_DEVICE bool wait_head(const Words& m, Call call, const Record& record, i32 
     return true;
 }
 
-/// Refresh the LL pairs of this call's slot that the call did not use. The first `used(peer)` pairs
-/// for a peer are left alone, because the peer may not have read them yet. One thread of the last
-/// workgroup calls it, in one call of each parity per RESTAMP_PERIOD.
+/// Refresh the LL pairs of this call's slot that the call has not used: store a recent call number
+/// into them, so that they never become 2^31 calls old. The first `used(peer)` pairs for a peer are
+/// left alone, because the peer may not have read them yet. One thread of the last workgroup calls
+/// it, in one call of each parity per RESTAMP_PERIOD.
 template <class Used> IRIS_DEVICE void stamp(const Words& m, Call call, Used used) {
     const LlWord old{0, call.of_same_slot_before().number()};
     IRIS_NO_UNROLL

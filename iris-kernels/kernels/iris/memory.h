@@ -79,7 +79,8 @@ enum class Hold : int {
     Entered,
     /// After the signals of a tile have been seen, before the tile is read.
     Received,
-    /// After the source of a unit has entered, before the unit is copied to the staging buffer.
+    /// After the source rank of a unit has entered, before the unit is copied to the staging
+    /// buffer.
     Fetching,
     /// Between the read and the write of an addition under a lock.
     Adding,
@@ -88,15 +89,15 @@ enum class Hold : int {
 };
 
 /// Delay this thread if the build selects the point `AT`. Only rank 0 is delayed, so that the other
-/// ranks continue meanwhile; at Adding all ranks are, so that each reads before any other has
-/// written.
+/// ranks continue meanwhile; at Adding all ranks are delayed, so that each reads before any other
+/// has written.
 template <Hold AT> IRIS_DEVICE void hold(u32 rank) {
     if (static_cast<int>(AT) != IRIS_TEST_HOLD || (rank != 0 && AT != Hold::Adding)) return;
     for (const u64 begun = port::now(); port::now() - begun < IRIS_TEST_HOLD_NS;) port::sleep(1000);
 }
 
-/// Words as one thread accesses them; transcribes iris_sync::Memory. Operations that need no entry
-/// of the access table are in port.h.
+/// Accesses of one thread to synchronisation words; transcribes iris_sync::Memory. Operations that
+/// need no entry of the access table are in port.h.
 struct Memory {
     const HeapView& heap;
 

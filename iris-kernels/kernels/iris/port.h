@@ -18,7 +18,7 @@
 #define IRIS_PORT_HOST 1
 #endif
 
-// Marks a condition that is rarely true; the compiler moves the code for it out of line.
+// Marks a condition that is rarely true, so that the compiler moves the code for it out of line.
 #define IRIS_RARE(condition) __builtin_expect((condition), 0)
 
 // Smallest number of workgroups of a kernel that must fit on a multiprocessor at once; limits
@@ -54,7 +54,8 @@
 #define IRIS_DEVICE __attribute__((device)) inline __attribute__((always_inline))
 #define IRIS_INLINE __attribute__((always_inline))
 #define IRIS_COLD static __attribute__((device)) __attribute__((noinline))
-// Smallest number of waves per SIMD. A compute unit has four SIMDs, and a wave has 64 threads.
+// Smallest number of waves per SIMD unit, from the required number of workgroups per compute unit.
+// A compute unit has four SIMD units, and a wave has 64 threads.
 #define IRIS_WAVES_A_UNIT ((IRIS_TOGETHER * ((IRIS_THREADS + 63) / 64) + 3) / 4)
 #define IRIS_KERNEL                                                                                \
     extern "C" __attribute__((global))                                                             \
@@ -65,7 +66,7 @@
 #if defined(__gfx90a__) || defined(__gfx942__) || defined(__gfx950__)
 #define IRIS_HAS_MFMA 1
 #endif
-// gfx950 has matrix instructions (MFMA) that take 16 bytes per thread.
+// Defined for gfx950, whose matrix instructions (MFMA) can take 16 bytes per thread.
 #if defined(__gfx950__)
 #define IRIS_HAS_MFMA_16 1
 #endif
@@ -111,23 +112,25 @@ enum class Rmw : int { Add, Exchange, And, Or, Xor, Min, Max };
 
 /// Purpose of a workgroup barrier; a model checker can leave out the barriers of one purpose.
 enum class Site : int {
-    /// Before a signal: the stores of all threads must precede it.
+    /// Barrier before a signal: the stores of all threads must precede the signal.
     Signal,
-    /// Before a flag of the staging buffer is raised: the stores of all threads must precede it.
+    /// Barrier before a flag of the staging buffer is raised: the stores of all threads must
+    /// precede the flag.
     Flag,
-    /// Before a lock is released: the stores of all threads must precede it.
+    /// Barrier before a lock is released: the stores of all threads must precede the release.
     LockGive,
-    /// Before a thread arrives at a device barrier: the stores of all threads must precede it.
+    /// Barrier before a thread arrives at a device barrier: the stores of all threads must precede
+    /// the arrival.
     Arrive,
-    /// After a wait of one thread: all threads see what that thread acquired.
+    /// Barrier after a wait of one thread: all threads see what that thread acquired.
     Waited,
-    /// Before a workgroup is counted as finished.
+    /// Barrier before a workgroup is counted as finished.
     Finish,
-    /// In the body of an op, to order accesses to its own shared memory or scratch.
+    /// Barrier in the body of an op, for the op's own shared memory or scratch.
     Body,
 };
 
-/// Deadline of a wait: until a peer enters a call, or until it makes progress.
+/// Kind of deadline of a wait: for a peer to enter a call, or for a peer to make progress in it.
 enum class Limit : int { Entry, Progress };
 
 /// Activity of a workgroup, for traces.
@@ -141,8 +144,8 @@ struct alignas(16) Vec16 {
 /// Number of threads per workgroup that kernels are compiled for.
 constexpr u32 THREADS = IRIS_THREADS;
 
-/// Access number of accesses in kernels of users; the access table of the protocols has no entry
-/// for it.
+/// Number that accesses in users' kernels have in place of an access number, because the access
+/// table of the protocols has no entry for them.
 constexpr int USER_ACCESS = -1;
 
 } // namespace iris

@@ -19,15 +19,15 @@ IRIS_DEVICE void take_turn() {
 #endif
 }
 
-/// Number of threads in a wave (warp).
+/// Number of threads in a wave, which CUDA calls a warp.
 constexpr u32 WAVE = 32;
 
 IRIS_DEVICE void barrier(Site) { __syncthreads(); }
 IRIS_DEVICE bool vote(bool ok, Site) { return __syncthreads_and(ok) != 0; }
 
-/// Runs `steps`, in which threads may take different branches, and reconverges the wave. A waiting
-/// thread does not block other threads on this architecture (independent thread scheduling), so no
-/// instruction is needed.
+/// Runs `steps`, in which threads may take different branches, and reconverges the wave. On NVIDIA
+/// GPUs a waiting thread does not block the other threads of its warp (independent thread
+/// scheduling), so no instruction is needed.
 template <class Steps> IRIS_DEVICE bool divergent(Steps steps) { return steps(); }
 
 /// Returns `value`, which must be equal on all threads of the workgroup. The HIP form moves it to a
@@ -69,7 +69,8 @@ IRIS_DEVICE void pause(u32 spins) {
 /// Sleeps for about `ns` nanoseconds or less.
 IRIS_DEVICE void sleep(u32 ns) { asm volatile("nanosleep.u32 %0;" ::"r"(ns) : "memory"); }
 
-// One asm statement per combination, because an instruction must be a single string literal.
+// Each combination of order and scope has its own asm statement, because an instruction must be a
+// single string literal.
 #define IRIS_LOAD(order, scope, type, constraint)                                                  \
     asm volatile("ld." order "." scope ".global." type " %0, [%1];"                                \
                  : "=" constraint(value)                                                           \
@@ -192,7 +193,7 @@ template <Scope S> IRIS_DEVICE void add_f32(u64 address, float value) {
     }
 }
 
-/// Orders all earlier accesses of this thread before its later ones.
+/// Fence: orders all earlier accesses of this thread before its later ones.
 template <Order O, Scope S> IRIS_DEVICE void fence() {
     static_assert(O != Order::Relaxed, "a relaxed fence does nothing");
     if constexpr (S == Scope::System) asm volatile("fence.acq_rel.sys;" ::: "memory");

@@ -10,14 +10,14 @@ class Deadline {
     IRIS_DEVICE Deadline(u64 entry_ns, u64 progress_ns)
         : entry(entry_ns), progress(progress_ns), began(0) {}
 
-    /// Whether this poll should also check abort words and the clock. The host's abort word is in
-    /// host memory, which serves readers one after the other: when workgroups checked it every few
-    /// polls, they delayed each other by 0.7 us each on an H200. PERIOD polls take some
-    /// milliseconds.
+    /// Whether this poll should also check abort words and the clock. Only one poll in PERIOD does
+    /// so, which is every few milliseconds. The host's abort word is in host memory, which serves
+    /// readers one after the other: when workgroups checked it every few polls, each delayed the
+    /// others by 0.7 us on an H200.
     IRIS_DEVICE static bool look_around(u32 spins) { return spins % PERIOD == PERIOD - 1; }
 
-    /// Whether the wait has passed its deadline after `spins` polls. The clock restarts when
-    /// `spins` restarts from 0.
+    /// Whether the wait has passed its deadline after `spins` polls. The clock starts anew when
+    /// `spins` starts anew from 0.
     IRIS_DEVICE bool expired(Limit limit, u32 spins) {
         const u64 time = now();
         if (spins < PERIOD) began = time;
@@ -46,8 +46,8 @@ IRIS_DEVICE void keep_fault(u64 control, const i32 (&words)[8]) {
     store<Order::Release, Scope::System>(claim, 2, USER_ACCESS);
 }
 
-/// Hooks by which a model checker overrides comparisons; on devices they return `answer`, the true
-/// result.
+/// Comparisons that a model checker overrides in the host form; on devices they return `answer`,
+/// the true result.
 IRIS_DEVICE bool reached(int, i32, i32, bool answer) { return answer; }
 IRIS_DEVICE bool is_of(int, i32, i32, bool answer) { return answer; }
 

@@ -15,9 +15,8 @@ IRIS_DEVICE u32 workgroups() { return __builtin_amdgcn_grid_size_x() / threads()
 /// reached the cache that all waves of the workgroup share, and write-backs have reached memory.
 IRIS_DEVICE void wait_for_stores() { __builtin_amdgcn_s_waitcnt(0); }
 
-/// Whether a signal may follow a barrier at this site. A wave can wait only for its own stores, and
-/// neither a barrier nor a release by another wave waits for them, so each wave waits for its
-/// stores before such a barrier.
+/// Whether a barrier at this site precedes a signal. Before such a barrier each wave waits for its
+/// own stores, because neither the barrier nor a release by another wave waits for them.
 constexpr bool publishes(Site site) { return site != Site::Waited && site != Site::Body; }
 
 IRIS_DEVICE void barrier(Site site) {
@@ -27,7 +26,8 @@ IRIS_DEVICE void barrier(Site site) {
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 
-/// Does nothing, because launches on a stream do not overlap.
+/// Waits for the previous launch in the CUDA form. Here launches on a stream do not overlap, so
+/// there is nothing to wait for.
 IRIS_DEVICE void take_turn() {}
 
 /// Number of threads in a wave on all supported architectures.
@@ -44,15 +44,14 @@ IRIS_DEVICE bool vote(bool ok, Site site) {
         barrier(site);
         u32 all = 1;
         for (u32 i = 0; i * WAVE < threads(); ++i) all &= waves[i];
-        // All threads must have read the result before the next vote overwrites it.
+        // This barrier makes all threads read the result before the next vote overwrites it.
         barrier(Site::Body);
         return __builtin_amdgcn_readfirstlane(all) != 0;
     }
 }
 
 /// Runs `steps`, in which threads may take different branches, and reconverges the wave. The
-/// builtin emits no instruction; it keeps the compiler from moving later code into the arms of a
-/// branch.
+/// builtin emits no instruction; it keeps the compiler from moving later code into the branches.
 template <class Steps> IRIS_DEVICE bool divergent(Steps steps) {
     const bool result = steps();
     __builtin_amdgcn_wave_barrier();
@@ -83,12 +82,13 @@ IRIS_DEVICE void sleep(u32 ns) {
     for (u64 until = now() + ns; now() < until;) __builtin_amdgcn_s_sleep(1);
 }
 
-// Scopes of these builtins must be constants, so each scope needs a call of its own.
+// Call of a builtin with the scope S; each scope needs its own call, because the argument must be a
+// constant.
 #define IRIS_WITH_SCOPE(call, order)                                                               \
     if constexpr (S == Scope::System) return call(order, __HIP_MEMORY_SCOPE_SYSTEM);               \
     else return call(order, __HIP_MEMORY_SCOPE_AGENT)
-// Memory order that is passed to the builtin, which needs a constant: acquire or relaxed, because
-// release() has done the releasing part of order O.
+// Memory order that is passed to the builtin: acquire if order O acquires, else relaxed, because
+// release() has already done the releasing part.
 #define IRIS_ACQUIRES (O == Order::Acquire || O == Order::AcqRel)
 #define IRIS_WITH_ORDER(call)                                                                      \
     if constexpr (IRIS_ACQUIRES) {                                                                 \
@@ -177,7 +177,7 @@ template <Scope S> IRIS_DEVICE void add_f32(u64 address, float value) {
     }
 }
 
-/// Orders all earlier accesses of this thread before its later ones.
+/// Fence: orders all earlier accesses of this thread before its later ones.
 template <Order O, Scope S> IRIS_DEVICE void fence() {
     static_assert(O != Order::Relaxed, "a relaxed fence does nothing");
     release<O, S>();

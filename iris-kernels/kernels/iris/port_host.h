@@ -1,7 +1,7 @@
 // Host form of port.h: every access to shared memory, every barrier and every wait calls a hook,
 // which a model checker or a test harness defines. Orders and scopes are passed as constants from
-// the table in memory.h, together with the access number, so that a mutant can replace them; the
-// device forms have no mutants.
+// the table in memory.h, together with the access number, so that a mutant (a protocol with one
+// rule broken on purpose) can replace them.
 //
 // Hooks may unwind (in Rust: extern "C-unwind"), so compile with -fexceptions.
 #ifndef IRIS_PORT_HOST_H
@@ -15,9 +15,9 @@ iris::u32 iris_hook_thread(void);
 iris::u32 iris_hook_threads(void);
 iris::u32 iris_hook_workgroup(void);
 iris::u32 iris_hook_workgroups(void);
-/// Barrier of the workgroup; returns whether all threads passed ok.
+/// Barrier of the workgroup; returns whether all threads passed a true `ok`.
 int iris_hook_vote(int ok, int site);
-/// Start and end of divergent code, in which threads may take different branches.
+/// Start and end of code in which the threads of a workgroup may take different branches.
 void iris_hook_diverge(void);
 void iris_hook_reconverge(void);
 iris::u64 iris_hook_now(void);
@@ -64,7 +64,8 @@ inline u32 threads() { return iris_hook_threads(); }
 inline u32 workgroup() { return iris_hook_workgroup(); }
 inline u32 workgroups() { return iris_hook_workgroups(); }
 
-/// Does nothing, because launches on a stream do not overlap.
+/// Waits for the previous launch in the CUDA form. Here launches on a stream do not overlap, so
+/// there is nothing to wait for.
 inline void take_turn() {}
 
 /// Number of threads in a wave: one, so that models can have workgroups of several waves.
@@ -162,7 +163,7 @@ inline float half_to_float(u16 bits) {
     const u32 sign = static_cast<u32>(bits & 0x8000) << 16;
     const u32 exponent = bits >> 10 & 31, fraction = bits & 1023;
     if (exponent == 31) return __builtin_bit_cast(float, sign | 0x7f800000 | fraction << 13);
-    // Subnormal: the fraction counts in units of 2^-24.
+    // For a subnormal f16 the fraction counts in units of 2^-24.
     if (exponent == 0) {
         const float value = static_cast<float>(fraction) * 0x1p-24f;
         return sign ? -value : value;
@@ -176,7 +177,7 @@ inline u16 float_to_half(float value) {
     if (size > 0x7f800000) return sign | 0x7e00;
     if (size >= 0x477ff000) return sign | 0x7c00;
     if (size < 0x38800000) {
-        // Subnormal: adding 0.5 leaves the value in units of 2^-24, rounded to even.
+        // For a subnormal f16, adding 0.5 leaves the value in units of 2^-24, rounded to even.
         const float shifted = __builtin_bit_cast(float, size) + 0.5f;
         return static_cast<u16>(sign | (__builtin_bit_cast(u32, shifted) - 0x3f000000));
     }
@@ -188,12 +189,12 @@ inline u16 float_to_bfloat(float value) {
     return static_cast<u16>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-/// Clock of a wait, kept by the hook; the wait begins when `spins` is 0.
+/// Clock of a wait, which the hook keeps; the wait begins when `spins` is 0.
 class Deadline {
   public:
     Deadline(u64 entry_ns, u64 progress_ns) : limits{entry_ns, progress_ns} {}
 
-    /// Always true: a model checks abort words and deadline at every poll.
+    /// Always true, because a model checks abort words and deadline at every poll.
     static bool look_around(u32) { return true; }
 
     bool expired(Limit limit, u32 spins) {
@@ -208,7 +209,7 @@ class Deadline {
 inline i32 host_abort(u64 control) { return iris_hook_host_abort(control); }
 inline void keep_fault(u64 control, const i32 (&words)[8]) { iris_hook_record(control, words); }
 
-/// Hooks by which a model checker overrides comparisons; `answer` is the true result.
+/// Comparisons that a model checker overrides by hooks; `answer` is the true result.
 inline bool reached(int access, i32 want, i32 seen, bool answer) {
     return iris_hook_reached(access, want, seen, answer) != 0;
 }

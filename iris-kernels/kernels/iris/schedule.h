@@ -33,8 +33,9 @@ IRIS_DEVICE u32 part_of(u32 total, u32 parts, u32 at) {
 }
 
 /// Returns the logical number of a workgroup on a device that distributes workgroups round-robin
-/// over `dies` dies. Workgroups on one die get consecutive logical numbers, so their tiles share
-/// operands in the die's L2 cache. The result is a permutation; workgroup 0 keeps number 0.
+/// over `dies` dies (chiplets with an L2 cache each). Workgroups on one die get consecutive logical
+/// numbers, so their tiles share operands in the die's L2 cache. The result is a permutation;
+/// workgroup 0 keeps number 0.
 IRIS_DEVICE u32 die_swizzle(u32 workgroup, u32 count, u32 dies) {
     if (dies <= 1) return workgroup;
     return split(count, dies, workgroup % dies).start + workgroup / dies;
@@ -160,8 +161,9 @@ struct Units {
         for (u32 from = 0; from < size; ++from) count += row_blocks_of(from);
         return count;
     }
-    /// Row block of C: first row, number of rows, the rank whose shard has the rows (0 if A is
-    /// split by columns), and the block's index in that shard.
+    /// Row block of C: its first row (`row`), its number of rows, the rank whose shard has these
+    /// rows of A (`source`; 0 if A is split by columns), and the block's index in that shard
+    /// (`within`).
     struct Block {
         u32 row, rows, source, within;
     };
@@ -180,8 +182,8 @@ struct Units {
     };
     /// Returns the item at `position` when the items of all ranks except `rank` are taken
     /// round-robin; `of(rank)` is the number of items of a rank. The round begins with the rank
-    /// after `rank`, so that all links are busy at once. Some ranks may have more items than the
-    /// rest, all by the same amount; their surplus comes last.
+    /// after `rank`, so that all links are busy at once. If some ranks have more items than the
+    /// others (all by the same number), these additional items come last.
     template <class Of> IRIS_DEVICE Turn in_turns(u32 rank, u32 position, Of of) const {
         const u32 others = size - 1;
         u32 least = ~0u;
@@ -228,7 +230,7 @@ struct Units {
         return count;
     }
     /// Returns the unit that row block `block` of C needs as number `i`, in the order in which
-    /// `rank` multiplies them: its own first, then those of its peers round-robin.
+    /// `rank` multiplies the units: its own units first, then the units of its peers round-robin.
     IRIS_DEVICE u32 need(u32 block, u32 rank, u32 i) const {
         const Block at = row_block(block);
         if (shard == Shard::Rows) return unit(at.source, at.within, i);
@@ -242,8 +244,8 @@ struct Units {
 /// Collective operation of an LL message; same values as iris_kernels::schedule::Collective.
 enum class Collective : u32 { AllReduce, ReduceScatter, AllGather, AllToAll, Broadcast };
 
-/// Division of a message into items of the LL protocol: eight bytes of concatenated rows each. The
-/// last item of a part may be shorter.
+/// Division of a message into items of the LL protocol. The rows are concatenated, and every eight
+/// bytes are an item; the last item of a part may be shorter.
 struct Items {
     Collective collective;
     u32 size, rows, cols, root;
@@ -262,8 +264,8 @@ struct Items {
           more(parted(collective) ? rows % size : 0), whole(items_of(rows)),
           of_part(items_of(each)), of_longer(items_of(each + 1)) {}
 
-    /// Returns the number of rows that `from` sends to `to`; for `from == to`, the number of rows
-    /// that the rank keeps.
+    /// Returns the number of rows that `from` sends to `to`; if both are the same rank, the number
+    /// of rows that it keeps.
     IRIS_DEVICE u32 rows_sent(u32 from, u32 to) const {
         switch (collective) {
         case Collective::AllReduce: return rows;
@@ -311,17 +313,17 @@ struct Items {
 };
 
 /// Order in which a rank multiplies the tiles of a product whose rows are owned by `ranks` ranks,
-/// `tiles` per rank, in rounds of `span` tiles per rank. The first round has tiles of the other
-/// ranks, the next rank's first. Each later round has tiles of the other ranks, and this rank's own
-/// tiles of the previous round, which the other ranks have stored meanwhile. The last own tiles
-/// come at the end.
+/// `tiles` per rank, in rounds of `span` tiles for each owner. The first round has only tiles that
+/// other ranks own, beginning with the next rank's. Each later round has tiles of the other ranks,
+/// and also this rank's own tiles of the previous round, to which the other ranks have meanwhile
+/// stored their part. The own tiles of the last round come at the end.
 ///
 /// A workgroup that takes every span-th tile has thus stored two rounds of tiles for the other
 /// ranks before it waits for their tiles of the first round, so the waits form no cycle.
 struct Rounds {
     u32 tiles, span, ranks;
-    /// Result of Rounds::at: a rank, as its number of ranks after the next one (0: the next rank,
-    /// `ranks - 1`: this rank), and the index of one of its tiles.
+    /// Result of Rounds::at: the owner of a tile, as its distance from the next rank (0: the next
+    /// rank, `ranks - 1`: this rank), and the index of the tile among those of its owner.
     struct Turn {
         u32 rank, tile;
     };

@@ -38,7 +38,7 @@ template <Scope S, class T> class ScopedWord {
     IRIS_DEVICE void store(T value) const {
         port::store<O, S>(address, value, A);
     }
-    /// Read-modify-write operations, which return the old value.
+    /// Read-modify-write operations; each returns the old value.
     template <Order O = Order::AcqRel, int A = USER_ACCESS> IRIS_DEVICE T add(T value) const {
         return port::rmw<Rmw::Add, O, S>(address, value, A);
     }
@@ -64,7 +64,8 @@ template <Scope S, class T> class ScopedWord {
     template <Order O = Order::AcqRel, int A = USER_ACCESS> IRIS_DEVICE T max(T value) const {
         return port::rmw<Rmw::Max, O, S>(address, value, A);
     }
-    /// Plain access to a data word; a release and an acquire of another word must order it.
+    /// Plain accesses to a word that is used as data; a release and an acquire of another word must
+    /// order them.
     IRIS_DEVICE T get() const { return port::read<T>(address); }
     IRIS_DEVICE void put(T value) const { port::write(address, value); }
     /// Returns the word that is `words` words later in the same memory.
@@ -77,7 +78,7 @@ template <Scope S, class T> class ScopedWord {
     template <class> friend class Remote;
 };
 
-/// A 64-bit word of the LL protocol: four bytes of data, and as flag the number of the call that
+/// Word of 64 bits of the LL protocol: four bytes of data, and as flag the number of the call that
 /// the data belongs to; same as iris_sync::LlWord.
 struct LlWord {
     u32 data;
@@ -129,7 +130,7 @@ template <class T> struct Slice {
     IRIS_DEVICE Slice from(u64 first) const { return Slice{offset + first * sizeof(T), len - first}; }
 };
 
-/// Part of a slice that lies at one rank, for access to its elements.
+/// Part of a slice in the memory of one rank, for access to its elements.
 template <class T> class Remote {
   public:
     /// Plain access to element `i`, which the caller must order by words.
@@ -228,7 +229,8 @@ IRIS_DEVICE void put_with_signal(const HeapView& heap, Slice<T> to, Slice<T> fro
     if (port::thread() == 0) signal.store<Order::Release>(value);
 }
 
-/// Orders earlier accesses of this thread before its later ones, for all devices and the host.
+/// Orders earlier accesses of this thread before its later ones, as seen by all devices and the
+/// host.
 template <Order O = Order::AcqRel> IRIS_DEVICE void fence() { port::fence<O, Scope::System>(); }
 
 } // namespace iris

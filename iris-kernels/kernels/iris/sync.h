@@ -1,10 +1,10 @@
-// All protocol headers; they transcribe iris-sync operation by operation, and that crate's
+// Includes all protocol headers. They transcribe iris-sync operation by operation, and that crate's
 // PROTOCOL.md has the reasons. Each header has the name of its Rust counterpart and defines the
 // same names; `cargo xtask tidy` compares them. They are listed in the order of their layers; each
-// includes the headers that it needs.
+// header includes those that it needs.
 //
-// All threads of a workgroup call the functions of Workgroup together. A function that returns
-// false does so on all threads, and the workgroup must then leave.
+// All threads of a workgroup call the functions of Workgroup together. If a function returns false,
+// it does so on all threads, and the workgroup must then end its part of the call.
 #ifndef IRIS_SYNC_H
 #define IRIS_SYNC_H
 

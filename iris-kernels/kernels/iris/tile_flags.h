@@ -6,8 +6,8 @@
 
 namespace iris::tile_flags {
 
-/// Raise the flag of staging unit `unit`: it is filled with data of its source rank. Called by one
-/// thread, after the barrier of the workgroup that filled it.
+/// Raise the flag of staging unit `unit`, which is filled with data of its source rank. Called by
+/// one thread, after the barrier of the workgroup that filled the unit.
 IRIS_DEVICE void raise(const Words& m, Call call, u32 unit) {
     m.dev_store<Access::FlagStore>(m.flag(unit), call.number());
 }

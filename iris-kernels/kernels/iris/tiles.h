@@ -1,5 +1,5 @@
-// Waits for tiles of C in a user's kernel that runs beside an op. They use the words, memory
-// orders, deadlines and faults of the op itself.
+// Waits for tiles of C in a user's kernel that runs concurrently with an op. The waits use the
+// words, memory orders, deadlines and faults of the op itself.
 //
 // Only tiles that peers write directly into C have a signal here. This rank's own tiles have none:
 // they are complete when the op has ended, so a kernel that is launched after the op on a stream
@@ -12,7 +12,7 @@
 
 namespace iris {
 
-/// Kind of the words that signal the arrival of a tile.
+/// Kind of the synchronisation words that signal the arrival of a tile of C.
 enum class Arrival : u32 {
     /// Result words: tile t is the result of its owner, rank t mod size.
     Results,
@@ -62,7 +62,7 @@ class Tiles {
         const u32 relay = flow::Relays{grid.tiles(), view.root, size}.relay(tile);
         return relay == me ? view.root : relay;
     }
-    /// Whether this rank itself writes `tile`; do not wait for such a tile.
+    /// Whether this rank itself writes `tile`; a kernel must not wait for such a tile.
     IRIS_DEVICE bool own(u32 tile) const { return source(tile) == view.channel.rank; }
 
     /// Wait until a peer's tile has arrived. All threads call it together, and may then read the
@@ -84,7 +84,7 @@ class Tiles {
 
   private:
     IRIS_DEVICE bool split() const { return view.arrival == Arrival::Parts; }
-    /// Record a fault; returns false.
+    /// Record a fault of this wait; returns false.
     IRIS_DEVICE bool refuse(FaultKind kind, u32 tile, u32 rank, i32 field) const {
         if (port::thread() == 0) {
             give_up(wg.m,

@@ -1,7 +1,7 @@
 // Trace spans and counters of a workgroup. Without IRIS_OBSERVED, the default unless an op is
-// planned with tracing or counting, no code is generated: merely testing an address for 0 costs up
-// to a sixth of the time of a small all_reduce. With IRIS_OBSERVED, tracing or counting is off if
-// its address is 0.
+// planned with tracing or counting, no code is generated, because merely testing an address for 0
+// costs up to a sixth of the time of a small all_reduce. With IRIS_OBSERVED, tracing is off if the
+// address of the trace is 0, and counting is off if the address of the counters is 0.
 #ifndef IRIS_TRACE_H
 #define IRIS_TRACE_H
 
@@ -26,8 +26,8 @@ class Trace {
         if (OBSERVED && buffer != 0 && group < MAX_GROUPS) {
             count_word = buffer + group * 4;
             slots = buffer + MAX_GROUPS * 4 + u64(group) * capacity * SPAN_BYTES;
-            // A call may have several launches: each appends its spans after the spans of the
-            // launches before it.
+            // Number of spans that earlier launches of the call have written; this launch appends
+            // its spans after them.
             used = port::read<u32>(count_word);
         }
     }

@@ -38,11 +38,11 @@ IRIS_DEVICE void store_element(u64 address, u32 dtype, float value) {
     else port::write(address, narrow(dtype, value));
 }
 
-/// Whether `count` elements at `address` can be accessed as one vector.
+/// Whether `count` elements at `address` fill one aligned vector, which can be accessed as a whole.
 IRIS_DEVICE bool is_whole(u64 address, u32 count) { return count == WIDTH && (address & 15) == 0; }
 
-/// Vector in its memory format. Code that loads a vector in this form waits for the load only where
-/// the vector is used.
+/// Vector in the format that it has in memory. Code that loads a vector in this form waits for the
+/// load only where the values are used.
 struct Raw {
     Vec16 low, high;
 };
@@ -70,7 +70,7 @@ IRIS_DEVICE Values values_of(const Raw& raw, u32 dtype) {
     return values;
 }
 
-/// Loads elements one by one, for elements that do not fill an aligned vector.
+/// Loads `count` elements one by one, because they do not fill an aligned vector.
 IRIS_COLD Values load_pieces(u64 address, u32 dtype, u32 count) {
     Values values;
     IRIS_UNROLL
@@ -158,8 +158,7 @@ struct View {
     }
 };
 
-/// Calls `each(row, col, count)` for all vectors of a rectangle; each thread makes a share of the
-/// calls.
+/// Calls `each(row, col, count)` for all vectors of a rectangle, distributed over the threads.
 template <class Each> IRIS_DEVICE void for_each_vector(u32 rows, u32 cols, Each each) {
     const u32 across = div_up(cols, WIDTH);
     for (u32 i = port::thread(); i < rows * across; i += port::threads()) {

@@ -7,7 +7,8 @@
 
 namespace iris {
 
-/// Description of a wait: the value that is awaited, and the data for the wait's fault record.
+/// Description of a wait: the call and the value that are awaited, and data for the fault record if
+/// the wait fails.
 struct Awaited {
     Call call, want;
     u32 rank;
@@ -22,9 +23,9 @@ struct Awaited {
 
 /// Copy the value of this rank's abort word to all peers except a lost one, whose memory may be gone.
 ///
-/// A rank that gives up because of its host or of a peer cannot know whether the others were told.
-/// It tells them before it leaves, because later work on its stream may overwrite memory that they
-/// still read: the shard that they pull, or what a copy engine sends them.
+/// A rank that gives up because of its host or of a peer cannot know whether all ranks have been
+/// told of that. It tells them before it leaves, because later work on its stream may overwrite
+/// memory that they still read: the shard that they pull, or what a copy engine sends them.
 IRIS_COLD void pass_on(Words m, i32 code) {
     for (u32 step = 1; step < m.channel.size; ++step) {
         const u32 peer = m.channel.peer(step);
@@ -33,8 +34,8 @@ IRIS_COLD void pass_on(Words m, i32 code) {
     }
 }
 
-/// Whether this rank's host or a peer has given up. If so, records a fault that names the rank, and
-/// tells all peers.
+/// Whether this rank's host or a peer has given up. If so, records a fault that names the rank that
+/// gave up, and tells all peers.
 IRIS_COLD bool stopped(Words m, Awaited awaited) {
     const i32 host = m.host_abort();
     const i32 peer = m.load<Access::AbortLoad>(m.abort(m.channel.rank));
@@ -42,7 +43,7 @@ IRIS_COLD bool stopped(Words m, Awaited awaited) {
     if (host == 0 && peer >= PEER_LOST) {
         m.record(awaited.fault(FaultKind::PeerLost, m.channel, peer - PEER_LOST, peer));
     } else if (host == 0) {
-        // A broken peer may have stored any value; the fault record shows it.
+        // The abort word of a broken peer may hold any value; the fault record shows the value.
         const i32 who = static_cast<i32>(static_cast<u32>(peer) - 1);
         m.record(awaited.fault(FaultKind::PeerGaveUp, m.channel, who, peer));
     } else if (host >= PEER_LOST) {
@@ -52,8 +53,8 @@ IRIS_COLD bool stopped(Words m, Awaited awaited) {
         m.record(awaited.fault(FaultKind::HostAbort, m.channel, me, host));
     }
     if (host != 0) {
-        // Set the abort word, too, because later launches check only this word and not the host's
-        // code.
+        // The abort word is set, too, because later launches check only this word and not the code
+        // of the host.
         const i32 code = host >= PEER_LOST ? host : static_cast<i32>(m.channel.rank) + 1;
         m.store<Access::AbortStore>(m.abort(m.channel.rank), code);
         pass_on(m, code);
@@ -104,8 +105,8 @@ struct Missing {
     i32 tile, seen;
 };
 
-/// Poll until `look` reports nothing missing; false on deadline or abort. wait_for is the
-/// single-word case.
+/// Poll until `look` reports nothing missing; false if a deadline passes or the call is aborted.
+/// wait_for() is the case of a single word.
 template <class Look> IRIS_DEVICE bool poll(const Words& m, Awaited awaited, Look look) {
     port::Deadline deadline = m.deadline();
     u32 spins = 0;
@@ -133,7 +134,8 @@ template <class Look> IRIS_DEVICE bool poll(const Words& m, Awaited awaited, Loo
                     return false;
                 }
                 if (!absent.any) {
-                    // The late rank has entered: restart the progress deadline with its full time.
+                    // The late rank has entered, so the progress deadline starts anew with its full
+                    // time.
                     late = false;
                     spins = 0;
                     continue;
@@ -150,9 +152,9 @@ template <class Look> IRIS_DEVICE bool poll(const Words& m, Awaited awaited, Loo
 /// thread.
 ///
 /// Returns false if the deadline passes (the fault is recorded and all ranks are told) or if a rank
-/// or the host gave up. The progress deadline runs only while all ranks are in the call: if the
-/// awaited rank itself waits for a third rank that has not entered, the third rank is blamed, and
-/// only after the longer entry deadline.
+/// or the host gave up. The progress deadline applies only once all ranks are in the call. If the
+/// awaited rank itself waits for a third rank that has not entered, the third rank is blamed, after
+/// the longer entry deadline.
 template <Access A, class Look>
 IRIS_DEVICE bool wait_for(const Words& m, const Awaited& awaited, Look look) {
     return poll(m, awaited, [&]() IRIS_INLINE {
@@ -169,8 +171,8 @@ IRIS_DEVICE bool wait_signal(const Words& m, Call call, SymWord word, u32 rank, 
         m, awaited, [&] { return m.load<Access::SignalLoad>(word); });
 }
 
-/// Store this call's number into `word`, as a signal for everything that this thread has stored or
-/// has acquired from others (release).
+/// Store this call's number into `word` (release), as a signal that everything which this thread
+/// has stored, or has acquired from other threads, is visible.
 IRIS_DEVICE void raise_signal(const Words& m, Call call, SymWord word) {
     m.store<Access::SignalStore>(word, call.number());
 }
@@ -193,7 +195,7 @@ IRIS_DEVICE bool wait_until(const HeapView& heap, SymWord word, Compare compare,
             if (port::Deadline::look_around(spins)) {
                 const bool over = stopped(m, awaited);
                 if (!over && !deadline.expired(Limit::Progress, spins)) {
-                    // No rank has given up and the deadline has not passed: poll again.
+                    // Polls again if no rank has given up and the deadline has not passed.
                 } else {
                     if (!over) {
                         give_up(m, awaited.fault(FaultKind::NoProgress, none,

@@ -1,7 +1,7 @@
 // Protocol functions of one workgroup in one call, which ops are made of; transcribes
 // iris_sync::Workgroup.
 //
-// Long because the functions share one type: the record of what the workgroup has already seen of
+// Long because the functions share one object, which records what the workgroup has already seen of
 // its peers.
 #ifndef IRIS_WORKGROUP_H
 #define IRIS_WORKGROUP_H
@@ -15,8 +15,9 @@
 
 namespace iris {
 
-/// Effect of a launch on the call number when its last workgroup finishes: it stays (Keep),
-/// advances (Advance), or advances after the peers have exchanged done words (Pulled).
+/// Effect on the call number when the last workgroup of a launch finishes: the number stays (Keep),
+/// advances (Advance), or advances after the peers have told each other that they have read all
+/// data (Pulled).
 enum class End { Keep, Advance, Pulled };
 
 /// Arguments with which one workgroup of a launch runs.
@@ -57,7 +58,7 @@ class Workgroup {
     [[nodiscard]] IRIS_DEVICE bool check_not_aborted() { return all_not_aborted(Site::Waited); }
 
     /// Publish this rank's entry record at every peer. Only workgroup 0 does so, before anything
-    /// else and even if the rank has nothing to send: peers wait for the entry.
+    /// else. It does so even if the rank has nothing to send, because peers wait for the entry.
     [[nodiscard]] IRIS_DEVICE bool enter() {
         if (index == 0) {
             const u64 all = others();
@@ -74,13 +75,14 @@ class Workgroup {
         return true;
     }
 
-    /// Wait, before LL words are pushed to the peers `to`, for their credit: they no longer read
-    /// the words of two calls ago. Workgroup 0 waits for the credit of all peers, because it
-    /// announces this rank's entry to all of them.
+    /// Wait, before LL words are pushed to the peers `to`, for the credit of these peers: they then
+    /// no longer read the words of two calls ago. Workgroup 0 waits for the credit of all peers,
+    /// because it announces this rank's entry to all of them.
     [[nodiscard]] IRIS_DEVICE bool begin_push(Members to) {
         const u64 peers = index == 0 ? others() : to.bits & others();
-        // If there are two threads per peer, each loads the credit word of one parity of one peer,
-        // before the call number is known. So these loads overlap with the load of the call number.
+        // If there are two threads per peer, each thread loads one credit word of one peer: that
+        // for even or that for odd call numbers, because the call number is not known yet. So these
+        // loads overlap with the load of the call number.
         const bool passed = port::threads() >= 2 * (size() - 1)
                                 ? port::vote(look_ahead(peers), Site::Waited)
                                 : for_peers(peers, [&](u32 peer) { return credit_of(peer); });
@@ -90,9 +92,10 @@ class Workgroup {
         return true;
     }
 
-    /// LL items of this thread. The last wave gets none: it does the other work (header, entry) by
-    /// the functions that follow, so the other threads need not wait for the entry, whose release
-    /// takes a round trip. A workgroup of one wave does the header first and then the items.
+    /// Share of this thread in the LL items. The last wave gets no items: it does the other work
+    /// (header, entry) in the functions that follow, so the other threads need not wait for the
+    /// entry, whose release takes a round trip. A workgroup of one wave does the header first and
+    /// then the items.
     IRIS_DEVICE ll::Share share_of_threads() const {
         const u32 carriers = this->carriers();
         if (port::thread() >= carriers) return ll::Share{~0u, 1};
@@ -108,9 +111,9 @@ class Workgroup {
     /// Count this workgroup as finished already before it pushes its items, when all of its threads
     /// have read the call number and passed a barrier. If the workgroup counted at its end, the
     /// release of the counting thread would wait until the thread's pushes have arrived at the
-    /// peers. A thread of the last wave counts; in workgroup 0, whose last wave pushes the header, a
-    /// thread of the wave before it. Does nothing in calls that refresh words: there the last
-    /// workgroup refreshes, after all others are done.
+    /// peers. A thread of the last wave counts; in workgroup 0, whose last wave pushes the header,
+    /// a thread of the wave before it. Does nothing in calls that refresh words, because there the
+    /// last workgroup must come after all others.
     IRIS_DEVICE void count_out() {
         if (number.restamps_slot()) return;
         counted = true;
@@ -119,10 +122,10 @@ class Workgroup {
     }
 
     /// Push this rank's header to the peers `to`, and announce its entry to every peer; only the
-    /// last wave of workgroup 0 acts. The headers go first: they are awaited in this call, the
-    /// entry only in the next, and its release costs a round trip. No entry record is written,
-    /// because its release would wait for the arrival of the data: a rank that enters without LL
-    /// words finds the record of an older call here.
+    /// last wave of workgroup 0 acts. The headers go first, because peers await them in this call;
+    /// the entry is awaited only in the next call, and its release costs a round trip. No entry
+    /// record is written, because its release would wait for the arrival of the data: a rank that
+    /// enters without LL words finds the record of an older call here.
     IRIS_DEVICE void push_head(Members to) {
         const ll::Share share = beside();
         IRIS_NO_UNROLL
@@ -148,9 +151,9 @@ class Workgroup {
         return port::vote(result, Site::Waited);
     }
 
-    /// Wait, before this rank writes its slots at the peers `to`, for their credit: they no longer
-    /// read the data of two calls ago. If this rank allows peers to write its C directly, wait also
-    /// until they have entered this call.
+    /// Wait, before this rank writes its slots at the peers `to`, for the credit of these peers:
+    /// they then no longer read the data of two calls ago. If this rank allows peers to write its C
+    /// directly, also wait until these peers have entered this call.
     [[nodiscard]] IRIS_DEVICE bool wait_before_push(Members to) {
         const u64 peers = to.bits & others();
         const u64 credits = peers & ~credited, entries = own.direct == 0 ? 0 : peers & ~entered;
@@ -218,7 +221,8 @@ class Workgroup {
     }
 
     /// Raise the signal of `tile` at `peer` with the call number found in staging flag 0. Used by
-    /// copy workgroups, which stand in for a copy engine and know no other state of the call.
+    /// workgroups that replace a copy engine, and that, like the engine, know no other state of the
+    /// call.
     IRIS_DEVICE void push_copied(u32 peer, u32 tile) {
         port::barrier(Site::Signal);
         if (port::thread() != 0) return;
@@ -327,8 +331,9 @@ class Workgroup {
     [[nodiscard]] IRIS_DEVICE bool barrier(u32 phase, Members members) {
         const Limit limit = phase == 0 ? Limit::Entry : Limit::Progress;
         if (!all_not_aborted(Site::Arrive)) return false;
-        // All threads make one call: if the call were in separate branches, a lockstep wave could
-        // let one thread wait before the others have stored. Traces record thread 0 only.
+        // All threads call arrive_and_wait() together: if thread 0 called it in a branch of its
+        // own, it could wait before the other threads of its wave have stored. Traces record thread
+        // 0 only.
         trace.add_once(Counter::Waits, 1);
         trace.begin(Span::Wait, phase);
         const bool passed = arrive_and_wait(m, number, phase, members, limit);
@@ -337,22 +342,23 @@ class Workgroup {
     }
 
     /// Count this workgroup as finished, whether `result` is true or not. The last workgroup of the
-    /// launch ends the call: it settles pulls, refreshes words if due, and advances the call
-    /// number.
+    /// launch ends the call: it waits until peers have read what they pull from this rank,
+    /// refreshes words if a refresh is due, and advances the call number.
     IRIS_DEVICE bool finish(End end, bool result) {
         return finish_push(end, result, [](u32) { return 0u; });
     }
 
-    /// finish() for a call that used LL words: `used(peer)` is the number of pairs used for `peer`,
-    /// from the first on. The other pairs are refreshed if due.
+    /// Count this workgroup as finished, like finish(), in a call that used LL words: `used(peer)`
+    /// is the number of pairs used for `peer`, from the first on. The other pairs are refreshed if
+    /// a refresh is due.
     template <class Used> IRIS_DEVICE bool finish_push(End end, bool result, Used used) {
         if (counted) return result;
         port::barrier(Site::Finish);
         if (port::thread() != 0 || !count_one()) return result;
         if (end == End::Keep) return result;
         const bool settled = end == End::Pulled ? settle(result) : true;
-        // A given-up call has not raised all of its signals, so it must not refresh words: the
-        // refresh would raise the missing signals.
+        // Words are not refreshed in a call that was given up: not all of its signals have been
+        // raised, and the refresh would raise the missing ones.
         if (IRIS_RARE(number.restamps_slot()) && !has_given_up(m)) {
             ll::stamp(m, number, used);
             if (number.restamps()) stamp();
@@ -365,12 +371,13 @@ class Workgroup {
     const Record& own;
     const Call number;
     const i32 sequence;
-    /// Whether this rank had given up when this launch began.
+    /// Whether this rank had already given up when this launch began.
     const bool given_up;
     /// Whether count_out has already counted this workgroup as finished.
     bool counted;
-    /// Sets of peers, one bit each: credit was seen (their slots are free), entry into the call was
-    /// seen, permission to write their C was read, and permission was given.
+    /// Sets of peers, one bit each: peers whose credit was seen (their slots are free), peers that
+    /// were seen to have entered the call, peers that were asked for permission to write their C,
+    /// and peers that gave it.
     u64 credited, entered, asked, directs;
 
     /// Count this workgroup as finished. Returns true for the last one of the launch.
@@ -391,9 +398,9 @@ class Workgroup {
         m.dev_store<Access::CallStore>(m.call_word(), number.next().number());
     }
 
-    /// Load a credit word: threads 2i and 2i + 1 load those of the i-th peer, one per parity of
-    /// call numbers, because the call number may not be known yet. The thread whose parity is that
-    /// of the previous call then waits for the credit. Returns false on failure.
+    /// Load credit words before the call number is known: threads 2i and 2i + 1 load the two words
+    /// of the i-th peer, one for each parity of call numbers. The thread whose parity is that of
+    /// the previous call then waits for the credit. Returns false on failure.
     IRIS_DEVICE bool look_ahead(u64 peers) {
         return port::divergent([&] {
             const u32 step = 1 + port::thread() / 2, half = port::thread() % 2;
@@ -406,7 +413,8 @@ class Workgroup {
         });
     }
 
-    /// Number of threads that items are assigned to: all but the last wave, or the only wave.
+    /// Number of threads that handle items: all except the last wave, unless there is only one
+    /// wave.
     IRIS_DEVICE u32 carriers() const {
         const u32 threads = port::threads();
         return threads > port::WAVE ? threads - port::WAVE : threads;
@@ -475,7 +483,7 @@ class Workgroup {
     }
 
     /// Let thread 0 run `wait`, then pass all threads through a barrier, so that all see what
-    /// thread 0 acquired. Returns the result of `wait` on all threads.
+    /// thread 0 has acquired. Returns the result of `wait` on all threads.
     template <class Wait> IRIS_DEVICE bool waiting(Wait wait) {
         const bool passed = port::thread() != 0 || wait();
         return port::vote(passed, Site::Waited);
@@ -487,8 +495,9 @@ class Workgroup {
         return port::vote(share_of_peers(peers, each), Site::Waited);
     }
 
-    /// Tell all peers that this rank has read what it pulls from them, and wait until they have
-    /// told it the same: a later launch on this stream may overwrite what they pull.
+    /// Tell all peers that this rank has read the data that it pulls from them, and wait until they
+    /// have told this rank the same, because a later launch on this stream may overwrite the data
+    /// that they pull.
     IRIS_DEVICE bool settle(bool result) {
         if (!result) return false;
         for (u32 step = 1; step < size(); ++step) {
@@ -503,7 +512,8 @@ class Workgroup {
             }
         }
         if (has_given_up(m)) {
-            // A peer that gave up may have overwritten its shard before this rank read it.
+            // The result is not valid, because a peer that gave up may have overwritten its shard
+            // before this rank read it.
             leave();
             return false;
         }
@@ -519,8 +529,8 @@ class Workgroup {
                 m.store<Access::StampStore>(m.signal(peer(step), rank(), tile), number.number());
                 m.store<Access::StampStore>(m.result(peer(step), rank(), tile), number.number());
             }
-            // Done words are refreshed in every variant, because ops of one channel may pull in
-            // some calls only.
+            // Done words are refreshed even if this call pulls nothing, because ops of one channel
+            // may pull in some calls only.
             m.store<Access::StampStore>(m.done(peer(step), rank()), number.number());
             for (u32 phase = 0; phase < 2; ++phase) {
                 m.store<Access::StampStore>(m.barrier(peer(step), rank(), phase), number.number());

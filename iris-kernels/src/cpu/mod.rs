@@ -46,8 +46,8 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
     let reduce = |partial, plan| reduce::Reduce { partial, words: &words, plan };
     let deliver = |partial, plan| {
         let mut body = deliver::Deliver { partial, words: &words, plan };
-        // A workgroup pushes the tiles that it has multiplied itself, so there are no dedicated
-        // senders.
+        // Number of dedicated senders: none for a product, because a workgroup pushes the tiles
+        // that it has multiplied itself.
         let senders = if args.producer == producer::GEMM { 0 } else { args.dedicated_workgroups };
         flow::deliver(&launch, &deliver::Sent(plan, args.channel.rank), senders, &mut body)
     };
@@ -125,14 +125,14 @@ pub unsafe fn run(kernel: Kernel, args: &OpArgs, index: u32, count: u32) -> Resu
         Kernel::Copies => copies(partial, deliver::Plan::AllGather(split), 0),
         Kernel::Blocks => copies(partial, deliver::Plan::AllToAll(split), 0),
         Kernel::Results => {
-            // Blocks use one signal per tile of the largest part; the signals of results have the
-            // numbers after these.
+            // Results use the signals after those of the blocks, which have one signal per tile of
+            // the largest part.
             copies(partial, deliver::Plan::AllGather(split), split.part(0).tiles())
         }
         Kernel::Sums => sums::run(&launch, grid, partial),
         Kernel::Gate { source, first, parts } => flow::gate(&launch, source, (first, parts)),
         Kernel::Close => flow::close(&launch),
-        // CPU kernels trace their own spans, so a time stamp from outside is not needed.
+        // No time stamp is written, because CPU kernels trace their own spans.
         Kernel::Stamp { .. } => Ok(()),
         Kernel::Norm => {
             norm::run(args, index, count);

@@ -253,7 +253,7 @@ pub(crate) fn copy(
     if layout(source) == layout(target)
         && at(source, from.row, from.col) == at(target, to.row, to.col)
     {
-        // Source and target are the same elements in memory, so nothing has to be copied.
+        // Nothing has to be copied, because source and target are the same elements in memory.
         return 0;
     }
     let size = element_bytes(source.dtype);
@@ -269,7 +269,7 @@ pub(crate) fn copy(
         }
         return bytes;
     }
-    // The copy converts through f32, in which every 16-bit value is exact.
+    // Elements of different types are copied through f32, in which every 16-bit value is exact.
     let (rows, cols) = (from.rows as usize, from.cols as usize);
     let buffer = grow(&mut scratch.left, rows * cols);
     load(source, from, buffer, cols, false);

@@ -22,7 +22,8 @@ pub(crate) struct Words<'a> {
     args: &'a OpArgs,
     group: u32,
     waiting_since: Cell<Instant>,
-    /// Milliseconds that a test had added to the clock of kernels when the current wait began.
+    /// Milliseconds that a test had already added to the clock of kernels when the current wait
+    /// began.
     passed: Cell<i32>,
     span_begin: [Cell<(u64, u32)>; 5],
     delays: Cell<u64>,
@@ -79,8 +80,8 @@ impl<'a> Words<'a> {
         assert!(which < counter::COUNT, "counter {which}");
         // SAFETY: `new` requires `counter::COUNT` counters at this address.
         let [low, high] = unsafe { &*counters.add(which) };
-        // The 64-bit counter is two device words of 32 bits, which the host reads singly, so the
-        // carry is added separately.
+        // The 64-bit counter is two device words of 32 bits, which the host reads one by one, so
+        // the carry is added in a second step.
         let (_, carry) = low.fetch_add(by as u32, Ordering::Relaxed).overflowing_add(by as u32);
         let upper = (by >> 32) as u32 + u32::from(carry);
         if upper > 0 {

@@ -1,4 +1,4 @@
-//! Enqueueing of one call: the choice of its alternative, and each of its steps.
+//! Enqueueing of one call: chooses the program's alternative, and enqueues each of its steps.
 
 use std::cell::OnceCell;
 use std::ops::Range;
@@ -25,8 +25,8 @@ pub(super) struct Call<'a> {
     pub(super) of: &'a Executor,
     pub(super) heap: &'a Arc<SymmetricHeap>,
     pub(super) stream: &'a Stream,
-    /// Arguments of the call, from which those of each step are derived. They are large, so steps
-    /// that need no others share them.
+    /// Arguments of the call, from which the arguments of each step are derived. They are large, so
+    /// a step that needs no other arguments uses these without a copy.
     pub(super) args: &'a mut OpArgs,
     groups: Workgroups,
     /// Whether copy engines carry out the transfers of this call; determined when first needed.
@@ -38,8 +38,8 @@ pub(super) struct Call<'a> {
 pub(super) struct Progress {
     /// Whether a peer can see that the call has begun.
     pub(super) visible: bool,
-    /// Whether copies were enqueued on the side stream that the call's stream does not yet wait
-    /// for.
+    /// Whether the call's stream does not yet wait for copies that were enqueued on the side
+    /// stream.
     pub(super) forked: bool,
 }
 
@@ -80,7 +80,7 @@ impl<'a> Call<'a> {
         ))
     }
 
-    /// Whether the call meets `when`, a condition of the alternative `of`.
+    /// Whether the call meets the condition `when` of the alternative `of`.
     fn meets(&self, when: When, of: &Alternative) -> Result<bool> {
         let OpArgs { shard, n, ref channel, .. } = *self.args;
         let gemm = self.of.program.special_gemm(of);
@@ -90,14 +90,15 @@ impl<'a> Call<'a> {
             When::Wide => n >= COLUMNS * (channel.size - 1),
             When::Engines => self.has_engines()?,
             When::Exchanges => fits(),
-            // A GEMM that stores to peers has the same conditions as copy engines: no rank shares
-            // the device, and the call is neither traced nor counted.
+            // A GEMM that waits for copies or stores to peers needs what copy engines need: no
+            // other rank shares the device, and the call is neither traced nor counted.
             When::Gated | When::Stores => fits() && self.has_engines()?,
             When::Adds => {
-                // With a single part, a sum in the GEMM would wait for the peer's part before
-                // multiplying, which takes longer than a separate sum: with 1024 rows 106 us with a
-                // sum, 130 us without; with 8192 rows in four parts 806 us with sums, 791 us
-                // without (all_reduce, 2 x H200, 2026-11-22).
+                // With a single part the GEMM does not add the sum: it would wait for the peer's
+                // part before it multiplies, which takes longer than a separate sum. With 1024 rows
+                // a call took 106 us with a separate sum, 130 us without; with 8192 rows in four
+                // parts 806 us with separate sums, 791 us without (all_reduce, 2 x H200,
+                // 2026-11-22).
                 let places = self.places();
                 let rows = places.own_rows(At::default()).unwrap_or_default();
                 let can = self.args.residual.address == 0
@@ -144,7 +145,7 @@ impl<'a> Call<'a> {
             joined.map_err(|error| Box::new((work, error)))?;
         }
         let done = self.enqueue(work, at);
-        // If copies fail half-way, some may already be enqueued on the side stream.
+        // If copies fail half-way, some of them may already be enqueued on the side stream.
         progress.forked |= work.lane() == Lane::Side && !matches!(done, Ok(false));
         if done.map_err(|error| Box::new((work, error)))? {
             progress.visible |= effects.are_visible();
@@ -216,7 +217,7 @@ impl<'a> Call<'a> {
     }
 
     /// Numbers of the tiles that must have arrived from the peer of the surrounding loop; `None` if
-    /// the step is skipped.
+    /// there is nothing to wait for.
     fn tiles(&self, message: &Message, at: At) -> Option<Range<u32>> {
         let peer = at.peer?;
         match at.part {
@@ -241,8 +242,9 @@ impl<'a> Call<'a> {
         launch(Kernel::Sums, &OpArgs { m: rows, tile_m, tile_n, ..args }, groups.into())
     }
 
-    /// Lets a copy engine do transfer `of`: the part of the surrounding loop or all parts, to the
-    /// peer of the loop or to all peers. Returns false if engines cannot do it.
+    /// Lets a copy engine do the transfer `of`: the part that the surrounding loop has reached, or
+    /// all parts if there is no loop over parts; to the peer of the loop, or to all peers. Returns
+    /// false if engines cannot do it.
     fn copy(&self, of: Transfer, at: At) -> Result<bool> {
         if !self.has_engines()? {
             return Ok(false);
@@ -266,7 +268,8 @@ impl<'a> Call<'a> {
             // copies.
             Some(peer) => unsafe { gpu.copy_concurrent(stream, sent(peer).flat_map(copies)) },
             None => {
-                // All peers get the same parts; each part goes to all peers before the next part.
+                // Every peer gets the same parts; each part goes to all peers before the next part
+                // is sent.
                 let parts =
                     sent(rank).flat_map(|(_, part)| peers().map(move |to| (to, part.clone())));
                 // SAFETY: `Call::new` requires the conditions of `Executor::run`, which cover these

@@ -62,15 +62,15 @@ impl Gemms {
         })
     }
 
-    /// Copies these GEMMs without library GEMMs and whole-matrix GEMMs, for worlds in which not all
-    /// ranks have them.
+    /// Copies these GEMMs without library GEMMs and without whole-matrix GEMMs of iris, for worlds
+    /// in which not all ranks have them.
     pub(super) fn without_library(&self) -> Self {
         Gemms { whole: self.whole, library: None, tiles: self.tiles.clone(), fused: Fused::None }
     }
 
     /// Returns name and version of the GEMM libraries, which ranks compare; `None` if there are
-    /// none. It omits the GEMM that does the message itself ([`Fused::Exchanging`]), because a rank
-    /// without it does the same call in two launches.
+    /// none. The names omit the GEMM that exchanges its result itself ([`Fused::Exchanging`]): a
+    /// rank without it may take part in the same call, in two launches.
     pub(super) fn library(&self) -> Option<String> {
         let fused = match self.fused {
             Fused::Gated(_) => " or gemm_sm90_gather",
@@ -182,8 +182,8 @@ impl Call<'_> {
         stamp(false)?;
         let done = enqueue()?;
         if done && let Err(error) = stamp(true) {
-            // The GEMM has been enqueued, and may be the whole call, so an error of its stamp is
-            // only logged.
+            // An error of the second stamp is only logged: the GEMM has been enqueued, and may be
+            // the whole call.
             tracing::warn!(%error, "a GEMM is missing from the trace");
         }
         Ok(done)
@@ -191,7 +191,7 @@ impl Call<'_> {
 
     /// Enqueues a plain product; returns false if neither the library nor the tile GEMM can do it.
     fn product(&self, gemms: &Gemms, mut args: OpArgs, early: bool) -> Result<bool> {
-        // Among these GEMMs only the tile GEMM can add a residual.
+        // The library is not used for a product with a residual, which only the tile GEMM can add.
         let library = gemms.library.as_ref().filter(|_| args.residual.address == 0);
         if let Some(library) = library.filter(|it| it.fits(&args)) {
             // SAFETY: `Call::new` requires live operands, including the workspace.
@@ -228,7 +228,8 @@ impl Call<'_> {
         let (mut part, mut step) =
             ([message.args.tile_m, message.args.tile_n], [message.across(), 1]);
         if columns {
-            // The message holds the transpose of A, so its rows are A's columns.
+            // The transposed message is used if A is split by columns: the rows of the message are
+            // then A's columns.
             part.reverse();
             step.reverse();
         }
@@ -260,7 +261,7 @@ impl Stored {
     }
 }
 
-/// Address of the call's workspace, which begins with the library's own part.
+/// Address of the call's workspace, which begins with the part that the GEMM library uses.
 fn workspace(args: &OpArgs) -> u64 {
     args.heap.data[args.heap.rank as usize] + args.workspace
 }

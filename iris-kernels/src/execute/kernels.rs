@@ -27,8 +27,8 @@ pub struct Workgroups {
     /// Largest number of threads per workgroup on a GPU; `None` stands for the number for which the
     /// kernel is built.
     pub threads: Option<u32>,
-    /// Whether each thread has several items of an LL message that is symmetric between two ranks;
-    /// then a variant of the kernel processes them together.
+    /// Whether each thread handles several items of an LL message between two ranks that is
+    /// symmetric; then a variant of the kernel is launched that processes them together.
     pub several_items: bool,
 }
 
@@ -72,8 +72,8 @@ struct Loaded {
     /// Number of threads per workgroup for which the kernel is built.
     threads: u32,
     shared_bytes: u32,
-    /// Number of co-resident workgroups; checked only for the variants for pairs of ranks, which
-    /// are not used for larger launches.
+    /// Number of co-resident workgroups. It is checked only for kernel variants for two ranks;
+    /// larger launches do not use these.
     max_groups: u32,
 }
 
@@ -152,8 +152,8 @@ impl KernelSet {
         let &Loaded { ref function, threads, shared_bytes, .. } = of_name.ok_or_else(|| {
             unsupported(format!("kernel {name}"), "the operator was created without this kernel")
         })?;
-        // Workgroups of norm kernels do not wait for each other, so any number of them may be
-        // launched.
+        // Maximum number of workgroups: unlimited for norm kernels, whose workgroups do not wait
+        // for each other.
         let most = if kernel == Kernel::Norm { u32::MAX } else { self.resident };
         fits(name, groups.count, most)?;
         let threads = groups.threads.map_or(threads, |most| most.min(threads));
@@ -204,8 +204,8 @@ impl fmt::Debug for HostLaunches {
 
 struct HostLaunch {
     launch: Arc<RwLock<Launch>>,
-    /// Closure that runs `launch`. While no launch is in progress, no other reference to the
-    /// closure exists.
+    /// Closure that runs `launch` on the heap's threads. While no launch is in progress, no other
+    /// reference to the closure exists.
     run: CpuKernel,
 }
 
@@ -277,8 +277,8 @@ impl Launch {
         // SAFETY: the caller of `enqueue` guarantees that the matrices are valid; the heap's
         // threads keep its memory mapped.
         let result = unsafe { cpu::run(self.kernel, &self.args, group.index, group.count) };
-        // A fault record says more than the error `Stop`; the record of this rank or of a peer is
-        // complete by now.
+        // The fault record is returned instead of `Stop`, because it says more; the record of this
+        // rank or of a peer is complete by now.
         result.or_else(|_stop| self.control.outcome())
     }
 }
@@ -313,8 +313,8 @@ fn load<'a>(
     Ok((new, move || share(heap, &function, threads, shared_bytes)))
 }
 
-/// Number of a kernel's co-resident workgroups that this rank may use: all, or its share if ranks
-/// share the device.
+/// Number of a kernel's co-resident workgroups that this rank may use: all of them, or this rank's
+/// share if ranks share the device.
 pub(crate) fn share(
     heap: &SymmetricHeap,
     function: &Function,
@@ -322,8 +322,8 @@ pub(crate) fn share(
     shared: u32,
 ) -> Result<u32> {
     let (all, ranks) = (function.resident(threads, shared)?, heap.ranks_on_device());
-    // Kernels of other ranks may fill whole multiprocessors, so count only one workgroup on each
-    // multiprocessor of this rank's share.
+    // On a shared device only one workgroup per multiprocessor of this rank's share is counted,
+    // because kernels of other ranks may fill whole multiprocessors.
     let most = if ranks > 1 { heap.workgroups() } else { u32::MAX };
     match (all / ranks).min(most) {
         0 => Err(Error::TooManyGroups {

@@ -8,7 +8,8 @@ use iris_heap::DeviceCopy;
 use crate::args::{Matrix, OpArgs};
 use crate::schedule::{Grid, SplitGrid, split};
 
-/// Message in which each rank sends rows of its A, in parts, to C of other ranks.
+/// Message in which each rank sends rows of A, in parts, to C of other ranks. A and C are matrices
+/// of `args`.
 pub(super) struct Message {
     /// Arguments for the kernels that send the message if copy engines do not.
     pub(super) args: OpArgs,
@@ -17,7 +18,7 @@ pub(super) struct Message {
     pattern: Pattern,
 }
 
-/// Pattern of a message: which rows each rank sends to which ranks.
+/// Pattern of a message: the rows that each rank sends to each other rank.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pattern {
     /// All-gather: A has this rank's own rows, which all ranks get; C has the rows of all ranks.
@@ -27,8 +28,8 @@ enum Pattern {
     Scatter,
 }
 
-/// Part of a message: one row of tiles. Tiles and rows are numbered from the first that the sending
-/// rank sends.
+/// Part of a message: one row of tiles. Tiles and rows are counted from the first one that the
+/// sender sends.
 #[derive(Clone)]
 pub(super) struct Part {
     pub(super) tiles: Range<u32>,
@@ -53,13 +54,13 @@ impl Message {
         grid(&self.args)
     }
 
-    /// Number of tiles in a row of tiles.
+    /// Number of tiles side by side in a row of tiles.
     pub(super) fn across(&self) -> u32 {
         self.grid().part(0).across()
     }
 
-    /// Rank whose share of the rows is sent from `from` to `to`: the sender's own share in an
-    /// all-gather, the receiver's in a scatter.
+    /// Rank whose share of the rows is sent from `from` to `to`: the sender in an all-gather, the
+    /// receiver in a scatter.
     fn share_of(&self, from: u32, to: u32) -> u32 {
         match self.pattern {
             Pattern::Gather => from,
@@ -168,7 +169,8 @@ pub(super) fn parts(grid: &SplitGrid, rank: u32) -> impl Iterator<Item = Part> +
     let part = grid.part(rank);
     let across = part.across();
     (0..part.rows.div_ceil(part.tile_m)).map(move |at| {
-        // Rows are computed from `at`, because a matrix without columns has rows but no tiles.
+        // Rows are computed from `at` and not from tiles, because a matrix without columns has rows
+        // but no tiles.
         let row = at * part.tile_m;
         let rows = row..part.rows.min(row + part.tile_m);
         Part { tiles: at * across..(at + 1) * across, rows }

@@ -1,7 +1,8 @@
-//! Operands of steps: their rows, their position in the workspace, and the kernel arguments built
-//! from them.
+//! Operands of the steps of a call: their rows, their positions in the workspace, and the kernel
+//! arguments built from them.
 //!
-//! The workspace starts with the library's own workspace, followed by the [`Areas`] of the program.
+//! The workspace starts with the part that the GEMM library uses, followed by the [`Areas`]
+//! (regions for intermediate matrices) of the program.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -15,7 +16,7 @@ use crate::schedule::split;
 pub(super) struct Places<'a> {
     /// Arguments of the call.
     pub(super) args: &'a OpArgs,
-    /// Workspace areas that the program uses.
+    /// Areas of the workspace that the program uses for intermediate matrices.
     pub(super) areas: Areas,
     /// Size of the GEMM library's own part at the start of the workspace, in bytes.
     pub(super) library_bytes: u64,
@@ -51,8 +52,8 @@ impl Places<'_> {
         message::parts(&message::grid(self.args), 0).count() as u32
     }
 
-    /// Rows of the part that the surrounding loop has reached, numbered among all rows; `None` if
-    /// the rank has no such part.
+    /// Rows of the part that the surrounding loop over parts has reached, numbered among all rows;
+    /// `None` if the rank has no such part.
     fn part(&self, at: At) -> Option<Range<u32>> {
         let rank = at.peer.unwrap_or(self.args.channel.rank);
         let part = message::parts(&message::grid(self.args), rank).nth(at.part? as usize)?;
@@ -60,7 +61,7 @@ impl Places<'_> {
         Some(first + part.rows.start..first + part.rows.end)
     }
 
-    /// Rows that a GEMM multiplies, numbered among all rows; `None` if the step is skipped.
+    /// Rows that a GEMM multiplies, numbered among all rows; `None` if the step has nothing to do.
     fn rows(&self, rows: Rows, at: At) -> Option<Range<u32>> {
         let (own, all) = (self.own(), 0..self.args.m);
         match rows {
@@ -73,7 +74,7 @@ impl Places<'_> {
     }
 
     /// Rows that a step adds up, counted from the first row that this rank owns; `None` if the step
-    /// is skipped.
+    /// has nothing to do.
     pub(super) fn own_rows(&self, at: At) -> Option<Range<u32>> {
         let own = self.own();
         match at.part {
@@ -85,7 +86,7 @@ impl Places<'_> {
         }
     }
 
-    /// Arguments of a GEMM that does not communicate; `None` if the step is skipped.
+    /// Arguments of a GEMM that does not communicate; `None` if the step has nothing to do.
     pub(super) fn product(&self, gemm: &Gemm, at: At) -> Option<OpArgs> {
         let rows = self.rows(gemm.rows, at)?;
         let own = self.own();
@@ -96,8 +97,8 @@ impl Places<'_> {
         };
         let none = Matrix::default();
         let args = match gemm.to {
-            // Bias, residual and epilogue are applied once, to the sum of all partials, and not
-            // here.
+            // A partial product gets no bias, residual and epilogue here; they are applied once, to
+            // the sum of all partials.
             Target::Area(area) => {
                 let c = self.area(area);
                 OpArgs { c, bias: none, residual: none, epilogue: 0, ..*self.args }
@@ -107,8 +108,8 @@ impl Places<'_> {
         Some(OpArgs { a, c: rows_of(args.c, &rows), m: rows.end - rows.start, ..args })
     }
 
-    /// Arguments of the product of rows `rows` of this rank's share, and the matrix with the peer's
-    /// rows that are added to it; for two ranks.
+    /// Arguments of a product for two ranks that also adds the peer's rows: the product of rows
+    /// `rows` of this rank's share, and the matrix that is added.
     pub(super) fn adding(&self, to: Target, rows: &Range<u32>) -> (OpArgs, Matrix) {
         let own = self.own();
         let taken = own.start + rows.start..own.start + rows.end;
@@ -128,7 +129,8 @@ impl Places<'_> {
         OpArgs { c, residual, ..*self.args }
     }
 
-    /// Arguments for adding up the received rows `rows` of this rank's share.
+    /// Arguments for adding up the rows `rows`, counted from the first that this rank owns, of what
+    /// all ranks have sent.
     pub(super) fn sums(&self, to: Target, rows: &Range<u32>) -> OpArgs {
         let message = self.message(Transfer::Blocks).args;
         let own = self.own();
@@ -146,8 +148,8 @@ impl Places<'_> {
         }
     }
 
-    /// Arguments of a copy of a peer's received rows to their position in C; `None` if the step is
-    /// skipped.
+    /// Arguments for copying a peer's received rows to their position in C; `None` if the step has
+    /// nothing to do.
     pub(super) fn take(&self, of: Transfer, at: At) -> Option<OpArgs> {
         let source = at.peer?;
         let rows = match at.part {
@@ -159,7 +161,7 @@ impl Places<'_> {
         Some(OpArgs { a, c, sources: 1, root: source, ..message })
     }
 
-    /// Arguments for launching an operator's kernel with the operands `of`.
+    /// Arguments of an operator's kernel whose operands are those named by `of`.
     pub(super) fn operands(&self, of: Operands) -> Cow<'_, OpArgs> {
         let loads = |a| OpArgs { a, producer: producer::LOAD, ..*self.args };
         Cow::Owned(match of {

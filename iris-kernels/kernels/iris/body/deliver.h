@@ -15,8 +15,8 @@ struct AllGatherPlan {
         : split_grid(split_of(args)), me(args.channel.rank) {}
     IRIS_DEVICE u32 produced() const { return split_grid.part(me).tiles(); }
     IRIS_DEVICE u32 sent(u32 from, u32) const { return split_grid.part(from).tiles(); }
-    /// Position of `tile` in the data from `from`, with rows counted from the first row of that
-    /// data.
+    /// Position of `tile` in the data that rank `from` sends, with rows counted from the first row
+    /// of that data.
     IRIS_DEVICE Tile area(u32 from, u32, u32 tile) const { return split_grid.part(from).tile(tile); }
     /// First row, in this rank's A, of the data that it sends to rank `to`.
     IRIS_DEVICE u32 source_row(u32) const { return 0; }
@@ -99,12 +99,13 @@ template <class Plan, class Producer, bool PRODUCT> class DeliverBody {
             direct ? places.peers_c(peer).from(plan.target_row(me(), peer) + area.row, area.col)
                    : places.slot(peer, plan.place(me()), tile, parity, args.c.dtype);
         if constexpr (PRODUCT) {
-            // Other threads of this workgroup have written the product, which is now read from C.
+            // The product is read from C, where other threads of this workgroup have written it;
+            // hence the barrier.
             port::barrier(Site::Body);
             copy_view(to, own_c(tile, area), area.rows, area.cols);
         } else {
-            // If this rank relays, other threads of this workgroup have copied the received data to
-            // C, from which it is now read.
+            // If this rank relays, the received data is read from C, where other threads of this
+            // workgroup have copied it; hence the barrier.
             if (plan.relays()) port::barrier(Site::Body);
             const View from = plan.relays() ? own_c(tile, area) : own_a(peer, area);
             copy_view(to, from, area.rows, area.cols);
@@ -139,8 +140,8 @@ template <class Plan, class Producer, bool PRODUCT> class DeliverBody {
 template <class Plan, class Producer, bool PRODUCT>
 IRIS_DEVICE void run_deliver(const OpArgs& args, typename Producer::Shared& shared) {
     DeliverBody<Plan, Producer, PRODUCT> body(args, shared);
-    // A product is pushed from C by the workgroup that has written it, so dedicated senders are
-    // impossible.
+    // Dedicated senders are impossible for a product, which is pushed from C by the workgroup that
+    // has written it.
     const u32 senders = PRODUCT ? 0 : args.dedicated_workgroups;
     flow::deliver(launch_of(args, Producer::DIES), body.plan, senders, body);
 }
@@ -153,8 +154,8 @@ IRIS_DEVICE void run_relay(const OpArgs& args, LoadProducer::Shared& none) {
 }
 
 /// Copies by workgroups that replace copy engines; `first` is the number of the first signal. If A
-/// is gathered by columns, this rank's own part is copied, too; if by rows, it is read from A in
-/// place.
+/// is gathered by columns, this rank's own part is copied, too; if A is gathered by rows, the own
+/// part is read from A in place.
 template <class Plan> IRIS_DEVICE void run_copies(const OpArgs& args, u32 first) {
     LoadProducer::Shared none;
     DeliverBody<Plan, LoadProducer, false> body(args, none);
@@ -164,7 +165,7 @@ template <class Plan> IRIS_DEVICE void run_copies(const OpArgs& args, u32 first)
     flow::copies(launch, first, body.plan, body);
 }
 
-/// Number of signals used by copies of blocks; the signals of results have the numbers after them.
+/// Number of signals used by copies of blocks; copies of results use the signals after these.
 IRIS_DEVICE u32 signals_of_blocks(const OpArgs& args) { return split_of(args).part(0).tiles(); }
 
 } // namespace iris

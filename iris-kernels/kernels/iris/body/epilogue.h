@@ -7,7 +7,7 @@
 namespace iris {
 
 /// erf with an error of about 2e-7: a polynomial in x^2 below 1, and piecewise polynomials for erfc
-/// up to 4. Written out because not every kernel compiler provides a math library.
+/// up to 4. It is written out here because not every kernel compiler provides a math library.
 IRIS_DEVICE float erf(float x) {
     const float size = x < 0 ? -x : x;
     float value;
@@ -61,7 +61,7 @@ IRIS_DEVICE float erf(float x) {
         value = value * t - 5.399427209e-06f;
         value = value * t + 7.431066251e-07f;
     } else {
-        // A NaN takes this branch, too, and must stay NaN.
+        // Values above 4 and NaN take this branch; a NaN must stay NaN.
         value = size * 0.0f;
         if (size > 4.0f && !(value == value)) value = 0.0f;
     }

@@ -18,23 +18,24 @@ IRIS_DEVICE Units units_of(const OpArgs& args) {
 }
 
 /// Views of the shards of A: in this rank's own A, in a peer's A, in the inbox, or in the staging
-/// buffer. Each view begins at the first element of the shard; that of the staging buffer at the
-/// first element of the whole A.
+/// buffer. Each view begins at the first element of the shard, except the view of the staging
+/// buffer, which begins at the first element of the whole A.
 struct Shards {
     const OpArgs& args;
     const Units units;
     IRIS_DEVICE explicit Shards(const OpArgs& args) : args(args), units(units_of(args)) {}
 
-    /// Shard of `source` in the memory of `source`.
+    /// Shard of A that rank `source` has, in the memory of `source`.
     IRIS_DEVICE View own(u32 source) const {
         const View a = View::of(args.a);
         if (source == args.channel.rank) return a;
-        // The leading dimension of a contiguous shard is its width, which differs between ranks.
+        // Leading dimension of the shard; if its rows are contiguous (`pulled_ld` is 0), this is
+        // its width, which differs between ranks.
         const Range line = a.transposed ? units.shard_rows(source) : units.shard_cols(source);
         const u64 ld = args.pulled_ld == 0 ? line.len() : args.pulled_ld;
         return View{args.heap.address(source, args.pulled), ld, a.dtype, a.transposed};
     }
-    /// Part of the gathered A of rank `at` that belongs to the shard of `source`.
+    /// Part of the inbox of rank `at` that holds the shard of `source` within the gathered A.
     IRIS_DEVICE View inbox(u32 at, u32 source, u32 parity) const {
         const u64 address = args.heap.address(at, args.inbox + u64(parity) * args.slot);
         const View whole{address, args.k, args.a.dtype, false};
@@ -47,7 +48,7 @@ struct Shards {
     }
 };
 
-/// Writes this rank's shard to all inboxes, `tile_m` rows at a time.
+/// Body that writes this rank's shard to the inboxes of all ranks, `tile_m` rows at a time.
 class GatherBody {
   public:
     IRIS_DEVICE explicit GatherBody(const OpArgs& args) : args(args), shards(args) {}
@@ -70,8 +71,8 @@ class GatherBody {
     const Shards shards;
 };
 
-/// Multiplies shards in place. PULLS: shards are read from the peers' own memory, not from the
-/// inbox.
+/// Body that multiplies shards where they lie. PULLS: shards are read from the peers' own memory,
+/// not from the inbox.
 template <bool PULLS> class GatheredBody {
   public:
     IRIS_DEVICE GatheredBody(const OpArgs& args, Product::Shared& shared)
@@ -81,12 +82,12 @@ template <bool PULLS> class GatheredBody {
 
     const Shards shards;
 
-    // Tiles of C are numbered row block by row block, in the order in which this rank processes the
-    // blocks.
+    // Number of columns of tiles, and number of tiles of C. Tiles are numbered row block by row
+    // block, in the order in which this rank processes the blocks.
     IRIS_DEVICE u32 across() const { return div_up(args.n, args.tile_n); }
     IRIS_DEVICE u32 tiles() const { return shards.units.row_blocks() * across(); }
-    /// Row block of `tile`. It is needed for each source or unit and for the store, so the last
-    /// result is cached: computing it takes more instructions than multiplying a slab.
+    /// Row block of `tile`. The row block is needed for each source or unit and for the store, so
+    /// the last result is cached: computing it takes more instructions than multiplying a slab.
     IRIS_DEVICE u32 block_of(u32 tile) {
         if (tile != last) {
             last = tile;
@@ -150,15 +151,15 @@ template <bool PULLS> class GatheredBody {
         const u32 col = tile % across() * args.tile_n;
         return Tile{block.row, col, block.rows, min_of(args.tile_n, args.n - col)};
     }
-    /// Adds the product of `a`, which begins at the tile's first row, and the rows of B from `k`
-    /// on.
+    /// Adds to the current tile the product of `a`, which begins at the tile's first row, and of
+    /// `depth` rows of B from row `k` on.
     IRIS_DEVICE void add(const View& a, u32 k, u32 depth, const Tile& at) {
         product.multiply(a, View::of(args.b).from(k, at.col), at.rows, at.cols, depth);
     }
 
     const OpArgs& args;
     Product product;
-    /// Tile of the last call of block_of(), and its row block.
+    /// Tile of the last call of block_of(), and its row block, as a cache.
     u32 last, block;
 };
 

@@ -11,8 +11,8 @@
 
 namespace iris {
 
-/// Part of a message as a sequence of elements: `count` elements in row-major order, from the first
-/// element of `view` on, in rows of `cols`.
+/// Part of a message as a sequence of elements: `count` elements in row-major order, beginning with
+/// the first element of `view`, in rows of `cols` elements.
 struct Elements {
     View view;
     u64 count;
@@ -87,8 +87,8 @@ class ItemsOf {
   public:
     IRIS_DEVICE ItemsOf(const View& view, u32 rows, u32 cols, u32 shift)
         : elements{view, u64(rows) * cols, cols}, shift(shift),
-          // An item can be accessed as one 8-byte word if the rows are contiguous, aligned and of
-          // the same type.
+          // Number of items that can be accessed as one 8-byte word: all, if the rows are
+          // contiguous, aligned and of the same type, else none.
           whole(!view.transposed && (view.ld == cols || rows <= 1) && (view.address & 7) == 0 &&
                         (element_bytes(view.dtype) << shift) == 8
                     ? static_cast<u32>(elements.count >> shift)
@@ -138,8 +138,9 @@ class ItemsOf {
             IRIS_UNROLL
             for (u32 i = 0; i < 4; ++i) values.v[i] = widen(BF16, half(data, i));
         }
-        // Selection instead of branches: for three branches that end in one value LLVM 22 generates
-        // wrong code for gfx942 (it reads both halves of a register in which it has just set one).
+        // The value is selected instead of branched to: for three branches that end in one value
+        // LLVM 22 generates wrong code for gfx942 (it reads both halves of a register in which it
+        // has just set one).
         IRIS_UNROLL
         for (u32 i = 0; i < 4; ++i) {
             const float word = i < 2 ? __builtin_bit_cast(float, data[i]) : 0.0f;
@@ -180,13 +181,13 @@ template <Collective C, u32 N> class ExchangeBody {
           args(args), sum{}, mine(of_mine(args.channel.rank)), result(of_result(args.channel.rank)),
           own{}, held{}, own_is_added(false) {}
 
-    /// Element type in transfers, as a code.
+    /// Code of the element type in which data travels between ranks.
     const u32 dtype;
     const Items items;
 
     IRIS_DEVICE void load(u32 first, u32 item) {
-        // Data that is equal for all peers is loaded once; otherwise the loads for all N peers are
-        // in flight together.
+        // Data that is equal for all peers is loaded once. Otherwise the loads for all N peers are
+        // issued together, so that their latencies overlap.
         if constexpr (SAME_FOR_ALL) {
             if (N == 1 || first == 1) mine.load(item, dtype, held[0]);
         } else {
@@ -211,8 +212,8 @@ template <Collective C, u32 N> class ExchangeBody {
         if constexpr (REDUCES) {
             // This rank's own item is loaded while the items of the peers are awaited.
             mine.load(item, dtype, own);
-            // Start from -0.0, the neutral element: starting from 0.0 would turn a sum of -0.0 into
-            // 0.0.
+            // The sum starts from -0.0, the neutral element: starting from 0.0 would turn a sum of
+            // -0.0 into 0.0.
             IRIS_UNROLL
             for (u32 i = 0; i < 4; ++i) sum.v[i] = -0.0f;
             own_is_added = false;
@@ -276,8 +277,8 @@ template <Collective C, u32 N> class ExchangeBody {
 
     const OpArgs& args;
     ItemValues sum;
-    /// This rank's own data, and its destination in C; if all peers get the same data, `mine` is
-    /// also the data for them.
+    /// This rank's own data (`mine`), and its destination in C (`result`). If all peers get the
+    /// same data, `mine` is also what they get.
     const ItemsOf mine, result;
 
   private:
@@ -316,8 +317,8 @@ template <Collective C> class PairBody : public ExchangeBody<C, 1> {
         }
     }
     IRIS_DEVICE void begin(u32, const Batch& batch) {
-        // In an all-reduce each rank adds the items that it has pushed; reload them only if they
-        // are another batch.
+        // In an all-reduce each rank adds the items that it has pushed, so they are loaded again
+        // only if this is another batch.
         const bool loaded = at.first == batch.first && at.count == batch.count;
         if (C == Collective::AllReduce && !loaded) load(batch);
         at = batch;
@@ -332,7 +333,7 @@ template <Collective C> class PairBody : public ExchangeBody<C, 1> {
     IRIS_DEVICE void take(u32 source, const u32 (&data)[ITEMS][2]) {
         if constexpr (Base::REDUCES) {
             each([&](u32 k, u32 item) {
-                // The result does not depend on the order of two summands.
+                // With two ranks the sum has two summands, whose order does not matter.
                 this->sum = ItemsOf::unpack(this->dtype, data[k]);
                 this->add(C == Collective::AllReduce ? given[k] : own[k]);
                 this->finish_item_sum(item);
@@ -359,8 +360,8 @@ template <Collective C> class PairBody : public ExchangeBody<C, 1> {
     u32 given[ITEMS][2], own[ITEMS][2];
 };
 
-/// Adds the residual to the values of an item, element by element, if its type is not the wire
-/// type.
+/// Adds the residual to the values of an item, element by element, for a residual whose type is not
+/// the transfer type.
 IRIS_COLD ItemValues add_residual_pieces(View residual, u32 cols, u64 first, u32 shift,
                                          ItemValues values) {
     IRIS_UNROLL
@@ -372,8 +373,8 @@ IRIS_COLD ItemValues add_residual_pieces(View residual, u32 cols, u64 first, u32
     return values;
 }
 
-/// Body for rows of any layout with a residual, one item at a time. Rows consist of whole items,
-/// and are read again to be normalised.
+/// Body for rows of any layout with a residual, one item at a time. Rows must consist of whole
+/// items; they are read from C again to be normalised.
 class ResidualBody : public ExchangeBody<Collective::AllReduce, 1> {
     using Base = ExchangeBody<Collective::AllReduce, 1>;
 
@@ -429,12 +430,12 @@ template <u32 HELD> struct VectorSquares {
 /// Body for rows of a 16-bit type, with an optional residual of the same type. A thread processes
 /// all of its vectors of a row at once and keeps them in registers until they are normalised.
 ///
-/// PAIR: there are two ranks. The only peer's data is added as soon as it arrives, which leaves
-/// registers for the residual and the weights.
+/// PAIR: there are two ranks, so the data of the only peer is added as soon as it arrives, which
+/// leaves registers for the residual and the weights.
 template <u32 DTYPE, bool PAIR> class VectorBody {
   public:
-    /// Largest number of vectors of a row that a thread holds, items per vector, and items per
-    /// thread.
+    /// Largest number of vectors of a row that a thread holds (HELD), number of items per vector
+    /// (PIECE), and number of items per thread (ITEMS).
     static constexpr u32 HELD = 3, PIECE = WIDTH * element_bytes(DTYPE) / 8, ITEMS = HELD * PIECE;
     static_assert(ITEMS <= ll::AT_ONCE, "items that one wait is for");
 
@@ -492,7 +493,7 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
             IRIS_UNROLL
             for (u32 word = 0; word < 4; ++word) vector.word[word] = data[i * PIECE + word / 2][word % 2];
             if constexpr (PAIR) {
-                // The result does not depend on the order of two summands.
+                // With two ranks the sum has two summands, whose order does not matter.
                 Values values = unpack(vector);
                 add_to(values, unpack(own[i]));
                 finish(i, bytes, values);
@@ -551,8 +552,8 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
         return matrix.address + at * matrix.ld * ELEMENT;
     }
     IRIS_DEVICE void clear() {
-        // Start from -0.0, the neutral element: starting from 0.0 would turn a sum of -0.0 into
-        // 0.0.
+        // The sum starts from -0.0, the neutral element: starting from 0.0 would turn a sum of -0.0
+        // into 0.0.
         IRIS_UNROLL
         for (u32 i = 0; i < HELD * WIDTH; ++i) sum[i / WIDTH].v[i % WIDTH] = -0.0f;
         summed = true;
@@ -582,10 +583,10 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
     const OpArgs& args;
     const Norm norm;
     VectorSquares<HELD>& shared;
-    /// Number of the row, number of this thread's vectors in it, and position of the first one and
-    /// stride, in bytes.
+    /// Number of the row (`at`), number of this thread's vectors in it (`count`), and, in bytes,
+    /// position of the first vector and stride between vectors.
     u32 at, count, first, stride;
-    /// Items of this rank's data that are pushed to the peers.
+    /// Items of this rank's data as they are pushed to the peers.
     u64 given[ITEMS];
     /// This rank's data, later C; the residual; and the RMSNorm weights.
     Vec16 own[HELD], residual[HELD], weight[HELD];
@@ -616,7 +617,7 @@ IRIS_DEVICE void run_exchange_norm_items(const OpArgs& args) {
 
 /// All-reduce with a residual by the LL protocol; the workgroup that takes a row normalises it.
 IRIS_DEVICE void run_exchange_norm(const OpArgs& given) {
-    // Take the arguments in parameter memory, because the body keeps a reference to them.
+    // Arguments in parameter memory, because the body keeps a reference to them.
     const OpArgs& args = port::in_place(given);
     const bool pair = args.channel.size == 2;
     if (pair && run_exchange_norm_vectors<BF16, true>(args)) return;
@@ -632,7 +633,7 @@ template <Collective C, u32 N> IRIS_DEVICE void run_exchange_of(const OpArgs& ar
 }
 
 template <Collective C> IRIS_DEVICE void run_exchange(const OpArgs& given) {
-    // Take the arguments in parameter memory, because the body keeps a reference to them.
+    // Arguments in parameter memory, because the body keeps a reference to them.
     const OpArgs& args = port::in_place(given);
     if (args.channel.size == 2) run_exchange_of<C, 1>(args);
     else run_exchange_of<C, ll::SOURCES>(args);

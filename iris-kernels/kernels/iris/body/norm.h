@@ -1,7 +1,7 @@
-// RMSNorm of rows, each by one workgroup. It waits for no other rank: the rows are in this rank's
-// own memory, and no peer writes there before this rank has entered the next call. Squares are
-// added up in a fixed order, so that equal rows get equal bits on all ranks, in every run and in
-// every variant.
+// RMSNorm of rows, each by one workgroup. The RMSNorm waits for no other rank: the rows are in this
+// rank's own memory, and no peer writes there before this rank has entered the next call. Squares
+// are added up in a fixed order, so that equal rows get equal bits on all ranks, in every run and
+// in every variant.
 #ifndef IRIS_BODY_NORM_H
 #define IRIS_BODY_NORM_H
 
@@ -26,8 +26,8 @@ struct Norm {
     }
 };
 
-/// Number of partial sums that one thread adds, number of threads that add them, and number of
-/// independent additions in flight.
+/// Number of partial sums that one thread adds (PARTIALS), number of threads that add them
+/// (PARTIAL_SUMS), and number of independent additions in flight (TURNS).
 constexpr u32 PARTIALS = 16, PARTIAL_SUMS = (THREADS + PARTIALS - 1) / PARTIALS, TURNS = 4;
 
 /// Shared memory of sum_of_threads(), which adds up one number per thread.
@@ -45,8 +45,8 @@ template <u32 COUNT> IRIS_DEVICE float sum_in_turns(const float* numbers, u32 st
 }
 
 /// Sum of one number per thread, with the same bits on all threads: the order depends only on the
-/// number of threads. Between two calls every thread must have passed the barrier of the second
-/// call.
+/// number of threads. A second call may follow at once, because its first barrier comes before any
+/// sum is overwritten.
 IRIS_DEVICE float sum_of_threads(Squares& squares, float own) {
     static_assert(THREADS % PARTIAL_SUMS == 0, "each sum is one of as many numbers");
     const u32 thread = port::thread();
@@ -163,8 +163,8 @@ IRIS_DEVICE void norm_row(const OpArgs& args, u32 row) {
 
 /// Normalises all rows of C, one workgroup per row.
 IRIS_DEVICE void run_norm(const OpArgs& given) {
-    // Take the arguments in parameter memory, because functions that are not inlined take a
-    // reference to them.
+    // Arguments in parameter memory, because functions that are not inlined take a reference to
+    // them.
     const OpArgs& args = port::in_place(given);
     for (u32 row = port::workgroup(); row < args.m; row += port::workgroups()) {
         norm_row(args, row);

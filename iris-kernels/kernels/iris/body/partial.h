@@ -59,9 +59,8 @@ class LoadProducer {
 
     IRIS_DEVICE void produce(const Tile& at) { area = at; }
 
-    /// Writes the partial to a view, rounded to the view's type. REPEATS: the partial stays in
-    /// memory, so write_to() may be called repeatedly. KEEPS: elements are copied unchanged if the
-    /// type is the same.
+    /// Properties of this producer. REPEATS: the partial stays in memory, so write_to() may be
+    /// called repeatedly. KEEPS: elements are copied unchanged if the type is the same.
     static constexpr bool REPEATS = true, KEEPS = true;
     /// Number of dies for launch_of(): 1, because tiles of a message share no operands, so
     /// renumbering by die has no benefit.
@@ -95,8 +94,8 @@ IRIS_DEVICE void run_local(const OpArgs& args, typename Producer::Shared& shared
     const View c = View::of(args.c);
     const Grid grid = grid_of(args);
     const u32 index = die_swizzle(port::workgroup(), port::workgroups(), Producer::DIES);
-    // Elements are then copied as bit patterns, because a conversion to float changes the bits of
-    // some NaNs.
+    // Whether elements are copied as bit patterns, because a conversion to float changes the bits
+    // of some NaNs.
     const bool copies = LOADS<Producer> && args.a.dtype == args.c.dtype && args.bias.address == 0
         && args.epilogue == 0 && args.residual.address == 0;
     for (u32 tile = index; tile < grid.tiles(); tile += port::workgroups()) {

@@ -71,7 +71,7 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
     IRIS_DEVICE void produce(u32 tile) { producer.produce(plan.tile(tile)); }
 
     IRIS_DEVICE void keep(u32 tile, u32 parity) {
-        // A partial that reduce() reads from A need not be stored in the inbox.
+        // This rank's partial need not be stored in the inbox if reduce() reads it from A.
         if (!from_a) put(me(), tile, parity);
     }
 
@@ -79,7 +79,8 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
         if constexpr (Plan::OWN_FIRST || Producer::KEEPS) {
             put(peer, tile, parity);
         } else {
-            // The partial that keep() stored in this rank's own slot is copied to all peers.
+            // The partial is copied to the peer from this rank's own slot, where keep() has stored
+            // it.
             port::barrier(Site::Body);
             const Tile area = plan.tile(tile);
             copy_view(slot(peer, me(), tile, parity), slot(me(), me(), tile, parity), area.rows,
@@ -89,10 +90,10 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
     }
 
     /// Adds up the partials in the order of the plan. This rank's own partial is rounded to the
-    /// transfer type, too, so that every rank computes the same bits.
+    /// transfer type as well, so that every rank computes the same bits.
     IRIS_DEVICE void reduce(u32 tile, u32 parity) {
-        // Other threads of this workgroup have written the partial, which is now read from this
-        // rank's own slot.
+        // The partial is read from this rank's own slot, where other threads of this workgroup have
+        // written it; hence the barrier.
         port::barrier(Site::Body);
         const Tile at = plan.result(tile);
         const View c = View::of(args.c).from(at.row, at.col);
@@ -112,7 +113,8 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
         }
         for_each_vector(at.rows, at.cols, [&](u32 row, u32 col, u32 count) {
             Values sum;
-            // All loads of a batch are in flight before the first is used.
+            // All loads of a batch are issued before the first value is used, so that their
+            // latencies overlap.
             for (u32 begin = 0; begin < size; begin += BATCH) {
                 Raw raw[BATCH];
                 u64 place[BATCH];
@@ -141,7 +143,8 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
     }
 
     IRIS_DEVICE void push_result(u32 peer, u32 tile, u32 parity, bool direct) {
-        // Other threads of this workgroup have written the result, which is now read from C.
+        // The result is read from C, where other threads of this workgroup have written it; hence
+        // the barrier.
         port::barrier(Site::Body);
         const Tile area = plan.tile(tile);
         const View to = direct ? places.peers_c(peer).from(area.row, area.col)
@@ -161,8 +164,8 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
     IRIS_DEVICE View slot(u32 at, u32 source, u32 tile, u32 parity) const {
         return places.slot(at, source, plan.place(tile), parity, args.wire);
     }
-    /// Whether the reduction only adds complete vectors of the transfer type. This rank's own
-    /// partial is then read from A, where it has the bits that would be sent.
+    /// Whether the reduction only adds complete vectors of the transfer type. If so, this rank's
+    /// own partial is read from A, where it already has the bits that would be sent.
     IRIS_DEVICE bool reads_a() const {
         if (!Producer::REPEATS) return false;
         const Matrix &a = args.a, &c = args.c;
@@ -172,8 +175,8 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
                            (a.transposed | c.transposed) == 0 && args.bias.address == 0 &&
                            args.epilogue == 0 && (starts & 15) == 0 && widths % WIDTH == 0;
         if constexpr (RESIDUAL) {
-            // A missing residual has address 0 and leading dimension 0, so the other conditions
-            // hold for it.
+            // A missing residual meets the other conditions, because its address and its leading
+            // dimension are 0.
             const Matrix& residual = args.residual;
             return whole && (residual.address == 0 || residual.dtype == args.wire) &&
                    residual.transposed == 0 && (residual.address & 15) == 0 &&
@@ -197,7 +200,7 @@ template <class Plan, class Producer, bool RESIDUAL = false> class ReduceBody {
     const bool from_a;
 };
 
-/// Entry functions of the kernels, for both kinds of producer.
+/// Functions of the kernels, for both kinds of producer of partials.
 template <class Producer, bool RESIDUAL = false>
 IRIS_DEVICE void run_one_shot(const OpArgs& args, typename Producer::Shared& shared) {
     ReduceBody<OneShotPlan, Producer, RESIDUAL> body(args, shared);

@@ -1,4 +1,4 @@
-// Addition of partials that have arrived: of the tiles of a reduction, and of blocks that copy
+// Addition of partials that have arrived: for the tiles of a reduction, and for blocks that copy
 // engines moved.
 #ifndef IRIS_BODY_SUMS_H
 #define IRIS_BODY_SUMS_H
@@ -7,8 +7,8 @@
 
 namespace iris {
 
-/// Rank whose part is added as number `turn`, if the part of `first` is added first and the others
-/// in ascending order.
+/// Rank whose part is added at position `turn`: first `first`, then the other ranks in ascending
+/// order.
 IRIS_DEVICE u32 source_in_turn(u32 turn, u32 first) {
     return turn == 0 ? first : turn <= first ? turn - 1 : turn;
 }
@@ -38,7 +38,8 @@ IRIS_DEVICE void add_vectors(u64 c, u64 c_ld, const Sources& from, u32 rows, u32
         Values sum[DEEP];
         IRIS_UNROLL
         for (u32 d = 0; d < DEEP; ++d) {
-            // After the last vector a thread loads its first one again, and does not store it.
+            // After its last vector a thread loads its first one again, and does not store the
+            // result.
             const u32 vector = begin + d * step < vectors ? begin + d * step : begin;
             const u32 row = vector / across, col = vector % across * WIDTH;
             own[d] = from.own + (row * from.own_ld + col) * BYTES;
@@ -100,7 +101,7 @@ IRIS_DEVICE void add_deep(u64 c, u64 c_ld, const Sources& from, u32 rows, u32 co
     else add_vectors<DTYPE, DEEP, RESIDUAL>(c, c_ld, from, rows, cols);
 }
 
-/// add_deep() for an element type that is known only at run time.
+/// Calls add_deep() for the element type of `c`, which is known only at run time.
 template <bool RESIDUAL>
 IRIS_DEVICE void add_whole(const View& c, const Sources& from, u32 rows, u32 cols) {
     switch (c.dtype) {
@@ -112,8 +113,8 @@ IRIS_DEVICE void add_whole(const View& c, const Sources& from, u32 rows, u32 col
 
 /// Adds the parts of all ranks: C = this rank's own part A plus the parts received from the others,
 /// in ascending order of ranks. B is the part of rank 0, and the part of each next rank follows
-/// `slot` bytes later. With a single source, the root, nothing is added: its results are copied to
-/// C, or are there already if the root has stored them directly.
+/// `slot` bytes later. If the op has a single source, the root, nothing is added: the results of
+/// the root are copied to C, unless the root has stored them there directly.
 template <bool RESIDUAL> IRIS_DEVICE void run_sums(const OpArgs& args) {
     if (args.sources == 1 && flow::Departures(launch_of(args)).is_direct(args.root)) return;
     const Matrix &a = args.a, &b = args.b, &c = args.c;

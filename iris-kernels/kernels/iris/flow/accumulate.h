@@ -18,8 +18,8 @@ IRIS_DEVICE bool zero(const Launch& launch, u32 tiles, Owner owner, Body& body) 
     return run(launch, End::Keep, [&](Workgroup& wg) IRIS_INLINE {
         if (!wg.enter()) return false;
         const u32 parity = wg.parity();
-        // Peers read this workspace two calls ago; their credit shows that they have finished that
-        // call.
+        // The workspace of this call's parity was last used two calls ago. The credit of each peer
+        // shows that the peer has finished reading it.
         for (u32 step = 1; step < wg.size(); ++step) {
             if (!wg.credit(wg.peer(step))) return false;
         }
@@ -30,8 +30,8 @@ IRIS_DEVICE bool zero(const Launch& launch, u32 tiles, Owner owner, Body& body) 
     });
 }
 
-/// Add this rank's partials to their owners' workspaces, under a lock if `locked`, else atomically.
-/// A device barrier must follow before any rank reads.
+/// Add this rank's partials to the workspaces of the tiles' owners, under a lock if `locked`, else
+/// atomically. A device barrier must follow before any rank reads the sums.
 template <class Owner, class Body>
 IRIS_DEVICE bool add(const Launch& launch, u32 tiles, Owner owner, bool locked, Body& body) {
     return run(launch, End::Keep, [&](Workgroup& wg) IRIS_INLINE {

@@ -16,8 +16,8 @@ namespace iris::flow {
 /// that data which they read in the previous call may be overwritten, then stores the call number
 /// in staging flag 0. The copies that follow send that number as their signal.
 ///
-/// A launch that fails leaves the old number in the flag, so copies that cannot be stopped raise no
-/// new signal.
+/// If this launch fails, the flag keeps the old number. The copies cannot be stopped then, but the
+/// signals that they send have an old number and end no wait.
 IRIS_DEVICE bool open(const Launch& launch) {
     return run(launch, End::Keep, [&](Workgroup& wg) IRIS_INLINE {
         if (!wg.enter() || !wg.wait_entries(Members::all(wg.size()))) return false;
@@ -27,8 +27,8 @@ IRIS_DEVICE bool open(const Launch& launch) {
 }
 
 /// Replaces copy engines by workgroups: copies each part to its peers, each followed by a signal
-/// with the number in flag 0. `first` is the number of the first signal. It runs even if the rank
-/// has given up, as an engine would.
+/// with the number in flag 0. `first` is the number of the first signal. The copies are made even
+/// if the rank has given up, because a copy engine would make them, too.
 template <class Plan, class Body>
 IRIS_DEVICE bool copies(const Launch& launch, u32 first, const Plan& plan, Body& body) {
     return run(launch, End::Keep, [&](Workgroup& wg) IRIS_INLINE {
@@ -44,8 +44,8 @@ IRIS_DEVICE bool copies(const Launch& launch, u32 first, const Plan& plan, Body&
     });
 }
 
-/// Waits, before a kernel reads them, until `parts` parts of `source`, from number `first` on, have
-/// arrived; a launch of one workgroup.
+/// Gate: a launch of one workgroup that waits until `parts` parts of the data of rank `source`,
+/// from number `first` on, have arrived. The kernels that read the parts are queued after it.
 IRIS_DEVICE bool gate(const Launch& launch, u32 source, u32 first, u32 parts) {
     return run(launch, End::Keep, [&](Workgroup& wg) IRIS_INLINE {
         return wg.wait_parts(source, first, parts);
@@ -53,8 +53,8 @@ IRIS_DEVICE bool gate(const Launch& launch, u32 source, u32 first, u32 parts) {
 }
 
 /// Waits for parts of copied data inside a launch that reads them while copies are still running. A
-/// single thread of a workgroup uses it, for itself and for the copies to shared memory that it
-/// then starts. The launch lies between open, which has compared the records, and close, so it
+/// single thread of a workgroup uses it, and after the wait starts copies of the data to shared
+/// memory. The launch runs between open(), which has compared the records, and close(), so it
 /// neither counts workgroups nor ends the call.
 class Arrivals {
   public:
@@ -62,7 +62,7 @@ class Arrivals {
         : m(launch.heap, launch.channel), number(m.dev_load<Access::CallLoad>(m.call_word())), lost(false) {}
 
     /// Waits until part `part` of `source` has arrived; false if the wait fails. After one failed
-    /// wait all later ones fail at once: the call has failed, but the launch must still reach its
+    /// wait all later waits fail at once: the call has failed, but the launch must still reach its
     /// end.
     IRIS_DEVICE bool wait_part(u32 source, u32 part) {
         if (lost) return false;
@@ -93,7 +93,8 @@ class Departures {
     /// same answer.
     IRIS_DEVICE bool is_direct(u32 peer) const { return entry::is_direct(m, number, own, peer); }
 
-    /// Raise the signal of `part` at `peer`, after this thread's own stores of that part (release).
+    /// Raise the signal of `part` at `peer` (release). Call it after this thread's own stores of
+    /// that part.
     IRIS_DEVICE void signal_part(u32 peer, u32 part) const {
         raise_signal(m, number, m.signal(peer, m.channel.rank, part));
     }
@@ -106,8 +107,8 @@ class Departures {
 };
 
 /// Closes the call: the last launch, of one workgroup, queued after the copies and after all
-/// readers of copied data. Fails if a peer gave up, because its copies may have overwritten data
-/// while it was read here.
+/// readers of copied data. Fails if a peer gave up, because copies of that peer may have
+/// overwritten data while this rank read it.
 IRIS_DEVICE bool close(const Launch& launch) {
     return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE { return wg.check_not_aborted(); });
 }

@@ -67,10 +67,10 @@ template <class Body> IRIS_DEVICE bool receive(Workgroup& wg, Body& body, Member
 
 /// Each rank pushes its tiles to their receivers, and takes the tiles that peers pushed. The first
 /// `senders` workgroups push and the others take. If `senders` is 0 or not less than the number of
-/// workgroups, every workgroup pushes first and then takes. A pushing workgroup waits for credits,
-/// and for entries if it writes C, but never for a signal, so the waits form no cycle. With
-/// dedicated senders, `push` must not read what `produce` writes, because another workgroup writes
-/// it, in no fixed order.
+/// workgroups, every workgroup pushes first and then takes. A pushing workgroup waits until
+/// receivers' slots are free (credits), and for their entries if it writes their C, but never for a
+/// signal, so the waits form no cycle. With dedicated senders, `push` must not read what `produce`
+/// writes, because another workgroup writes it, in no fixed order.
 template <class Delivery, class Body>
 IRIS_DEVICE bool deliver(const Launch& launch, const Delivery& delivery, u32 senders, Body& body) {
     return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE {
@@ -86,8 +86,8 @@ IRIS_DEVICE bool deliver(const Launch& launch, const Delivery& delivery, u32 sen
             if (takes) produce(wg, body, tile);
             if (!send(wg, body, to, tile)) return false;
         }
-        // A workgroup that only takes also produces the tiles, before the first ones from peers
-        // arrive.
+        // Number of tiles to produce: a workgroup that does not push produces the tiles while it
+        // waits for the first ones from peers.
         const u32 left = sends ? 0 : produced;
         u32 most = left;
         for (u32 step = 1; step < wg.size(); ++step) {
@@ -105,13 +105,13 @@ IRIS_DEVICE bool deliver(const Launch& launch, const Delivery& delivery, u32 sen
 }
 
 /// Assignment of a root's tiles to relays, round-robin over the other ranks; each relay forwards
-/// its tiles to the remaining ranks.
+/// its tiles to the ranks that are neither root nor relay of the tile.
 struct Relays {
     u32 tiles, root, size;
     /// The rank that gets `tile` from the root and forwards it.
     IRIS_DEVICE u32 relay(u32 tile) const { return (root + 1 + tile % (size - 1)) % size; }
-    /// Number of the tile that `rank` forwards as its `place`-th; `rank` must not be the root. The
-    /// result is at least `tiles` if `rank` forwards fewer.
+    /// Number of the tile that `rank`, which is not the root, forwards as its `place`-th. The
+    /// result is at least `tiles` if `rank` forwards fewer tiles.
     IRIS_DEVICE u32 relayed(u32 rank, u32 place) const {
         return place * (size - 1) + (rank + size - 1 - root) % size;
     }
@@ -133,8 +133,8 @@ IRIS_DEVICE bool relay(const Launch& launch, const Relays& relays, Body& body) {
             return true;
         }
         const Members others = peers_that(wg, [&](u32 peer) { return peer != root; });
-        // Tiles to be forwarded come first, because other ranks wait for them; their only source is
-        // the root.
+        // Tiles that this rank forwards come first, because other ranks wait for them; they all
+        // come from the root.
         for (u32 place = wg.index; relays.relayed(me, place) < tiles; place += wg.count) {
             const u32 tile = relays.relayed(me, place);
             if (!receive(wg, body, one(root), tile)) return false;

@@ -31,8 +31,8 @@ template <class Body> IRIS_DEVICE bool gather(const Launch& launch, u32 parts, B
     });
 }
 
-/// Multiply the shards that gather() pushed, after the barrier. This is the last launch of the
-/// call.
+/// Multiply the shards that gather() has pushed to this rank. A device barrier must precede this
+/// launch, which is the last one of the call.
 template <class Body> IRIS_DEVICE bool local(const Launch& launch, u32 tiles, Body& body) {
     return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE {
         if (!wg.check_not_aborted()) return false;
@@ -51,7 +51,7 @@ template <class Body> IRIS_DEVICE bool local(const Launch& launch, u32 tiles, Bo
 }
 
 /// Multiply shards directly from the peers' own memory. No rank ends the call before all peers have
-/// read its shard.
+/// read that rank's shard.
 template <class Body> IRIS_DEVICE bool pull(const Launch& launch, u32 tiles, Body& body) {
     return run(launch, End::Pulled, [&](Workgroup& wg) IRIS_INLINE {
         if (!wg.enter()) return false;
@@ -70,17 +70,14 @@ template <class Body> IRIS_DEVICE bool pull(const Launch& launch, u32 tiles, Bod
     });
 }
 
-// Functions that the template arguments must have. A unit is the piece of the gathered matrix that
-// is copied and signalled as a whole:
-// Staging: units()                      number of units; each comes from one rank
-//          unit_at(position)            unit that is fetched at `position` of the fetch order
-//          source(unit)                 rank that owns the data of `unit`
-//          tiles()                      number of tiles of C
-//          needs(tile)                  number of units that `tile` needs
-//          need(tile, i)                i-th unit that `tile` needs, in the order of use
-// Body: fetch(unit)                     copy `unit` from its source to the staging buffer
-//       multiply_unit(tile, unit)       add the product of `unit` to `tile`
-//       store(tile)                     write the finished `tile` to C
+// Functions that the template arguments must have. A unit is a piece of the gathered matrix that is
+// copied as a whole and has one flag: Staging: units()                      number of units; each
+// comes from one rank unit_at(position)            unit that is fetched at `position` of the fetch
+// order source(unit)                 rank that owns the data of `unit` tiles()
+// number of tiles of C needs(tile)                  number of units that `tile` needs need(tile, i)
+// i-th unit that `tile` needs, in the order of use Body: fetch(unit)                     copy
+// `unit` from its source to the staging buffer multiply_unit(tile, unit)       add the product of
+// `unit` to `tile` store(tile)                     write the finished `tile` to C
 
 /// All-gather and multiply by separate workgroups. The first `fetchers` workgroups copy remote
 /// units to a staging buffer and raise a flag for each; the other workgroups multiply, and wait for

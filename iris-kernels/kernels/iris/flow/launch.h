@@ -1,4 +1,4 @@
-// Start and end that every launch has; transcribes iris_sync::flow.
+// Start and end that all launches of the skeletons have in common; transcribes iris_sync::flow.
 #ifndef IRIS_FLOW_LAUNCH_H
 #define IRIS_FLOW_LAUNCH_H
 
@@ -6,7 +6,8 @@
 
 namespace iris::flow {
 
-/// Begin the call, run `steps`, and count the workgroup as finished whether `steps` fails or not.
+/// Begin the call in this launch, run `steps`, and count the workgroup as finished whether `steps`
+/// fails or not.
 template <class Steps> IRIS_DEVICE bool run(const Launch& launch, End end, Steps steps) {
     Workgroup wg(launch);
     const bool result = steps(wg);

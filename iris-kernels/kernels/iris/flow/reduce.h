@@ -63,7 +63,8 @@ template <class Body> IRIS_DEVICE bool one_shot(const Launch& launch, u32 tiles,
                 wg.trace.end(Span::Signal);
             }
             if constexpr (Body::AT_ONCE) {
-                // Reduce the previous tile of this workgroup; the first tile has no predecessor.
+                // Reduces the tile before `next` of this workgroup; there is none before its first
+                // tile.
                 if (next >= wg.count && !add_up(next - wg.count)) return false;
             }
         }
@@ -85,8 +86,9 @@ IRIS_DEVICE bool reduce_at_owners(const Launch& launch, const Owners& owners, u3
         if (!wg.enter()) return false;
         const u32 parity = wg.parity(), me = wg.rank();
         const Members all = Members::all(wg.size());
-        // Item numbers: this rank's own tiles first, then the tiles of the peers, round-robin. This
-        // workgroup takes every `own_step`-th or `other_step`-th item of the two kinds.
+        // Numbers of the items in the loop: this rank's own tiles first, then the tiles of the
+        // peers, round-robin. This workgroup takes every `own_step`-th item of the first kind and
+        // every `other_step`-th of the second.
         const u32 most = owners.most(), peers = wg.size() - 1, items = most * wg.size();
         const u32 sending = senders < wg.count ? senders : 0;
         const u32 own_step = wg.count - sending, other_step = sending == 0 ? wg.count : sending;
@@ -118,9 +120,9 @@ IRIS_DEVICE bool reduce_at_owners(const Launch& launch, const Owners& owners, u3
             wg.trace.end(Span::Signal);
             return true;
         };
-        // A workgroup pushes before it reduces, because peers wait for its pushes; but reductions
-        // are interleaved, so that links and memory are both busy. A single loop does both, so that
-        // the code of `produce` is inlined once.
+        // A workgroup begins with pushes, because peers wait for them; then pushes and reductions
+        // alternate, so that links and memory are both busy. A single loop does both, so that the
+        // code of `produce` is inlined once.
         for (u32 own = first_own, other = first_other; own < most || other < items;) {
             const u32 place = other < items ? (other - most) / peers : 0;
             const bool mine =

@@ -76,8 +76,8 @@ pub(crate) struct Deliver<'a> {
     pub(crate) plan: Plan,
 }
 
-/// Numbers of tiles that ranks send to each other, for [`flow::deliver`](iris_sync::flow::deliver):
-/// the plan, and the number of this rank.
+/// Numbers of tiles that ranks send to each other, for [`flow::deliver`](iris_sync::flow::deliver);
+/// the second field is the number of this rank.
 pub(crate) struct Sent(pub(crate) Plan, pub(crate) u32);
 
 impl Delivery for Sent {
@@ -130,7 +130,8 @@ impl Deliver<'_> {
                 _ => self.plan.area(me, to, tile),
             };
             let matrix = match self.plan {
-                // A relay sends data that it has received, which is in C.
+                // Matrix that holds the data: C on a rank that relays, because it sends on what it
+                // has received, otherwise A.
                 Plan::Broadcast { root, .. } if root != me => &args.c,
                 _ => &args.a,
             };
@@ -141,8 +142,8 @@ impl Deliver<'_> {
 
 impl Deliver<'_> {
     /// Copies by workgroups that replace copy engines; `first` is the number of the first signal.
-    /// If A is gathered by columns, this rank's own part is copied, too; if by rows, it is read
-    /// from A in place.
+    /// If A is gathered by columns, this rank's own part is copied, too; if A is gathered by rows,
+    /// the own part is read from A in place.
     pub(crate) fn copies(
         &mut self,
         launch: &Launch<'_, Words<'_>>,

@@ -22,7 +22,7 @@ impl Gather<'_> {
         self.units.row_blocks() * self.across()
     }
 
-    /// Number of tiles in a row of tiles of C.
+    /// Number of tiles that C has from left to right.
     pub(crate) fn across(&self) -> u32 {
         self.partial.args.n.div_ceil(self.partial.args.tile_n)
     }
@@ -37,8 +37,8 @@ impl Gather<'_> {
         (Tile { row, col, rows, cols: args.tile_n.min(args.n - col) }, block)
     }
 
-    /// Shard of A of rank `source`, in the memory where it is read: this rank's own A, a peer's A,
-    /// or the inbox.
+    /// Shard of A that rank `source` has, in the memory where this rank reads it: its own A, the
+    /// peer's A, or the inbox.
     fn shard(&self, source: u32, parity: u32) -> Matrix {
         let args = self.partial.args;
         let (rows, cols) = self.units.shard_of(source);

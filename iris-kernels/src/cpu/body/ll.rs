@@ -33,9 +33,9 @@ pub(crate) fn run(
     if args.normed.address == 0 {
         return flow::exchange(launch, &items, &mut body);
     }
-    // Rows that are normalised are processed by the workgroup that received them. If A and C
-    // overlap (in place), that workgroup also pushes them; otherwise all workgroups share the
-    // pushes.
+    // Division of the message into rows, for ops that normalise them: the workgroup that receives a
+    // row processes it. If A and C overlap (in place), that workgroup also pushes the row;
+    // otherwise all workgroups share the pushes.
     let len = args.n / per_item;
     let spread = args.a.address != args.c.address;
     let rows = Rows { items: args.m * len, len, piece: 1, at_once: 1, spread };
@@ -66,8 +66,8 @@ impl Body<'_> {
         self.args.channel.rank
     }
 
-    /// Returns the elements of an item: for each, its index in the item, and its row and column,
-    /// counted from the first row of the part.
+    /// Elements of item `item` of a part of `rows` rows: for each its index in the item, and its
+    /// row and column, counted from the first row of the part.
     fn elements(&self, rows: u32, item: u32) -> impl Iterator<Item = (usize, u32, u32)> + use<> {
         let Items { cols, per_item, .. } = self.items;
         let first = u64::from(item) * u64::from(per_item);
@@ -145,8 +145,8 @@ impl LlTiles for Body<'_> {
             }
             return;
         }
-        // Start from -0.0, the neutral element: starting from 0.0 would turn a sum of -0.0 into
-        // 0.0.
+        // The sum starts from -0.0, the neutral element: starting from 0.0 would turn a sum of -0.0
+        // into 0.0.
         (self.sum, self.own) = ([-0.0; MOST], false);
         if self.items.own_first() {
             self.add_own(item);

@@ -1,5 +1,5 @@
-//! State that all bodies use: the partial of the current tile, inbox slots as matrices, and the
-//! step to finished values.
+//! State that all bodies use: the current tile of this rank's partial, and inbox slots as matrices.
+//! Also the steps that turn a sum into the result: bias, epilogue and residual.
 
 use crate::args::{Matrix, OpArgs, element_bytes, producer};
 use crate::cpu::body::epilogue::{add_residual, finish_values};
@@ -33,7 +33,8 @@ impl<'a> Partial<'a> {
             && (bias.address, *epilogue, residual.address) == (0, 0, 0)
     }
 
-    /// Computes this rank's partial of `tile`: multiplies A by B, or loads the tile from A.
+    /// Computes this rank's partial of `tile` into the current tile: multiplies A by B, or loads
+    /// the tile from A.
     pub(crate) fn produce(&mut self, tile: Tile) {
         let (args, ld) = (self.args, self.ld());
         if args.producer == producer::LOAD {
@@ -96,7 +97,7 @@ impl<'a> Partial<'a> {
     }
 }
 
-/// Same tile at row 0, column 0: its position in a slot, which holds one tile.
+/// Position of a tile in a slot, which holds one tile: row 0, column 0.
 pub(crate) fn in_slot(tile: Tile) -> Tile {
     Tile { row: 0, col: 0, ..tile }
 }

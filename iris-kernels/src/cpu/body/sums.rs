@@ -9,8 +9,8 @@ use crate::schedule::Grid;
 
 /// Adds the parts of all ranks: C = this rank's own part A plus the parts received from the others,
 /// in ascending order of ranks. B is the part of rank 0, and the part of each next rank follows
-/// `slot` bytes later. With a single source, the root, nothing is added: its results are copied to
-/// C, or are there already if the root has stored them directly.
+/// `slot` bytes later. If the op has a single source, the root, nothing is added: the results of
+/// the root are copied to C, unless the root has stored them there directly.
 pub(crate) fn run(
     launch: &Launch<'_, Words<'_>>,
     grid: Grid,
