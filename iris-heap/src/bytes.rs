@@ -1,4 +1,4 @@
-//! [`Bytes`]: a number of bytes with its unit.
+//! Type [`Bytes`]: a size in bytes, which is written and read with its unit.
 
 use std::fmt;
 use std::iter::Sum;
@@ -9,7 +9,7 @@ use crate::dtype::Element;
 use crate::error::Error;
 use crate::layout::rounded;
 
-/// A number of bytes. Arithmetic saturates, so that a size that is too large stays too large.
+/// Size in bytes. Arithmetic saturates, so that a size that is too large stays too large.
 ///
 /// ```
 /// use iris_heap::Bytes;
@@ -27,7 +27,7 @@ const UNITS: [(&str, u64); 4] =
     [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
 
 impl Bytes {
-    /// No bytes.
+    /// Size of 0 bytes.
     pub const ZERO: Bytes = Bytes(0);
 
     /// Makes a size of `bytes` bytes.

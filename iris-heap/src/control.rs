@@ -1,4 +1,5 @@
-//! Host side of a heap's [`ControlBlock`](crate::abi::ControlBlock).
+//! Control block of a heap, as the host accesses it: abort word and fault record
+//! ([`ControlBlock`](crate::abi::ControlBlock)).
 
 mod standing;
 
@@ -32,9 +33,10 @@ pub struct Control {
     errors: OnceLock<Arc<ReturnedErrors>>,
     /// Issue boards of all ranks, set when the heap has been opened; unset in a world of one rank.
     boards: OnceLock<Boards>,
-    /// Error for the first difference in the order of calls, set when it is found.
+    /// Error about the first difference between ranks in the order of calls, set when the
+    /// difference is found.
     disorder: OnceLock<Error>,
-    /// Error by which another node, or a step between nodes, failed.
+    /// Error of another node, or of a step between nodes, that ended this node's calls.
     elsewhere: OnceLock<Error>,
     /// Names of the nodes for errors, set if the heap's world has several.
     nodes: OnceLock<Vec<String>>,
@@ -129,7 +131,7 @@ impl Control {
     /// Tells all kernels of this rank to stop, for a reason listed in [`abort`]. The first reason
     /// stays; zero is ignored.
     pub fn set_host_abort(&self, reason: i32) {
-        // Release: a kernel that reads the word also sees the host's earlier writes.
+        // Release order: a kernel that reads the abort word also sees the host's earlier writes.
         let _ = self.words()[0].compare_exchange(0, reason, Ordering::Release, Ordering::Relaxed);
     }
 
@@ -140,7 +142,7 @@ impl Control {
         self.set_host_abort(abort::ELSEWHERE);
     }
 
-    /// Reason given to [`Control::set_host_abort`]; 0 if there is none.
+    /// Abort reason that [`Control::set_host_abort`] has stored; 0 if there is none.
     pub fn host_abort(&self) -> i32 {
         self.words()[0].load(Ordering::Acquire)
     }
@@ -255,7 +257,7 @@ impl Control {
         Some(self.disorder.get_or_init(|| error).clone())
     }
 
-    /// Ranks that this rank waits for, and the call that they have not issued, as text; `None` if
+    /// Ranks that this rank waits for, and, as text, the call that they have not issued; `None` if
     /// this rank has issued no call.
     pub(crate) fn awaited(&self) -> Option<(Vec<usize>, String)> {
         let Behind { call, operator, ranks } = self.boards()?.behind().ok()??;
@@ -295,8 +297,8 @@ impl Control {
         lock(&self.waits).iter().min().copied()
     }
 
-    /// Returns the fault or abort of this heap as an error, if there is one. For errors that are
-    /// returned to the program: closing the heap then does not return the error again.
+    /// Returns the fault or abort of this heap as an error, if there is one. The error counts as
+    /// returned to the program, so closing the heap does not return it again.
     ///
     /// # Errors
     /// [`Error::Order`], [`Error::PeerLost`], [`Error::HubLost`], [`Error::Closed`],
@@ -343,10 +345,8 @@ impl Control {
         Some(self.disorder().unwrap_or(error))
     }
 
-    /// [`Control::check`] for enqueued work: does not mark the error as returned to the program.
-    ///
-    /// # Errors
-    /// Errors of [`Control::check`].
+    /// Returns the fault or abort of this heap like [`Control::check`], but does not count it as
+    /// returned to the program; used for enqueued work.
     pub fn outcome(&self) -> Result<()> {
         let code = self.host_abort();
         let disorder = || if code == 0 { None } else { self.disorder() };
@@ -404,7 +404,7 @@ fn lost_rank(code: i32) -> Option<usize> {
     (rank < MAX_RANKS).then_some(rank)
 }
 
-/// Abort code that tells kernels of an error of the world.
+/// Abort code that tells kernels of the error `error` of the world.
 pub(crate) fn code_of(error: &Error) -> i32 {
     match error {
         Error::PeerLost { rank } => abort::PEER_LOST + *rank as i32,

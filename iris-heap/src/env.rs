@@ -223,9 +223,10 @@ impl Settings {
         self.scaled(30.0)
     }
 
-    /// Deadline of a host collective's wait for the other ranks. It is longer than a kernel's wait
-    /// for entry plus one for progress: if a rank skipped a call, the kernels of the others give up
-    /// first and name that rank, before the host reports the waiting ranks as absent.
+    /// Deadline of a host collective's wait for the other ranks. This deadline is longer than a
+    /// kernel's wait for entry plus one for progress: if a rank skipped a call, the kernels of the
+    /// others give up first and name that rank, before the host reports the waiting ranks as
+    /// absent.
     pub fn host_deadline(&self) -> Duration {
         self.scaled(720.0)
     }

@@ -388,8 +388,8 @@ pub enum Error {
     Other(Arc<dyn std::error::Error + Send + Sync>),
 }
 
-/// Classification of errors by what a caller can do about them. Stable, unlike the variants of
-/// [`enum@Error`].
+/// Classification of errors by what a caller can do about them. The kinds are stable, unlike the
+/// variants of [`enum@Error`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -401,13 +401,13 @@ pub enum ErrorKind {
     Timeout,
     /// A rank is gone: close the world and open a new one with the remaining ranks.
     PeerLost,
-    /// Out of memory.
+    /// Memory of the heap or of the device is exhausted.
     OutOfMemory,
     /// An object was used after it had been closed or freed.
     Closed,
-    /// A kernel failed.
+    /// A kernel failed or gave up a wait.
     Fault,
-    /// Not supported on this backend or platform.
+    /// The backend or platform does not support the request.
     Unsupported,
     /// The operating system or a driver returned an error.
     System,
@@ -478,9 +478,10 @@ impl Error {
             }
             Error::Absent { .. } => ErrorKind::Timeout,
             Error::PeerLost { .. } | Error::RankLost { .. } | Error::HubLost => ErrorKind::PeerLost,
-            // Whether the host or a kernel notices first that a rank is gone is chance.
+            // A fault about a lost peer counts as a lost peer, because it is chance whether the
+            // host or a kernel notices first that a rank is gone.
             Error::Fault { fault, .. } if fault.kind == FaultKind::PeerLost => ErrorKind::PeerLost,
-            // Code 2 means out of memory in the drivers of CUDA and of HIP.
+            // Code 2 of a driver means out of memory, in CUDA and in HIP.
             Error::OutOfHeap { .. } | Error::Device { code: 2, .. } => ErrorKind::OutOfMemory,
             Error::Closed { .. } | Error::NotAllocated { .. } => ErrorKind::Closed,
             Error::Panicked { .. }
@@ -489,8 +490,8 @@ impl Error {
             | Error::GaveUp { .. }
             | Error::Aborted { .. } => ErrorKind::Fault,
             Error::AfterFault { then, .. } => then.kind(),
-            // Unsupported means that there is no driver, or a driver without a device: code 100 of
-            // CUDA and of HIP.
+            // Missing drivers count as unsupported, and so does a driver without a device: code 100
+            // of CUDA and of HIP.
             Error::Unsupported { .. } | Error::Library { .. } | Error::Device { code: 100, .. } => {
                 ErrorKind::Unsupported
             }
@@ -538,7 +539,7 @@ fn about_hashes(fault: &iris_sync::Fault) -> &'static str {
     }
 }
 
-/// Text such as `1, 3 and 4`.
+/// Lists ranks as text, such as `1, 3 and 4`.
 pub(crate) fn list_ranks(ranks: &[usize]) -> String {
     list_texts(ranks.iter().map(usize::to_string).collect())
 }
@@ -552,7 +553,7 @@ pub(crate) fn list_texts(mut texts: Vec<String>) -> String {
     }
 }
 
-/// Text such as `4 on rank 0, 2; 5 on rank 1`: each value once, with its ranks.
+/// Lists values with their ranks as text, such as `4 on rank 0, 2; 5 on rank 1`: each value once.
 pub(crate) fn list_values(values: &[String]) -> String {
     let mut seen: Vec<(&String, Vec<usize>)> = Vec::new();
     for (rank, value) in values.iter().enumerate() {
@@ -584,7 +585,7 @@ pub(crate) fn odd_ranks(values: &[String]) -> Vec<usize> {
 mod tests {
     use super::*;
 
-    /// Text as anyhow's `{:#}` prints it: the error and all its sources.
+    /// Text of an error followed by all its sources, as anyhow's `{:#}` prints it.
     fn chain(error: &dyn std::error::Error) -> String {
         let mut text = error.to_string();
         let mut at = error.source();

@@ -1,4 +1,4 @@
-//! Text about the world of this process, for programs that show it.
+//! Description of the world that this process belongs to, as a text for programs that show it.
 
 use crate::bootstrap::launcher_env::{Launch, Place};
 use crate::error::Result;

@@ -2,8 +2,8 @@
 //! memory.
 //!
 //! Every rank keeps one [`Layout`] per segment and applies the same requests to it, so all ranks
-//! compute the same offsets. It uses first fit by address, because the result then depends only on
-//! the sequence of requests, and large blocks at the end stay whole.
+//! compute the same offsets. A layout takes the first free block that fits, by address: the result
+//! then depends only on the sequence of requests, and large blocks at the end stay whole.
 
 use std::collections::BTreeMap;
 

@@ -19,7 +19,7 @@ pub struct Module {
     heap: Weak<Control>,
 }
 
-/// A kernel of a module.
+/// Kernel of a loaded module.
 #[derive(Clone)]
 pub struct Function {
     inner: Arc<dyn FunctionBackend>,

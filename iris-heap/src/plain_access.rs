@@ -4,8 +4,9 @@
 //! A GEMM library and vectorised conversions make plain accesses, so a concurrent copy of their
 //! operands would be undefined behaviour even if the copy is atomic. So each launch announces the
 //! bytes of its operands while it runs ([`Access::of_kernel`]), and a copy waits until no launch
-//! writes what it reads or accesses what it writes. Launches end by their own deadlines, so this
-//! wait needs none. A program that syncs its stream before it touches operands never waits here.
+//! writes bytes that the copy reads, or accesses bytes that it writes. Launches end by their own
+//! deadlines, so this wait needs none. A program that syncs its stream before it touches operands
+//! never waits here.
 
 use std::ops::Range;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -36,8 +37,8 @@ enum Party {
     Copy,
 }
 
-/// All accesses in progress in this process. Global, because ranks that are threads share one
-/// mapping of each segment.
+/// All accesses in progress in this process. The list is global, because ranks that are threads
+/// share one mapping of each segment.
 struct Active {
     next: u64,
     spans: Vec<(u64, Party, Span)>,
@@ -57,7 +58,8 @@ impl Access {
         Access::begin(Party::Kernel, operands)
     }
 
-    /// Begins a copy, and waits for launches that access bytes of `spans` in conflict with it.
+    /// Begins a copy, after waiting for launches that conflict with it: those that write bytes that
+    /// the copy reads, or access bytes that it writes.
     pub(crate) fn of_copy(spans: &[Span]) -> Access {
         Access::begin(Party::Copy, spans)
     }
@@ -92,7 +94,7 @@ mod tests {
         [Span { bytes, written }]
     }
 
-    /// Start of the test's address range, which no mapping of another test contains.
+    /// Start of the address range of this test, which no mapping of another test contains.
     const BASE: u64 = 1;
 
     #[test]
@@ -121,7 +123,8 @@ mod tests {
                     let _second = begin(!copy_first);
                     say_second.send("second").unwrap();
                 });
-                // The second party may start late, but it never sends before the first access ends.
+                // The second party may start late, but it must never send before the first access
+                // has ended.
                 for _ in 0..100 {
                     std::thread::yield_now();
                 }

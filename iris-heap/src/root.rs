@@ -8,12 +8,12 @@ use iris_sync::FaultKind;
 use crate::error::Error;
 use crate::util::lock;
 
-/// Distance of an error from the root cause of a failure.
+/// Distance of an error from the root cause of a failure; the smallest one is reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Distance {
-    /// Failure of this rank itself, or a difference found by comparing ranks.
+    /// Failure of the rank itself, or a difference that was found by comparing ranks.
     Root,
-    /// Timeout while waiting for a rank, which may have an error of its own.
+    /// Timeout while waiting for another rank, which may have an error of its own.
     Silence,
     /// Consequence of the failure, surrender or exit of another rank.
     Consequence,
@@ -69,7 +69,7 @@ impl ReturnedErrors {
     }
 
     /// Smallest distance recorded. If the library returned no error, the program's error is its
-    /// own, hence the root.
+    /// own, so it is the root.
     pub(crate) fn distance(&self) -> Distance {
         lock(&self.0).unwrap_or(Distance::Root)
     }

@@ -20,7 +20,7 @@ use crate::util::{check_file_size, lock};
 /// Other ranks write these bytes at any time, so no reference to them is made except to atomics.
 /// Copies are atomic ([`atomic_copy`]) and exclude kernels that access the bytes plainly
 /// ([`plain_access`](crate::plain_access)), so a race yields old or new words, never undefined
-/// behaviour. Code that resolves an address is itself responsible for its accesses.
+/// behaviour. Code that takes an address of this memory is itself responsible for its accesses.
 #[derive(Debug)]
 pub(crate) struct SharedMemory {
     base: NonNull<u8>,
@@ -250,8 +250,8 @@ impl JointMemory {
     fn parts(sizes: &[u64]) -> Result<(Vec<usize>, usize)> {
         let parts = sizes.iter().map(|&bytes| whole_pages(bytes)).collect::<Result<Vec<_>>>()?;
         let whole = parts.iter().try_fold(0u64, |sum, &part| sum.checked_add(part as u64));
-        // The sizes are already multiples of a page; `whole_pages` rejects a sum that no mapping
-        // could have.
+        // The size of the file must not exceed what can be mapped, which `whole_pages` checks; the
+        // parts are already multiples of a page.
         let whole = whole_pages(whole.unwrap_or(u64::MAX))?;
         Ok((parts, whole))
     }
@@ -281,8 +281,8 @@ fn create_file(name: &str, size: usize) -> Result<OwnedFd> {
         .map_err(|e| Error::system(format!("memfd_create({name})"), e))?;
     rustix::fs::ftruncate(&fd, size as u64)
         .map_err(|e| Error::system(format!("ftruncate of {name} to {size} bytes"), e))?;
-    // The file is sealed, because if it shrank under a mapping, the system would kill a process
-    // that touches the mapping.
+    // The file is sealed against a change of its size: if it shrank under a mapping, the system
+    // would kill a process that touches the mapping.
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     rustix::fs::fcntl_add_seals(&fd, seals)
         .map_err(|e| Error::system(format!("sealing {name}"), e))?;
@@ -330,7 +330,7 @@ pub(crate) fn duplicate(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
 fn whole_pages(bytes: u64) -> Result<usize> {
     let page = rustix::param::page_size() as u64;
     let size = bytes.max(1).checked_next_multiple_of(page);
-    // No Rust object may be longer than `isize::MAX` bytes, so reject larger sizes.
+    // Sizes above `isize::MAX` are refused, because no Rust object may be longer.
     size.and_then(|s| isize::try_from(s).ok()).map(|s| s as usize).ok_or_else(|| {
         Error::invalid("size of a segment", bytes, format!("at most {} bytes", isize::MAX))
     })

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 pub enum Segment {
     /// Matrices and messages.
     Data,
-    /// Words that peers poll. A separate segment, because a GPU caches it differently.
+    /// Words that peers poll, in a segment of their own because a GPU caches it differently.
     Signal,
     /// Memory of the caller that was imported, with the number of the import.
     Registered(u16),
@@ -29,10 +29,11 @@ impl fmt::Display for Segment {
     }
 }
 
-/// `len` elements of `T` at the same offset of the same segment on every rank.
+/// Range of `len` elements of `T` at the same offset of the same segment on every rank.
 ///
-/// It is a plain value without a lifetime. If it is used after its block was freed, or with another
-/// heap, the call that resolves it returns an error, even if the block has been reallocated.
+/// A slice is a plain value without a lifetime. If it is used after its block was freed, or with
+/// another heap, the call that resolves it returns an error, even if the block has been
+/// reallocated.
 pub struct SymSlice<T> {
     heap: u64,
     segment: Segment,

@@ -23,7 +23,7 @@ pub struct Stream {
     issued: Arc<AtomicU64>,
 }
 
-/// Point in a stream's order; see [`Stream::record`].
+/// Point in a stream's order of work; see [`Stream::record`].
 #[derive(Clone)]
 pub struct Event {
     inner: Arc<dyn EventBackend>,

@@ -1,4 +1,4 @@
-//! Helpers for all files of the crate; they depend on the error type only.
+//! Helpers for all files of the crate, which depend on no other module than the error type.
 
 use std::any::Any;
 use std::cell::Cell;

@@ -57,7 +57,7 @@ fn exchange(world: World, legacy: bool) -> Result<(), Error> {
     let y = heap.zeros::<f32>(1000)?;
     heap.write(x, &vec![rank as f32 + 0.5; 1000])?;
     world.barrier()?;
-    // The host reads a peer's memory directly, and by a copy on a stream.
+    // Data of a peer is read in two ways: directly by the host, and by a copy on a stream.
     for peer in 0..size {
         assert_eq!(heap.read_from(x.slice(990..)?, peer)?, [peer as f32 + 0.5; 10]);
     }
@@ -75,7 +75,7 @@ fn exchange(world: World, legacy: bool) -> Result<(), Error> {
     let from = (rank + size - 1) % size;
     assert_eq!(heap.read(y)?, vec![from as f32 + 0.5; 1000]);
     assert_eq!(heap.read(x)?, vec![-1.0; 1000]);
-    // New memory is zeroed, and so are the words that the heap reserves.
+    // New memory must be zeroed, and so must the words that the heap reserves.
     let words = heap.alloc_signal(64)?;
     assert_eq!(heap.read(words)?, [0; 64]);
     let device_words = heap.alloc_device_words(33)?;
@@ -186,8 +186,8 @@ fn memory_comes_back_after_a_hundred_heaps() {
     }
     let (after, _) = BackendKind::Cuda.memory_info(0).unwrap();
     println!("free before {before}, after {after}");
-    // Other processes may use the device, so a difference of 16 MiB is allowed; one leaked heap
-    // would show as 20 MiB, 100 heaps as 2 GiB.
+    // The free memory may differ by 16 MiB, because other processes may use the device. One leaked
+    // heap would show as 20 MiB, 100 heaps as 2 GiB.
     assert!(after + (16 << 20) > before, "free before {before}, after {after}");
 }
 
@@ -221,13 +221,14 @@ fn faults_and_losses_come_from_sync() {
             world.abort();
             return Ok(());
         }
-        // The peer has left; the abort word, which kernels poll, shows this without a driver call.
+        // The abort word, which kernels poll, must show that the peer has left, without a driver
+        // call.
         let end = Instant::now() + Duration::from_secs(20);
         while heap.control().host_abort() == 0 && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(5));
         }
         assert!(matches!(stream.sync(), Err(Error::PeerLost { rank: 0 })));
-        // Closing after the loss returns an error, but frees all resources.
+        // Closing after the loss must return an error, but free all resources.
         assert_eq!(heap.close().unwrap_err().kind(), ErrorKind::PeerLost);
         Ok::<_, Error>(())
     });
@@ -254,8 +255,8 @@ fn a_heap_may_be_dropped() {
     assert!(started.elapsed() < Duration::from_secs(20));
 }
 
-/// Work of a released stream may still run when the heap is dropped: the heap's memory must stay
-/// mapped, and the device must remain usable.
+/// Tests a heap that is dropped while work of a released stream still runs: the heap's memory must
+/// stay mapped, and the device must remain usable.
 fn a_heap_may_be_dropped_after_a_busy_stream() {
     let results = World::run_threads(2, |world| {
         let large = HeapOptions::new().backend(BackendKind::Cuda).data_bytes(1 << 30);
@@ -278,7 +279,8 @@ fn a_heap_may_be_dropped_after_a_busy_stream() {
     World::run_threads(2, |world| exchange(world, false)).unwrap();
 }
 
-/// Copies that another thread enqueues while a heap closes are either executed or refused.
+/// Tests that copies that another thread enqueues while a heap closes are either executed or
+/// refused.
 fn nothing_is_enqueued_on_a_heap_that_closes() {
     for round in 0..50 {
         let begun = Instant::now();
@@ -308,8 +310,8 @@ fn nothing_is_enqueued_on_a_heap_that_closes() {
     World::run_threads(2, |world| exchange(world, false)).unwrap();
 }
 
-/// The caller may destroy its stream as soon as the last `Stream` of it is dropped, even while
-/// another thread waits for all streams of the heap.
+/// Tests that the caller may destroy its stream as soon as the last `Stream` of it is dropped, even
+/// while another thread waits for all streams of the heap.
 fn a_stream_of_the_callers_may_go_at_any_time() {
     let outcome = World::run_threads(1, |world| {
         let heap = SymmetricHeap::open(&world, options())?;
@@ -339,7 +341,8 @@ fn a_stream_of_the_callers_may_go_at_any_time() {
     outcome.unwrap();
 }
 
-/// The heap cannot wait for a released stream that is still captured, so it refuses to close.
+/// Tests that a heap refuses to close while a released stream is still captured, because it cannot
+/// wait for that stream.
 fn a_heap_stays_open_while_a_stream_that_was_let_go_is_captured() {
     let outcome = World::run_threads(1, |world| {
         let heap = SymmetricHeap::open(&world, options())?;
@@ -360,7 +363,7 @@ fn a_heap_stays_open_while_a_stream_that_was_let_go_is_captured() {
     outcome.unwrap();
 }
 
-/// Released streams are reused, but only after their work has ended.
+/// Tests that released streams are reused, but only after their work has ended.
 fn a_new_stream_waits_for_no_other() {
     let outcome = World::run_threads(1, |world| {
         let large = HeapOptions::new().backend(BackendKind::Cuda).data_bytes(1 << 30);
@@ -386,8 +389,8 @@ fn a_new_stream_waits_for_no_other() {
     outcome.unwrap();
 }
 
-/// Streams and memory can be passed as plain handles and addresses; here they come from another
-/// heap.
+/// Tests that streams and memory can be passed as plain handles and addresses; here they come from
+/// another heap.
 fn streams_and_memory_come_as_numbers() {
     let outcome = World::run_threads(1, |world| {
         let (theirs, heap) =
@@ -417,8 +420,8 @@ fn streams_and_memory_come_as_numbers() {
     outcome.unwrap();
 }
 
-/// Without a driver, opening a heap fails with an error that names the missing library and the
-/// places searched.
+/// Tests that without a driver, opening a heap fails with an error that names the missing library
+/// and the places searched.
 fn a_heap_without_a_device_is_an_error() {
     let error = World::run_threads(2, |world| SymmetricHeap::open(&world, options()).map(drop));
     let error = error.unwrap_err();

@@ -1,5 +1,5 @@
-//! Ranks in network namespaces of their own, joined by a cable that is pulled. Ignored where this process may not
-//! make namespaces.
+//! Tests of ranks in network namespaces of their own, joined by a virtual cable that is cut.
+//! Ignored where this process may not make namespaces.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -17,7 +17,7 @@ fn main() -> ExitCode {
     )])
 }
 
-/// Two network namespaces and a virtual cable between them, which are removed when this is dropped.
+/// Two network namespaces and a virtual cable between them; all are removed when this is dropped.
 struct Cable {
     names: [String; 2],
 }
@@ -73,8 +73,8 @@ fn run<T: Send>(cable: &Cable, address: &str, f: impl Fn(World) -> T + Sync) -> 
     std::thread::scope(|scope| {
         let rank_main = |rank: usize| {
             cable.enter(rank);
-            // The network namespace is a part of the host's identity, so the two ranks count as two
-            // nodes.
+            // The two ranks count as two nodes, because the network namespace is a part of the
+            // host's identity.
             let settings = Settings::default().deadline(0.1);
             f(World::over_network_with(&network, rank, 2, settings).unwrap())
         };
@@ -101,8 +101,8 @@ fn a_cut_network_is_told_to_both_ends() {
         if world.rank() == 0 {
             cable.cut();
         }
-        // Data that the other end sent before the cut still arrives, so repeat the barrier until it
-        // fails.
+        // The barrier is repeated until it fails, because data that the other end sent before the
+        // cut still arrives.
         loop {
             if let Err(error) = world.barrier() {
                 break error;
@@ -110,8 +110,8 @@ fn a_cut_network_is_told_to_both_ends() {
         }
     });
     for (rank, error) in errors.into_iter().enumerate() {
-        // A loss is expected; if only the deadline of the exchange had passed, the error would be
-        // an absence.
+        // The error must be a loss; an absence would mean that only the deadline of the exchange
+        // had passed.
         assert!(matches!(error, Error::RankLost { rank: lost, .. } if lost == 1 - rank), "{error}");
     }
 }

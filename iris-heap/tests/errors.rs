@@ -80,7 +80,7 @@ fn closing_returns_what_nobody_was_told() {
         for (told, tell) in tells {
             let heap = SymmetricHeap::open(&w, options())?;
             let stream = heap.stream()?;
-            // Record a fault and fail, like a kernel that gives up.
+            // The kernel records a fault and fails, like one that gives up a wait.
             let (words, memory) = (a_fault(&heap), heap.memory());
             let kernel = move |_: Group| {
                 memory.control.record_fault(&words);
@@ -89,7 +89,7 @@ fn closing_returns_what_nobody_was_told() {
             stream.launch_cpu("gives up", 1, Arc::new(kernel))?;
             heap.finish()?;
             assert_eq!(tell(&heap, &stream).is_err(), told);
-            // The fault is returned even after the stream was dropped.
+            // `close` must return the fault even after the stream was dropped.
             drop(stream);
             let closed = heap.close();
             match told {
@@ -101,7 +101,7 @@ fn closing_returns_what_nobody_was_told() {
             }
             assert_eq!(heap.close().unwrap_err().kind(), ErrorKind::Closed);
         }
-        // Errors other than faults are returned, too; `close` returns the first one that no wait
+        // `close` must also return errors other than faults: the first one that no wait has
         // returned.
         let heap = SymmetricHeap::open(&w, options())?;
         let (stream, other) = (heap.stream()?, heap.stream()?);
@@ -112,7 +112,7 @@ fn closing_returns_what_nobody_was_told() {
         stream.call_cpu("third", || Err(Error::GaveUp { rank: 9 }))?;
         drop(other);
         heap.finish()?;
-        // Making new streams does not drop the error of a dropped one.
+        // The error of a dropped stream must remain when new streams are made.
         drop(heap.stream()?);
         assert!(matches!(heap.close(), Err(Error::GaveUp { rank: 8 })));
         w.close()
@@ -134,7 +134,7 @@ fn a_host_that_waits_in_vain_shows_what_its_kernel_left() {
             gave_up.store(true, Ordering::Relaxed);
             return freed;
         }
-        // Rank 1 never calls `free`; it returns when rank 0 has given up waiting.
+        // Rank 1 never calls `free`, and returns only when rank 0 has given up waiting.
         while !gave_up.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_millis(1));
         }

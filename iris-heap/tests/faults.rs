@@ -1,4 +1,4 @@
-//! Tests of misuse: it is an error on every rank, which names the problem, and nothing is changed.
+//! Tests of misuse: it must be an error on every rank, name the problem, and change nothing.
 
 #![allow(unsafe_code, reason = "reads through the addresses that the heap gave")]
 
@@ -74,7 +74,7 @@ fn different_sizes_are_a_disagreement() {
             e => panic!("{e}"),
         }
         assert_eq!(heap.free_bytes(Segment::Data), before);
-        // Another element type makes another request, even if its size is equal.
+        // Request for another element type, which must be refused even though the size is equal.
         let e = match w.rank() {
             0 => alloc_named(&heap, "f32 x 6"),
             _ => alloc_named(&heap, "i32 x 6"),
@@ -107,7 +107,7 @@ fn ranks_that_do_not_allocate_are_named() {
     });
     for (rank, result) in results.into_iter().enumerate() {
         let e = result.unwrap_err();
-        // The ranks that arrive late are told why the other ranks gave up.
+        // The ranks that arrive late must be told why the other ranks gave up.
         assert!(matches!(&e, Error::Absent { ranks, .. } if ranks == &[1, 3]), "rank {rank}: {e}");
         assert!(e.to_string().contains("alloc at") && e.to_string().contains("faults.rs"), "{e}");
         assert_eq!(e.kind(), ErrorKind::Timeout);
@@ -130,7 +130,7 @@ fn other_calls_are_a_mismatch() {
             e => panic!("{e}"),
         }
         assert_eq!(e.kind(), ErrorKind::Disagreement);
-        // The ranks are still in step after the error.
+        // The ranks must still be in step after the error.
         assert_eq!(heap.alloc::<u8>(1)?.offset(), 0);
         close(&heap)
     })
@@ -183,8 +183,8 @@ fn use_after_free_and_after_close() {
             assert!(rest, "a part is no block: {e}");
             assert_eq!(e.kind(), ErrorKind::Usage);
         }
-        // The refused calls changed nothing, and the whole block can also be freed under another
-        // type.
+        // The refused calls must have changed nothing, and the whole block can be freed under
+        // another type.
         assert_eq!(heap.read(x)?, [0.0; 5]);
         heap.free(words.cast::<u8>()?)?;
         heap.free(imported)?;
@@ -276,8 +276,8 @@ fn options_that_differ_or_cannot_be() {
         assert_eq!(e.kind(), ErrorKind::Unsupported, "{e}");
         let e = SymmetricHeap::open(&w, options().signal_bytes(100)).unwrap_err().to_string();
         assert!(e.contains("signal_bytes is 100"), "{e}");
-        // Kernels number words with 32 bits, so a word beyond that range would have the number of
-        // an earlier one.
+        // A segment with more words than 32 bits can number is refused, because a word beyond that
+        // range would have the number of an earlier one.
         let (most, page) = (16 << 30, 4096);
         let e = SymmetricHeap::open(&w, options().signal_bytes(most + page)).unwrap_err();
         assert!(e.to_string().contains("at most 17179869184") && mapped_bytes() < most, "{e}");
@@ -320,7 +320,7 @@ fn an_open_heap_keeps_the_world_open() {
         let heap = SymmetricHeap::open(&w, options())?;
         let e = w.close().unwrap_err();
         assert!(matches!(e, Error::StillOpen { rank: 0, heaps: 1, worlds: 0 }), "{e}");
-        // The world is still usable, although `w` is its only handle.
+        // The world must still be usable, although `w` is its only handle.
         w.barrier()?;
         close(&heap)?;
         assert_eq!(w.close().unwrap_err().kind(), ErrorKind::Closed);

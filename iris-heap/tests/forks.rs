@@ -93,8 +93,8 @@ fn a_rank_that_its_child_outlives_is_lost() {
             let text = result(child);
             assert!(text.contains(&format!("error rank {victim} is lost")), "rank {rank}: {text}");
         }
-        // Let the child end before the rank's result is read, because the child holds its parent's
-        // stdout open.
+        // The child must end before the rank's result is read, because it holds its parent's stdout
+        // open.
         std::fs::write(&go, "").unwrap();
         contains(&result(dead), &["signal"]);
     }

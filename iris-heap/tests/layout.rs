@@ -44,7 +44,7 @@ proptest! {
         let mut twin = layout.clone();
         let start = reserved.div_ceil(unit);
         let units = (capacity / unit).saturating_sub(start) as usize;
-        // Model of the allocator: for each unit, whether it is allocated.
+        // Model that the allocator is compared with: for each unit, whether it is allocated.
         let mut map = vec![false; units];
         let mut live: Vec<Block> = Vec::new();
         let fresh = layout.clone();

@@ -1,5 +1,5 @@
-//! Leak test: a thousand worlds and heaps leave nothing behind. In a test program of its own,
-//! because it counts resources of the whole process.
+//! Leak test: a thousand worlds and heaps must leave nothing behind. It is a test program of its
+//! own, because it counts resources of the whole process.
 
 #![allow(unsafe_code, reason = "reads through the addresses that the heap gave")]
 
@@ -39,7 +39,7 @@ fn a_thousand_worlds_leave_nothing() {
             heap.free(import)?;
             let part = w.split(Some(w.rank() as u32), 0)?;
             part.map_or(Ok(()), |part| part.close())?;
-            // Some rounds leave the heap or the world unclosed.
+            // In some rounds the heap or the world is not closed.
             if number % 10 == 3 {
                 return Ok(());
             }
@@ -52,13 +52,14 @@ fn a_thousand_worlds_leave_nothing() {
         };
         World::run_threads(2, rank).unwrap();
     };
-    // Warm-up: after these rounds the process has the resources that it keeps for good (thread
+    // Warm-up rounds, after which the process has the resources that it keeps for good (thread
     // stacks, allocator arenas).
     (0..50).for_each(round);
     let settle = |want: [usize; 4]| {
-        // Threads of unclosed heaps are not joined and take a moment to end. The number of C
-        // library arenas, two mappings each, depends on which threads allocate at once and varies
-        // by a few dozen. A mapping leaked in every tenth round would add a hundred.
+        // The counts are polled, because threads of unclosed heaps are not joined and take a moment
+        // to end. The number of mappings may differ by a few dozen: the C library has arenas of two
+        // mappings each, whose number depends on which threads allocate at once. A mapping leaked
+        // in every tenth round would add a hundred.
         let enough =
             |s: [usize; 4]| (0..3).all(|kind| s[kind] <= want[kind]) && s[3] < want[3] + 64;
         let end = std::time::Instant::now() + std::time::Duration::from_secs(10);

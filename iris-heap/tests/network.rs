@@ -1,4 +1,5 @@
-//! Worlds over several nodes: threads that simulate nodes, and ranks that meet over loopback.
+//! Tests of worlds over several nodes: threads that simulate nodes, and ranks that meet over
+//! loopback.
 
 use std::net::TcpListener;
 
@@ -34,7 +35,7 @@ fn two_by_two(world: World) -> Result<()> {
     assert_eq!(across.allgather(&[rank as u8])?.concat(), [rank as u8 & 1, rank as u8 & 1 | 2]);
     across.close()?;
     local.close()?;
-    // Opens one heap per node.
+    // Each node gets a heap of its own.
     let heap = SymmetricHeap::open(&world, HeapOptions::new().data_bytes(1 << 20))?;
     assert_eq!((heap.rank(), heap.size()), (rank % 2, 2));
     assert_eq!((heap.whole_world().size(), heap.across().map(World::size)), (4, Some(2)));
@@ -91,7 +92,7 @@ fn a_lost_rank_is_named_with_its_host_and_ends_waits_of_other_nodes() {
             return Ok(());
         }
         let error = world.barrier().unwrap_err();
-        // Waiting kernels on other nodes are aborted, too.
+        // Kernels that wait on other nodes must be aborted, too.
         while heap.control().host_abort() == 0 {
             std::thread::yield_now();
         }

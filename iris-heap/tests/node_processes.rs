@@ -1,5 +1,5 @@
-//! Ranks as processes of several simulated nodes, which meet by the launcher's environment
-//! variables.
+//! Tests of ranks that are processes of several simulated nodes, and meet by the launcher's
+//! environment variables.
 
 mod job;
 
@@ -23,7 +23,7 @@ fn rank_program() {
     });
 }
 
-/// Case that opens a heap per node; then does so again in a second world, which meets at the same
+/// Case that opens one heap per node, then does the same in a second world, which meets at the same
 /// port.
 fn heap() -> Result<String, Error> {
     let mut said = String::new();
@@ -63,7 +63,7 @@ fn stopped() -> Result<String, Error> {
     world.barrier()?;
     if world.rank() == 3 {
         std::fs::write(env("READY"), "").unwrap();
-        // The rank is stopped here, or in the barrier below.
+        // The rank is stopped either here or in the barrier below.
         std::thread::sleep(Duration::from_millis(500));
     }
     world.barrier()?;
@@ -169,7 +169,8 @@ fn a_killed_rank_and_a_killed_node_are_named_everywhere() {
                 assert!(!text.starts_with("ok "), "{text}");
                 continue;
             }
-            // If two ranks die, each survivor may notice either of them first.
+            // If two ranks die, a survivor may notice either of them first, so one of them must be
+            // named.
             let named = victims.split(' ').any(|victim| {
                 let node = victim.parse::<usize>().unwrap() / 2;
                 text.contains(&format!("barrier: rank {victim} on host"))
@@ -202,7 +203,8 @@ fn a_stopped_node_is_late_and_not_lost() {
     wait_for_file(&ready);
     let node = [&ranks[2], &ranks[3]].map(Pid::from_child);
     node.iter().for_each(|&pid| kill_process(pid, Signal::STOP).unwrap());
-    // The stop is longer than the time after which an unreachable host counts as lost, 3 s here.
+    // The ranks are stopped for longer than the time after which an unreachable host counts as
+    // lost, 3 s here.
     std::thread::sleep(Duration::from_secs(8));
     node.iter().for_each(|&pid| kill_process(pid, Signal::CONT).unwrap());
     std::fs::remove_file(&ready).unwrap();

@@ -69,7 +69,8 @@ fn heap() -> Result<String, Error> {
         heap.free(x)?;
         heap.free(y)?;
     }
-    // Signals: each rank sets a word of the next rank, which waits for the word in a kernel.
+    // Exchange of signals: each rank sets a word of the next rank, which waits for the word in a
+    // kernel.
     let s = heap.alloc_signal(32)?;
     heap.write(s, &[0; 32])?;
     w.barrier()?;
@@ -138,7 +139,7 @@ fn skip() -> Result<String, Error> {
     let w = world()?;
     let gave_up = |rank: usize| format!("{}/{rank}", env("NOTES"));
     if w.rank() == 1 {
-        // This rank arrives only when the other ranks have given up.
+        // Rank 1 arrives only when the other ranks have given up.
         [0, 2].map(gave_up).iter().for_each(wait_for_file);
     }
     let met = w.barrier();
@@ -216,7 +217,7 @@ fn sizes() -> Result<String, Error> {
     let before = heap.free_bytes(iris_heap::Segment::Data);
     let e = heap.alloc::<f32>(10 + w.rank()).unwrap_err();
     assert_eq!(heap.free_bytes(iris_heap::Segment::Data), before);
-    // The failed calls changed nothing, so the world is still usable.
+    // The world must still be usable, because the failed calls changed nothing.
     let x = heap.alloc::<f32>(10)?;
     assert_eq!(x.offset(), 0);
     heap.close()?;
@@ -278,8 +279,9 @@ fn many() -> Result<String, Error> {
         heap.close()?;
         w.close()?;
     }
-    // A joined thread stays in the process's list of tasks for a moment, now or when `before` was
-    // counted. The watcher of a heap, which is not joined, still maps its boards in that moment.
+    // The counts are polled: a joined thread stays in the process's list of tasks for a moment, now
+    // or when `before` was counted, and the watcher thread of a heap, which is not joined, keeps
+    // the issue boards mapped until it ends.
     let maps = || std::fs::read_to_string("/proc/self/maps").unwrap();
     let mapped = || maps().contains("memfd:iris");
     let more = || state().0 > before.0 || state().1 > before.1 || mapped();
@@ -368,7 +370,7 @@ fn a_rank_that_does_not_come_is_named() {
     for text in job.results(ranks.into()) {
         contains(&text, &["error", "rank 2", "waited"]);
     }
-    // If rank 0 is absent, no process listens, so rank 1 gives up.
+    // Rank 1 must give up if rank 0 is absent and so no process listens.
     let job = Job::new("barrier");
     let vars = [("RANK", "1"), ("WORLD_SIZE", "2"), ("IRIS_DEADLINE", "0.0005")];
     let text = result(job.rank(&vars));
@@ -385,7 +387,7 @@ fn a_rank_that_skips_a_collective_is_named() {
     for text in [&texts[0], &texts[2]] {
         contains(text, &["error", "barrier at", "processes.rs", "for rank 1"]);
     }
-    // A rank that arrives too late is told why the others gave up, so its barrier fails, too.
+    // A rank that arrives too late is told why the others gave up, so its barrier must fail, too.
     contains(&texts[1], &["error"]);
 }
 
@@ -458,8 +460,8 @@ fn wrong_ranks_and_sizes_are_named() {
     }
     let text = result(job.rank(&[("RANK", "2"), ("WORLD_SIZE", "2")]));
     contains(&text, &["error RANK=2", "from 0 to 1"]);
-    // Two processes have rank 0: the second finds the first listening, and the world of the first
-    // never becomes complete.
+    // Two processes claim to be rank 0: the second one finds that the first listens, and the world
+    // of the first never becomes complete.
     let factor = ("IRIS_DEADLINE", "0.005");
     let ranks = ["0", "0"].map(|r| job.rank(&[("WORLD_SIZE", "2"), ("RANK", r), port, factor]));
     let texts = job.results(ranks.into());
@@ -492,8 +494,8 @@ fn a_difference_at_open_is_named() {
 #[test]
 fn a_limit_on_file_sizes_is_named() {
     let job = Job::new("open");
-    // The limit on file sizes also concerns shared memory, and the note of a world that could not
-    // be formed.
+    // The limit on file sizes also applies to shared memory, and to the note of a world that could
+    // not be formed.
     for text in job.results(job.ranks(2, |_| vec![("FILE_LIMIT", "8".into())])) {
         contains(&text, &["error", "iris-", "4096, the limit on file sizes", "ulimit -f"]);
     }

@@ -1,5 +1,5 @@
-//! Tests of the rendezvous of processes, and of what can prevent it: system limits, ranks that die,
-//! stop or are late, and connections of strangers.
+//! Tests of the rendezvous of processes, and of events that can prevent it: system limits, ranks
+//! that die, stop or are late, and connections of strangers.
 //!
 //! This test program starts itself once per rank.
 //!
@@ -168,8 +168,8 @@ fn all_are(expected: &str, texts: &[String]) {
 
 #[test]
 fn an_ordinary_users_limits_suffice() {
-    // Limits: number of open files, and number of descriptors in transit from all processes of the
-    // user.
+    // Limits of the two cases: number of open files, and number of descriptors in transit from all
+    // processes of the user.
     for (ranks, limit) in [(64, 1024), (16, 256)] {
         for (case, expected) in [("heap", "ok read"), ("descriptors", "ok shared")] {
             let job = Job::limited(case, limit, 65534);
@@ -189,7 +189,7 @@ fn descriptors_that_do_not_get_through_are_tried_again_or_named() {
         let hog = hog.start("hog", &[("HELD", &path(&held)), ("GO", &path(&go))]);
         wait_for_file(&held);
         let ranks = job.ranks(3, |rank| {
-            // With few descriptors, the hub on rank 0 cannot forward the descriptor that another
+            // Rank 0 may open only few files, so the hub cannot forward the descriptor that another
             // rank passes.
             let limit = if rank == 0 { 64 } else { 1024 };
             vec![
@@ -292,7 +292,7 @@ fn a_rank_that_dies_before_it_has_connected_is_lost() {
             job::files(job.temp.path()).into_iter().find(name)
         })
     };
-    // Rank 2 waits when rank 1 dies; rank 0 starts later.
+    // Rank 2 already waits when rank 1 dies; rank 0 starts only later.
     let early = with("2");
     file(".rank2");
     let mut dead = with("1");
@@ -311,7 +311,7 @@ fn a_reason_reaches_all_however_late_they_are() {
     let go = job.temp.path().join("go");
     let late = |go: &str| job.rank(&[("RANK", "3"), ("WORLD_SIZE", "4"), ("GO", go)]);
     let late = late(go.to_str().unwrap());
-    // A rank that starts after the world has failed does not belong to it.
+    // A rank that starts after the world has failed must not be taken for a member of it.
     std::thread::sleep(Duration::from_millis(200));
     let size = |rank: usize| if rank == 1 { "3" } else { "4" };
     let ranks =
@@ -323,7 +323,7 @@ fn a_reason_reaches_all_however_late_they_are() {
         contains(text, &["error", "the size of the world is 4 on rank 0, 3 on rank 1"]);
     }
     std::fs::remove_file(go).unwrap();
-    // The next run is not affected, whichever of its ranks starts first.
+    // The next run must not be affected by the failed one, whichever of its ranks starts first.
     let one = job.rank(&[("RANK", "1"), ("WORLD_SIZE", "2")]);
     std::thread::sleep(Duration::from_millis(200));
     let zero = job.rank(&[("RANK", "0"), ("WORLD_SIZE", "2")]);
@@ -374,7 +374,7 @@ fn stop(child: &Child) {
 #[test]
 fn a_rank_0_that_was_stopped_blames_nobody_else() {
     let factor = ("IRIS_DEADLINE", "0.01");
-    // Stop rank 0 before the others have arrived: its socket listens, and they connect.
+    // Rank 0 is stopped before the others have arrived: its socket listens, so they can connect.
     let gathering = std::thread::spawn(move || {
         let job = Job::new("barrier");
         let with = |rank| job.rank(&[("RANK", rank), ("WORLD_SIZE", "4"), factor]);
@@ -396,7 +396,7 @@ fn a_rank_0_that_was_stopped_blames_nobody_else() {
             });
             let zero = ranks.remove(0);
             wait_for_file(note("READY"));
-            // Give rank 0 time to enter the barrier, if that is its next step.
+            // Rank 0 gets time to enter the barrier, if that is its next step.
             std::thread::sleep(Duration::from_millis(100));
             stop(&zero);
             std::fs::write(note("STOPPED"), "").unwrap();
@@ -438,7 +438,7 @@ fn who_is_missing_is_said_on_stderr() {
     let job = Job::new("barrier");
     let with = |rank| job.rank(&[("RANK", rank), ("WORLD_SIZE", "4"), factor]);
     let [three, mut zero] = ["3", "0"].map(with);
-    // A part of the 72 s passes before the wait begins, so the notice may say 71 s.
+    // The notice may say 71 s, because a part of the 72 s passes before the wait begins.
     hear(&mut zero, &["iris: rank 0 of 4 waits for rank 1 and 2", "s of 7"]);
     end(three);
     end(zero);
@@ -497,13 +497,13 @@ fn strangers_hurt_nobody() {
     for bytes in wrong {
         let mut stream = connect();
         stream.write_all(&bytes).unwrap();
-        // The connection must be closed, with or without a message before.
+        // The connection must be closed, whether or not a message comes before.
         let mut rest = Vec::new();
         let closed = stream.read_to_end(&mut rest);
         let reset = |e: &std::io::Error| e.kind() == std::io::ErrorKind::ConnectionReset;
         assert!(closed.as_ref().map_or_else(reset, |_| true), "{bytes:?}: {closed:?}");
     }
-    // Rank 0 does not store the beginning of a frame that is too long.
+    // Rank 0 must not store the beginning of a frame that is too long.
     let mut stream = connect();
     let mut header = frame(1, &[]);
     header[..8].copy_from_slice(&(64u64 << 20).to_le_bytes());
@@ -515,7 +515,7 @@ fn strangers_hurt_nobody() {
         taken += more;
     }
     assert!(taken < 1 << 20, "{taken} bytes were taken of a stranger");
-    // Open more silent connections than rank 0 keeps.
+    // More silent connections are opened than rank 0 keeps.
     let silent: Vec<_> = (0..100).map(|_| connect()).collect();
     let one = job.rank(&[("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_PORT", "29512")]);
     assert_eq!([result(zero), result(one)], ["ok met"; 2]);

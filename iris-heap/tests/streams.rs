@@ -57,7 +57,7 @@ fn inside<T: Send + 'static>(
     let (both, begun) = (heap.clone(), mpsc::channel::<()>());
     let this = stream.clone();
     let call = move || {
-        // The other thread has begun its wait by the end of this sleep.
+        // After this sleep the other thread waits for all streams.
         let _ = begun.1.recv();
         std::thread::sleep(Duration::from_millis(20));
         let _ = give.send(f(both, this));
@@ -69,8 +69,8 @@ fn inside<T: Send + 'static>(
     got.recv().unwrap()
 }
 
-/// Tests that enqueued work cannot wait for streams: it would wait for itself, or for a thread that
-/// waits for it.
+/// Tests that enqueued work cannot wait for streams: it would wait for its own end, or for a thread
+/// that waits for it.
 #[test]
 fn what_is_enqueued_cannot_wait_for_streams() {
     let refused = |what: &str, outcome: Result<(), Error>| {
@@ -98,7 +98,7 @@ fn what_is_enqueued_cannot_wait_for_streams() {
             let [heap] = heaps();
             let stream = heap.stream().unwrap();
             refused(what, inside(&heap, &stream, action));
-            // Repeat the checks from a workgroup of a kernel, which is enqueued work, too.
+            // The checks are repeated in a workgroup of a kernel, which is enqueued work, too.
             let outcomes = Arc::new(Mutex::new(Vec::new()));
             let (all, this, within) = (outcomes.clone(), stream.clone(), heap.clone());
             let kernel = move |_: Group| {
@@ -111,7 +111,7 @@ fn what_is_enqueued_cannot_wait_for_streams() {
             let outcomes = std::mem::take(&mut *outcomes.lock().unwrap());
             assert_eq!(outcomes.len(), 2);
             outcomes.into_iter().for_each(|outcome| refused(what, outcome));
-            // The heap is unchanged, so it can be closed.
+            // The heap must be unchanged, so that it can be closed.
             heap.close().unwrap();
         });
     }
@@ -136,8 +136,8 @@ fn what_is_enqueued_may_make_streams_and_enqueue() {
                 second.lock().unwrap().push(2);
                 Ok(())
             })?;
-            // This work drops a heap handle and a stream; below, `stream` is dropped while it has
-            // work.
+            // Work that drops a handle of a heap and a stream; `stream` itself is dropped below
+            // while it has work.
             drop((heap, other));
             Ok::<_, Error>(this)
         });
@@ -248,7 +248,8 @@ fn a_copy_on_a_stream_of_another_heap_is_refused() {
             let text = outcome.unwrap_err().to_string();
             assert!(text.contains("another heap"), "{text}");
         }
-        // All copies were refused, so none writes to the block after it is freed and reused.
+        // No copy may write to the block after it is freed and reused, because all copies were
+        // refused.
         heap.free(x).unwrap();
         let y: SymSlice<u8> = heap.zeros(1000).unwrap();
         drop(go);
@@ -307,7 +308,8 @@ fn imported_memory_stays_while_work_may_use_it() {
             Ok(())
         };
         stream.launch_cpu("reads", 1, Arc::new(kernel)).unwrap();
-        // The launch must have begun before the heap is dropped, because later work is skipped.
+        // The launch must have begun before the heap is dropped, because work that has not begun is
+        // skipped.
         while Arc::strong_count(&heap) > 1 {
             std::thread::yield_now();
         }
@@ -352,7 +354,7 @@ fn the_call_site_of_every_exchange_is_the_callers() {
     let outcomes = ranks(2, |world| {
         let heap = SymmetricHeap::open(&world, options())?;
         if world.rank() == 1 {
-            // `close` waits for this work between its two exchanges.
+            // Work for which `close` waits between its two exchanges.
             let (stream, gave_up) = (heap.stream()?, gave_up.clone());
             stream.call_cpu("slow", move || {
                 while !gave_up.load(Ordering::Relaxed) {

@@ -31,7 +31,7 @@ fn wait_until(done: impl Fn() -> bool) {
     }
 }
 
-/// Checks that all ranks fail with an error for which `right` returns true.
+/// Checks that all ranks fail, and that `right` returns true for the rank and error of each.
 #[track_caller]
 fn all_fail<T>(results: Vec<Result<T, Error>>, right: impl Fn(usize, &Error) -> bool) {
     for (rank, result) in results.into_iter().enumerate() {
@@ -419,7 +419,7 @@ fn a_refused_step_waits_for_nothing() {
         let stream = heap.stream()?;
         let (go, gone) = std::sync::mpsc::channel();
         stream.call_cpu("wait", move || {
-            // If `free` waited for this work, only the timeout would end it.
+            // Work for which `free` must not wait: if it did, only the timeout would end the wait.
             let _ = gone.recv_timeout(Duration::from_secs(10));
             Ok(())
         })?;

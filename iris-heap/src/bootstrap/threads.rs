@@ -1,4 +1,5 @@
-//! Bootstrap of ranks that are threads of this process: they exchange through a table under a lock.
+//! Bootstrap of ranks that are threads of this process: they exchange messages through a table
+//! under a lock.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -17,13 +18,13 @@ struct Given {
 }
 
 struct Table {
-    /// Number of completed exchanges.
+    /// Number of completed exchanges of the group.
     generation: u64,
     coming: Vec<Option<Given>>,
     /// Contributions of the last completed exchange. They stay until the next exchange completes,
     /// which requires that every rank has fetched them.
     complete: Arc<Vec<Given>>,
-    /// Reason why no further exchange is possible; `None` while they are.
+    /// Reason why no further exchange is possible; `None` as long as the group can exchange.
     broken: Option<Error>,
     /// First loss of a peer; differs from `broken` if the table broke earlier for another reason.
     lost: Option<Error>,
@@ -91,8 +92,8 @@ impl Threads {
             (0..self.size).filter(|&r| table.coming[r].is_none()).collect()
         };
         loop {
-            // The result is checked first, because a completed exchange stays valid even if a peer
-            // has died since.
+            // A completed exchange is returned before errors are checked, because it stays valid
+            // even if a peer has died since.
             if table.generation != mine {
                 return Ok(table.complete.clone());
             }
@@ -115,7 +116,7 @@ impl Threads {
                 if let Some(on_missing) = &step.on_missing {
                     on_missing.0(&ranks);
                 }
-                // The lowest of the waiting ranks shows the notice for all.
+                // Only the lowest of the waiting ranks prints the notice, for all of them.
                 if (0..self.rank).all(|r| ranks.contains(&r)) {
                     notice(format_args!(
                         "rank {} in {} waits for rank {}: {waited:.1?} of {:.1?}",
@@ -129,8 +130,8 @@ impl Threads {
             let until = deadline.min(patience.until);
             let wait = self.hub.changed.wait_timeout(table, until.saturating_duration_since(now));
             table = wait.unwrap_or_else(PoisonError::into_inner).0;
-            // The process, with all of its ranks, was stopped while this rank waited; do not count
-            // that time.
+            // If the process, with all of its ranks, was stopped while this rank waited, that time
+            // is not counted.
             let overslept = until.elapsed();
             if overslept > Duration::from_secs(1) {
                 deadline += overslept;
@@ -217,7 +218,7 @@ impl Bootstrap for Threads {
             return;
         }
         let error = Error::PeerLost { rank: self.rank };
-        // A reason that is already set stays, because the rank may have left as its consequence.
+        // An earlier reason is kept, because this rank may have left as its consequence.
         table.broken.get_or_insert_with(|| error.clone());
         table.lost.get_or_insert_with(|| error.clone());
         let watchers = std::mem::take(&mut table.watchers);

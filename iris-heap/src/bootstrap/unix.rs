@@ -68,7 +68,8 @@ impl Processes {
             match started {
                 Ok((mine, hub)) => (mine.into(), Some(hub)),
                 Err(e) => {
-                    // Ranks that have connected find the note when the socket closes.
+                    // Closing the door lets ranks that have connected read the note with the
+                    // reason.
                     let mut door = lock(&door).take();
                     door.iter_mut().for_each(Door::make_room);
                     place.clear(Some(&failed(0, &e)));
@@ -78,7 +79,7 @@ impl Processes {
         } else {
             (place.connect(rank, size, deadline)?.into(), None)
         };
-        // The hub knows the connection of its own process, so rank 0 sends no hello.
+        // Rank 0 sends no hello, because the hub knows the connection of its own process.
         let hello = (rank != 0).then(|| {
             let job = place.job.clone();
             Frame::Hello { job, rank: rank as u64, size: size as u64 }
@@ -86,14 +87,14 @@ impl Processes {
         let connection = match Connection::start(&socket, None, rank) {
             Ok(connection) => connection,
             Err(error) => {
-                // Tell the other ranks the reason at once, so that they need not wait for this
+                // The other ranks are told the reason at once, so that they need not wait for this
                 // rank.
                 let mut outbox = Outbox::default();
                 let gave_up = Frame::GaveUp { group: 0, error: failed(rank, &error) };
                 hello.into_iter().chain([gave_up]).for_each(|frame| outbox.push(frame.pack()));
                 let _ = outbox.flush(&socket);
-                // This process, and with it the hub's thread, may end when this function returns,
-                // so let the hub first tell all ranks.
+                // The hub first tells all ranks the reason, because this process, and with it the
+                // hub's thread, may end when this function returns.
                 hub.map(JoinHandle::join);
                 return Err(error);
             }
@@ -101,7 +102,8 @@ impl Processes {
         *lock(&connection.hub) = hub;
         let greeted = hello.map_or(Ok(()), |hello| connection.send(hello, deadline));
         let what = || format!("rank {rank} of {size} at {place}");
-        // This deadline is later than the hub's, because the hub knows which ranks are missing.
+        // The rank's deadline is later than the hub's, because the hub knows which ranks are
+        // missing and can name them.
         let outcome = connection.welcome(deadline + grace(timeout), started, greeted, what);
         let members = (0..size).collect();
         let processes = Processes { connection, group: 0, members, rank };
@@ -109,7 +111,8 @@ impl Processes {
             Ok(()) => Ok(processes),
             Err(error) => {
                 processes.explain(&error);
-                // Rank 0 may have closed its end before this rank received a message.
+                // If rank 0 closed its end before this rank received a message, the note may have
+                // the reason.
                 Err(match error {
                     Error::PeerLost { rank: 0 } => place.came_to_nothing(None).unwrap_or(error),
                     error => error,
@@ -159,13 +162,14 @@ impl Processes {
         let sent = self.connection.send(frame, started + whole / 10 * 8);
         let what = format!("rank {} in {}", self.rank, step.what);
         let mut patience = Patience::new(started, step.deadline);
-        // Deadlines for the hub's answer about missing ranks, and for its verdict.
+        // Deadline for the hub's answer about missing ranks (`answer`), and for its decision which
+        // rank is late (`verdict`).
         let (mut answer, mut verdict): (Option<Instant>, Option<LastChance>) = (None, None);
         let sent_at = Instant::now();
         let mut mail = lock(mail);
         loop {
-            // The result is checked first, because a completed exchange stays valid even if a peer
-            // has died since.
+            // A completed exchange is returned before errors are checked, because it stays valid
+            // even if a peer has died since.
             let group = mail.groups.entry(self.group).or_default();
             if let Some((n, parts)) = group.arrived.take()
                 && n == number
@@ -179,12 +183,12 @@ impl Processes {
             let mut limit = step.deadline;
             if let Err(error) = &sent {
                 limit = sent_at + REASON;
-                // An error that concerns only this message, not the connection, needs no search for
-                // another reason.
+                // An error that concerns only this message, and not the connection, is returned at
+                // once; for others the hub's messages may have the reason.
                 let crowded = matches!(error, Error::Wire { .. });
                 if crowded || now >= limit {
-                    // The control thread would have read another reason by now, so the failed send
-                    // is the reason.
+                    // The failed send is the reason, because the control thread would have read
+                    // another one by now.
                     group.broken = Some(error.clone());
                     return Err(error.clone());
                 }
@@ -192,7 +196,8 @@ impl Processes {
                 match chance.is_over(now, || self.connection.has_unread()) {
                     false => limit = chance.until,
                     true => {
-                        // The hub does not answer, so rank 0 is stopped or gets no processor time.
+                        // No answer from the hub means that rank 0 is stopped or gets no processor
+                        // time.
                         let waited = now - started;
                         let error = match self.members.iter().position(|&m| m == 0) {
                             Some(hub) => Error::Absent { ranks: vec![hub], what, waited },
@@ -266,8 +271,8 @@ impl Processes {
         let frame = Frame::GaveUp { group: self.group, error };
         let until = Instant::now() + PARTING;
         if self.connection.send(frame, until).is_ok() && self.connection.has_hub() {
-            // This process, and with it the hub's thread, may end now. Rank 0 waits until the hub
-            // has told it the reason, which happens after all other ranks were told.
+            // This process, and with it the hub's thread, may end after this. Rank 0 waits until
+            // the hub has told it the reason, which happens after all other ranks were told.
             self.connection.wait_until(until, |mail| {
                 mail.over || mail.groups.get(&self.group).is_none_or(|group| group.hub_reported)
             });
@@ -305,8 +310,9 @@ impl Bootstrap for Processes {
         descriptors: Vec<OwnedFd>,
         step: &Step,
     ) -> Result<Vec<Vec<OwnedFd>>> {
-        // Split the descriptors over exchanges so small that the limit of descriptors in transit is
-        // not reached; each rank sends the next ones only after it has received all of an exchange.
+        // The descriptors are split over several exchanges, so small that the limit of descriptors
+        // in transit is not reached. A rank sends the next ones only after it has received all of
+        // an exchange.
         let count = (descriptors.len() as u64).to_le_bytes();
         let mut counts = Vec::new();
         for bytes in self.allgather(&count, step)? {
@@ -390,9 +396,8 @@ impl Bootstrap for Processes {
         let frame = Frame::Leave { group: self.group, clean };
         let _ = self.connection.send(frame, Instant::now() + PARTING);
         if clean && self.group == 0 && self.rank == 0 {
-            // This process, and with it the hub's thread, may end now, so let the hub send its last
-            // messages first. The hub awaits no answers, and waits only briefly for a stopped
-            // process.
+            // The hub's thread sends its last messages before this process may end. It awaits no
+            // answers, and waits only briefly for a stopped process.
             if let Some(hub) = lock(&self.connection.hub).take()
                 && hub.join().is_err()
             {
@@ -407,7 +412,7 @@ impl Drop for Processes {
         let mut mail = lock(&self.connection.mail.0);
         let done = mail.groups.remove(&self.group);
         drop(mail);
-        // Watchers are dropped after the lock is released.
+        // The watchers are dropped only after the lock is released.
         drop(done);
     }
 }

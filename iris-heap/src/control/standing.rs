@@ -34,8 +34,8 @@ impl Control {
     }
 
     /// Tells the ranks of this node that this rank issues no further call of `ended`; `None` takes
-    /// that back. Does nothing if a call of this heap has failed, because the failure, not the
-    /// calls that are then left out, is the error.
+    /// that back. Does nothing if a call of this heap has failed: then the failure is the error,
+    /// and not the calls that are left out because of it.
     pub(crate) fn publish_end(&self, ended: Option<Ended>) {
         if let Some(boards) = self.boards()
             && (ended.is_none() || self.outcome().is_ok())
@@ -59,7 +59,7 @@ impl Control {
 
     /// Error about the first call that some rank has issued and another rank can no longer issue,
     /// because it closes the heap or frees the call's operator; `None` if there is no such call, or
-    /// if this rank has failed, since a failure is a reason to close the heap early.
+    /// if a call of this rank has failed, because a program may then close the heap early.
     pub(crate) fn left_out(&self) -> Option<Error> {
         if self.fault().is_some() || self.host_abort() != 0 {
             return None;
@@ -102,7 +102,7 @@ impl Control {
     }
 
     /// Operator and call that each rank is in, and the collective step of its host, as far as the
-    /// boards tell, if `fault` concerns calls of another rank; `None` for other faults.
+    /// boards tell, if `fault` may come from a wrong order of calls; `None` for other faults.
     pub(super) fn standing(&self, fault: &iris_sync::Fault) -> Option<Vec<String>> {
         use iris_sync::Field;
         let about_calls = match fault.kind {

@@ -1,4 +1,5 @@
-//! Tests of the texts of all errors: each shows the value, what was expected, and what to do.
+//! Tests of the texts of all errors: each text must contain the value, what was expected, and what
+//! to do.
 
 use std::io::ErrorKind::PermissionDenied;
 use std::time::Duration;

@@ -141,8 +141,8 @@ impl SymmetricHeap {
     }
 
     /// Enqueues copies of device-local words, ordered with the heap's ops. Each pair is (target,
-    /// source), as word indices from the heap's first device-local word. A kernel that runs beside
-    /// an op gets the number of the op's call by such a copy.
+    /// source), as word indices from the heap's first device-local word. A user's kernel that runs
+    /// concurrently with an op gets the number of the op's call by such a copy.
     ///
     /// # Errors
     /// Errors of [`SymmetricHeap::check_stream`]; [`Error::OutOfBounds`]; [`Error::Closed`]; those
@@ -299,8 +299,8 @@ mod tests {
         let options = HeapOptions::new().data_bytes(4096).device_words(1 << 14);
         let mut heap = SymmetricHeap::open(&world, options).unwrap();
         let open = Arc::get_mut(&mut heap).unwrap();
-        // Replace the memory by one page behind the layout's back, so that clearing the allocated
-        // words fails.
+        // Replaces the memory by a single page without telling the layout, so that clearing the
+        // allocated words fails.
         let page = open.backend.allocate(Purpose::DeviceWords, 1).unwrap();
         let whole = std::mem::replace(&mut open.memory.device_words, page);
         let error = open.alloc_device_words(1 << 14).unwrap_err();

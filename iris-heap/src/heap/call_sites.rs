@@ -97,7 +97,8 @@ fn are_those_of_the_program() {
         taken(1, "free");
         heap.free_many(&[y.raw()]).unwrap();
         taken(1, "free_many");
-        // The exchanged descriptor refers to no memory, so the import fails after the exchange.
+        // The descriptor is that of /dev/null and has no memory, so the import fails after the
+        // exchange.
         let file = std::fs::File::open("/dev/null").unwrap();
         heap.import_descriptor::<u8>(file.into(), 1).unwrap_err();
         taken(2, "import_descriptor");

@@ -116,7 +116,7 @@ mod tests {
     fn random_numbers_are_uniform_and_differ() {
         let n = 100_000;
         let mean = |rank| (0..n).map(|i| random_unit(7, rank, i)).sum::<f64>() / n as f64;
-        // The bound is five standard errors of the mean, each 1 / sqrt(3 n) = 0.0018.
+        // The bound is more than five standard errors of the mean, each 1 / sqrt(3 n) = 0.0018.
         assert!(mean(0).abs() < 0.01 && mean(1).abs() < 0.01);
         let equal = (0..n).filter(|&i| random_unit(7, 0, i) == random_unit(7, 1, i)).count();
         assert_eq!(equal, 0);

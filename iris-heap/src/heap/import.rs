@@ -1,4 +1,5 @@
-//! Import of the caller's own memory as symmetric slices, and of the caller's own streams.
+//! Import of memory that the caller has allocated, as symmetric slices, and of streams that the
+//! caller has made.
 
 #![allow(unsafe_code, reason = "the caller's memory, whose life the caller vouches for")]
 

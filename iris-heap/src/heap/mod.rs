@@ -58,8 +58,8 @@ pub struct SymmetricHeap {
     world: World,
     options: HeapOptions,
     id: u64,
-    // Declared before `memory`, because fields drop in this order: streams must end, or be told to
-    // end, before their memory is unmapped.
+    // Backend of the heap. The field precedes `memory`, because fields drop in this order: streams
+    // must end, or be told to end, before their memory is unmapped.
     backend: Arc<dyn Backend>,
     memory: Memory,
     state: RwLock<State>,
@@ -74,7 +74,8 @@ pub struct SymmetricHeap {
     issuing: Mutex<()>,
     registration: Mutex<Option<Registration>>,
     watch: Mutex<Option<Watch>>,
-    /// Worlds beyond this node; set only if the heap's world has several nodes.
+    /// Worlds that connect this node with other nodes; set only if the heap's world has several
+    /// nodes.
     nodes: OnceLock<nodes::Nodes>,
 }
 
@@ -145,7 +146,7 @@ impl SymmetricHeap {
         let (backend, [data, signal, device_words], boards) = world.all_ok("open", made)?;
         world.agree("open", &[("device", device)])?;
 
-        // Each exchange takes place even if this rank failed in the one before, because its peers
+        // Each exchange takes place even if this rank failed in the previous one, because its peers
         // wait in it.
         let data = share(&*backend, world, data);
         let signal = share(&*backend, world, signal);
@@ -259,7 +260,8 @@ impl SymmetricHeap {
     #[track_caller]
     pub fn alloc_many(&self, what: &str, requests: &[Request]) -> Result<Vec<RawSlice>> {
         let _step = self.step("allocation of symmetric memory")?;
-        // Work on copies, because nothing may change before all ranks have agreed.
+        // The request is tried on copies of the layouts, because nothing may change before all
+        // ranks have agreed.
         let (mut data, mut signal) = {
             let state = self.open_state()?;
             (state.data.clone(), state.signal.clone())
@@ -316,7 +318,7 @@ impl SymmetricHeap {
                 let parts = requests.iter().filter(|part| part.segment.to_string() == segment);
                 let total = parts.map(|part| rounded(part.bytes, ALIGNMENT));
                 let total = total.fold(0, u64::saturating_add);
-                // Segments have the same size on all ranks.
+                // Size of the full segment, which is the same on all ranks.
                 let is_signal = segment == Segment::Signal.to_string();
                 let size = if is_signal { signal.capacity() } else { data.capacity() };
                 return Err(Error::OutOfHeap {
@@ -332,8 +334,8 @@ impl SymmetricHeap {
                 });
             }
         }
-        // All layouts see the same requests in the same order, so their results are equal unless a
-        // layout is broken.
+        // The outcomes of all ranks are compared. They are equal unless a layout is broken, because
+        // all layouts see the same requests in the same order.
         if outcomes.iter().any(|o| *o != outcomes[0]) {
             let values: Vec<String> = outcomes.iter().map(|o| format!("{o:?}")).collect();
             let (what, item) = (what.into(), "offsets".into());
@@ -401,7 +403,7 @@ impl SymmetricHeap {
             }
         }
         drop((registered, state));
-        // Drop the imports without holding a lock, because unmapping may take long.
+        // The imports are dropped without holding a lock, because unmapping may take long.
         drop(gone);
         self.settle(slices.iter().any(|s| matches!(s.segment(), Segment::Registered(_))))
     }
@@ -418,14 +420,14 @@ impl SymmetricHeap {
         }
     }
 
-    /// Returns the layouts of the data and signal segments as they are without the blocks of
+    /// Returns what the layouts of the data and signal segments will be without the blocks of
     /// `slices`.
     fn plan_free(&self, slices: &[RawSlice]) -> Result<(Layout, Layout)> {
         let state = self.open_state()?;
         let (mut data, mut signal) = (state.data.clone(), state.signal.clone());
         for s in slices {
             self.check_heap(s.heap())?;
-            // Start and requested length of the block that contains the slice.
+            // Finds the block that contains the slice, and its requested length.
             let found = |layout: &Layout| {
                 let block = layout.find(s.offset(), s.bytes())?;
                 (block.serial == s.serial()).then_some((block.offset, block.asked))
@@ -470,7 +472,7 @@ impl SymmetricHeap {
         let _step = self.step("closing a heap")?;
         drop(self.open_state()?);
         let capture = match self.backend.check_no_capture("closing the heap") {
-            // An error of the device, unlike a capture in progress, does not keep the heap open.
+            // A device error does not keep the heap open, unlike a capture in progress.
             Err(error) if !matches!(error, Error::Unsupported { .. }) => Ok(()),
             checked => checked,
         };
@@ -483,12 +485,13 @@ impl SymmetricHeap {
         if let Ok(outcomes) = &outcome
             && let Err(error) = check_refusals("close heap", outcomes)
         {
-            // The heap stays open on all ranks.
+            // The heap stays open on all ranks, so the announcement of its end is taken back.
             self.memory.control.publish_end(None);
             return self.world.note_returned(Err(error));
         }
         if self.nodes.get().is_some() {
-            // Enqueued steps between nodes read and write the heap, which a closed heap refuses.
+            // Steps between nodes that are enqueued access the heap, so they must end before the
+            // heap is closed.
             self.finish_streams();
         }
         self.state_mut().closed = true;
@@ -515,8 +518,7 @@ impl SymmetricHeap {
     /// First error of enqueued work that has not been returned to the program.
     fn take_unreported(&self) -> Option<Error> {
         let control = &self.memory.control;
-        // The stream of a failed launch keeps the fault, too, even if another call has returned the
-        // fault.
+        // A fault that a stream also keeps is returned only if no other call has returned it.
         let told = |error: &Error| {
             control.is_fault_returned()
                 && matches!(
@@ -721,11 +723,12 @@ impl SymmetricHeap {
         if control.host_abort() == abort::DISORDER
             && let Some(disorder) = control.disorder()
         {
-            // The peers have left because of this difference, so it is the error.
+            // The difference in the order of calls is the error, because the peers have left
+            // because of it.
             return disorder;
         }
         match control.fault_error() {
-            // The error already contains the fault: the world has added it.
+            // The error is returned as it is, because the world has already added the fault to it.
             _ if matches!(then, Error::AfterFault { .. }) => then,
             Some(fault) => Error::AfterFault { fault: Box::new(fault), then: Box::new(then) },
             None => then,
@@ -770,12 +773,13 @@ impl SymmetricHeap {
 impl Drop for SymmetricHeap {
     fn drop(&mut self) {
         if self.world.check_process("dropping a heap").is_err() {
-            // A forked child must not end the parent's threads or unmap the device's memory.
+            // In a forked child nothing is dropped: the child must not end the parent's threads or
+            // unmap the device's memory.
             std::mem::forget((self.backend.clone(), self.memory.clone()));
             return;
         }
         if !self.state().closed && self.size() > 1 {
-            // A debug message suffices, because the peers return the loss as an error.
+            // The message has debug level, because the peers return the loss as an error.
             tracing::debug!(rank = self.rank(), id = self.id, "a heap was dropped without close");
         }
     }
@@ -819,12 +823,13 @@ fn share(
     backend.import(world.rank(), own, all)
 }
 
-/// Message to the peers about a step of this rank: empty for success, else the error's text.
+/// Message to the peers about this rank's part of a step: empty if it succeeded, else the error's
+/// text.
 fn refusal<T>(mine: &Result<T>) -> Vec<u8> {
     mine.as_ref().err().map_or(Vec::new(), |error| error.to_string().into_bytes())
 }
 
-/// Checks that no rank has sent a refusal in `told`, the messages by rank.
+/// Checks that no rank has refused a step; `told` has the messages of [`refusal`], by rank.
 fn check_refusals(what: &str, told: &[Vec<u8>]) -> Result<()> {
     match told.iter().enumerate().find(|(_, message)| !message.is_empty()) {
         None => Ok(()),

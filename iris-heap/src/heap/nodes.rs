@@ -1,4 +1,4 @@
-//! A heap opened in a world of several nodes: one heap per node, with the worlds that connect the
+//! Heap of a world of several nodes: one symmetric heap per node, with the worlds that connect the
 //! nodes.
 
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -19,7 +19,7 @@ pub(super) struct Nodes {
     lane: Mutex<Lane>,
 }
 
-/// Order of the steps between nodes, which is equal on all ranks with one local rank.
+/// Queue of the steps between nodes. Its order is the same on all ranks that have one local rank.
 pub struct Lane {
     /// Stream for steps between nodes, separate from the streams of the program.
     pub stream: Stream,
@@ -51,13 +51,13 @@ impl SymmetricHeap {
         self.nodes.get().map_or(&self.world, |nodes| &nodes.all)
     }
 
-    /// World of the ranks with this rank's local rank, one per node; `None` if there is one node.
-    /// Only operators use its exchanges, in the order of their calls.
+    /// World of the ranks that have this rank's local rank, one per node; `None` if there is one
+    /// node. Only operators make exchanges in it, in the order of their calls.
     pub fn across(&self) -> Option<&World> {
         self.nodes.get().map(|nodes| &nodes.across)
     }
 
-    /// Locks the order of steps between nodes while a call with such steps is enqueued; `None` if
+    /// Locks the queue of steps between nodes while a call with such steps is enqueued; `None` if
     /// there is one node.
     pub fn lane(&self) -> Option<MutexGuard<'_, Lane>> {
         self.nodes.get().map(|nodes| lock(&nodes.lane))

@@ -1,4 +1,4 @@
-//! Functions of the heap that ops need in addition to memory.
+//! Functions of the heap that operators need in addition to memory.
 
 use std::sync::MutexGuard;
 

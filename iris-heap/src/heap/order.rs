@@ -125,7 +125,7 @@ fn watch(ranks: &Watched, control: &Control, stop: &AtomicBool) {
             control.set_host_abort(abort::DISORDER);
             return;
         }
-        // Each wait of the host has its own schedule of notices.
+        // The schedule of notices starts anew with each wait of the host.
         let since = control.waits_since();
         patience = patience.filter(|(began, _)| Some(*began) == since);
         let Some(since) = since else { continue };

@@ -1,4 +1,4 @@
-//! Nodes of a world: the ranks of each node, and the host names.
+//! Nodes of a world: which ranks share a node, and the host names.
 
 use super::Place;
 use crate::error::{Error, Result, list_ranks};
@@ -65,7 +65,8 @@ impl Hosts {
         (0..self.node_of.len()).filter(|&rank| self.node_of[rank] == node).collect()
     }
 
-    /// Position of `rank`: its node, its number in the node, and the node's number of ranks.
+    /// Position of `rank`: its node, its local rank (number within the node), and the number of
+    /// ranks of the node.
     pub(crate) fn place(&self, rank: usize) -> Place {
         let node = self.node_of[rank];
         let ranks = self.ranks(node);
@@ -73,10 +74,8 @@ impl Hosts {
         Place { node, local_rank, local_size: ranks.len() }
     }
 
-    /// Checks that ranks are numbered node by node, first all ranks of node 0.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] with two nodes whose ranks are interleaved.
+    /// Checks that ranks are numbered node by node: first all ranks of node 0, then those of node
+    /// 1, and so on.
     pub(crate) fn check_order(&self) -> Result<()> {
         let Some(rank) = (1..self.node_of.len()).find(|&r| self.node_of[r] < self.node_of[r - 1])
         else {

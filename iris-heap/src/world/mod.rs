@@ -28,7 +28,7 @@ pub use crate::bootstrap::launcher_env::MAX_WORLD;
 pub(crate) use crate::bootstrap::launcher_env::Place;
 use crate::util::{lock, unsupported};
 
-/// Set of ranks, all of a job or a part, seen from one of them. Clones are cheap and stand for the
+/// Set of ranks, all of a job or a part, seen from one of them. Clones are cheap and refer to the
 /// same rank.
 ///
 /// All methods that communicate with other ranks are collective: every rank calls them, in the same
@@ -205,8 +205,8 @@ impl World {
         let controls: Arc<Mutex<Vec<Weak<Control>>>> = Arc::default();
         let watched = controls.clone();
         bootstrap.watch(Arc::new(move |error| {
-            // Logged at debug level only, because the thread that waits for these kernels returns
-            // the error.
+            // The loss is logged at debug level only, because the thread that waits for these
+            // kernels returns it as an error.
             tracing::debug!(%error, "waiting kernels are told to leave");
             for control in lock(&watched).iter().filter_map(Weak::upgrade) {
                 control.set_host_abort(code_of(error));
@@ -337,7 +337,8 @@ impl World {
         controls.retain(|c| c.strong_count() > 0);
         controls.push(Arc::downgrade(control));
         drop(controls);
-        // If a peer was lost before this point, the watcher did not see the new control block.
+        // A peer that was lost before this point is reported here, because the watcher did not see
+        // the new control block.
         if let Some(error) = self.inner.bootstrap.lost() {
             control.set_host_abort(code_of(&error));
         }
@@ -379,7 +380,8 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         if self.check_process("dropping").is_err() {
-            // A forked child shares the parent's sockets, and cannot join the parent's threads.
+            // In a forked child the bootstrap is not dropped: the child shares the parent's
+            // sockets, and cannot join the parent's threads.
             std::mem::forget(self.bootstrap.clone());
             return;
         }

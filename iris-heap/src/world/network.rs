@@ -92,7 +92,7 @@ impl FromStr for Secret {
         }
         match digits {
             true => Ok(Secret(bytes)),
-            // The value may be a mistyped secret, so it is not shown.
+            // The error does not show the value, because it may be a mistyped secret.
             false => Err(Error::invalid("secret", "(not shown)", "64 hexadecimal digits")),
         }
     }
@@ -189,7 +189,7 @@ pub(super) fn from_env(launch: &Launch, number: usize) -> Result<Option<Network>
         Some("1") => true,
         Some(other) => return Err(wrong("IRIS_TRUST_NETWORK", other, "0 or 1")),
     };
-    // An IPv6 address needs brackets before a port.
+    // An IPv6 address is put in brackets, because a port follows.
     let host =
         if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host };
     let job = format!("{}, world {number}", launch.job);
@@ -256,7 +256,7 @@ fn identity() -> String {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
     let boot = boot.unwrap_or_else(|_| format!("host {}", host_name()));
     let namespace = |name: &str| {
-        // The namespaces of this thread may differ from those of its process.
+        // The namespaces are those of this thread, which may differ from those of its process.
         let link = fs::read_link(format!("/proc/thread-self/ns/{name}"));
         link.map_or_else(|_| format!("{name}:?"), |link| link.display().to_string())
     };

@@ -1,5 +1,5 @@
-//! Worlds over several nodes: their sub-worlds, and simulated nodes as threads of one process for
-//! tests.
+//! Worlds over several nodes: the worlds of one node and across nodes, and simulated nodes for
+//! tests, whose ranks are threads of one process.
 
 use std::sync::{Arc, Weak};
 

@@ -1,4 +1,4 @@
-//! Worlds whose ranks are threads of this process, and running a function on all of them.
+//! Worlds whose ranks are threads of this process, and functions that run a program on all of them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::root::Distance;
 use crate::util::panic_message;
 
-/// Error of a rank, with its order among the errors of all ranks: the distance from the root cause,
+/// Error of a rank, with its place among the errors of all ranks: the distance from the root cause,
 /// then the number of ranks that had failed before it.
 struct Placed<E>((Distance, usize), E);
 
@@ -128,8 +128,8 @@ impl World {
         let rank_main = move |world: World| {
             let result = catch_unwind(AssertUnwindSafe(|| f(world.clone())));
             match &result {
-                // If `close` fails here, another rank has failed and reports the error; so this one
-                // is ignored.
+                // An error of `close` is ignored here: it means that another rank has failed, and
+                // that rank reports the error.
                 Ok(Ok(_)) => drop(world.close()),
                 _ => world.abort(),
             }

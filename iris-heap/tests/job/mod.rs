@@ -46,9 +46,9 @@ pub struct Job {
     pub temp: tempfile::TempDir,
     pub case: &'static str,
     program: PathBuf,
-    /// Limit of open files per process, and the user id under which the ranks run if this process
-    /// is root, because root is exempt from some limits. The variable `LIMIT` of a rank overrides
-    /// the limit for that rank.
+    /// Limit of open files per process, and the user id under which the ranks run. The user id is
+    /// needed if this process is root, which is exempt from some limits. The variable `LIMIT` of a
+    /// rank overrides the limit for that rank.
     limit: Option<u32>,
     user: Option<u32>,
 }
@@ -65,9 +65,10 @@ impl Job {
         let mut job = Job::new(case);
         job.limit = Some(limit);
         if rustix::process::geteuid().is_root() {
-            // The folder of the program may be closed to other users, so copy it. A separate
-            // process copies it: a child that another thread forks meanwhile would hold a copy made
-            // here open for writing, and the system refuses to execute such a file.
+            // The program is copied, because its folder may be closed to other users. A separate
+            // process makes the copy: if this process did, a child that another thread forks
+            // meanwhile would hold the copy open for writing, and the system refuses to execute
+            // such a file.
             let copy = job.temp.path().with_extension("program");
             let copied = Command::new("cp").args([&job.program, &copy]).status();
             assert!(copied.unwrap().success());
@@ -84,7 +85,7 @@ impl Job {
     /// Starts a process of the job that runs `case`, with the environment variables `vars`.
     pub fn start(&self, case: &str, vars: &[(&str, &str)]) -> Child {
         let mut command = Command::new("/bin/sh");
-        // `FILE_LIMIT` is in blocks of 512 bytes.
+        // Limits are set by the shell. `FILE_LIMIT` counts blocks of 512 bytes.
         let text = match self.limit {
             Some(limit) => format!("ulimit -n ${{LIMIT:-{limit}}} && exec \"$0\" \"$@\""),
             None => "ulimit -f ${FILE_LIMIT:-unlimited} && exec \"$0\" \"$@\"".into(),
@@ -169,7 +170,7 @@ pub fn files(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Output and exit status of a process that has ended.
+/// Output and exit status of a process after its end.
 #[derive(Debug)]
 pub struct Said {
     pub status: ExitStatus,

@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Age at which a stranger may be closed to make room for another; a rank's hello needs two round
 /// trips.
 const SETTLED: Duration = Duration::from_millis(500);
-/// Maximum number of connections accepted in a row; then data of accepted ones is read.
+/// Maximum number of connections that are accepted in a row before data of accepted ones is read.
 const IN_A_ROW: usize = 64;
 /// Longest time that one poll for connections and data waits.
 const LOOK: Duration = Duration::from_millis(250);
@@ -55,7 +55,7 @@ struct Stranger {
 }
 
 enum State {
-    /// The greeting is being read: the bytes, and the number of bytes so far.
+    /// Its greeting is being read: the bytes, and the number of bytes received so far.
     Greeting(TcpStream, [u8; GREETING], usize),
     /// The stranger claims to be this rank, and its greeting was answered.
     Answered(u32, Box<Peer>),
@@ -86,7 +86,7 @@ impl Door {
             Err(error) => {
                 tracing::debug!(%error, "the world comes to nothing");
                 let refusal = Frame::Refuse(error).pack();
-                // Rank 0 is notified last, because its process may end once it has read this.
+                // Rank 0 is told last, because its process may end once it has read the refusal.
                 for peer in self.peers.iter_mut().rev().flatten() {
                     peer.send(refusal.clone());
                 }
@@ -147,7 +147,7 @@ impl Door {
                 Ok((stream, _)) => stream,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(e) if is_full(&e) => return Err(e),
-                // The client closed the connection before it was accepted.
+                // An error here means that the client closed the connection before it was accepted.
                 Err(_) => continue,
             };
             if stream.set_nonblocking(true).and_then(|()| self.meeting.prepare(&stream)).is_ok() {
@@ -239,7 +239,7 @@ impl Door {
         let answer = self.meeting.terms.answer(&bytes);
         let answer = answer.ok().filter(|(_, rank, _)| (1..size).contains(rank));
         let Some((reply, rank, keys)) = answer else {
-            // The refusal is only a hint, so a failed write is ignored.
+            // The refusal is only a hint to the other end, so a failed write is ignored.
             let _ = stream.write_all(&REFUSAL);
             self.turned_away += 1;
             return State::Over;
@@ -290,7 +290,8 @@ impl Door {
             tv_sec: timeout.as_secs() as i64,
             tv_nsec: i64::from(timeout.subsec_nanos().max(1)),
         };
-        // The result is ignored, because the caller's loop checks all connections anyway.
+        // The result of the poll is ignored, because the caller's loop checks all connections
+        // anyway.
         let _ = poll(&mut fds, Some(&timeout));
     }
 }

@@ -94,8 +94,8 @@ impl Meeting {
         let mut pause = Duration::from_millis(1);
         let (mut refusals, mut last) = (0, String::from("no attempt"));
         loop {
-            // The host name is resolved for each attempt, because it may become known only after
-            // this process has started.
+            // The host name is resolved for each attempt, because it may become known to the
+            // resolver only after this process has started.
             match self.addresses() {
                 Err(error) => last = error.to_string(),
                 Ok(addresses) => {
@@ -149,7 +149,7 @@ impl Meeting {
         let (greeting, state) = self.terms.greet(rank as u32).map_err(Attempt::from_error)?;
         stream.write_all(&greeting)?;
         // The socket's time limit applies to each single read, so a peer that sends byte by byte
-        // could exceed it; this loop limits the total time.
+        // could exceed it. This loop limits the total time.
         let (mut reply, mut got, until) = ([0; REPLY], 0, Instant::now() + timeout);
         while got < REPLY {
             match stream.read(&mut reply[got..])? {
@@ -232,7 +232,7 @@ impl Meeting {
 
 /// Failure of a connection attempt.
 enum Attempt {
-    /// Rank 0 runs another job or has another secret.
+    /// Refusal: rank 0 runs another job or has another secret.
     Refused,
     Failed(std::io::Error),
 }

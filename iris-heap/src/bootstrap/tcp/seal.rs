@@ -5,8 +5,8 @@
 //! handshake. Rank 0 answers with the [`REPLY`] bytes of the second. From then on both send chunks:
 //! the length of the sealed bytes (16 bits), an increasing number (64 bits), and the sealed bytes.
 //! The prologue contains job, rank and size, so two jobs with the same key do not accept each
-//! other's ranks. A replayed greeting gets a reply and nothing more, because only its author can
-//! seal the hello that follows.
+//! other's ranks. A replayed greeting gets a reply and nothing more, because only its original
+//! sender can seal the hello that must follow.
 
 use std::sync::Arc;
 
@@ -15,7 +15,8 @@ use snow::{Builder, HandshakeState, StatelessTransportState};
 use crate::bootstrap::frames::broken;
 use crate::error::{Error, Result};
 
-/// Size limit of a Noise message in bytes; the last 16 bytes authenticate the others.
+/// Largest size of a Noise message (LONGEST), and size of the authentication tag at its end (TAG),
+/// in bytes.
 const LONGEST: usize = 65535;
 const TAG: usize = 16;
 /// Size of a chunk's header in bytes: length (16 bits) and number (64 bits).
@@ -125,8 +126,8 @@ impl Sealer {
             let start = out.len();
             out.resize(start + len, 0);
             let sealed = self.keys.0.write_message(self.next, part, &mut out[start..]);
-            // Encryption fails only for messages that are too long, which `part` is not, and after
-            // 2^64 messages.
+            // Encryption cannot fail here: it fails only for messages that are too long, which
+            // `part` is not, and after 2^64 messages.
             debug_assert_eq!(sealed.ok(), Some(len));
             self.next += 1;
         }
@@ -220,8 +221,8 @@ mod tests {
             wrong[at] ^= 1;
             let mut out = Vec::new();
             let opened = hub.opener().open(&wrong, &mut out);
-            // If the changed byte increases the length, the opener waits for more bytes instead of
-            // failing.
+            // If the changed byte increases the length, the opener may wait for more bytes instead
+            // of failing; it must not return data.
             assert!(opened.is_err() || out.is_empty(), "byte {at}");
         }
     }

@@ -29,7 +29,8 @@ fn step() -> Step {
     Step { what: "test".into(), deadline: Instant::now() + PLENTY, on_missing: None }
 }
 
-/// Lets all ranks meet over loopback and exchange their numbers; `before` runs on each rank first.
+/// Lets all ranks meet over loopback and exchange their rank numbers; `before` runs on each rank
+/// first.
 fn meet(meeting: &Meeting, before: impl Fn(usize) + Sync) {
     thread::scope(|scope| {
         let rank_main = |rank: usize| {
@@ -52,7 +53,8 @@ fn ranks_meet_over_ipv4_and_ipv6() {
     if TcpListener::bind("[::1]:0").is_ok() {
         meet(&meeting("[::1]", 3), |_| ());
     }
-    // Launchers often give a host name instead of an address.
+    // The meeting works by host name, too, because launchers often give a name instead of an
+    // address.
     meet(&meeting("localhost", 2), |_| ());
 }
 
@@ -88,7 +90,7 @@ fn a_rank_that_does_not_come_is_named() {
             assert!(told.contains("waited") && told.contains("for rank 2"), "{told}");
         }
     });
-    // No process listens on the port, so the rank gives up after its timeout.
+    // No process listens on the port, so the rank must give up after its timeout.
     let Err(error) = meeting.rendezvous(1, soon) else { panic!("nobody listens") };
     assert!(matches!(&error, Error::Absent { ranks, .. } if ranks == &[0]), "{error}");
     assert!(error.to_string().contains("refused"), "{error}");
@@ -109,8 +111,8 @@ fn two_processes_of_one_rank_are_told_to_all() {
     });
 }
 
-/// Connects and sends data that no rank would send; `kind` selects one of ten ways. `recorded` is a
-/// rank's greeting to be replayed.
+/// Connects and sends data that no rank would send; `kind` selects one of ten kinds of data.
+/// `recorded` is a rank's greeting to be replayed.
 fn hostile(meeting: &Meeting, kind: usize, recorded: &[u8]) -> Option<TcpStream> {
     let address = meeting.addresses().unwrap()[0];
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5)).ok()?;
@@ -120,7 +122,7 @@ fn hostile(meeting: &Meeting, kind: usize, recorded: &[u8]) -> Option<TcpStream>
     let (too_high, _) = meeting.terms.greet(77).unwrap();
     let noise: Vec<u8> =
         (0..4096).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
-    // A failed write means that the connection was refused, which is right, too.
+    // A failed write means that the connection was refused, which is allowed.
     let _ = match kind % 10 {
         0 => Ok(()),
         1 => stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
@@ -193,7 +195,7 @@ fn a_rank_that_ends_is_lost_to_the_others() {
             let ranks = meeting.rendezvous(rank, PLENTY).unwrap();
             ranks.barrier(&step()).unwrap();
             if rank == 1 {
-                // Leave without a message, like a process that ends.
+                // The ranks leave without a message, like a process that ends.
                 drop(ranks);
                 return;
             }
