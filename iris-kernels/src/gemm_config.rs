@@ -19,9 +19,10 @@ use crate::rtc::Options;
 /// kernels.
 pub const THREADS: u32 = 256;
 
-/// Number of threads per workgroup of message kernels. A few workgroups with many bytes in
-/// flight each fill a link. They are large because each releases a signal of its own, and a release
-/// waits until all stores of its workgroup are done.
+/// Number of threads per workgroup of message kernels, which only exchange data between ranks. Few
+/// large workgroups suffice to fill a link, since each has many bytes in flight; they are large
+/// because each workgroup releases a signal of its own, and a release waits until all stores of the
+/// workgroup are done.
 pub const MESSAGE_THREADS: u32 = 512;
 
 /// Number of threads of the single workgroup of a barrier.
@@ -46,8 +47,8 @@ impl TileSize {
     }
 }
 
-/// Instruction set of a tile GEMM. Each is a header of `kernels/iris/gemm/`; `product.h` there
-/// selects in the same way as [`Core::of`].
+/// Instruction set of a tile GEMM. Each variant has a header in `kernels/iris/gemm/`; the header
+/// `product.h` there selects one by the same conditions as [`Core::of`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Core {
     /// wgmma, for f16 and bf16 in tiles of 128 x 128.
@@ -115,15 +116,15 @@ impl TileConfig {
         let core = Core::of(arch, dtype, size);
         let smallest = size.m <= 32;
         let (slab_bytes, stages) = match core {
-            // A slab line of 128 bytes matches the 128-byte swizzle; three stages let two
-            // workgroups share a multiprocessor.
+            // A slab row of 128 bytes matches the 128-byte swizzle of shared memory; with three
+            // stages two workgroups fit on a multiprocessor.
             Core::Sm90 => (128, 3),
-            // With few rows the loads of B dominate, so there are as many slabs in flight as fit
-            // for two workgroups per multiprocessor.
+            // With few rows, loading B takes most of the time, so there are as many stages as fit
+            // into shared memory if two workgroups share a multiprocessor.
             Core::Sm90Flipped => (128, 7),
             Core::Sm80 => (if smallest { 32 } else { 64 }, 2),
-            // With two stages of the largest tile three workgroups fit on a compute unit; MFMA
-            // blocks of 16 x 16 consume 64 bytes at a time.
+            // For tiles of 128 rows, 32 bytes in two stages let three workgroups fit on a compute
+            // unit; for smaller tiles, 64 bytes are what MFMA blocks of 16 x 16 consume at a time.
             Core::Cdna3 => (if size.m == 128 { 32 } else { 64 }, 2),
             Core::Fma => (element_bytes(dtype) * if smallest { 16 } else { 32 }, 1),
         };
@@ -143,7 +144,8 @@ impl TileConfig {
     /// statically. `product.h` asserts the number.
     pub fn shared_bytes(&self) -> u32 {
         match self.core {
-            // Slabs of all stages, and 1024 bytes for their alignment.
+            // Shared memory holds the slabs of A and B for all stages, and 1024 bytes to align
+            // them.
             Core::Sm90 | Core::Sm90Flipped => {
                 self.stages * (self.size.m + self.size.n) * self.slab_bytes + 1024
             }
@@ -161,8 +163,8 @@ impl TileConfig {
             .define("IRIS_STAGES", self.stages)
             .define("IRIS_SHARED_BYTES", self.shared_bytes())
             .define("IRIS_DIES", self.dies)
-            // Ask for two workgroups per multiprocessor, so that one multiplies while the other one
-            // waits.
+            // Build the kernel so that two workgroups fit on a multiprocessor: one multiplies while
+            // the other one waits.
             .define("IRIS_TOGETHER", 2)
     }
 }
@@ -178,16 +180,17 @@ pub struct CoreConfig {
     pub cluster: u32,
     /// Number of stages (slabs of A and B) in the shared-memory ring.
     pub stages: u32,
-    /// Whether a tile is stored while the next tile is multiplied (deferred store).
+    /// Whether the kernel stores a tile while it multiplies the next tile (deferred store).
     pub hold: bool,
-    /// Whether each tile is a tile of the transpose of C.
+    /// Whether the kernel computes tiles of the transpose of C, not of C.
     pub flipped: bool,
     /// Whether K is the strided dimension of the tiles' left factor, instead of the contiguous one.
     pub a_across: bool,
     /// Whether K is the strided dimension of the tiles' right factor, instead of the contiguous
     /// one.
     pub b_across: bool,
-    /// Number of rows of clusters that are processed before the next column of tiles.
+    /// Number of cluster rows that are processed before the kernel goes on to the next column of
+    /// tiles.
     pub group: u32,
 }
 
@@ -282,8 +285,8 @@ impl CoreConfig {
     /// Number of workgroups of a launch with `tiles` tiles per cluster position.
     pub(crate) fn workgroups(&self, tiles: u32, multiprocessors: u32) -> u32 {
         let most = multiprocessors / self.cluster;
-        // Full waves on four fewer multiprocessors are faster than a larger grid with a partial
-        // last wave.
+        // A grid of 128 workgroups in full waves is faster than a larger grid whose last wave is
+        // partial.
         let whole = 128 / self.cluster;
         let clusters = if most > whole && tiles.is_multiple_of(whole) { whole } else { most };
         clusters.min(tiles) * self.cluster
@@ -292,7 +295,7 @@ impl CoreConfig {
     /// Bytes of dynamic shared memory; the macro `IRIS_GEMM_SHARED_BYTES`.
     pub fn shared_bytes(&self) -> u32 {
         let b_loaded = match self.b_across {
-            // An N-major B is loaded in blocks of 64 columns.
+            // A row-major B is loaded in blocks of 64 columns.
             true => self.width.div_ceil(64) * Self::DEPTH * 128,
             false => self.width * Self::SLAB_BYTES,
         };
@@ -346,7 +349,8 @@ mod tests {
                 assert_eq!(config.core, expected, "{arch}");
                 let dies = if ["gfx942", "gfx950"].contains(&arch_of(arch)) { 8 } else { 1 };
                 assert_eq!(config.dies, dies, "{arch}");
-                // Half of a multiprocessor's 227 KiB, so that two workgroups fit on it.
+                // Checks that a workgroup takes at most half of the 227 KiB of shared memory of a
+                // multiprocessor, so that two workgroups fit.
                 assert!(config.shared_bytes() <= 227 * 512, "{config:?}");
             }
         }

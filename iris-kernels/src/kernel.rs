@@ -25,7 +25,8 @@ pub enum Kernel {
     AddAtomic,
     /// Accumulating all-reduce, step 3: read the sums into C.
     Convert,
-    /// RMSNorm of the rows of C, after a call's last write to C on this rank.
+    /// RMSNorm of the rows of C, launched after the last step of the call that writes to this
+    /// rank's C.
     Norm,
     /// All-gather before a product, step 1: push the shard to all ranks.
     Gather,
@@ -43,22 +44,23 @@ pub enum Kernel {
     Broadcast,
     /// Broadcast in which one receiver of each tile forwards it to the others.
     Relay,
-    /// Message by copy engines, first launch: waits until all peers have entered the call, so that
-    /// the engine may copy.
+    /// First launch of a message by copy engines: waits until all peers have entered the call, so
+    /// that the copy engine may write to their memory.
     Open,
-    /// Message by copy engines: workgroups copy this rank's rows to all ranks, in place of an
-    /// engine.
+    /// Copy step of a message by copy engines, done by workgroups in place of a copy engine: they
+    /// copy this rank's rows to all ranks.
     Copies,
-    /// Message by copy engines: workgroups copy to each rank the rows of this rank's partial that
-    /// the receiver owns, in place of an engine.
+    /// First copy step of a sum by copy engines, done by workgroups in place of a copy engine: they
+    /// copy to each rank the rows of this rank's partial result that the receiver owns.
     Blocks,
-    /// Message by copy engines: workgroups copy this rank's rows of the sum to all ranks, after
-    /// [`Kernel::Blocks`], in place of an engine.
+    /// Second copy step of a sum by copy engines, done by workgroups in place of a copy engine:
+    /// after [`Kernel::Blocks`] they copy this rank's rows of the sum to all ranks.
     Results,
-    /// Message by copy engines: adds up the received blocks, or copies the block if there is only
-    /// one.
+    /// Sum step of a message by copy engines: adds up the blocks received from all ranks, or copies
+    /// the block if there is only one.
     Sums,
-    /// Message by copy engines: waits for parts of a rank's rows, before a kernel reads them.
+    /// Wait of a message by copy engines: a kernel that lets the stream continue only when some
+    /// parts of a rank's rows have arrived.
     Gate {
         /// Rank from which the parts come.
         source: u32,
@@ -67,7 +69,7 @@ pub enum Kernel {
         /// Number of parts that are awaited.
         parts: u32,
     },
-    /// Message by copy engines, last launch: ends the call.
+    /// Last launch of a message by copy engines, which ends the call.
     Close,
     /// [`Kernel::OneShot`] for small messages, by the LL protocol (data and flag in one word).
     OneShotLl,
@@ -79,15 +81,16 @@ pub enum Kernel {
     AllToAllLl,
     /// [`Kernel::Broadcast`] for small messages, by the LL protocol.
     BroadcastLl,
-    /// Time stamp for traces, before or after a GEMM that writes no trace itself; the stamp after
-    /// the GEMM ends the span.
+    /// Kernel that writes a time stamp into the trace, before or after a GEMM that writes no trace
+    /// itself; the stamp after the GEMM ends the trace span.
     Stamp {
         /// Whether the stamp is the one after the GEMM.
         after: bool,
         /// Number of rows that the GEMM multiplies.
         rows: u32,
     },
-    /// Device barrier. `phase` distinguishes the two barriers of a call; `last` ends the call.
+    /// Barrier of ranks on the device. `phase` distinguishes the two barriers of a call; `last`
+    /// says whether the barrier also ends the call.
     Barrier {
         /// Number of the barrier in its call, 0 or 1.
         phase: u32,
@@ -110,22 +113,23 @@ pub struct Effects {
 }
 
 impl Effects {
-    /// Effects of a step that no other rank can see.
+    /// Effects of a step that no other rank can observe.
     pub(crate) const NONE: Effects = Effects { opens: false, peers: false, ends: false };
     /// Effects of a launch that is a whole call: it opens the call, involves peers, and ends the
     /// call.
     pub(crate) const ALL: Effects = Effects { opens: true, peers: true, ends: true };
 
-    /// Whether a peer can see that the step was enqueued; a call that fails after such a step can
-    /// never end.
+    /// Whether a peer can observe that the step was enqueued. If the host fails to enqueue the rest
+    /// of a call after such a step, the call can never end.
     pub fn are_visible(self) -> bool {
         self.opens || self.peers || self.ends
     }
 }
 
 impl Kernel {
-    /// Whether the kernel multiplies tiles if the op has a product, and so needs shared memory for
-    /// them. Each new kernel must be added to one of the lists below, or this does not compile.
+    /// Whether the kernel multiplies tiles if the operator has a product, and so needs shared
+    /// memory for them. The match is exhaustive: a new kernel must be added to one of its two
+    /// lists, or this does not compile.
     pub fn multiplies(self) -> bool {
         use Kernel::*;
         match self {
@@ -186,8 +190,8 @@ impl Kernel {
         }
     }
 
-    /// Name of the variant in which each thread processes several items of a message between two
-    /// ranks; `None` if there is no such variant.
+    /// Name of the kernel's variant in which each thread processes several items of a message
+    /// between two ranks; `None` if the kernel has no such variant.
     pub fn name_of_pair(self) -> Option<&'static str> {
         match self {
             Kernel::OneShotLl => Some("one_shot_ll_pair"),
@@ -198,7 +202,8 @@ impl Kernel {
         }
     }
 
-    /// Items of the kernel's message if it uses the LL protocol; `None` for other kernels.
+    /// Division of the kernel's message into items of the LL protocol; `None` for kernels that do
+    /// not use this protocol.
     pub(crate) fn items(self, args: &OpArgs) -> Option<Items> {
         let collective = match self {
             Kernel::OneShotLl => Collective::AllReduce,

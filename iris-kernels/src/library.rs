@@ -66,17 +66,17 @@ pub struct GemmRequest {
     /// Rows and columns per signal of a GEMM that stores each tile to the rank that owns it; `None`
     /// for a GEMM that stores all tiles locally.
     pub signalled: Option<[u32; 2]>,
-    /// Whether the built-in GEMM may wait for parts of A that copy engines bring while it runs, if
-    /// there is a build of it.
+    /// Whether the built-in GEMM may wait, while it runs, for parts of A that copy engines bring,
+    /// if there is a build for that.
     pub gated: bool,
-    /// Whether the built-in GEMM may exchange the message of few rows itself, in the same launch,
-    /// if there is a build of it.
+    /// Whether the built-in GEMM may exchange the message of a call with few rows itself, in the
+    /// same launch, if there is a build for that.
     pub exchanges: bool,
 }
 
 impl GemmRequest {
-    /// Returns the bytes of workspace for the vendor's library. They come first in the workspace,
-    /// before the program's [`Areas`](crate::program::Areas).
+    /// Returns the number of bytes of workspace that the vendor's library needs. They come first in
+    /// the workspace, before the program's [`Areas`](crate::program::Areas).
     pub fn library_bytes(&self) -> u64 {
         match self.library {
             Library::Auto | Library::Vendor => library_workspace(self.backend).unwrap_or(0),

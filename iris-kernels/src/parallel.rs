@@ -7,12 +7,8 @@ use std::thread;
 /// Stack size of a compiling thread in bytes, equal to that of a program's main thread.
 const STACK: usize = 8 << 20;
 
-/// Runs `work` for each job, in order of the jobs, on up to `threads` threads including the calling
-/// one. After the first error no further job is begun.
-///
-/// # Errors
-/// The first error of a job. A thread that cannot be started is no error; the other threads do its
-/// jobs.
+/// Runs `work` for each job, in the order of `jobs`, on up to `threads` threads, the calling thread
+/// included. After the first error no further job is started.
 pub(crate) fn for_each<J: Sync, E: Send>(
     jobs: &[J],
     threads: usize,
@@ -62,8 +58,8 @@ mod tests {
 
     #[test]
     fn jobs_run_side_by_side() {
-        // Each job waits until all four have begun, so the test ends only if they run at the same
-        // time.
+        // Each job waits until all four jobs have begun, so the test only ends if the jobs run at
+        // the same time.
         let (begun, change) = (Mutex::new(0), Condvar::new());
         let wait_for_all = |_: &usize| {
             let mut count = begun.lock().expect("nobody panicked");

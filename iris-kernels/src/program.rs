@@ -90,12 +90,12 @@ pub struct Alternative {
 }
 
 vocabulary! {
-    /// Condition of an [`Alternative`].
+    /// Condition that a call must meet to be done by an [`Alternative`].
     When {
-        /// A GEMM launch can do the message itself: the operands fit, and all tiles are resident at
-        /// once.
+        /// One GEMM launch can also exchange the message: the operands fit its build, and all its
+        /// tiles are resident on the device at once.
         Exchanges = "one GEMM launch can do the message",
-        /// The built-in GEMM supports the call in its form that stores tiles directly at the peers
+        /// The built-in GEMM supports this call in the form that stores tiles directly to the peers
         /// that own them.
         Stores = "a GEMM can store to peers",
         /// Copy engines can do the transfers: no rank shares the device, elements need no
@@ -110,7 +110,8 @@ vocabulary! {
         /// C has so many columns that multiplying a row of A takes longer than receiving it from a
         /// peer.
         Wide = "rows of A come faster than they are multiplied",
-        /// There is only one peer, and the library GEMM can add the rows received from it.
+        /// This rank has only one peer, and the library's GEMM can add the rows received from it to
+        /// the product.
         Adds = "the library adds the peer's rows",
     }
 }
@@ -148,22 +149,22 @@ pub enum Work {
     Kernel(Kernel, Operands),
     /// Matrix product.
     Gemm(Gemm),
-    /// Wait until all peers have entered the call; later steps (copy engines, GEMMs) may store to
-    /// the peers.
+    /// Wait until all peers have entered the call; after it, later steps (copy engines, GEMMs) may
+    /// store to the peers.
     Open(Transfer),
     /// Copies by engines on a side stream, to the peer of the loop or to all peers.
     Copies(Transfer),
-    /// Wait until rows of the loop's peer have arrived.
+    /// Wait until rows of the peer that the loop visits have arrived.
     Gate(Transfer),
     /// Sum over ranks: adds up the rows that this rank owns, of which each rank has sent its
     /// partial.
     Sums {
-        /// Destination of the sum.
+        /// Destination of the sums.
         to: Target,
     },
-    /// Copy of the rows received from the loop's peer to their position in C.
+    /// Copy of the rows received from the peer that the loop visits to their position in C.
     Take(Transfer),
-    /// End of the call, after copies on the side stream have been joined.
+    /// End of the call, enqueued after the call's stream waits for the copies on the side stream.
     Close(Transfer),
     /// Barrier of all ranks inside a call; its number, 0 or 1, distinguishes the two barriers of a
     /// call.
@@ -179,25 +180,25 @@ pub enum Work {
 pub enum Operands {
     /// Matrices A, B and C of the call itself.
     Call,
-    /// A workspace area in place of the product of A and B.
+    /// Workspace area that takes the place of the product of A and B.
     Area(Area),
     /// Rows of C that this rank owns and that an earlier step has computed.
     OwnRows,
-    /// Source and destination of a transfer, in place of A and C.
+    /// Source and destination of a transfer, which take the place of A and C.
     Of(Transfer),
 }
 
 vocabulary! {
     /// Transfer of rows between ranks, with its source and destination.
     Transfer {
-        /// Each rank's shard of A goes to the gathered A of all ranks; of A's transpose, if A is
-        /// split by columns.
+        /// All-gather of A: each rank's shard of A (or of A's transpose, if A is split by columns)
+        /// goes to the gathered A of all ranks.
         Shards = "shards of A",
         /// Reduce-scatter input: each rank sends to every other rank the rows of its partial that
         /// the receiver owns.
         Blocks = "partials",
-        /// All-gather of the sum: each rank sends the rows that it has added up to all ranks.
-        /// Signals are numbered after those of [`Transfer::Blocks`].
+        /// All-gather of the sums: each rank sends the rows that it has added up to all ranks. The
+        /// numbers of its signals follow those of [`Transfer::Blocks`].
         Sums = "sums",
         /// All-gather of the result: each rank sends its rows of C to all ranks.
         Rows = "rows of C",
@@ -224,7 +225,7 @@ pub enum Source {
     Input,
     /// Matrix A of the call, which has this rank's rows only.
     Shard,
-    /// This workspace area.
+    /// Workspace area that holds factor A.
     Area(Area),
 }
 
@@ -235,14 +236,14 @@ vocabulary! {
         All = "all rows",
         /// Rows that this rank owns.
         Own = "own rows",
-        /// Rows of ranks before this one: all rows before [`Rows::Own`]. The step is skipped if
+        /// Rows of ranks before this one: all rows before [`Rows::Own`]. The GEMM is left out if
         /// there are none.
         BeforeOwn = "rows before the own",
-        /// Rows of ranks after this one: all rows after [`Rows::Own`]. The step is skipped if there
-        /// are none.
+        /// Rows of ranks after this one: all rows after [`Rows::Own`]. The GEMM is left out if
+        /// there are none.
         AfterOwn = "rows after the own",
-        /// Rows of the loop's part: of the loop's peer, or of this rank if there is no loop over
-        /// peers.
+        /// Rows of the part that the loop visits: of the peer of the loop over peers, or of this
+        /// rank if there is no such loop.
         Part = "the part's rows",
     }
 }
@@ -256,17 +257,18 @@ pub enum Target {
     Own,
     /// Only the rows of the call's C, which has all rows, that this rank owns.
     OwnOfC,
-    /// This workspace area.
+    /// Workspace area that receives the results.
     Area(Area),
 }
 
 /// GEMM implementation that a step requires.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Core {
-    /// The vendor's library, the built-in whole-matrix GEMM, or the tile GEMM, in order of
-    /// preference and fit.
+    /// GEMM of the vendor's library, or the built-in whole-matrix GEMM, or the tile GEMM: the
+    /// preferred one of those that support the operands.
     Any,
-    /// GEMM of the vendor's library that adds the rows received from the only peer to its product.
+    /// GEMM of the vendor's library that also adds the rows received from the only peer to the
+    /// product.
     Adding,
     /// Built-in GEMM that waits for the parts of A which copy engines bring while it runs.
     Gated,
@@ -277,21 +279,21 @@ pub enum Core {
         /// Transfer of the results to all ranks; `None` if results stay on this rank.
         results: Option<Transfer>,
     },
-    /// Built-in GEMM that also exchanges the message of this kernel, so that the call is one
-    /// launch.
+    /// Built-in GEMM that also exchanges the message of the kernel named here, so that the whole
+    /// call is one launch.
     Exchanging(Kernel),
 }
 
-/// Earliest time at which a launch may begin.
+/// A grid of 128 workgroups in full waves is faster than a larger grid whose last wave is partial.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EarliestStart {
-    /// After the previous step has ended.
+    /// The launch begins after the previous step has ended.
     No,
-    /// During the previous step; the launch itself waits for that step's end before it accesses
-    /// memory.
+    /// The launch may begin during the previous step, but its kernel waits for that step's end
+    /// before it accesses memory.
     AfterTurn,
-    /// During the previous step, which opens the call; the launch multiplies meanwhile, and waits
-    /// before it accesses peers.
+    /// The launch may begin during the previous step, which opens the call: its kernel multiplies
+    /// meanwhile, and waits before it accesses peers.
     BehindOpen,
 }
 
@@ -300,8 +302,8 @@ pub enum EarliestStart {
 pub enum Lane {
     /// Stream of the call, on which kernels and GEMMs run.
     Main,
-    /// Side stream: copies that begin when the work enqueued so far on the stream of the call has
-    /// ended.
+    /// Side stream for copies, which begin when the work that was enqueued earlier on the call's
+    /// stream has ended.
     Side,
 }
 
@@ -323,7 +325,8 @@ impl Program {
         of.items.iter().chain(last.then_some(&NORM))
     }
 
-    /// Calls `see` once for each step of an alternative, and for each of its alternative steps.
+    /// Calls `see` once for each step of an alternative, and for each step in the `or` lists of
+    /// those steps.
     pub fn each_step_of(&self, of: &Alternative, see: &mut dyn FnMut(&Step)) {
         fn each<'a>(items: impl IntoIterator<Item = &'a Item>, see: &mut dyn FnMut(&Step)) {
             for item in items {
@@ -341,13 +344,14 @@ impl Program {
         each(self.items(of), see);
     }
 
-    /// Calls `see` once for each step of each alternative, and for each of their alternative steps.
+    /// Calls `see` once for each step of each alternative, and for each step in the `or` lists of
+    /// those steps.
     pub fn each_step(&self, see: &mut dyn FnMut(&Step)) {
         self.alternatives.iter().for_each(|of| self.each_step_of(of, see));
     }
 
-    /// GEMM of an alternative that does more than a plain product: it waits for peers, stores to
-    /// them, or adds their rows. `None` if there is none.
+    /// Returns the GEMM of an alternative that does more than a plain product: it waits for peers,
+    /// stores to them, or adds their rows. `None` if the alternative has no such GEMM.
     pub fn special_gemm(&self, of: &Alternative) -> Option<Gemm> {
         let mut found = None;
         self.each_step_of(of, &mut |step| match step.work {
@@ -436,8 +440,8 @@ impl Work {
             Work::Gemm(Gemm { core: Core::Gated | Core::Storing { .. }, .. }) => {
                 EarliestStart::BehindOpen
             }
-            // Copy engines launch no kernel. So their copies, and the step that closes the call
-            // after the copies, cannot overlap with the previous launch.
+            // Copies are not launches of a kernel, so neither they nor the step that closes the
+            // call after them can begin during the previous launch.
             Work::Copies(_) | Work::Close(_) => EarliestStart::No,
             _ => EarliestStart::AfterTurn,
         }
@@ -452,7 +456,7 @@ impl Work {
     }
 }
 
-/// Makes a step without alternative steps.
+/// Makes a step with an empty `or` list: nothing replaces its work.
 pub const fn step(work: Work) -> Item {
     Item::Do(Step { work, or: &[] })
 }
@@ -483,7 +487,7 @@ pub const fn when(when: &'static [When], items: &'static [Item]) -> Alternative 
 }
 
 impl Alternative {
-    /// Marks an alternative so that peers must not store directly into C.
+    /// Sets that peers must not store directly into C in this alternative.
     pub const fn indirect(self) -> Self {
         Alternative { direct: false, ..self }
     }

@@ -14,17 +14,14 @@ impl<K: PartialEq, V> Recent<K, V> {
         Recent { most: most.max(1), entries: Vec::new() }
     }
 
-    /// Returns the value of `key`; if it is missing, makes and stores it first. A hit allocates
-    /// nothing.
-    ///
-    /// # Errors
-    /// Errors of `make`; nothing is stored for the key then.
+    /// Returns the value of `key`; if the cache lacks it, makes and stores it first. Finding an
+    /// existing value allocates nothing.
     pub(crate) fn get_or_make<E>(
         &mut self,
         key: K,
         make: impl FnOnce() -> Result<V, E>,
     ) -> Result<&mut V, E> {
-        // The search starts at the most recent entry, because programs repeat their calls.
+        // Search from the most recently used entry on, because programs repeat their calls.
         match self.entries.iter().rposition(|(known, _)| *known == key) {
             Some(at) => self.entries[at..].rotate_left(1),
             None => {

@@ -1,6 +1,6 @@
 //! Schedules: assignment of tiles and units to ranks and workgroups, as pure functions of shape,
-//! tile size and world. `kernels/iris/schedule.h` has the same functions. Nothing here depends on
-//! the size of the grid, except [`die_swizzle`].
+//! tile size and number of ranks. The device header `kernels/iris/schedule.h` has the same
+//! functions. Except for [`die_swizzle`], no schedule depends on the number of workgroups.
 //!
 //! Long because all schedules are here, as in the device header.
 
@@ -23,8 +23,8 @@ pub fn part_of(total: u32, parts: u32, at: u32) -> u32 {
     if at < long { at / (each + 1) } else { more + (at - long) / each }
 }
 
-/// Returns the logical number of workgroup `workgroup` of `count` on a device that distributes
-/// workgroups round-robin over `dies` dies (for example the 8 XCDs of an MI300X).
+/// Returns the logical number of the workgroup with number `workgroup` out of `count`, on a device
+/// that assigns workgroups round-robin to `dies` dies (for example the 8 XCDs of an MI300X).
 ///
 /// Workgroups on one die get consecutive logical numbers, so they work on neighbouring tiles, which
 /// share operands in the die's L2 cache. The result is a permutation of the workgroups; workgroup 0
@@ -68,7 +68,7 @@ impl Grid {
         self.rows.div_ceil(self.tile_m) * self.across()
     }
 
-    /// Position and size of tile number `tile`; smaller at the edges of the matrix.
+    /// Position and size of tile number `tile`; tiles at the edges of the matrix are smaller.
     pub fn tile(&self, tile: u32) -> Tile {
         let (row, col) = (tile / self.across() * self.tile_m, tile % self.across() * self.tile_n);
         Tile {
@@ -243,9 +243,8 @@ impl Units {
         (row, self.tile_m.min(rows.end - row), source, block - before)
     }
 
-    /// Returns the item at `position` when the items of all ranks except `rank` are taken
-    /// round-robin, as (source rank, index among that rank's items). `of(rank)` is the number of
-    /// items of a rank.
+    /// Returns the item at `position` if `rank` takes the items of all other ranks round-robin, as
+    /// (source rank, index among that rank's items). `of(source)` is the number of items of a rank.
     ///
     /// The round begins with the rank after `rank`, so that all links are busy at once. Some ranks
     /// may have more items than the rest, all by the same amount; their surplus comes last.
@@ -263,8 +262,7 @@ impl Units {
     }
 
     /// Returns the row block of C that `rank` computes at `position` in its order: first the blocks
-    /// whose rows of A it has itself, since they wait for nobody, then the blocks of its peers
-    /// round-robin.
+    /// whose rows of A are its own, which need no wait, then the blocks of its peers round-robin.
     pub fn row_block_at(&self, position: u32, rank: u32) -> u32 {
         if self.shard == Shard::Columns {
             return position;
@@ -377,7 +375,7 @@ impl Items {
             Collective::Broadcast { root } => root,
             _ => 0,
         };
-        // Part 0 has the largest number of items, because split() gives it the remainder first.
+        // Part 0 is a largest one, because `split` gives the remainder to the first parts.
         self.sent(root, 0)
     }
 
@@ -398,8 +396,8 @@ impl Items {
         }
     }
 
-    /// Whether a sum begins with this rank's own part; if not, parts are added in the order of
-    /// ranks.
+    /// Whether a sum begins with this rank's own data; if not, the ranks' data are added in the
+    /// order of ranks.
     pub fn own_first(&self) -> bool {
         self.collective == Collective::ReduceScatter
     }
@@ -446,8 +444,8 @@ impl Rounds {
     }
 }
 
-/// Order of arrival of rows that are gathered while they are multiplied: `rows` rows per rank, in
-/// parts of `part` rows, of which the last may be smaller.
+/// Order in which rows arrive that are gathered while they are multiplied: `rows` rows per rank,
+/// sent in parts of `part` rows, of which the last may be smaller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "as the type says")]
 pub struct Arriving {
@@ -458,9 +456,9 @@ pub struct Arriving {
 }
 
 impl Arriving {
-    /// Returns the row that arrives at position `turn`: this rank's own rows first, then part by
-    /// part the rows of its peers, beginning with the preceding rank, which sends to this rank
-    /// first.
+    /// Returns the row that arrives at position `turn`: first this rank's own rows, then part by
+    /// part the rows of its peers. The preceding rank comes first among them, because this rank is
+    /// the first to which it sends.
     pub fn row(&self, turn: u32) -> u32 {
         let Self { rows, part, size, rank } = *self;
         if turn < rows {
@@ -509,8 +507,9 @@ mod tests {
             let each = (0..ranks).flat_map(|rank| (0..tiles).map(move |tile| (rank, tile)));
             assert_eq!(sorted, each.collect::<Vec<_>>(), "{rounds:?}");
             for (position, &(rank, tile)) in all.iter().enumerate() {
-                // Own tiles must follow enough tiles of other ranks, and other ranks' tiles must
-                // not follow own tiles too late.
+                // Before a tile of the rank's own, enough tiles of other ranks must have been
+                // stored; before a tile of another rank, not too few own tiles may have been
+                // computed.
                 let before = &all[..position];
                 if rank == ranks - 1 {
                     let needed = ((tile / span + 2) * span).min(tiles) * (ranks - 1);

@@ -22,8 +22,8 @@ pub enum SourceKind {
     Header,
     /// Barrier kernel, which has one workgroup.
     Barrier,
-    /// Copy, or RMSNorm, of a rank's own rows; built so that two workgroups fit on a
-    /// multiprocessor.
+    /// Kernel that copies or normalises a rank's own rows; it is built so that two workgroups fit
+    /// on a multiprocessor.
     Local,
     /// Message kernels without a GEMM, compiled without element type and tile size.
     Message,
@@ -124,7 +124,8 @@ pub const KERNELS: &[Text] = embed![
     "matmul_reduce_scatter.cu"
 ];
 
-/// Sources of whole-matrix GEMMs, see `crate::gemm`. Only the first one has no fused communication.
+/// Sources of whole-matrix GEMMs, see `crate::gemm`. All except the first one contain
+/// communication.
 pub const GEMMS: &[Text] = embed![WholeGemm:
     "gemm_sm90.cu",
     "gemm_sm90_gather.cu",
@@ -133,7 +134,8 @@ pub const GEMMS: &[Text] = embed![WholeGemm:
     "gemm_sm90_one_shot.cu",
 ];
 
-/// Hash of all sources. Ranks whose kernels come from different sources cannot make an op together.
+/// Hash of all sources. Ranks whose kernels come from different sources cannot make an operator
+/// together.
 pub fn hash() -> u128 {
     static HASH: OnceLock<u128> = OnceLock::new();
     *HASH.get_or_init(|| hash_of(HEADERS.iter().chain(KERNELS).chain(GEMMS)))

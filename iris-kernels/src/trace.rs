@@ -1,7 +1,8 @@
-//! Trace spans that workgroups record: activity, start and end.
+//! Trace spans that workgroups record: an activity with its start and its end.
 //!
-//! A trace buffer is `count[MAX_GROUPS]`, then `[group][capacity]` of [`TraceSpan`]. A workgroup
-//! writes only its own part; when the part is full, further spans are counted but dropped.
+//! A trace buffer consists of one counter per workgroup, `count[MAX_GROUPS]`, followed by
+//! `[group][capacity]` of [`TraceSpan`]. A workgroup writes only its own part; when this is full,
+//! further spans are counted but dropped.
 
 use bytemuck::{Pod, Zeroable};
 

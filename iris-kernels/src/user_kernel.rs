@@ -1,4 +1,5 @@
-//! Kernels of users: compiled from their own source, launched in the order of ops or beside a call.
+//! Kernels of users: compiled from the user's source, and launched between operator calls or
+//! concurrently with one.
 
 #![allow(unsafe_code, reason = "kernels of users get addresses")]
 
@@ -17,7 +18,8 @@ pub struct UserKernel {
     resident: u32,
     threads: u32,
     shared_bytes: u32,
-    /// Number of multiprocessors that this rank may use; its share if ranks share the device.
+    /// Number of multiprocessors that this rank may use: all of the device, or a share if ranks
+    /// share the device.
     multiprocessors: u32,
     /// Address of the heap's control block, by which a launch checks that a tile view belongs to
     /// this heap.
@@ -48,8 +50,8 @@ impl UserKernel {
         Ok(Self { function, resident, threads, shared_bytes, multiprocessors, control })
     }
 
-    /// Largest number of workgroups that can be co-resident; this rank's share if ranks share the
-    /// device.
+    /// Largest number of workgroups that can be resident at once; if ranks share the device, in
+    /// this rank's share of it.
     pub fn resident(&self) -> u32 {
         self.resident
     }
@@ -74,11 +76,11 @@ impl UserKernel {
         unsafe { self.function.launch(stream, shape, args) }
     }
 
-    /// Enqueues a launch that runs beside the next operator call, on a stream of its own: after
-    /// everything issued before; the call does not wait for it. The kernel's first parameter is the
-    /// [`TileView`] that the operator made for the call; `args` are the bytes of the other
-    /// parameters. Run the call next: if a kernel waits for a call that never comes, it ends with a
-    /// fault at its deadline.
+    /// Enqueues a launch that runs at the same time as the next operator call, on a stream of its
+    /// own. The launch begins after everything that was issued before it; the call does not wait
+    /// for it. The kernel's first parameter is the [`TileView`] that the operator made for the
+    /// call; `args` are the bytes of the other parameters. Issue the call next: if a kernel waits
+    /// for a call that never comes, it ends with a fault at its deadline.
     ///
     /// A waiting workgroup keeps its place on the device, so there must be a multiprocessor for
     /// each workgroup of the operator and of this kernel: both together at most
@@ -86,17 +88,11 @@ impl UserKernel {
     /// the operator with `Options::beside(groups)` on all ranks. All workgroups are then resident,
     /// whatever resources each needs, as long as no other kernel waits on the device.
     ///
-    /// # Errors
-    /// [`Error::TooManyGroups`] if there are more workgroups than that; [`Error::Invalid`] for the
-    /// stream of the last operator call, and for a stream or a view of another heap;
-    /// [`Error::Closed`]; [`Error::Device`]. Errors inside the kernel are reported by
-    /// [`Stream::sync`].
-    ///
     /// # Safety
     /// The contract of [`UserKernel::launch`] applies. The program runs no other waiting kernel
-    /// beside the same call. Nothing that the kernel reads is written before it ends: make the
+    /// during the same call. Nothing that the kernel reads is written before it ends: make the
     /// operator's stream wait for an event after this launch before the next call that writes C, or
-    /// the next call with a kernel beside it, is issued.
+    /// the next call with a concurrent kernel, is issued.
     pub unsafe fn launch_concurrent(
         &self,
         stream: &Stream,

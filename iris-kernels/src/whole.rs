@@ -37,14 +37,14 @@ impl WholeGemm {
         let vendor = match library {
             Library::Ours => None,
             _ if library_workspace(device.kind).is_none() => None,
-            // The vendor's library loads a kernel when it is first enqueued, and loading waits for
-            // the whole device. If ranks share the device, it would wait for a kernel of another
-            // rank, which may wait for this rank: a deadlock.
+            // The vendor's library loads a kernel when it is first enqueued, and loading waits
+            // until the whole device is idle. If ranks share the device, loading would wait for a
+            // kernel of another rank, which may wait for this rank: a deadlock.
             _ if heap.ranks_on_device() > 1 => None,
             _ => vendor(gpu, shape, (dtype, output))?,
         };
-        // If the vendor's library is there, load only the built-in builds that are faster than the
-        // library for some shape.
+        // If the vendor's library is available, load only those builds of the built-in GEMM that
+        // are faster than the library for some shape.
         let chooses_by_shape = library == Library::Auto && vendor.is_some();
         let ours = match library {
             Library::Vendor if vendor.is_some() => None,
@@ -54,14 +54,15 @@ impl WholeGemm {
         Ok(found.then_some(WholeGemm { vendor, ours, chooses_by_shape }))
     }
 
-    /// Names of the implementations; with the device they determine the bits of results.
+    /// Names and versions of the GEMM implementations; with the device they determine the bits of
+    /// results.
     pub fn title(&self) -> String {
         let vendor = self.vendor.as_ref().map(Prepared::library);
         let ours = self.ours.as_ref().map(|_| "gemm_sm90".to_string());
         [vendor, ours].into_iter().flatten().collect::<Vec<_>>().join(" or ")
     }
 
-    /// Whether a whole-matrix GEMM can do this call; other calls use the operators' own kernels.
+    /// Whether a whole-matrix GEMM can do this call; if not, the operator uses its own kernels.
     pub fn fits(&self, args: &OpArgs) -> bool {
         self.vendor.as_ref().is_some_and(|it| it.fits(args, None))
             || self.ours.as_ref().is_some_and(|it| it.fits(args))
@@ -106,13 +107,10 @@ impl WholeGemm {
     }
 
     /// Enqueues C = A B + addend, plus the call's bias, by the vendor's library. Returns false if
-    /// it cannot; the caller must then add by a kernel of its own.
-    ///
-    /// # Errors
-    /// Errors of [`WholeGemm::enqueue`].
+    /// the library cannot do this; the caller must then add by a kernel of its own.
     ///
     /// # Safety
-    /// Contract of [`WholeGemm::enqueue`], which extends to the addend; the addend does not
+    /// The contract of [`WholeGemm::enqueue`] applies, also to the addend; the addend does not
     /// overlap C.
     #[allow(unsafe_code, reason = "products are given the addresses of matrices")]
     pub unsafe fn enqueue_adding(
@@ -131,7 +129,7 @@ impl WholeGemm {
     /// Enqueues the product by the vendor's library; returns false if the library cannot do it.
     ///
     /// # Safety
-    /// Contract of [`WholeGemm::enqueue_adding`].
+    /// The contract of [`WholeGemm::enqueue_adding`] applies.
     #[allow(unsafe_code, reason = "products are given the addresses of matrices")]
     unsafe fn enqueue_vendors(
         &self,

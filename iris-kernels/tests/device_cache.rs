@@ -18,8 +18,8 @@ fn name(entry: u32) -> iris_kernels::cache::Key {
     key(source, &Options::new().define("ENTRY", entry), "sm_90a", Some((13, 0)))
 }
 
-/// Program of each process that `eight_processes_at_once` starts; without its environment variable
-/// the test does nothing.
+/// Program of each process that the test `eight_processes_at_once` starts. Without the environment
+/// variable that this test sets, it does nothing.
 #[test]
 fn as_one_process() {
     let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else {
@@ -43,7 +43,7 @@ fn as_one_process() {
 #[test]
 fn eight_processes_at_once() {
     let root = tempfile::tempdir().expect("a temporary folder");
-    // The folder does not exist yet, so that all processes try to create it at the same moment.
+    // The folder does not exist yet, so all processes try to create it at the same moment.
     let folder = root.path().join("deep/cache");
     let program = std::env::current_exe().expect("this program");
     let children: Vec<_> = (0..8)

@@ -42,7 +42,8 @@ fn main() -> ExitCode {
                 a_slow_first_start_is_shown_on_a_terminal_only,
             ],
         ),
-        // Slow (takes minutes): every type and tile size for every architecture.
+        // This test is slow (minutes): it compiles every kernel for every type, tile size and
+        // architecture.
         Group::new(missing, named![every_kernel_compiles_for_every_build]).slow(),
     ])
 }
@@ -51,8 +52,9 @@ fn nvrtc() -> &'static Compiler {
     Compiler::nvrtc().unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Compiles kernels with products for every type and two of the three tile sizes. The checks of
-/// iris-models cover other builds: they compile all kernels for sm_90a with one constant changed.
+/// Tests that kernels with products compile, for every type and two of the three tile sizes. The
+/// checks of iris-models cover other builds: they compile all kernels for sm_90a with one constant
+/// changed.
 fn every_kernel_compiles() {
     let [first, second, _] = TileSize::ALL;
     compile_all(&[second], &[("sm_90a", 0), ("sm_90a", 2)], false);
@@ -73,7 +75,7 @@ fn compile_all(tiles: &[TileSize], targets: &[(&str, u32)], messages: bool) {
     for (at, &(arch, dtype)) in targets.iter().enumerate() {
         for text in KERNELS {
             // Message kernels do not depend on the element type, so one build per architecture
-            // suffices.
+            // suffices for them.
             let first = targets[..at].iter().all(|(before, _)| *before != arch);
             let tiles = match text.name.contains("matmul") {
                 true => tiles,
@@ -125,17 +127,16 @@ fn a_users_source_compiles_and_errors_carry_the_log() {
     assert!(code.starts_with(b"\x7fELF"));
 
     for (text, message) in [
-        // Words of system scope and words of device scope have different types, which do not
-        // convert to each other.
+        // A word of device scope must not convert to a word of system scope: their types differ.
         ("DevWord f(const HeapView& heap) { return heap.word(0, 0); }", "no suitable"),
-        // The access table fixes the scope of each access, so an access of device scope is refused
-        // on a word of system scope.
+        // An access of device scope must be refused on a word of system scope, because the access
+        // table fixes the scope of each access.
         (
             "i32 f(const Words& m, SymWord w) { return m.load<Access::FlagLoad>(w); }",
             "the table's scope of this access",
         ),
-        // The address of a word is private, so that a kernel cannot access the word without an
-        // order and a scope.
+        // A kernel must not get the raw address of a word, with which it could access the word
+        // without an order and a scope.
         ("u64 f(SymWord w) { return w.address; }", "inaccessible"),
         ("void f(SymWord w) { w.store<Order::Acquire>(1); }", "a store is relaxed or release"),
     ] {
@@ -194,8 +195,8 @@ fn the_kernels_of_the_benchmark_compile() {
     }
 }
 
-/// Tests that the points of memory.h at which a build can delay workgroups occur in the kernels
-/// that need them.
+/// Tests that each point of memory.h at which a test build can delay workgroups occurs in the
+/// kernels that need it.
 fn kernels_that_are_held_up_compile() {
     for (name, place) in [
         ("broadcast.cu", Hold::Received),
@@ -216,8 +217,8 @@ fn kernels_that_are_held_up_compile() {
     }
 }
 
-/// Tests that a whole-matrix GEMM has delays and lacks waits only in builds of stress tests that
-/// ask for it, and lacks its own wait only if the other kernels keep theirs.
+/// Tests that whole-matrix GEMMs have delays, or lack waits, only in builds of stress tests that
+/// ask for this.
 fn products_that_are_held_up_or_do_not_wait_compile() {
     let [_, gather, scatter, exchange, one_shot] = iris_kernels::source::GEMMS else {
         panic!("five sources")
@@ -233,12 +234,13 @@ fn products_that_are_held_up_or_do_not_wait_compile() {
     };
     let with =
         |without, hold, whole| FaultInjection { without, hold, whole, ..FaultInjection::default() };
-    // If only the gates leave out their wait, the GEMM is built with unchanged options.
+    // A build that leaves out only the waits of the wait kernels compiles the GEMMs with unchanged
+    // options.
     let gates = with(Some(Access::SignalLoad), None, Some(OmittedWait::Others));
     let defines = |injected: FaultInjection| injected.options_of_products(Options::new()).defines;
     assert_eq!(defines(gates), defines(FaultInjection::default()));
-    // GEMMs of few rows have further waits, for other words and for headers, so some polling loops
-    // remain.
+    // GEMMs for few rows also wait for other words and for headers, so some polling loops must
+    // remain in them.
     for (source, access, is_alone) in [
         (gather, Access::SignalLoad, true),
         (scatter, Access::SignalLoad, true),
@@ -247,7 +249,7 @@ fn products_that_are_held_up_or_do_not_wait_compile() {
     ] {
         let plain = text(source, FaultInjection::default());
         let left_out = text(source, with(Some(access), None, Some(OmittedWait::Products)));
-        // Each polling loop contains a sleep, so sleeps count loops.
+        // Each polling loop contains one sleep, so the number of sleeps is the number of loops.
         let sleeps = |text: &str| text.matches("nanosleep").count();
         let (all, left) = (sleeps(&plain), sleeps(&left_out));
         assert!(all > 0 && (left == 0) == is_alone, "{} still waits", source.name);
@@ -261,12 +263,12 @@ fn products_that_are_held_up_or_do_not_wait_compile() {
     }
 }
 
-/// Environment variable that marks the child process of
+/// Environment variable that marks the child process of the test
 /// `a_slow_first_start_is_shown_on_a_terminal_only`.
 const FIRST_START: &str = "IRIS_TEST_FIRST_START";
 
-/// Program of the child process: compiles a kernel that is not cached, on two threads, as two ranks
-/// that are threads would.
+/// Program of the child process: compiles a kernel that is not in the cache, on two threads, as two
+/// ranks that are threads would do.
 fn first_start() -> ExitCode {
     let source = KERNELS.iter().copied().find(|text| text.name == "all_reduce.cu");
     let compile = || {
@@ -287,7 +289,7 @@ fn a_slow_first_start_is_shown_on_a_terminal_only() {
     let cache = folder.path().join("cache");
     let program = std::env::current_exe().expect("this program");
     let start = |terminal: bool| {
-        // `script` runs the program with a pseudo-terminal as stdout and stderr.
+        // The program `script` runs the child with a pseudo-terminal as stdout and stderr.
         let mut command =
             Command::new(if terminal { "script".as_ref() } else { program.as_os_str() });
         if terminal {
@@ -308,6 +310,7 @@ fn a_slow_first_start_is_shown_on_a_terminal_only() {
     let mut seconds = shown.lines().filter_map(|line| line.rsplit('K').next()?.trim().parse().ok());
     let seconds: f64 = seconds.next_back().unwrap_or_else(|| panic!("no time in {shown:?}"));
     let told = shown.contains("iris: compiling all_reduce.cu for sm_90a: kernel 1/1, 2 s");
-    // A compilation of about two seconds may or may not be shown, so only clear cases are checked.
+    // Compilations of about two seconds may or may not show the progress line, so only clearly
+    // shorter and longer ones are checked.
     assert!(told && seconds > 1.9 || !told && seconds < 2.5, "{seconds} s: {shown:?}");
 }

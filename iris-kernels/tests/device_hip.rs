@@ -55,9 +55,9 @@ fn assembly(clang: &str, source: &Path, arch: &str, defines: &[&str]) -> String 
     String::from_utf8(output.stdout).expect("assembly is text")
 }
 
-/// Compiles kernels with products for bf16, and only parses message kernels. The checks of
-/// iris-models compile message kernels to instructions, with one constant changed, but without
-/// warnings.
+/// Tests that kernels with products compile for bf16, and that clang parses message kernels. The
+/// checks of iris-models compile message kernels to instructions, with one constant changed, but
+/// without warnings.
 fn every_kernel_compiles() {
     let clang = clang();
     let arches = ["gfx90a", "gfx942"];
@@ -79,7 +79,7 @@ fn clang_makes_what_a_device_loads() {
     let source = KERNELS.iter().find(|text| text.kind == SourceKind::Barrier).expect("a kernel");
     for (arch, machine) in [("gfx90a", 0x3f), ("gfx942", 0x4c)] {
         let code = clang.compile((*source).into(), &Options::new(), arch).expect("it compiles");
-        // The ELF header holds AMD's machine type (0xe0), and the architecture in its flags.
+        // The ELF header must hold AMD's machine type (0xe0), and the architecture in its flags.
         assert!(code.starts_with(b"\x7fELF") && code[18..20] == [0xe0, 0]);
         assert_eq!(code[48], machine, "{arch}");
         let name = b"iris_barrier.kd";

@@ -69,7 +69,7 @@ impl Numbers {
 fn every_kernel_compiles_without_warnings() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     for text in KERNELS {
-        // Message kernels do not depend on the element type, so one type suffices.
+        // Message kernels do not depend on the element type, so one type suffices for them.
         let types = if text.kind == SourceKind::TileGemm { 0..3 } else { 0..1 };
         for dtype in types.step_by(2).map(|dtype| format!("-DIRIS_DTYPE={dtype}")) {
             let source = format!("kernels/{}", text.name);
@@ -183,8 +183,8 @@ fn values(library: &Library) {
     }
     let mut numbers = Numbers(3);
     for _ in 0..2_000_000 {
-        // Bits of values with any exponent; half of the values are ties between two results, or
-        // next to a tie.
+        // Values with any exponent, as bits; half of the values are ties between two rounded
+        // results, or next to a tie.
         let high = numbers.below(1 << 16) << 16;
         let low = [0, 1 << 15, (1 << 15) + 1, numbers.below(1 << 16)][numbers.below(4) as usize];
         let tie = if numbers.below(2) == 0 { 1 << 12 } else { 0 };
@@ -214,9 +214,9 @@ fn a_product_is_right_with_four_threads() {
     products(&options, (32, 64), (1, 70), 24, 0, whole);
 }
 
-/// Tests the MFMA core with AMD's matrix instructions emulated by tests/host/hooks.cpp. This shows
-/// that the core is correct if fragments have the layouts written there; it shows nothing about a
-/// device.
+/// Tests the MFMA core of the tile GEMM with AMD's matrix instructions emulated by
+/// tests/host/hooks.cpp. This shows that the core is correct if fragments have the layouts written
+/// there; it shows nothing about a device.
 fn a_product_is_right_with_emulated_matrix_instructions() {
     let brain = |value: f32| half::bf16::from_f32(value).to_le_bytes().to_vec();
     let half = |value: f32| half::f16::from_f32(value).to_le_bytes().to_vec();
@@ -227,7 +227,8 @@ fn a_product_is_right_with_emulated_matrix_instructions() {
     let whole = |value: f32| value.to_le_bytes().to_vec();
     products(&with("-DIRIS_DTYPE=0"), (32, 64), (19, 70), 4, 0, whole);
     products(&with("-DIRIS_DTYPE=0"), (64, 64), (50, 90), 1, 0, whole);
-    // Matrix instructions that gfx950 has and gfx942 lacks, which take 16 bytes per thread.
+    // Products with the matrix instructions that gfx950 has and gfx942 lacks, which take 16 bytes
+    // per thread.
     let wide = |dtype| [&with(dtype)[..], &["-DIRIS_HAS_MFMA_16=1"]].concat();
     products(&wide("-DIRIS_DTYPE=1"), (32, 64), (19, 70), 4, 1, half);
     products(&wide("-DIRIS_DTYPE=2"), (64, 64), (50, 90), 1, 2, brain);
@@ -300,7 +301,7 @@ fn products(
             let curved = sum * 0.5 * (1.0 + libm::erff(sum * std::f32::consts::FRAC_1_SQRT_2));
             let expected = if gelu { curved } else { sum };
             let seen = at(&c, across_c, m, n, row, col);
-            // Products of small integers are exact sums, so only GELU may round.
+            // Sums of products of small integers are exact, so only GELU may round.
             let allowed = if gelu { 1e-6 * expected.abs().max(1.0) } else { 0.0 };
             assert!(
                 (seen - expected).abs() <= allowed,

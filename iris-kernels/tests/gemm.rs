@@ -43,8 +43,8 @@ fn main() -> ExitCode {
     ])
 }
 
-/// GEMM builds that differ in every parameter: width, cluster, deferred store, and operands flipped
-/// or not.
+/// Builds of the GEMM that between them differ in every parameter: width, cluster, deferred store,
+/// and operands flipped or not.
 fn builds() -> Vec<Config> {
     let wide = [(256, 2, 4), (224, 2, 4), (192, 2, 4), (160, 2, 5), (128, 2, 6), (64, 1, 7)];
     let wide = wide.map(|(width, cluster, stages)| Config::wide(width, cluster, stages));
@@ -146,8 +146,8 @@ fn real(seed: usize) -> f32 {
     ((mixed(seed) & 0xff) as f32 - 127.0) / 64.0
 }
 
-/// Small integers, whose sums are exact, so that a wrong element cannot be mistaken for a rounding
-/// error.
+/// Pseudo-random small integer. Sums of such numbers are exact, so a wrong element cannot be
+/// mistaken for a rounding error.
 fn integer(seed: usize) -> f32 {
     (mixed(seed) % 3) as f32 - 1.0
 }
@@ -228,7 +228,7 @@ fn compare(
             Some(count) => {
                 let random =
                     (0..count).map(|i| (mixed(i) as usize % m, mixed(i + count) as usize % n));
-                // Sample the last row and the last column too, with some elements in each tile,
+                // The sample contains elements of the last row and of the last column in each tile,
                 // because tiles are cut off there.
                 let bottom = (0..n).step_by(16).chain([n - 1]).map(|col| (m - 1, col));
                 let right = (0..m).step_by(64).map(|row| (row, n - 1));
@@ -285,7 +285,8 @@ fn compare(
             let ld = c.matrix.ld as usize;
             for (at, &bits) in result.iter().enumerate() {
                 let poisoned = bits == c.held[at];
-                // Only the gaps between rows may still hold the poison value, which no sum equals.
+                // After the product only the gaps between rows may still hold the poison value,
+                // which no sum equals.
                 assert_eq!(poisoned, at % ld >= n, "{config:?}: element {at} of lines of {ld}");
             }
         }
@@ -311,7 +312,7 @@ fn odd_shapes_are_right_in_every_element() {
 
 fn integers_are_exact() {
     on_the_gpu(|heap| {
-        // Every sum is at most 200 (200 products of ones), which both types hold exactly.
+        // Every sum is at most 200 (200 products of ones), which f16 and bf16 hold exactly.
         for dtype in [DType::F16, DType::BF16] {
             compare(heap, [200, 264, 200], dtype, (&builds(), &LAYOUTS), (&integer, None))?;
         }
@@ -321,8 +322,8 @@ fn integers_are_exact() {
 
 fn large_shapes_are_right_where_sampled() {
     on_the_gpu(|heap| {
-        // Shapes with several tiles per workgroup, of which the last ones are cut off in all
-        // directions.
+        // With these shapes a workgroup has several tiles, of which the last ones are cut off in
+        // all directions.
         let shapes = [[4100, 4104, 520], [2048, 1288, 4096], [33, 8200, 3592]];
         for (at, shape) in shapes.into_iter().enumerate() {
             let dtype = if at == 1 { DType::F16 } else { DType::BF16 };

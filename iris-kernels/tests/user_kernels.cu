@@ -45,7 +45,8 @@ template <class T> IRIS_DEVICE void contend(const HeapView& heap, Slice<T> words
     at.word(3).bit_or(T(1) << (number % 30));
     at.word(4).bit_and(~(T(1) << (number % 30)));
     at.word(5).bit_xor(number);
-    // Retry until the exchange succeeds; each failure means that another thread has succeeded.
+    // The compare-and-exchange is repeated until it succeeds; each failure means that another
+    // thread has succeeded.
     for (T seen = at.word(6).load(), was = seen + 1; was != seen;) {
         was = seen;
         seen = at.word(6).compare_exchange(was, was + 1);
@@ -76,7 +77,7 @@ IRIS_DEVICE void copies(const HeapView& heap, Slice<T> to, Slice<T> from, Slice<
         if (mode == 2) copy(heap, target, before, source, next, count);
         if (mode == 3) put_with_signal(heap, target, source, count, next, theirs, i32(c + 1));
         if (mode == 4) {
-            // Copy element by element, followed by a fence.
+            // Copies element by element, with a fence after the last one.
             const auto there = heap.at(target, next), here = heap.at(source, me);
             for (u32 i = port::thread(); i < count; i += port::threads()) there.put(i, here.get(i));
             port::barrier(Site::Signal);

@@ -71,7 +71,8 @@ const HOST_THREADS: u32 = 4;
 
 type HostLaunch = unsafe extern "C" fn(*const c_char, *const *const u8, u32) -> bool;
 
-/// Function that launches the kernels as host code, which is compiled at the first call only.
+/// Returns the function that launches the kernels as host code, which is compiled at the first call
+/// only.
 fn host() -> HostLaunch {
     static LIBRARY: OnceLock<(Library, HostLaunch)> = OnceLock::new();
     let (_, launch) = LIBRARY.get_or_init(|| {
@@ -98,8 +99,8 @@ impl On {
         }
     }
 
-    /// Runs `rank` in worlds of two and of three ranks, and in one with a rank per device if there
-    /// are more devices.
+    /// Runs the test function `rank` in worlds of two and of three ranks and, if there are more
+    /// devices, in a world with one rank per device.
     fn worlds(self, rank: impl Fn(World) -> Result<(), Error> + Send + Sync + Copy) {
         let devices = match self {
             On::Gpu => BackendKind::Cuda.device_count().unwrap(),
@@ -162,7 +163,8 @@ fn before(rank: usize, wide: i64) -> Vec<i64> {
     (0..16).map(|i| (i * 321 + rank as i64 * 50 - 2000) ^ ((i % 3) * wide)).collect()
 }
 
-/// Contents of the words after `operate`, and the old values that its operations return.
+/// Expected contents of the words after the kernel `operate`, and the old values that its
+/// operations return.
 fn after(before: &[i64], wide: i64) -> (Vec<i64>, Vec<i64>) {
     let mut words = before.to_vec();
     let mask = 0x0ff0 | wide;
@@ -184,7 +186,7 @@ fn after(before: &[i64], wide: i64) -> (Vec<i64>, Vec<i64>) {
     ];
     words[2..].copy_from_slice(&new);
     let mut old = before.to_vec();
-    // The operations 2 and 3 are stores, which return no old value.
+    // Operations 2 and 3 are stores, which return no old value.
     (old[2], old[3]) = (0, 0);
     (words, old)
 }
@@ -212,7 +214,7 @@ fn words<T: Word>(on: On, world: &World, heap: &SymmetricHeap, name: &str) -> Re
     let (rank, size) = (world.rank(), world.size());
     let all = |values: Vec<i64>| values.into_iter().map(T::of).collect::<Vec<_>>();
     let (words, old) = (heap.alloc::<T>(16)?, heap.zeros::<T>(16)?);
-    // This rank's words are changed by the kernel of the rank before it.
+    // The words of this rank are changed by the kernel of the preceding rank.
     let mine = before((rank + size - 1) % size, T::WIDE);
     heap.write(words, &all(mine.clone()))?;
     let operate = on.kernel(heap, name)?;
@@ -290,7 +292,7 @@ fn nothing_is_lost_among_all_threads_on_the_host() {
 /// Test cases of (target, source, number of elements) for elements of `width` bytes, and the number
 /// of bytes that they need.
 fn cases(width: usize) -> (Vec<[u32; 3]>, usize) {
-    // The last length is odd, and more than four vectors per thread.
+    // The last length is odd, and more than four vectors for each thread.
     let lengths = [0, 1, 2, 3, 7, 8, 15, 17, 63, 255, 1023, 17_700 / width + 1];
     let (mut cases, mut end) = (Vec::new(), 0);
     for count in lengths {
@@ -414,7 +416,8 @@ fn launches_that_do_not_fit_are_refused() {
             let error = launched.unwrap_err().to_string();
             assert!(error.contains("operate_i32"), "{error}");
         }
-        // Launch on a stream of another heap on the same device.
+        // A launch on a stream of another heap must be refused, even if that heap is on the same
+        // device.
         let other = On::Gpu.open(&world)?;
         // SAFETY: the launch is refused, so no kernel runs.
         let launched = unsafe { kernel.launch(&other.stream()?, 1, &[]) };

@@ -69,7 +69,8 @@ fn products_over_a_library_of_our_own() {
     let (output, calls) = fake::Fake::with_libraries().run(&own, &[], &[(CHILD, "1")]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
-    // Exactly one call of the library fails: the product that was given no address for its result.
+    // Exactly one call of the library must have failed: the product that was given no address for
+    // its result.
     let refused = ["blaslt Matmul on 0 = 3"];
     assert_eq!(fake::failed(&calls), refused);
     for product in ["256 x 128 x 64", "256 x 128 x 64 and C"] {
@@ -77,7 +78,8 @@ fn products_over_a_library_of_our_own() {
     }
 }
 
-/// Prepares the library on the GPU of a heap for products of `shape` and `types`, with a workspace.
+/// Prepares the vendor's library on the GPU of a heap for products of `shape` and `types`, with a
+/// workspace for them.
 fn prepared(
     heap: &SymmetricHeap,
     shape: [usize; 3],
@@ -93,7 +95,7 @@ fn prepared(
     Ok((prepared, heap.alloc::<u8>(Prepared::WORKSPACE as usize)?))
 }
 
-/// Enqueues a product on `stream`; returns false if the library refused it.
+/// Enqueues a product on `stream`; returns false if the vendor's library refused it.
 fn enqueue(
     heap: &SymmetricHeap,
     stream: &Stream,
@@ -135,8 +137,8 @@ fn products_are_those_of_the_reference() {
                     sample.poison(heap)?;
                     let call = (&sample.args(), sample.addend());
                     let taken = enqueue(heap, &stream, &library, call)?;
-                    // The library declines a bias or addend for unaligned matrices, or for 16-bit
-                    // results whose rows are not whole vectors. For a single row stored
+                    // The library may decline a bias or an addend for unaligned matrices, and for
+                    // 16-bit results whose rows are not whole vectors. For a single row stored
                     // column-major it may decline more.
                     let whole = shape[1..].iter().all(|it| it.is_multiple_of(8));
                     let adds = case.bias || case.addend;
@@ -272,7 +274,8 @@ fn a_whole_product_adds_what_is_like_its_result() {
         assert!(product.fits_adding(&args, &addend) && adding(&args, &addend)?);
         stream.sync()?;
         sample.check(heap, &case)?;
-        // The built-in GEMM, if the GPU supports it, multiplies but cannot add a matrix.
+        // The built-in GEMM, which runs only on some GPUs, must multiply but refuse to add a
+        // matrix.
         let ours = GemmRequest { library: Library::Ours, ..whole };
         if let Some(ours) = WholeGemm::new(heap, &ours)? {
             assert!(ours.fits(&args) && !ours.fits_adding(&args, &addend));
@@ -316,8 +319,8 @@ fn what_the_library_refuses_is_an_error_with_its_name() {
             addend: sample.c.matrix.address,
             workspace: data + workspace.offset(),
         };
-        // Run the product twice, so that the second run adds to the result of the first. A missing
-        // result address is refused with the name of the library's status.
+        // Run the product twice, so that the second run adds to the result of the first. Then a
+        // missing address of the result must be refused, with the library's name for the status.
         sample.c.fill(heap, |_| 0.0)?;
         let run = |at: Addresses| {
             heap.gpu()?.enqueue(&stream, |raw| {

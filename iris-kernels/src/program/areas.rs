@@ -11,7 +11,7 @@ use iris_heap::DType;
 use super::{Gemm, Operands, Program, Transfer, Work};
 use crate::args::{Matrix, OpArgs, dtype_code, element_bytes};
 
-/// Rows of a workspace matrix are padded to multiples of this number of elements, so that they
+/// Number of elements to whose multiple the rows of a workspace matrix are padded, so that they
 /// consist of whole vectors.
 const LINE: u64 = 8;
 
@@ -22,8 +22,8 @@ vocabulary! {
         Gathered = "the gathered A",
         /// This rank's partial product, `m` x `n`, without bias, epilogue and residual.
         Partial = "the partial",
-        /// Blocks of the ranks' partials for this rank; each block has room for as many rows as the
-        /// largest share.
+        /// Blocks of the ranks' partial products with the rows of this rank; each block has room
+        /// for as many rows as the largest share of a rank.
         Blocks = "blocks of partials",
         /// Sums of all rows, each received from the rank that added it up.
         Sums = "the sums of all ranks",
@@ -91,7 +91,8 @@ impl Areas {
         u64::from(cols).next_multiple_of(LINE)
     }
 
-    /// Number of bytes before area number `end`: the sum of the used areas that precede it.
+    /// Number of bytes of workspace before area number `end`: the sum of the used areas that
+    /// precede it.
     fn before(self, end: usize, of: &Sizes) -> u64 {
         let used = ALL.into_iter().take(end).filter(|&area| self.0[area as usize]);
         used.fold(0, |sum: u64, area| sum.saturating_add(area.bytes(of)))
@@ -106,8 +107,8 @@ impl Areas {
 }
 
 impl Area {
-    /// Areas that are the source and the destination of a transfer; `None` for an operand of the
-    /// call.
+    /// Workspace areas that are the source and the destination of a transfer; `None` if it is an
+    /// operand of the call.
     fn moved(of: Transfer) -> [Option<Area>; 2] {
         match of {
             Transfer::Shards => [Some(Area::Gathered), None],

@@ -22,17 +22,18 @@ impl fmt::Display for Broken {
 
 impl std::error::Error for Broken {}
 
-/// State of a simulated call, while the steps of a program are checked one after the other.
+/// State of a simulated call while [`Program::check`] visits the steps of a program one after the
+/// other.
 #[derive(Default)]
 struct State {
     opened: bool,
     ended: bool,
     /// Previous step on the call's stream; `None` at the start.
     before: Option<Work>,
-    /// Whether copies were enqueued on the side stream that the call's stream does not yet wait
-    /// for.
+    /// Whether copies were enqueued on the side stream for which the call's stream does not wait
+    /// yet.
     forked: bool,
-    /// Step between nodes that may be in flight.
+    /// Step between nodes that may run on the device during the call; `None` if there is none.
     overlap: Option<Overlap>,
 }
 
@@ -216,7 +217,8 @@ mod tests {
             let overlap = Some(Overlap { step_blocks: 8, left_free });
             Program { overlap, ..Program::new(alternatives) }.check(3, 2).map_err(|it| it.what)
         };
-        // No call takes the alternative with the GEMM that waits.
+        // The first alternative would break the rule, but no call takes it while a step between
+        // nodes may run.
         check(EITHER, 8).unwrap();
         check(LOCAL, 0).unwrap();
         for (alternatives, left, rule) in [
@@ -252,8 +254,8 @@ mod tests {
             (broken!(always(&[kernel(Kernel::Convert)])), "before the call is open"),
             (broken!(when(ENGINES, &[OPEN, COPY, ENDS]), always(&[OPEN, CLOSE])), "not joined"),
             (broken!(always(&[OPEN, COPY, CLOSE])), "no step replaces the copy"),
-            // Engine copies run on the side stream; the workgroup copies that replace them run on
-            // the main stream.
+            // Copies by engines run on the side stream, but the workgroup copies that replace them
+            // run on the call's stream.
             (broken!(always(&[OPEN, EITHER, STORES, CLOSE])), "does not follow"),
             (broken!(always(&[OPEN, Item::PreviousPart(&[]), CLOSE])), "outside of a loop"),
         ] {

@@ -1,4 +1,4 @@
-//! Programs beside a step between nodes, which takes room on the device.
+//! Programs that run while a step between nodes occupies a part of the device.
 
 use super::{Alternative, Core, Program, When, Work};
 
@@ -17,8 +17,9 @@ pub struct Overlap {
 }
 
 impl Program {
-    /// Whether calls may take an alternative, if they meet its conditions. GEMMs that wait for peers
-    /// fill the device, so no step between nodes may be in flight while they run.
+    /// Whether calls that meet the conditions of alternative `of` may take it. GEMMs that wait for
+    /// peers fill the device, so an alternative with such a GEMM is not taken if a step between
+    /// nodes may be in flight.
     pub fn takes(&self, of: &Alternative) -> bool {
         let fills = |when: &When| matches!(when, When::Exchanges | When::Stores | When::Gated);
         self.overlap.is_none() || !of.when.iter().any(fills)

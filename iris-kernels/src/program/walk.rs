@@ -13,10 +13,8 @@ pub struct At {
 
 impl Program {
     /// Calls `visit` for each step of an alternative, including the RMSNorm, in the order of a
-    /// call. `bounds` has the number of parts, and a function that lists the calling rank's peers.
-    ///
-    /// # Errors
-    /// The first error of `visit`, which ends the walk.
+    /// call. `bounds` is a pair: the number of parts, and a function that lists the calling rank's
+    /// peers.
     pub fn walk<Peers: Iterator<Item = u32>, E>(
         &self,
         of: &'static Alternative,
@@ -51,7 +49,8 @@ pub(crate) fn walk<'a, Peers: Iterator<Item = u32>, E>(
                     }
                 }
             }
-            // Only a loop over parts runs these steps; `check` rejects them elsewhere.
+            // Only the loop over parts above runs these steps; `check` rejects programs that have
+            // them elsewhere.
             Item::PreviousPart(_) => {}
             Item::Peers(items) => {
                 for peer in peers() {

@@ -8,7 +8,7 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 use super::{Error, KernelSource, Result, search};
 
-/// Names of the functions in one vendor's library.
+/// Names of the functions and files of one vendor's compiler library.
 pub(super) struct Names {
     pub(super) what: &'static str,
     pub(super) create: &'static str,
@@ -70,15 +70,15 @@ pub(super) struct Api {
     version: Version,
     error: ErrorString,
     create_name: &'static str,
-    // Last field, so that it is dropped last: the function pointers above point into these
-    // libraries.
+    // These libraries are the last field, so that they are dropped last: the function pointers
+    // above point into them.
     _libraries: Vec<Library>,
 }
 
 impl Api {
-    /// Finds the library: at the path that the environment variable `variable` gives, else in
-    /// `folders`, else by bare name on the loader's path. Files in its folder for which `before`
-    /// returns true are loaded first.
+    /// Finds the compiler library: at the path that the environment variable `variable` gives, else
+    /// in `folders`, else by its bare name on the loader's path. In the folder of a library, files
+    /// for whose names `before` returns true are loaded first.
     pub(super) fn find(
         names: &Names,
         variable: &str,
@@ -172,7 +172,7 @@ impl Api {
             });
         }
         let mut text = self.text.map_or(Ok(Vec::new()), |text| self.output(&program, text))?;
-        // Drop the terminating zero byte of the text.
+        // Remove the zero byte that ends the PTX text.
         text.pop();
         Ok(Compiled { text, code: self.output(&program, self.code)? })
     }
@@ -233,7 +233,7 @@ impl Api {
     }
 }
 
-/// Program object of the library, destroyed on drop.
+/// Program object that the compiler library made, destroyed when this handle is dropped.
 struct Handle<'a> {
     program: Program,
     api: &'a Api,

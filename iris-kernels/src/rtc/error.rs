@@ -100,8 +100,8 @@ pub enum Error {
     },
 }
 
-/// Last two of the searched places, which are the names that the system's loader was given, and the
-/// number of all.
+/// Formats the last two of the searched places, which are the names given to the system's loader,
+/// and the number of all places.
 pub(crate) fn places(looked: &[String]) -> String {
     let last = looked[looked.len().saturating_sub(2)..].join(" or ");
     if looked.len() > 2 { format!("{last} (places searched: {})", looked.len()) } else { last }

@@ -171,7 +171,8 @@ impl Compiler {
         let hiprtc = Self::hiprtc();
         match &hiprtc {
             Ok(compiler) if compiler.knows(arch) => return hiprtc,
-            // If the user has named a library that is missing, report that instead of using clang.
+            // If the user has named a hiprtc library that is missing, report that instead of using
+            // clang.
             Err(_) if search::variable("IRIS_HIPRTC").is_some() => return hiprtc,
             _ => {}
         }
@@ -316,8 +317,8 @@ pub fn compile(
     let compiler = Compiler::of(vendor, arch)?;
     let cache = Cache::of_user()?;
     let key = key(source, options, arch, Some(compiler.version));
-    // Ranks that are threads request the same code at the same time: one thread compiles, and the
-    // others wait for its result.
+    // Ranks that are threads request the same code at the same time: one thread compiles it, and
+    // the others wait here for its result.
     let lock = compile_lock(&key);
     let _guard = lock.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(code) = cache.get(&key) {
@@ -331,7 +332,7 @@ pub fn compile(
     Ok(code)
 }
 
-/// Lock that allows only one compilation with this key at a time.
+/// Returns the lock that allows only one compilation with this key at a time.
 fn compile_lock(key: &Key) -> Arc<Mutex<()>> {
     static LOCKS: Mutex<Option<HashMap<Key, Arc<Mutex<()>>>>> = Mutex::new(None);
     let mut locks = LOCKS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -346,7 +347,7 @@ pub fn key(
     arch: &str,
     version: Option<(i32, i32)>,
 ) -> Key {
-    // The headers are hashed only once, because they are most of the text and equal for all
+    // Hash the headers only once per process, because they are most of the text and equal for all
     // kernels.
     static OF_HEADERS: OnceLock<[u8; 16]> = OnceLock::new();
     let headers = OF_HEADERS.get_or_init(|| {

@@ -18,7 +18,7 @@ const NAMES: Names = Names {
     error: "nvrtcGetErrorString",
 };
 
-/// Folders, inside Python's package folders, that may contain the library.
+/// Folders below Python's package folders that may contain the NVRTC library.
 const WHEELS: [&str; 3] = ["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib", "nvidia/cu12/lib"];
 
 fn is_library(name: &str) -> bool {
@@ -27,8 +27,8 @@ fn is_library(name: &str) -> bool {
 
 pub(super) fn load() -> Result<Compiler> {
     let bare = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
-    // The builtins library must be loaded first: NVRTC later loads it by its bare name, which
-    // succeeds only if it is already in the process.
+    // NVRTC's library of built-in functions must be loaded first: NVRTC later loads it by its bare
+    // name, which only succeeds if it is already in the process.
     let before = |name: &str| name.starts_with("libnvrtc-builtins.so");
     let api =
         Api::find(&NAMES, "IRIS_NVRTC", &search::cuda_folders(&WHEELS), &bare, is_library, before)?;

@@ -1,7 +1,8 @@
-//! Progress of compilations, as one line on stderr that is redrawn, if stderr is a terminal.
+//! Progress of compilations, shown on stderr as one line that is redrawn, if stderr is a terminal.
 //!
-//! Levels nest: a variant of an operator has kernels, and each level has its total. The line shows
-//! up after `PATIENCE`, has no colours, and is erased at the end.
+//! Levels of progress nest: the variants of an operator are one level, and the kernels of a variant
+//! a level inside it; the line shows number and total of each level. It appears after `PATIENCE`,
+//! has no colours, and is erased at the end.
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
@@ -10,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, ThreadId};
 use std::time::{Duration, Instant};
 
-/// Time that a compilation takes before the progress line is shown.
+/// Duration of a compilation after which the progress line is first shown.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Interval between two drawings of the line.
@@ -19,12 +20,13 @@ const INTERVAL: Duration = Duration::from_millis(250);
 /// Terminal sequence that erases the line at the cursor.
 const ERASE: &str = "\r\x1b[2K";
 
-/// Progress line, which shows the levels of one thread at a time. Other threads' levels are ignored
-/// meanwhile, because ranks that are threads of one process compile the same kernels.
+/// State of the progress line, which shows the levels of one thread at a time. Levels of other
+/// threads are ignored meanwhile, because ranks that are threads of one process compile the same
+/// kernels.
 struct Gauge {
     patience: Duration,
     interval: Duration,
-    /// Opens the output; returns `None` if the line shall not be shown.
+    /// Function that opens the output for the line; returns `None` if the line shall not be shown.
     open: fn() -> Option<Box<dyn Write + Send>>,
     state: Mutex<State>,
 }
@@ -47,7 +49,7 @@ struct Count {
     total: usize,
 }
 
-/// Gauge that all threads of the process use.
+/// Gauge that all threads of the process share.
 static GAUGE: Mutex<Option<Arc<Gauge>>> = Mutex::new(None);
 
 fn gauge() -> Arc<Gauge> {
@@ -138,7 +140,7 @@ impl Gauge {
         }
         let drawing = state.drawing.take();
         drop(state);
-        // Another thread may begin its line only after this one is erased.
+        // The line must be erased before another thread may begin its own.
         if let Some((end, thread)) = drawing {
             drop(end);
             let _ = thread.join();
@@ -155,7 +157,7 @@ impl Gauge {
         let draw = move || {
             let mut wait = gauge.patience;
             while ended.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
-                // A single write, so that no other output comes between erasing and drawing.
+                // Erase and draw in a single write, so that no other output comes between the two.
                 let _ = output.write_all(format!("{ERASE}{}", gauge.lock().line()).as_bytes());
                 let _ = output.flush();
                 wait = gauge.interval;
@@ -186,7 +188,7 @@ impl State {
     fn line(&self) -> String {
         let mut line = format!("iris: compiling {}: ", self.source);
         for Count { unit, current, total } in &self.levels {
-            // While a library is loaded no step has begun; show the first one then.
+            // While a library is loaded no step has begun yet; the line then shows the first step.
             let _ = write!(line, "{unit} {}/{total}, ", (*current).clamp(1, *total.max(&1)));
         }
         let _ = write!(line, "{} s", self.begun.elapsed().as_secs());
@@ -198,10 +200,10 @@ impl State {
 mod tests {
     use super::*;
 
-    /// Everything that the gauge under test has drawn, which tests read.
+    /// Everything that the gauge under test has drawn so far.
     static DRAWN: Mutex<String> = Mutex::new(String::new());
 
-    /// Serialises the tests, which share [`DRAWN`].
+    /// Lock that makes the tests run one after the other, because they share [`DRAWN`].
     static ONE: Mutex<()> = Mutex::new(());
 
     struct Sink;
@@ -245,7 +247,7 @@ mod tests {
         gauge.naming("gemm.cu for sm_90a", || {
             await_drawn("iris: compiling gemm.cu for sm_90a: variant 1/2, kernel 2/7, 0 s");
         });
-        // Levels that another thread begins meanwhile are not shown.
+        // Levels that another thread begins while this thread has the line are not shown.
         let other = gauge.clone();
         let ignored = thread::spawn(move || other.begin("other", 9).gauge.is_none());
         assert!(ignored.join().expect("no panic"));
@@ -255,7 +257,7 @@ mod tests {
         drop(variants);
         let drawn = DRAWN.lock().expect("no panic").clone();
         assert!(drawn.ends_with(ERASE) && !drawn.contains("other"), "{drawn:?}");
-        // The line contains no colour codes and no line breaks.
+        // The line must contain no colour codes and no line breaks.
         assert!(!drawn.replace(ERASE, "").contains(['\x1b', '\n']), "{drawn:?}");
     }
 

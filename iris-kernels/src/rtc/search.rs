@@ -5,8 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Opens the first usable file of a vendor's library: at the path that the environment variable
-/// gives, else in `folders`, else by bare name on the loader's path. The error lists every place
-/// that was searched, with its problem.
+/// `variable_name` gives, else in `folders`, else by its bare name on the loader's path. The error
+/// lists every place that was searched, each with its problem.
 pub(crate) fn first<T, E: std::fmt::Display>(
     variable_name: &str,
     folders: &[PathBuf],
@@ -52,7 +52,8 @@ pub(crate) fn cuda_folders(wheels: &[&str]) -> Vec<PathBuf> {
     folders
 }
 
-/// Files mapped into this process (loaded libraries, for example) whose names begin with `name`.
+/// Paths of files mapped into this process (loaded libraries, for example) whose names begin with
+/// `name`.
 pub(crate) fn loaded(name: &str) -> Vec<PathBuf> {
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let files = maps.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..])));
@@ -95,8 +96,8 @@ pub(crate) fn python_packages() -> Vec<PathBuf> {
         ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(|name| variable(name)).collect();
     let path = env::var_os("PATH").unwrap_or_default();
     for folder in env::split_paths(&path) {
-        // In an environment the interpreter is a link, so use the folder of the link and not of its
-        // target.
+        // In a virtual environment the interpreter is a link; take the folder that contains the
+        // link, not the folder of its target.
         if folder.join("python3").exists()
             && let Some(root) = folder.parent()
         {

@@ -22,12 +22,11 @@ pub struct Algorithm {
 impl Algorithm {
     /// Largest number of 64-bit words that any library's algorithm format has.
     pub(super) const MOST: usize = 8;
-    /// Number of 64-bit words after the algorithm in an answer of the heuristic: bytes of
+    /// Number of 64-bit words that follow the algorithm in an answer of the heuristic: bytes of
     /// workspace, state and waves, and four reserved 32-bit words.
     pub(super) const BEHIND: usize = 4;
 
-    /// Reads the algorithm from an answer of the heuristic; `None` if the answer's state is an
-    /// error.
+    /// Reads the algorithm from an answer of the heuristic; `None` if the answer reports an error.
     fn of(answer: &[u64]) -> Option<Algorithm> {
         let (algorithm, behind) = answer.split_at(answer.len() - Self::BEHIND);
         let mut words = [0; Self::MOST];
@@ -201,23 +200,25 @@ impl Multiplier {
     /// [`Error::NoAlgorithm`] if there is none; [`Error::Call`].
     pub fn algorithms(&self, problem: &Problem, most: usize) -> Result<Vec<Algorithm>> {
         let none = || Error::NoAlgorithm { library: self.title(), problem: problem.to_string() };
-        // The library adds the bias along the rows of its column-major view, so it cannot add one
-        // to a column-major C.
+        // The library sees a row-major C transposed and adds the bias along the rows of that view,
+        // so it cannot add a bias to a column-major C.
         let odd = problem.bias && problem.c.transposed;
         let types = [problem.a, problem.b, problem.c].map(|it| self.dialect().kind(it.dtype));
         if odd || types.contains(&None) || problem.shape.contains(&0) {
             return Err(none());
         }
         let blas = &self.blas;
-        // The addresses are not known yet, so pass one with the alignment that all will have.
+        // The addresses are not known yet, so pass one that has the guaranteed alignment and no
+        // more.
         let described = Described::new(blas, problem, u64::from(problem.alignment))?;
         let preference = Preference::new(blas, problem)?;
         let answer = blas.dialect.algorithm_words + Algorithm::BEHIND;
         let mut found = vec![0; most * answer];
         let mut count = 0;
         let [left, right, result, _] = described.layouts;
-        // The factor of the addend is not part of the query, but the addend's layout is.
-        // SAFETY: all handles are alive; the buffer has room for the requested number of answers.
+        // The factor by which the addend is scaled is not part of the query, but the addend's
+        // layout is. SAFETY: all handles are alive; the buffer has room for the requested number of
+        // answers.
         let code = unsafe {
             (blas.table.MatmulAlgoGetHeuristic)(
                 self.handle,
@@ -289,13 +290,13 @@ impl Described {
         Ok(new)
     }
 
-    /// Layout of the addend; the layout of the result if there is no addend.
+    /// Layout of the addend; without an addend, the layout of the result.
     fn addend(&self) -> Handle {
         let [_, _, result, addend] = self.layouts;
         if addend.is_null() { result } else { addend }
     }
 
-    /// Sets the address of the bias in the descriptor of a product that has a bias.
+    /// Writes the address of the bias into the descriptor of a product that has a bias.
     fn set_bias(&self, address: u64) -> Result<()> {
         self.set(self.blas.dialect.desc_bias, &address)
     }
@@ -322,7 +323,7 @@ impl Drop for Described {
     }
 }
 
-/// Limits for a query of the heuristic, such as the bytes of workspace.
+/// Limits for a query of the library's heuristic, such as the bytes of workspace.
 struct Preference<'a> {
     blas: &'a Blas,
     handle: Handle,
@@ -364,7 +365,8 @@ impl Drop for Preference<'_> {
 
 /// Product with its algorithm, described to the library once and enqueued any number of times.
 pub struct Product {
-    /// Descriptors, locked while a call sets the address of its bias and is enqueued.
+    /// Descriptors of the product, locked while a call sets the address of the bias and enqueues
+    /// the product.
     described: Mutex<Described>,
     of: Arc<Multiplier>,
     problem: Problem,

@@ -24,19 +24,19 @@ pub struct Dialect {
     pub(super) what: &'static str,
     /// Environment variable that gives the library's path.
     pub(super) variable: &'static str,
-    /// Prefix of the library's file names; the next field: bare names by which the loader may find
-    /// it.
+    /// Prefix of the library's file names. The field `bare` has the bare names by which the
+    /// system's loader may find it.
     pub(super) file: &'static str,
     pub(super) bare: &'static [&'static str],
     /// Returns the folders in which the library is usually installed.
     pub(super) folders: fn() -> Vec<PathBuf>,
     pub(super) version_api: fn(Library) -> Result<VersionApi, String>,
-    /// Oldest release to which these numbers apply.
+    /// Oldest release of the library to which these numbers apply.
     pub(super) oldest: Version,
     pub(super) prefix: &'static str,
     /// Number of 64-bit words in an algorithm of this library.
     pub algorithm_words: usize,
-    /// Whether a call checks that its algorithm fits and fails otherwise, so that an algorithm
+    /// Whether a call of the library fails if its algorithm does not fit, so that an algorithm
     /// chosen for more rows may be tried.
     pub refuses: bool,
     /// Number that stands for the compute type with sums in f32.
@@ -62,8 +62,8 @@ pub struct Dialect {
     pub epilogue_bias: c_int,
     /// Number of the preference attribute for the bytes of workspace.
     pub pref_workspace: c_int,
-    /// Preference attribute for how parts of a split K may be added, with the value that allows no
-    /// split or sums in the compute type.
+    /// Attribute of the heuristic's preferences that limits how partial sums of a split K may be
+    /// added, with the value that allows either no split or sums in the compute type.
     pub pref_reduction: Option<(c_int, u32)>,
     /// Numbers of the preference attributes for the alignments of A, B, C and D; `None` if the
     /// library has none.
@@ -141,7 +141,7 @@ impl Dialect {
         pref_reduction: None,
         pref_alignment: None,
         not_supported: 7,
-        // INVALID_VALUE, which release 1.2.2 in Debian returns on gfx942.
+        // The status is INVALID_VALUE; Debian's release 1.2.2 returns it on gfx942.
         no_kernels: Some(3),
     };
 
@@ -166,7 +166,7 @@ impl CublasLt {
     pub(super) fn version(&self) -> Version {
         // SAFETY: the function has no parameters.
         let version = unsafe { (self.GetVersion)() };
-        // The number 130102 is version 13.1.2.
+        // cuBLASLt encodes version 13.1.2 as 130102.
         Version([version / 10_000, version / 100 % 100, version % 100])
     }
 }
@@ -175,7 +175,8 @@ library! { HipblasLt,
     GetVersion(Handle, *mut c_int) -> c_int;
 }
 
-/// Functions for the library's version and status names, in which the libraries differ.
+/// Functions that return the library's version and the names of status codes, which differ between
+/// the libraries.
 pub(super) enum VersionApi {
     /// cuBLASLt: both functions need no handle.
     Global(CublasLt),
@@ -228,7 +229,7 @@ impl VersionApi {
                 // SAFETY: the handle is alive; `version` receives the answer.
                 let code = unsafe { (table.GetVersion)(handle, &mut version) };
                 let version = usize::try_from(version).unwrap_or_default();
-                // The number 100203 is version 1.2.3.
+                // hipBLASLt encodes version 1.2.3 as 100203.
                 let parts = [version / 100_000, version / 100 % 1000, version % 100];
                 if code == 0 { Ok(Version(parts)) } else { Err(code) }
             }

@@ -34,12 +34,13 @@ pub struct Prepared {
     output: DType,
     workspace: u64,
     algorithms: Vec<Option<Algorithm>>,
-    /// Products of recently called problems; `None` for a problem that the library does not
-    /// support.
+    /// Products of recently called problems; the value `None` marks a problem that the library does
+    /// not support.
     products: Mutex<Recent<Problem, Option<Product>>>,
 }
 
-/// Maximum number of rows of the second bucket of call sizes; the first bucket is for one row.
+/// Maximum number of rows in the second bucket of call sizes; the first bucket has calls of one
+/// row.
 const LEAST_ROWS: usize = 16;
 
 /// Form of a call, without its rows: which factors are column-major (`a`, `b`), what is added to
@@ -103,9 +104,9 @@ impl Prepared {
         let first = if new.of.dialect().refuses { 0 } else { last };
         for bucket in first..=last {
             for form in (0..CallForm::COUNT).map(CallForm::of) {
-                // In other cases the library's algorithms round the product before they add the
-                // bias; seen with unaligned rows, and with 45 columns of bf16. The same is assumed
-                // for an addend.
+                // Where rows are not whole vectors of 8 elements, the library's algorithms round
+                // the product before they add the bias: seen with unaligned rows, and with 45
+                // columns of bf16. For an addend the same is assumed.
                 let whole = [n, k].iter().all(|it| it.is_multiple_of(8));
                 if (form.bias || form.addend) && !(form.aligned && (whole || output == DType::F32))
                 {
@@ -163,8 +164,9 @@ impl Prepared {
         }
     }
 
-    /// Problem of a call and its algorithm; `None` if the library cannot do it: a call with an
-    /// empty matrix, an epilogue, a column-major C, or an addend of another shape or type than C.
+    /// Returns the problem of a call and an algorithm for it; `None` if the library cannot do the
+    /// call: one with an empty matrix, an epilogue, a column-major C, or an addend of another shape
+    /// or type than C.
     fn fitting(&self, args: &OpArgs, addend: Option<&Matrix>) -> Option<(Problem, &Algorithm)> {
         let OpArgs { a, b, c, bias, m, n, k, epilogue, .. } = *args;
         let (rows, [of_n, of_k]) = (m as usize, self.shape);
@@ -188,7 +190,7 @@ impl Prepared {
         if !fits || has_bias && !plain_bias || !addend.is_none_or(like_c) {
             return None;
         }
-        // The leading dimension of a matrix with a single row (or column) is irrelevant.
+        // For a matrix with a single row (or column) the leading dimension is irrelevant.
         let apart = |matrix: &Matrix| match matrix.transposed {
             0 => (matrix.rows > 1).then_some(matrix.ld),
             _ => (matrix.cols > 1).then_some(matrix.ld),
@@ -253,8 +255,8 @@ impl Prepared {
         // SAFETY: the caller guarantees that the addresses are valid and the stream is alive, as
         // `Product::enqueue` requires.
         match unsafe { product.enqueue(at, stream) } {
-            // The library refuses the call, because its algorithm was chosen for more rows and does
-            // not fit.
+            // The library refuses the call, because the algorithm was chosen for more rows and does
+            // not fit this number.
             Err(Error::Call { code, .. }) if dialect.refuses && code == dialect.not_supported => {
                 *kept = None;
                 Ok(false)
@@ -264,8 +266,8 @@ impl Prepared {
     }
 
     /// Makes the product of a problem; `None` if the library cannot do it. If the library rejects
-    /// unsuitable algorithms, the product uses algorithm `named`, which was chosen for its bucket
-    /// of rows; otherwise the library chooses an algorithm for this product.
+    /// unsuitable algorithms, the product uses `named`, the algorithm chosen for its bucket of
+    /// rows; otherwise the heuristic chooses an algorithm for this product.
     fn product(&self, problem: Problem, named: Algorithm) -> Result<Option<Product>> {
         let made = match self.of.dialect().refuses {
             true => Product::by(named, &self.of, problem),
@@ -278,8 +280,9 @@ impl Prepared {
     }
 }
 
-/// Bucket of a number of rows: bucket 0 has 1 row, which libraries multiply differently; bucket 1
-/// has up to `LEAST_ROWS` rows; each further bucket has up to twice as many, limited by `most`.
+/// Returns the bucket of a number of rows: bucket 0 has 1 row, which libraries multiply
+/// differently; bucket 1 has up to `LEAST_ROWS` rows; each further bucket has up to twice as many
+/// rows as the one before, limited by `most`.
 fn bucket_of(rows: usize, most: usize) -> usize {
     match rows.min(most) {
         0 | 1 => 0,

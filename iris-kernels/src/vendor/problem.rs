@@ -30,8 +30,8 @@ pub struct Problem {
     pub c: Layout,
     /// Whether a bias, n elements of C's type, is added to every row.
     pub bias: bool,
-    /// Whether sums stay f32 until they are rounded to C once. Otherwise a library may split the
-    /// depth and add partial results of C's type.
+    /// Whether sums stay f32 until they are rounded to C's type once. Otherwise a library may split
+    /// the depth and add partial results that are already rounded.
     pub rounds_once: bool,
     /// Leading dimension of the addend; `None` if there is none. The addend has C's type and
     /// storage order, and may be C itself.
@@ -63,7 +63,7 @@ pub struct Addresses {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Stored {
     pub(super) dtype: DType,
-    /// Whether the factor of the product is the transpose of the stored matrix.
+    /// Whether the factor of the product is the transpose of the matrix in memory.
     pub(super) transpose: bool,
     pub(super) rows: u64,
     pub(super) cols: u64,
@@ -78,8 +78,8 @@ pub(super) struct ByColumns {
     pub(super) result: Stored,
     /// Matrix that is added to the result; `None` if there is none.
     pub(super) addend: Option<Stored>,
-    /// Whether `left` is B: a row-major C is the transpose of a column-major matrix, and (A B)' =
-    /// B' A'.
+    /// Whether `left` is B and `right` is A: a row-major C is the transpose of a column-major
+    /// matrix, and (A B)' = B' A'.
     pub(super) swapped: bool,
 }
 
@@ -96,14 +96,14 @@ impl Layout {
 
     /// Column-major view of this `rows` x `cols` matrix, or of its transpose if `flipped`.
     fn stored(self, rows: usize, cols: usize, flipped: bool) -> Stored {
-        // A row-major matrix is, in memory, the transpose of a column-major one.
+        // In memory, a row-major matrix is the transpose of a column-major one.
         let (rows, cols) = if self.transposed { (rows, cols) } else { (cols, rows) };
         Stored {
             dtype: self.dtype,
             transpose: self.transposed == flipped,
             rows: rows as u64,
             cols: cols as u64,
-            // The stride of a matrix with a single column is never used, but the library requires
+            // For a matrix with a single column the stride is never used, but the library requires
             // at least the number of rows.
             ld: self.ld.max(rows as u64),
         }

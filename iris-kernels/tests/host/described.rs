@@ -56,8 +56,8 @@ pub(crate) fn a_problem_is_described_once() {
         let workspace = vec![0_u128; WORKSPACE as usize / 16];
         let multiplier = Multiplier::new(&blas).unwrap();
         let prepared = Prepared::new(multiplier, [most, n, k], (dtype, dtype), WORKSPACE).unwrap();
-        // Makes a call of `rows` rows; returns whether the library took it, and how many objects
-        // and allocations it made.
+        // Makes a call of `rows` rows. Returns whether the library took it, and how many objects
+        // and memory allocations the call made.
         let call = |rows: usize, bias: &Held| {
             let c = Held::new(dtype, (rows, n), false);
             let mut args = OpArgs { m: rows as u32, n: n as u32, k: k as u32, ..OpArgs::zeroed() };
@@ -79,10 +79,12 @@ pub(crate) fn a_problem_is_described_once() {
         for rows in 1..=most {
             let (taken, made, _) = call(rows, &biases[0]);
             assert!(taken && made > 0, "{} of {rows} rows", dialect.name);
-            // A second call of this problem, with the bias at another address, makes no objects.
+            // A second call of the same problem, with the bias at another address, must make no
+            // objects.
             assert_eq!(call(rows, &biases[1]), (true, 0, 0), "{} of {rows} rows", dialect.name);
         }
-        // For each problem the library keeps one descriptor and three layouts.
+        // For each problem that was kept, the fake library must hold one descriptor and three
+        // layouts.
         assert_eq!(counts.live() - before, 4 * kept as u64, "{}", dialect.name);
         assert_eq!(call(most - kept + 1, &biases[0]), (true, 0, 0), "{}", dialect.name);
         assert!(call(most - kept, &biases[0]).1 > 0, "{} kept too many", dialect.name);

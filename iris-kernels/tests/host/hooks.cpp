@@ -34,8 +34,8 @@ u64 nanoseconds() {
                                 .count());
 }
 
-// GCC treats an order that is not a constant as the strongest one. That is acceptable here, because
-// the models check the orders.
+// Returns the memory order as GCC knows it. GCC treats an order that is not a constant as the
+// strongest one; that is acceptable here, because the models check the orders.
 int order_of(int order) {
     constexpr int orders[] = {__ATOMIC_RELAXED, __ATOMIC_ACQUIRE, __ATOMIC_RELEASE,
                               __ATOMIC_ACQ_REL};
@@ -85,8 +85,8 @@ u32 iris_hook_workgroups(void) { return group->count; }
 
 int iris_hook_vote(int ok, int) {
     if (THREADS == 1) return ok;
-    // Two ballots are used alternately, because no thread can be two votes ahead of a thread that
-    // still reads.
+    // Two ballots suffice, used alternately: no thread can be two votes ahead of a thread that
+    // still reads an earlier ballot.
     std::atomic<int>& ballot = group->votes[rounds++ % 2];
     if (!ok) ballot.store(0);
     group->meet.arrive_and_wait();
@@ -101,8 +101,8 @@ int iris_hook_vote(int ok, int) {
 // a wave has left[l % s][l / s * count + j] and right[l / s * count + j][l % s]; its sums are those
 // of [r / 4 * 8 + l / s * 4 + r % 4][l % s], and for s = 16 those of [l / 16 * 4 + r][l % 16].
 void iris_hook_mfma(u32 size, u32 dtype, u32 count, const void* left, const void* right, float* sums) {
-    // Two buffers are used alternately, because no thread can be two products ahead of a thread
-    // that still reads.
+    // Two buffers suffice, used alternately: no thread can be two products ahead of a thread that
+    // still reads an earlier buffer.
     static float places[2][2][THREADS][8];
     auto& [lefts, rights] = places[products++ % 2];
     const auto element = [&](const void* from, u32 j) {
@@ -125,7 +125,8 @@ void iris_hook_mfma(u32 size, u32 dtype, u32 count, const void* left, const void
 }
 #endif
 
-// Does nothing, because a waiting host thread does not block others.
+// The hooks for divergent waits do nothing, because a waiting host thread does not block other
+// threads.
 void iris_hook_diverge(void) {}
 void iris_hook_reconverge(void) {}
 

@@ -1,11 +1,12 @@
-// Kernels of small messages as host code, in one library.
+// Kernels of small messages compiled as host code into one library.
 #include "hooks.cpp"
 
 #include "../../kernels/all_gather.cu"
 #include "../../kernels/all_to_all.cu"
 #include "../../kernels/broadcast.cu"
 
-// Rename the kernels for copy engines, because several sources define kernels with these names.
+// Rename the kernels that serve copy engines, because several sources define kernels with these
+// names.
 #define iris_open OF(open)
 #define iris_blocks OF(blocks)
 #define iris_results OF(results)
@@ -21,7 +22,7 @@
 #include "../../kernels/reduce_scatter.cu"
 #undef OF
 
-// Rename the kernels with an RMSNorm, because the kernels without one have equal names.
+// Rename the kernels with an RMSNorm, because the kernels without one have the same names.
 #define iris_one_shot iris_one_shot_norm
 #define iris_two_shot iris_two_shot_norm
 #define iris_one_shot_ll iris_one_shot_ll_norm

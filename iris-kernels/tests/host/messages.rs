@@ -18,14 +18,14 @@ struct Rank {
     control: Box<ControlBlock>,
 }
 
-/// Tolerance near zero: half of the smallest step (subnormal) of f16.
+/// Absolute tolerance for results near zero: half of the smallest step (subnormal) of f16.
 const SMALLEST: f64 = 3e-8;
 
-/// Epsilon of the RMSNorm, added to the mean of squares.
+/// Epsilon of the RMSNorm, which is added to the mean of squares.
 const EPSILON: f32 = 1e-2;
 
-/// Message: element type, type of transferred sums, shape, gap between rows, and whether GELU and
-/// an RMSNorm are applied.
+/// Message to be tested: element type, type of transferred sums, shape, gap between rows, and
+/// whether GELU and an RMSNorm are applied.
 #[derive(Clone, Copy, Debug)]
 struct Message {
     dtype: u32,
@@ -92,8 +92,9 @@ impl Message {
         value_of(self.dtype, bits)
     }
 
-    /// Whether `bits` is the result for the sum `sum` plus the residual that `added` adds:
-    /// bit-exact, except with GELU, which the implementations approximate differently.
+    /// Whether `bits` is the right result for the sum `sum`, to which the function `added` adds the
+    /// residual: exact to the bit, except with GELU, which the implementations approximate
+    /// differently.
     fn is_result(self, bits: u32, sum: f32, added: impl Fn(f32) -> f32) -> bool {
         if !self.gelu {
             return bits == self.rounded(added(sum));
@@ -103,8 +104,8 @@ impl Message {
         (self.value(bits) - wanted).abs() <= self.roundoff() * (sum.abs() + wanted.abs()).max(1.0)
     }
 
-    /// Whether `seen` is the RMSNorm of the element with bits `bits`, where `row` has the bits of
-    /// its row.
+    /// Whether `seen` is the right RMSNorm of the element with bits `bits`, where `row` yields the
+    /// bits of all elements of its row.
     fn is_normed(self, seen: u32, bits: u32, row: impl Iterator<Item = u32>, weight: u32) -> bool {
         let squares = row.map(|bits| f64::from(self.value(bits)).powi(2)).sum::<f64>();
         let root = (squares / f64::from(self.cols) + f64::from(EPSILON)).sqrt();
@@ -134,9 +135,9 @@ fn value_of(dtype: u32, bits: u32) -> f32 {
     }
 }
 
-/// Compares the Rust kernels bit by bit with device kernels of four threads, for every collective
-/// of small messages, for tile reductions and for relayed tiles. Makes several calls, which start
-/// before a refresh of words; some sums have a bias.
+/// Tests the Rust kernels against device kernels with four threads, bit by bit, for every
+/// collective of small messages, for tile reductions and for relayed tiles. Each test makes several
+/// calls, the first of them before a periodic refresh of words; some sums have a bias.
 pub(super) fn messages_are_right_in_rust_and_as_device_source() {
     const THREADS: &str = "-DIRIS_THREADS=4";
     let (library, _folder) =
@@ -150,11 +151,11 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
         (Kernel::AllGatherLl, Collective::AllGather),
         (Kernel::AllToAllLl, Collective::AllToAll),
         (Kernel::BroadcastLl, Collective::Broadcast { root: 1 }),
-        // Reductions tile by tile, in which a thread loads several vectors at a time.
+        // Reductions tile by tile; in these a thread loads several vectors at a time.
         (Kernel::OneShot, Collective::AllReduce),
         (Kernel::TwoShot, Collective::AllReduce),
         (Kernel::ReduceScatter, Collective::ReduceScatter),
-        // Collectives in which tiles arrive in inboxes.
+        // Collectives whose tiles arrive in inboxes (buffers that receive peers' tiles).
         (Kernel::AllGather, Collective::AllGather),
         (Kernel::AllToAll, Collective::AllToAll),
         (Kernel::Broadcast, Collective::Broadcast { root: 1 }),
@@ -167,7 +168,7 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
         Message { dtype: 0, wire: 0, gelu: false, norm: false, rows: 4, cols: 5, gap: 3 },
         Message { dtype: 2, wire: 2, gelu: false, norm: false, rows: 1, cols: 1, gap: 0 },
         Message { dtype: 0, wire: 2, gelu: true, norm: false, rows: 5, cols: 6, gap: 0 },
-        // Messages that consist of full vectors only, one for each type.
+        // Messages that consist of whole vectors only, one for each element type.
         Message { dtype: 2, wire: 2, gelu: false, norm: false, rows: 18, cols: 88, gap: 8 },
         Message { dtype: 1, wire: 1, gelu: false, norm: false, rows: 14, cols: 88, gap: 8 },
         Message { dtype: 0, wire: 0, gelu: false, norm: false, rows: 13, cols: 88, gap: 8 },
@@ -175,8 +176,8 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
         Message { dtype: 1, wire: 1, gelu: false, norm: false, rows: 7, cols: 16, gap: 0 },
         Message { dtype: 0, wire: 0, gelu: false, norm: false, rows: 11, cols: 8, gap: 8 },
     ];
-    // Rows with at most as many vectors as a thread holds in registers, with more, and with none
-    // that is full.
+    // Messages with an RMSNorm whose rows have at most as many vectors as a thread holds in
+    // registers, more vectors than that, or no whole vector.
     let normed = |dtype, cols, gap| Message {
         dtype,
         wire: dtype,
@@ -205,7 +206,7 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
         let entry: usize = symbol(&library, &format!("iris_{}{kind}", kernel.name()));
         let of_pair = kernel.name_of_pair().filter(|_| !messages[0].norm);
         let of_pair = of_pair.map(|name| symbol::<usize>(&library, &format!("iris_{name}")));
-        // Nine ranks: more sources than one wait polls together.
+        // The world of nine ranks has more sources than one wait polls together.
         let worlds = match messages[0].norm {
             true => vec![(2, messages), (3, &messages[1..])],
             false => {
@@ -217,7 +218,7 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
         };
         let are_items = |(_, message): &(u32, Message)| {
             // With the LL protocol and an RMSNorm, rows must consist of whole items (here of four
-            // elements).
+            // elements each).
             kernel != Kernel::OneShotLl || !message.norm || message.cols.is_multiple_of(4)
         };
         for (size, message) in worlds.into_iter().flat_map(each).filter(are_items) {
@@ -238,9 +239,10 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
             // that outlives the calls.
             let device_norm =
                 |args: &OpArgs, index, count| unsafe { run(norm, args, index, count, 0, 0, 0, 0) };
-            // Only the LL variant includes the RMSNorm; for the others it is a second launch.
+            // In the LL kernel the RMSNorm is included; for the other kernels it is a second
+            // launch.
             let behind = usize::from(message.norm && kernel != Kernel::OneShotLl);
-            // In `two_shot` the owner of a tile reduces it, and adds its own partial first.
+            // In `two_shot` the owner of a tile reduces it, and adds its own partial result first.
             let at_owners = kernel == Kernel::TwoShot;
             let runs: [&Run<'_>; 2] = [&rust, &rust_norm];
             exchange(collective, at_owners, size, message, &runs[..=behind]);
@@ -254,8 +256,8 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
                     run(entry, args, index, count, 0, 0, 0, 0)
                 };
                 exchange(collective, at_owners, size, message, &[&several]);
-                // Ranks whose kernel processes single items can take part in the same call as ranks
-                // whose kernel processes several.
+                // A rank whose kernel processes single items must be able to take part in the same
+                // call as a rank whose kernel processes several items per thread.
                 let mixed = |args: &OpArgs, index, count| match args.channel.rank {
                     0 => several(args, index, count),
                     _ => device(args, index, count),
@@ -266,7 +268,8 @@ pub(super) fn messages_are_right_in_rust_and_as_device_source() {
     }
 }
 
-/// Runs one workgroup of a launch, from (arguments, index of the workgroup, number of workgroups).
+/// Function that runs one workgroup of a launch, from (arguments, index of the workgroup, number of
+/// workgroups).
 type Run<'a> = dyn Fn(&OpArgs, u32, u32) + Sync + 'a;
 
 fn exchange(
@@ -284,8 +287,8 @@ fn exchange(
     let tile_n = cols.min(48);
     let tile_m = if rows > 8 { 4 } else { 2 };
     let grid = Grid { rows, cols, tile_m, tile_n };
-    // Inboxes get the larger number of tiles: of the whole grid, or of the grid with its rows split
-    // over ranks.
+    // Inboxes need room for the larger number of tiles: those of the whole grid, or those of the
+    // grid with its rows split over ranks.
     let tiles = SplitGrid { grid, size }.tiles().max(grid.tiles());
     let slot = u64::from(tile_m * tile_n * 4).next_multiple_of(128);
     let (inbox, results) = (2 * u64::from(size * tiles) * slot, 2 * u64::from(tiles) * slot);
@@ -304,8 +307,8 @@ fn exchange(
             Rank { data, signal, device, control: Box::default() }
         })
         .collect();
-    // Number of rows that a rank passes, and number of rows that it receives; in an all-gather M
-    // counts the rows of all ranks.
+    // Number of rows that a rank passes to the call, and number of rows that it receives; in an
+    // all-gather M counts the rows of all ranks.
     let given = |rank: u32| match collective {
         Collective::AllGather => items.rows_sent(rank, 0),
         _ => rows,
@@ -323,8 +326,8 @@ fn exchange(
             .map(|rank| {
                 let mut data = message.room(given(rank));
                 for (row, col) in (0..given(rank)).flat_map(|r| (0..cols).map(move |c| (r, c))) {
-                    // With numbers like these, the last bits of a sum depend on the order of
-                    // additions.
+                    // The values are not exact in sums, so the last bits of a sum depend on the
+                    // order of additions.
                     let value = (numbers.below(1 << 20) as f32 - 524_288.0) * 1.37e-5;
                     let value = value * [1.0, 37.0, 1e3][numbers.below(3) as usize];
                     message.set(&mut data, row, col, value);
@@ -332,14 +335,14 @@ fn exchange(
                 data
             })
             .collect();
-        // From the third call on, sums have a bias, as a message after a product has.
+        // From the third call on, sums also get a bias, as a message after a product may have.
         let mut bias = message.room(1);
         let has_bias = reduces && call >= 2;
         for col in 0..cols {
             message.set(&mut bias, 0, col, numbers.below(1 << 10) as f32 - 511.5);
         }
         let outputs: Vec<Vec<u32>> = (0..size).map(|rank| message.room(taken(rank))).collect();
-        // If there is an RMSNorm, every other call also has a residual.
+        // In every second call with an RMSNorm there is also a residual.
         let has_residual = message.norm && call % 2 == 0;
         let (mut residual, mut weight) = (message.room(rows), message.room(1));
         for (row, col) in (0..rows).flat_map(|r| (0..cols).map(move |c| (r, c))) {
@@ -379,12 +382,12 @@ fn exchange(
                 (args.slot, args.sources, args.producer) = (slot, size, producer::LOAD);
                 (args.results, args.result_slot, args.max_results) = (inbox, slot, tiles);
                 args.root = 1;
-                // In every other call, one of a rank's workgroups is a dedicated sender.
+                // In every second call, one of a rank's workgroups only sends.
                 args.dedicated_workgroups = u32::from(call % 2 == 1);
                 args
             })
             .collect();
-        // The ranks launch different numbers of workgroups: 2, 1, 3, 2, ...
+        // The ranks launch different numbers of workgroups: 2, 1, 3, 2, and so on.
         for &run in launches {
             std::thread::scope(|scope| {
                 for (args, groups) in args.iter().zip([2, 1, 3].into_iter().cycle()) {

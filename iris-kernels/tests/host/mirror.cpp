@@ -1,4 +1,5 @@
-// Functions by which a test compares definitions in the headers with those in Rust.
+// Functions that return definitions of the headers, so that a test can compare them with those in
+// Rust.
 #include "iris/args.h"
 #include "iris/body/deliver.h"
 #include "iris/body/gather.h"

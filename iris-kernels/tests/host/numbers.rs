@@ -98,8 +98,8 @@ impl Held {
 /// Size in bytes of the workspace for the fake library's products.
 pub(crate) const WORKSPACE: u64 = 1 << 16;
 
-/// Multiplies by the fake library with the numbers of `dialect`, in all layouts and types, directly
-/// and as an operator does; the error describes what was wrong.
+/// Multiplies by the fake library with the numbers of `dialect`, in all layouts and types, both
+/// directly and as an operator does. The error describes which result or call was wrong.
 fn right(dialect: &Dialect, folder: &TempDir) -> Result<(), String> {
     let told = |error: Error| error.to_string();
     let blas = Blas::load(dialect, &[PathBuf::from(folder.path())]).map_err(told)?;
@@ -167,8 +167,8 @@ fn right(dialect: &Dialect, folder: &TempDir) -> Result<(), String> {
             }
         }
     }
-    // One number is not needed by any product: the status code by which an unsupported problem is
-    // reported as such, and not as a failure.
+    // No product above needs the status code "not supported"; the library must return it for this
+    // unsupported problem, so that this is not reported as a failure.
     let odd = Layout::rows(DType::F32, 16);
     let problem = Problem {
         shape: [16, 16, 13],
@@ -211,8 +211,8 @@ pub(crate) fn wrong_numbers_are_found() {
         let folder = built(dialect);
         right(dialect, &folder).unwrap();
         for (name, plant) in plants {
-            // With cuBLASLt an algorithm may also be queried for each problem, and must fit the
-            // fixed size.
+            // With cuBLASLt these two changes are harmless: an algorithm may also be queried for
+            // each problem, and its fixed size must merely be large enough.
             let harmless =
                 dialect.refuses && ["a longer", "the other"].iter().any(|it| name.starts_with(it));
             let mut wrong = *dialect;
@@ -224,8 +224,8 @@ pub(crate) fn wrong_numbers_are_found() {
         }
         let mut wrong = *dialect;
         wrong.not_supported += 1;
-        // hipBLASLt reports zero algorithms in place of an error, so the code for "not supported"
-        // is unused there.
+        // With hipBLASLt the code for "not supported" is unused: this library reports zero
+        // algorithms instead of an error.
         assert_eq!(right(&wrong, &folder).is_err(), dialect.refuses, "not supported");
     }
     let mut bias = Dialect::HIPBLASLT;
@@ -250,8 +250,8 @@ pub(crate) fn no_header() -> Option<String> {
 fn with_header(options: &[&str]) -> Command {
     let mut command = Command::new("g++");
     command.args(["-std=c++20", "-x", "c++", "-include", "hipblaslt/hipblaslt.h"]);
-    // Folder in which ROCm's packages install the header; elsewhere CPLUS_INCLUDE_PATH names the
-    // folder.
+    // ROCm's packages install the header in this folder; if it is elsewhere, CPLUS_INCLUDE_PATH
+    // names the folder.
     command.args(["-isystem", "/opt/rocm/include", "-D__HIP_PLATFORM_AMD__", "-DHEADER"]);
     command.args(options).args(["-o", "/dev/null"]);
     command.arg(format!("{}/blaslt.cpp", fake::SOURCES));

@@ -12,8 +12,8 @@ use iris_kernels::vendor::Layout;
 /// library.
 pub(crate) const CHILD: &str = "VENDOR_TEST_CHILD";
 
-/// Kind of GPU to test: CUDA if there is one; otherwise HIP, which a child process has through the
-/// fake runtime.
+/// Kind of GPU to test: CUDA if there is such a GPU; otherwise HIP, which a child process of the
+/// test has through the fake runtime.
 pub(crate) fn here() -> BackendKind {
     match BackendKind::Cuda.device_count() {
         Ok(1..) if std::env::var_os(CHILD).is_none() => BackendKind::Cuda,
@@ -160,7 +160,7 @@ impl Sample {
         let c = Placed::new(heap, output, (m, n), (false, gap, shift))?;
         let place = (false, 0, shift);
         let bias = case.bias.then(|| Placed::new(heap, output, (1, n), place)).transpose()?;
-        // The rows of the addend are longer than those of C, so that their strides differ.
+        // The addend gets longer rows than C, so that their strides differ.
         let place = (false, gap + 8, shift);
         let addend = case.addend.then(|| Placed::new(heap, output, (m, n), place)).transpose()?;
         let fill = |it: Option<&Placed>, from: usize| {
@@ -223,8 +223,8 @@ impl Sample {
                 expected[self.c.at(row, col)] = Some(products.sum::<f64>() + bias + addend);
             }
         }
-        // `unit` is the rounding unit of C's type; the error of sums of k such terms in f32 comes
-        // in addition.
+        // Relative error of one rounding to C's type. The error of summing k such terms in f32 is
+        // added to it.
         let unit = match self.c.dtype {
             DType::F32 => 0.0,
             DType::F16 => 1.0 / 2048.0,
