@@ -1,5 +1,6 @@
-//! A feed-forward block of two layers over two ranks, with matrices in memory of the program's own: all ranks have the
-//! input, a rank has half of the inner columns, and all get the whole output.
+//! A feed-forward block of two layers over two ranks, with matrices in memory of the program's own:
+//! both ranks have the input, each rank computes half of the inner columns, and both get the whole
+//! output.
 //!
 //! ```sh
 //! cargo run --release -p iris-ops --example 02_two_layers
@@ -44,7 +45,8 @@ fn rank(world: World) -> anyhow::Result<Vec<f32>> {
 fn main() -> anyhow::Result<()> {
     let results = World::run_threads(2, rank)?;
     println!("both ranks have {:.3?} ..", &results[0][..4]);
-    // gelu(6 * 0.5) = 2.99595, by eight inner columns and 0.25.
+    // Expected element of the result: gelu(6 * 0.5) = 2.99595, times eight inner columns, times the
+    // weight 0.25.
     let right = |y: &f32| (y - 8.0 * 0.25 * 2.99595).abs() < 1e-3;
     anyhow::ensure!(results[0] == results[1] && results[0].iter().all(right), "{results:?}");
     Ok(())

@@ -13,7 +13,8 @@ const SHAPE: (usize, usize, usize) = (16, 4096, 1024);
 
 fn layer(world: World) -> Result<f32> {
     let (m, n, k) = SHAPE;
-    // The program's own context and stream. The heap is on the same device, and uses its primary context, as cudarc does.
+    // Context and stream that belong to the program. The heap is on the same device and uses its
+    // primary context, as cudarc does.
     let context = CudaContext::new(world.local_rank())?;
     let stream = context.new_stream()?;
     let ranks = Ranks::from(&world).on(BackendKind::Cuda);
@@ -25,7 +26,8 @@ fn layer(world: World) -> Result<f32> {
     let op = MatmulAllReduce::new(&heap, &plan)?; // the one collective step
     let ours = heap.gpu()?.stream_of(&stream)?;
 
-    // The program's own memory: 1 and 0.5, so that an element of the sum is ranks * k / 2.
+    // Memory that belongs to the program. Its elements are 1 and 0.5, so an element of the sum is
+    // ranks * k / 2.
     let x = stream.clone_htod(&vec![1.0_f32; m * k])?;
     let weight = stream.clone_htod(&vec![0.5_f32; n * k])?; // N x K, as linear layers have it
     let mut y = stream.alloc_zeros::<f32>(m * n)?;
@@ -35,7 +37,8 @@ fn layer(world: World) -> Result<f32> {
             Operand::read(&weight, &stream, n, k).transposed(),
             Operand::write(&mut y, &stream, m, n),
         );
-        // Enqueues. An error that follows gives back no memory too early: the operands have told cudarc of the call.
+        // Enqueues the call. If this returns an error, no memory is freed too early either: the
+        // operands have told cudarc about the call.
         Ok(op.run(&args, &ours)?)
     };
     call()?; // the first call of a problem may load kernels, which a capture forbids

@@ -27,17 +27,18 @@ pub struct AnyOp {
     operator: Operator,
 }
 
-/// Matrices of one call of any operator. An operator ignores those that it does not have.
+/// Matrices of one call of any operator. An operator ignores those matrices that it does not use.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Operands {
-    /// A, or the input of a collective.
+    /// Matrix A, or the input of a collective.
     pub a: MatRef,
-    /// B; ignored by operators without a matrix product.
+    /// Matrix B; ignored by operators without a matrix product.
     pub b: MatRef,
-    /// C, or the output of a collective.
+    /// Matrix C, or the output of a collective.
     pub c: MatRef,
-    /// Bias of 1 x N elements, or `None`; ignored by operators without a matrix product.
+    /// Bias of 1 x N elements, or `None` for no bias; ignored by operators without a matrix
+    /// product.
     pub bias: Option<MatRef>,
     /// Matrices of the RMSNorm; required exactly if the plan has `rms_norm`.
     pub norm: Option<NormArgs>,
@@ -71,12 +72,8 @@ impl AnyOp {
         self.operator.run(stream, &self.matrices(operands))
     }
 
-    /// Describes the next call to a kernel of the caller that runs beside it, as
+    /// Describes the next call to a kernel of the caller that runs at the same time as the call, as
     /// [`AllReduce::beside`](crate::AllReduce::beside) does.
-    ///
-    /// # Errors
-    /// Errors of `AllReduce::beside`; [`Invalid`](crate::OpError::Invalid) for an operator or
-    /// variant whose tiles of C have no signals.
     pub fn beside(&self, operands: &Operands, stream: &Stream) -> Result<TileView> {
         self.operator.beside(stream, &self.matrices(operands))
     }
@@ -93,21 +90,14 @@ impl AnyOp {
         self.operator.plan()
     }
 
-    /// Bytes moved, flags raised and waits begun by the op's calls on this rank so far. Synchronise
-    /// the stream of the calls first.
-    ///
-    /// # Errors
-    /// [`Invalid`](crate::OpError::Invalid) on a GPU if the plan lacks `counted`; errors of the
-    /// device.
+    /// Bytes moved, flags raised and waits begun by the operator's calls on this rank so far.
+    /// Synchronise the stream of the calls before reading them.
     pub fn counters(&self) -> Result<Counters> {
         self.operator.counters()
     }
 
-    /// Trace spans of the op's calls so far, one list per workgroup; empty if the plan has no
-    /// `trace_spans`. Synchronise the stream first.
-    ///
-    /// # Errors
-    /// Errors of the device.
+    /// Trace spans of the operator's calls so far, one list per workgroup; empty if the plan has no
+    /// `trace_spans`. Synchronise the stream of the calls before reading them.
     pub fn trace(&self) -> Result<Vec<Vec<TraceSpan>>> {
         self.operator.trace()
     }
@@ -166,12 +156,8 @@ impl Op {
         on_device::variants(ops::row(self), device).collect()
     }
 
-    /// Variant of the operator with this name, in which hyphens count as underscores; `None` for
-    /// `auto`, which leaves the choice to the plan.
-    ///
-    /// # Errors
-    /// [`Invalid`](Error::Invalid) if the operator has no such variant; the error lists those that
-    /// it has.
+    /// Returns the operator's variant with this name, in which hyphens count as underscores; `None`
+    /// for the name `auto`, which leaves the choice to the plan.
     pub fn variant(self, name: &str) -> Result<Option<Variant>> {
         ops::row(self).variant(name)
     }

@@ -7,12 +7,13 @@ use crate::operand::sealed::MatrixArg;
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct MatmulArgs<M = MatRef> {
-    /// Left factor, M x K, with the plan's dtype; the operator defines which rows or columns of it
-    /// this rank passes.
+    /// Left factor, M x K, with the element type of the plan; the operator defines which rows or
+    /// columns of the factor this rank passes.
     pub a: M,
-    /// Right factor, K x N, with the plan's dtype.
+    /// Right factor, K x N, with the element type of the plan.
     pub b: M,
-    /// Result, with the plan's output dtype; the operator defines which rows of it this rank gets.
+    /// Result C, with the plan's output type; the operator defines which rows of the result this
+    /// rank gets.
     pub c: M,
     /// Bias of 1 x N elements, f32, f16 or bf16. It is added to every row of the result once, not
     /// once per rank; all ranks pass the same values.
@@ -89,14 +90,14 @@ impl<M> MatmulArgs<M> {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct NormArgs<M = MatRef> {
-    /// Residual, M x N, same dtype as C, same values on all ranks. It is added to the sum after
-    /// bias and epilogue. It may be C itself: then the call replaces the old residual by the new
-    /// one.
+    /// Residual, M x N, with the element type of C and the same values on all ranks. It is added to
+    /// the sum after bias and epilogue. It may be C itself: then the call replaces the old residual
+    /// by the new one.
     pub residual: Option<M>,
-    /// Weight, 1 x N, f32, f16 or bf16, same values on all ranks.
+    /// Weight, 1 x N, of type f32, f16 or bf16, with the same values on all ranks.
     pub weight: M,
-    /// Normalised rows, M x N, same dtype as C; written by the call. Must not overlap any other
-    /// matrix of the call.
+    /// Normalised rows, M x N, with the element type of C; written by the call. They must not
+    /// overlap any other matrix of the call.
     pub normed: M,
 }
 
@@ -177,7 +178,7 @@ pub(crate) struct Matrices {
     pub(crate) c: Option<MatRef>,
     pub(crate) bias: Option<MatRef>,
     pub(crate) norm: Option<NormArgs>,
-    /// Root of this call, for a broadcast; `None` to use the plan's root.
+    /// Rank that is the root of this call, for a broadcast; `None` to use the plan's root.
     pub(crate) root: Option<usize>,
 }
 

@@ -10,20 +10,20 @@ use crate::options::Request;
 use crate::plan::Plan;
 use crate::spec::{Part, Row};
 
-/// Call whose matrices have the plan's element types and consistent shapes.
+/// Call whose matrices were checked: they have the plan's element types and consistent shapes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
-    /// M and N of the product or message as a whole: all ranks' rows together.
+    /// M and N of the whole product or message: the rows of all ranks together.
     pub(crate) m: usize,
     pub(crate) n: usize,
-    /// Root of a broadcast.
+    /// Rank that is the root of a broadcast.
     pub(crate) root: usize,
     pub(crate) matrices: Matrices,
 }
 
 impl Call {
-    /// Size of this call, for which the plan looks up its choice: M, or in a message of elements
-    /// the number of elements of a part.
+    /// Size of this call, by which the plan chooses variant and tile: M, or for a message of
+    /// elements the number of elements of a part.
     pub(crate) fn size(&self, plan: &Plan) -> usize {
         if plan.request().elements { self.n } else { self.m }
     }
@@ -48,7 +48,7 @@ pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Call> {
     let Matrices { a, c, .. } = &mut call.matrices;
     for (name, matrix, part) in [(names[0], &mut *a, row.a), (names[1], &mut *c, row.c)] {
         if part == Part::Root && root != plan.ranks().rank {
-            // Ranks other than the root may pass a matrix that only the root needs; it is ignored.
+            // A rank other than the root may pass a matrix that only the root needs; ignore it.
             *matrix = None;
         } else if matrix.is_none() {
             return Err(missing(name));
@@ -99,7 +99,7 @@ pub(crate) fn call(plan: &Plan, matrices: &Matrices) -> Result<Call> {
     Ok(call)
 }
 
-/// Names of the input and the output in errors.
+/// Names that error messages give to the input and the output.
 pub(crate) fn names(row: &Row) -> [&'static str; 2] {
     if row.multiplies() { ["A", "C"] } else { ["input", "output"] }
 }
@@ -149,7 +149,8 @@ fn elements(
         cols: matrix.cols(),
         expected,
     };
-    // Parts that are rows of a matrix may have gaps between them; other parts must be contiguous.
+    // If the parts are rows of a matrix, there may be gaps between them; otherwise the matrix must
+    // be contiguous.
     let are_rows = |matrix: &MatRef, parts| matrix.rows() == parts && !matrix.is_transposed();
     let len = |name: &'static str, matrix: &MatRef| {
         let gaps =
@@ -160,7 +161,7 @@ fn elements(
         Ok(if are_rows(matrix, parts) { matrix.cols() } else { len(name, matrix)? / parts })
     };
     let (parts_a, parts_c) = (parts(row.a), parts(row.c));
-    // The matrix with fewer parts determines the number of elements of a part.
+    // The matrix that has fewer parts determines the number of elements of a part.
     let count = match (&*a, &*c) {
         (Some(a), Some(_)) if parts_a < parts_c => part(names[0], a, parts_a)?,
         (_, Some(c)) => part(names[1], c, parts_c)?,
@@ -251,8 +252,8 @@ mod tests {
     use crate::ranks::Ranks;
     use crate::spec::Row;
 
-    /// Operator that only tests have: all ranks have an input, only the root has an output, as in a
-    /// reduce to one rank.
+    /// Operator that exists only in tests: all ranks have an input, only the root has an output, as
+    /// in a reduce to one rank.
     static TO_ROOT: Row = Row { a: Part::All, c: Part::Root, ..broadcast::ROW };
 
     #[test]
@@ -270,7 +271,7 @@ mod tests {
                 let made = of(Some(matrix)).unwrap();
                 assert_eq!(made.matrices.c.is_some(), rank == 1);
                 assert_eq!(made.size(&plan), if elements { 12 } else { 3 });
-                // A call with an output of `None` is an error on the root only.
+                // A call without an output must be an error on the root, and on no other rank.
                 assert_eq!(of(None).is_ok(), rank == 0);
             }
         }

@@ -95,8 +95,8 @@ pub enum ReduceOp {
     Avg,
 }
 
-/// Element types that can be summed: f32, f16 and bf16. Sums are accumulated in f32 and rounded
-/// once to the type.
+/// Element types that a communicator can sum: f32, f16 and bf16. Sums are accumulated in f32 and
+/// rounded once to the element type.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be summed over ranks",
     label = "sums are of f32, f16 and bf16",
@@ -126,15 +126,16 @@ pub struct Comm {
     heap: Arc<SymmetricHeap>,
     /// World that the communicator closes; `None` if the program closes the world itself.
     owned: Option<World>,
-    /// Whether closing the communicator also closes its heap, because the communicator opened it.
+    /// Whether closing the communicator also closes its heap: true if the communicator opened the
+    /// heap.
     owns_heap: bool,
     stream: CommStream,
     /// Operators, locked during a call so that the launches of two calls do not mix. `None` once
-    /// closed.
+    /// the communicator is closed.
     operators: Mutex<Option<Operators>>,
 }
 
-/// Operators of a communicator, by the element type for which they are planned.
+/// Operators of a communicator, each with the element type for which it is planned.
 struct Operators {
     all_reduce: Vec<(DType, Operator)>,
     reduce_scatter: Vec<(DType, Operator)>,
@@ -143,7 +144,7 @@ struct Operators {
     broadcast: Vec<(DType, Operator)>,
     barrier: Operator,
     workspace: Arc<Workspace>,
-    /// Send buffer and receive buffer, for element types with an alignment of one byte.
+    /// Send buffer and receive buffer for element types with an alignment of one byte.
     stage: [RawSlice; 2],
 }
 
@@ -172,12 +173,8 @@ impl Comm {
         Comm::from_rank_with(stream, rank, world_size, id, &Options::new())
     }
 
-    /// Opens a communicator like [`Comm::from_rank`], with these sizes, which must be equal on all
-    /// ranks.
-    ///
-    /// # Errors
-    /// The errors of [`Comm::from_rank`]; [`Error::Invalid`] for options that no communicator can
-    /// have.
+    /// Opens a communicator as [`Comm::from_rank`] does, with the sizes in `options`, which must be
+    /// equal on all ranks.
     #[track_caller]
     pub fn from_rank_with(
         stream: impl Into<OnStream>,
@@ -187,7 +184,8 @@ impl Comm {
         options: &Options,
     ) -> Result<Self> {
         let world = World::from_unique_id(&id.unique()?, rank, world_size).map_err(Error::comm)?;
-        // No closure is used here, because a collective call reports its caller's source location.
+        // A closure is avoided here, because a collective call reports the source location of its
+        // caller.
         let mut comm = Comm::from_world(stream, &world, options)?;
         comm.owned = Some(world);
         Ok(comm)
@@ -245,7 +243,7 @@ impl Comm {
         let stream = stream?;
         told?;
         let memory = Comm::memory(heap, plans);
-        // The memory is allocated by each node alone, so the nodes tell each other the outcome.
+        // Each node allocates the memory on its own, so the nodes exchange whether they succeeded.
         let told = heap.whole_world().all_ok("communicator", outcome(&memory));
         let (workspace, stage) = memory?;
         told.map_err(Error::comm)?;
@@ -325,7 +323,8 @@ impl Comm {
         } else {
             operators.free(&self.heap)
         };
-        // The world is closed in any case: a lost rank must leave nothing open here.
+        // The world is closed even if closing the heap failed, so that nothing stays open after a
+        // rank is lost.
         let closed = match &self.owned {
             Some(world) => world.close().map_err(Error::comm),
             None => Ok(()),
@@ -339,7 +338,7 @@ impl Comm {
 }
 
 impl Operators {
-    /// Frees the operators, which returns their memory to the heap. Collective.
+    /// Frees the operators, which returns their memory to the heap. Collective: all ranks call it.
     #[track_caller]
     fn free(self, heap: &SymmetricHeap) -> Result<()> {
         let Operators { all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, .. } = self;
@@ -353,11 +352,13 @@ impl Operators {
     }
 }
 
-/// Makes one operator for each of these plans; all share the memory of `workspace`. Collective.
+/// Makes one operator for each plan in `plans`; all operators share the memory of `workspace`.
+/// Collective: all ranks call it.
 #[track_caller]
 fn within(workspace: &Arc<Workspace>, plans: &[(DType, Plan)]) -> Result<Vec<(DType, Operator)>> {
     let mut operators = Vec::with_capacity(plans.len());
-    // No closure is used here, because a collective call reports its caller's source location.
+    // A closure is avoided here, because a collective call reports the source location of its
+    // caller.
     for (dtype, plan) in plans {
         operators.push((*dtype, Operator::within(plan.op(), workspace, plan)?));
     }

@@ -49,8 +49,8 @@ impl Problem {
         let columns = if row.gathers_a() { k } else { n };
         let part = m * columns * self.wire.size() as f64 / world;
         let rows = if row.a == Part::Own { m / world } else { m };
-        // A broadcast is counted as a pipeline, in which each rank passes the data on to one other
-        // while it arrives.
+        // A broadcast counts as a pipeline: each rank passes the data on to one other rank while it
+        // still receives.
         let (sent, peers) = match row.message {
             Op::AllReduce => (2.0 * part * (world - 1.0), world - 1.0),
             Op::Broadcast if self.world > 1 => (part * world, 1.0),

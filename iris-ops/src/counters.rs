@@ -1,6 +1,7 @@
 use std::fmt;
 
-/// Numbers of bytes, flags and waits over all calls of one op on this rank, since the op was made.
+/// Numbers of bytes, flags and waits over all calls of one operator on this rank, since the
+/// operator was made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Counters {

@@ -27,13 +27,13 @@ pub struct Device {
     /// Architecture as the vendor's tools name it, without feature suffixes: `sm_90`, `gfx942`;
     /// `x86_64` for a host.
     pub arch: &'static str,
-    /// Number of multiprocessors (NVIDIA) or compute units (AMD) of the device, also if ranks share
-    /// it; 0 for a host.
+    /// Number of multiprocessors (NVIDIA) or compute units (AMD) of the whole device, even if ranks
+    /// share it; 0 for a host.
     pub multiprocessors: u32,
     /// Driver version in the vendor's encoding; 0 for a host and for a device made by name.
     pub driver: u32,
-    /// Number of ranks that use the device, including this one; `None` if it is not known because
-    /// no heap is open, and for a host.
+    /// Number of ranks that use the device, including this one; `None` for a host, and if no heap
+    /// is open, because the number is not known then.
     pub sharing: Option<u32>,
     /// Whether the device is assumed, because no heap, driver or name described it.
     pub assumed: bool,
@@ -100,11 +100,8 @@ impl Device {
         })
     }
 
-    /// The device that a heap takes for the rank with this number on its host, unless
-    /// [`HeapOptions::device`](iris_heap::HeapOptions::device) names another, as the driver describes it.
-    ///
-    /// # Errors
-    /// Errors of [`BackendKind::device_of`], such as a missing driver or device.
+    /// Device that a heap uses for the rank with this number on its host, as the driver describes
+    /// it, unless [`HeapOptions::device`](iris_heap::HeapOptions::device) names another one.
     pub fn of_rank(backend: BackendKind, local_rank: usize) -> iris_heap::Result<Self> {
         if backend.traits().host_threads {
             return Ok(Self::host());
@@ -112,7 +109,8 @@ impl Device {
         Ok(Self::from(&backend.device_of(local_rank)?))
     }
 
-    /// The device that is assumed for a backend whose driver cannot be asked: an H200 for CUDA, an MI300X for HIP.
+    /// Device that is assumed for a backend if its driver cannot be asked: an H200 for CUDA, an
+    /// MI300X for HIP.
     pub fn assumed(backend: BackendKind) -> Self {
         let usual = match backend {
             BackendKind::Cuda => H200,
@@ -122,13 +120,13 @@ impl Device {
         Self { assumed: true, ..usual }
     }
 
-    /// Whether GEMMs on the device can wait for peers and store to them: on sm_90. A host has no
-    /// such GEMM, but its kernels do all that these GEMMs do.
+    /// Whether GEMMs on the device can wait for peers and store to them: true on sm_90, and on a
+    /// host, whose kernels do the same without such a GEMM.
     pub(crate) fn stores_to_peers(&self) -> bool {
         self.backend.traits().host_threads || self.has_wgmma()
     }
 
-    /// Whether our own whole-matrix GEMM runs on the device, which must have wgmma instructions.
+    /// Whether iris's own whole-matrix GEMM runs on the device: it needs wgmma instructions.
     pub(crate) fn has_wgmma(&self) -> bool {
         let target = Target::new(self.backend, self.arch);
         target.is_ok_and(|target| Gemm::is_there(&target, DType::BF16))
@@ -158,8 +156,8 @@ impl From<&DeviceInfo> for Device {
         if info.kind.traits().host_threads {
             return Self::host();
         }
-        // The driver's title ends with the architecture, and AMD's architecture has features
-        // appended after a colon.
+        // The driver's name ends with the architecture, and AMD's architecture names have features
+        // appended after a colon; both are removed here.
         let name = info.name.strip_suffix(&info.arch).unwrap_or(&info.name).trim_end();
         let arch = info.arch.split(':').next().unwrap_or_default();
         let driver = info.kind.driver_version().unwrap_or(0);
@@ -197,8 +195,8 @@ impl fmt::Display for Device {
     }
 }
 
-/// Interns a text for the life of the process. The set stays small: one name and architecture per
-/// kind of GPU.
+/// Stores a text for the life of the process and returns it. The set of texts stays small: one name
+/// and one architecture per kind of GPU.
 fn interned(text: &str) -> &'static str {
     static INTERNED: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
     let mut all = INTERNED.lock().unwrap_or_else(PoisonError::into_inner);

@@ -15,14 +15,14 @@ use crate::label::OpLabel;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Errors of plans and operators. `run` returns [`Error::Step`] if it failed while enqueuing; every
-/// other error of `run` comes before anything was enqueued.
+/// other error of `run` means that nothing was enqueued.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Name that belongs to no operator, variant or device.
+    /// A name belongs to no operator, variant or device.
     #[error(transparent)]
     Unknown(#[from] UnknownName),
-    /// Tuning file that cannot be read or written, or that was measured on another machine.
+    /// A tuning file cannot be read or written, or was measured on another machine.
     #[error("tuning file {} {why}", path.display())]
     Tuning {
         /// Path of the tuning file.
@@ -30,12 +30,13 @@ pub enum Error {
         /// Reason for the refusal, and what was expected.
         why: String,
     },
-    /// Call of a function that needs at least one plan, such as `Workspace::for_plans`, with none.
+    /// A function that needs at least one plan, such as `Workspace::for_plans`, was called with
+    /// none.
     #[error(
         "0 plans, expected at least one: pass the plans of all operators that the heap or workspace is for"
     )]
     NoPlan,
-    /// Argument or option with a value that the operator cannot take.
+    /// An argument or option has a value that the operator cannot take.
     #[error("{op}: {what} is {value}, expected {expected}")]
     Invalid {
         /// Operator that refused the argument or option.
@@ -47,7 +48,7 @@ pub enum Error {
         /// Values that are allowed.
         expected: String,
     },
-    /// Matrix whose shape differs from what the plan and the call's other matrices imply.
+    /// A matrix has another shape than the plan and the call's other matrices imply.
     #[error(
         "{op}: {matrix} is {rows} x {cols}, expected {expected}; pass such a matrix, or plan for this one"
     )]
@@ -63,7 +64,7 @@ pub enum Error {
         /// Shape that was expected, and where it follows from.
         expected: String,
     },
-    /// Matrix whose element type differs from the plan's.
+    /// A matrix has another element type than the plan.
     #[error(
         "{op}: {matrix} has element type {dtype}, expected {expected}, as in the plan: pass {expected}, or plan with \
          Options::dtype (of C: Options::output)"
@@ -90,7 +91,7 @@ pub enum Error {
         /// Name of the matrix that overlaps `first`.
         second: &'static str,
     },
-    /// Call with more rows than the plan allows.
+    /// A call has more rows than the plan allows.
     #[error(
         "{op}: {rows} rows, expected at most {planned}, which the plan was made for: pass fewer, or plan for {rows}"
     )]
@@ -102,7 +103,7 @@ pub enum Error {
         /// Maximum number of rows, from the plan.
         planned: usize,
     },
-    /// Call with more elements than the plan allows.
+    /// A call has more elements than the plan allows.
     #[error(
         "{op}: {elements} elements, expected at most {planned}, which the plan was made for: pass fewer, or plan for \
          {elements}"
@@ -115,7 +116,7 @@ pub enum Error {
         /// Maximum number of elements of a part, from the plan.
         planned: usize,
     },
-    /// Plan made for a rank or world that is not the heap's.
+    /// The plan was made for another rank or world than that of the heap.
     #[error(
         "{op}: planned for rank {planned_rank} of {planned_size}, expected rank {rank} of {size}, that of the heap: plan \
          on each rank, from its world or heap"
@@ -143,8 +144,8 @@ pub enum Error {
         /// Fault of the earlier call, which causes this error.
         cause: Box<iris_heap::Error>,
     },
-    /// A step of a call could not be enqueued. Steps before it may have been; `recovery` is what the
-    /// caller must do.
+    /// A step of a call could not be enqueued. Steps before it may have been enqueued; `recovery`
+    /// says what the caller must do.
     #[error("{op}: step {step}: {cause}; {recovery}")]
     Step {
         /// Operator of the call.
@@ -163,14 +164,14 @@ pub enum Error {
         /// Error of the communicator's heap or world.
         cause: Box<iris_heap::Error>,
     },
-    /// Error of the stream of a [`scope`](crate::scope()), or of one of its calls, which the cause
-    /// then names.
+    /// The stream of a [`scope`](crate::scope()), or one of its calls, failed; the cause names the
+    /// call.
     #[error("{cause}")]
     Scope {
         /// Error that waiting for the stream returned.
         cause: Box<iris_heap::Error>,
     },
-    /// Error of the heap or its world in a call by an operator.
+    /// A call of the heap or its world by an operator failed.
     #[error("{}", named(op, cause))]
     Heap {
         /// Operator that called the heap.
@@ -180,7 +181,8 @@ pub enum Error {
     },
 }
 
-/// Text of `cause`, with the name of the operator in front unless the text already begins with it.
+/// Text of `cause`, preceded by the name of the operator unless the text already begins with that
+/// name.
 fn named(op: &OpLabel, cause: &iris_heap::Error) -> String {
     let (label, cause) = (op.to_string(), cause.to_string());
     let says = |name: &str| cause.strip_prefix(name).and_then(|rest| rest.strip_prefix(": "));
@@ -221,8 +223,8 @@ impl Error {
         self
     }
 
-    /// Kind of the error, by which a caller decides what to do; the same kinds as for errors of the heap.
-    /// Errors that this crate finds itself are [`ErrorKind::Usage`].
+    /// Kind of the error, by which a caller decides how to react; errors of the heap have the same
+    /// kinds. An error that this crate finds itself is of the kind [`ErrorKind::Usage`].
     pub fn kind(&self) -> ErrorKind {
         match self {
             Error::Poisoned { cause, .. }

@@ -38,25 +38,18 @@ macro_rules! operator {
 macro_rules! common_methods {
     ($op:ident) => {
         impl Options {
-            /// Makes the plan for calls of up to this size, without communication. `ranks` is a
-            /// heap, a world (then the plan is for the CPU), or [`Ranks`](crate::Ranks).
-            ///
-            /// # Errors
-            /// [`Invalid`](crate::OpError::Invalid) for an option that the operator cannot take.
+            /// Makes the plan for calls up to the size that the options give, without
+            /// communication. `ranks` is a heap, a world (then the plan is for the CPU), or
+            /// [`Ranks`](crate::Ranks).
             pub fn plan(&self, ranks: impl Into<$crate::Ranks>) -> $crate::OpResult<$crate::Plan> {
                 $crate::Plan::new(ranks.into(), &self.request)
             }
         }
 
         impl $op {
-            /// Makes the op. Collective: all ranks of the heap call it with plans that agree. It
-            /// allocates and prepares a workspace. Either every rank gets the op or every rank gets
-            /// an error.
-            ///
-            /// # Errors
-            /// Plans that differ between ranks (the error names the item, the values and the
-            /// ranks); a full heap, which is left unchanged on all ranks; a failure of any rank; a
-            /// rank that does not come before the deadline.
+            /// Makes the operator. Collective: all ranks of the heap call it, with plans that
+            /// agree. It allocates and prepares a workspace. Either every rank gets the operator or
+            /// every rank gets an error.
             #[track_caller]
             pub fn new(
                 heap: &std::sync::Arc<iris_heap::SymmetricHeap>,
@@ -79,29 +72,20 @@ macro_rules! common_methods {
                 self.operator.check()
             }
 
-            /// Bytes moved, flags raised and waits begun by the op's calls on this rank so far.
-            /// Synchronise the stream of the calls first.
-            ///
-            /// # Errors
-            /// [`Invalid`](crate::OpError::Invalid) on a GPU if the plan lacks
-            /// [`Options::counted`]; errors of the device.
+            /// Bytes moved, flags raised and waits begun by the operator's calls on this rank so
+            /// far. Synchronise the stream of the calls before reading them.
             pub fn counters(&self) -> $crate::OpResult<$crate::Counters> {
                 self.operator.counters()
             }
 
-            /// Trace spans of the op's calls so far, one list per workgroup; empty if the plan has
-            /// no [`Options::trace_spans`]. Synchronise the stream first.
-            ///
-            /// # Errors
-            /// Errors of the device.
+            /// Trace spans of the operator's calls so far, one list per workgroup; empty if the
+            /// plan has no [`Options::trace_spans`]. Synchronise the stream of the calls before
+            /// reading them.
             pub fn trace(&self) -> $crate::OpResult<Vec<Vec<$crate::TraceSpan>>> {
                 self.operator.trace()
             }
 
-            /// Frees the op's memory. Collective; waits for the streams of the heap.
-            ///
-            /// # Errors
-            /// Errors of [`SymmetricHeap::free`](iris_heap::SymmetricHeap::free).
+            /// Frees the memory of the operator. Collective; waits for the streams of the heap.
             #[track_caller]
             pub fn free(self) -> $crate::OpResult<()> {
                 self.operator.free()
@@ -110,16 +94,13 @@ macro_rules! common_methods {
     };
 }
 
-/// Defines `in_workspace`, for operators that may share one workspace with other operators.
+/// Defines the method `in_workspace`, for operators that may share one workspace with other
+/// operators.
 macro_rules! shared_workspace {
     ($op:ident) => {
         impl $op {
-            /// Makes the op in a workspace that was made for plans like this one. Collective. The
-            /// workspace outlives the op.
-            ///
-            /// # Errors
-            /// Errors of [`new`](Self::new); [`Invalid`](crate::OpError::Invalid) if the workspace
-            /// is too small.
+            /// Makes the operator in a workspace that was made for plans like this one. Collective:
+            /// all ranks call it. The workspace outlives the operator.
             #[track_caller]
             pub fn in_workspace(
                 workspace: &std::sync::Arc<$crate::Workspace>,
@@ -132,17 +113,17 @@ macro_rules! shared_workspace {
     };
 }
 
-/// Defines `beside`, for operators whose peers may write C directly.
+/// Defines the method `beside`, for operators whose peers may write C directly.
 macro_rules! beside_method {
     ($op:ident($args:ty)) => {
         impl $op {
-            /// Describes the next call of this op to a kernel of the caller that runs beside it and
-            /// consumes tiles of C as they arrive. Pass the same `args` to [`run`](Self::run)
-            /// afterwards. The result is the first argument of
-            /// [`UserKernel::launch_concurrent`](iris_kernels::UserKernel::launch_concurrent); device code
-            /// reads it by `Tiles` of `iris/tiles.h`. Copies of the call number are enqueued on
-            /// `stream`, which must be the stream of the call, so graphs that contain them can be
-            /// replayed.
+            /// Describes the next call of this operator to a kernel of the caller that runs at the
+            /// same time and consumes tiles of C as they arrive. Pass the same `args` to
+            /// [`run`](Self::run) afterwards. The result is the first argument of
+            /// [`UserKernel::launch_concurrent`](iris_kernels::UserKernel::launch_concurrent);
+            /// device code reads it by `Tiles` of `iris/tiles.h`. Copies of the call number are
+            /// enqueued on `stream`, which must be the stream of the call, so graphs that contain
+            /// them can be replayed.
             ///
             /// The plan needs `Options::beside` with the number of multiprocessors that the kernel
             /// occupies. Tiles from peers have signals only if peers write C directly: C must lie
@@ -165,8 +146,8 @@ macro_rules! beside_method {
     };
 }
 
-/// Defines the enum of one operator's variants. A variant may carry options that only it reads;
-/// they are written into the request.
+/// Defines the enum of one operator's variants. A variant may carry options that only this variant
+/// reads; they are written into the request for a plan.
 macro_rules! variants {
     ($row:expr; $($(#[$doc:meta])* $name:ident $(($own:ident => $field:ident))?,)*) => {
         /// Variants of the operator: ways to compute the same result.

@@ -20,7 +20,8 @@ pub(crate) fn of(
     Items { collective, size, rows, cols, per_item: 8 / dtype.size() as u32 }
 }
 
-/// Whether each row consists of whole items; true without an RMSNorm, which alone requires it.
+/// Whether each row consists of whole items. Only an RMSNorm requires this; without an RMSNorm the
+/// function returns true.
 pub(crate) fn are_rows_whole(request: &Request, items: Items) -> bool {
     request.rms_norm.is_none() || request.n.is_multiple_of(items.per_item as usize)
 }

@@ -1,4 +1,4 @@
-//! Names of the operators and of their variants. This module imports nothing else of the crate.
+//! Names of the operators and of their variants. This module uses no other module of the crate.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,7 +11,7 @@ pub struct UnknownName {
     pub what: &'static str,
     /// Name that was given.
     pub value: String,
-    /// Valid names, separated by commas.
+    /// Valid names in place of the given one, separated by commas.
     pub expected: String,
 }
 
@@ -80,8 +80,8 @@ macro_rules! named {
 macro_rules! name_operators {
     ($($module:ident: $op:ident,)*) => {
         named! {
-            /// Operators. The enum is exhaustive on purpose: a new operator breaks every `match`
-            /// that must handle it.
+            /// Operators of this crate. The enum is exhaustive on purpose: adding an operator
+            /// breaks every `match` that must handle it.
             Op, "op" {
                 $(#[doc = concat!("[`", stringify!($op), "`](crate::", stringify!($op), ").")]
                 $op = stringify!($module),)*
@@ -89,51 +89,53 @@ macro_rules! name_operators {
         }
     };
 }
-// `each_operator!` passes the list of operators, from `ops/mod.rs`, to the macro above.
+// `each_operator!` passes the list of operators, which is in `ops/mod.rs`, to the macro
+// `name_operators`.
 each_operator!(name_operators);
 
 named! {
     /// Variants of operators: ways to compute the same result. [`Op::variants`] lists those of an
     /// operator.
     Variant, "variant" {
-        /// Every rank pushes its data to all ranks, and each adds up everything itself.
+        /// Every rank pushes its data to all ranks, and each rank adds up everything itself.
         OneShot = "one_shot",
-        /// The owner of a tile adds it up and sends the sum to all. For a broadcast: a rank gets
-        /// the tile from the root and passes it on to the others.
+        /// The owner of a tile adds it up and sends the sum to all ranks. In a broadcast, one
+        /// receiver gets the tile from the root and passes it on to the others.
         TwoShot = "two_shot",
-        /// Ranks add into the owner's tile under a spinlock.
+        /// Ranks add their data to the sum at the tile's owner while they hold a spinlock.
         Spinlock = "spinlock",
-        /// Ranks add into the owner's tile by atomic additions.
+        /// Ranks add their data to the sum at the tile's owner by atomic additions.
         Atomic = "atomic",
-        /// Each rank pushes tiles directly to the ranks that need them.
+        /// Each rank pushes its tiles directly to the ranks that need them.
         Push = "push",
-        /// LL protocol for small messages: each word carries data and flag, so a message takes one
-        /// one-way latency.
+        /// LL protocol for small messages: each word carries data and a flag, so a message takes a
+        /// single one-way latency.
         Ll = "ll",
-        /// All-gather, barrier, product, one after the other: the simplest program, for
+        /// All-gather, barrier and product, one after the other: the simplest program, used for
         /// comparisons.
         Baseline = "baseline",
-        /// The product reads peers' shards of A directly from their memory.
+        /// The kernel of the product reads the peers' shards of A directly from their memory.
         Pull = "pull",
-        /// Some workgroups fetch peers' shards into a staging buffer while the others multiply.
+        /// Some workgroups fetch the peers' shards of A into a staging buffer while the others
+        /// multiply.
         Staged = "staged",
-        /// Whole-matrix GEMM, then the message (for a sum by `two_shot`); for an all-gather of A
-        /// the message comes first.
+        /// Whole-matrix GEMM, and then the message (a sum is done as by `two_shot`). For an
+        /// all-gather of A, the message comes before the GEMM.
         Unfused = "unfused",
-        /// Whole-matrix GEMM, then the sum by `one_shot`.
+        /// Whole-matrix GEMM, and then the sum over ranks as by `one_shot`.
         UnfusedOneShot = "unfused_one_shot",
-        /// Whole-matrix GEMM, then the sum by the LL protocol (`ll`).
+        /// Whole-matrix GEMM, and then the sum over ranks by the LL protocol (`ll`).
         UnfusedLl = "unfused_ll",
         /// Copies by the device's driver push parts of the message, and each part is multiplied
         /// when it has arrived. On NVIDIA GPUs copy engines do the copies. AMD's runtime copies by
         /// kernels, which take compute units from the product: always if rows have gaps, and for
         /// contiguous rows unless `ROC_P2P_SDMA_SIZE=0` is set.
         CopyEngine = "copy_engine",
-        /// Whole-matrix GEMM whose epilogue stores tiles to the peers that own them.
+        /// Whole-matrix GEMM whose epilogue stores each tile directly to the peers that own it.
         Epilogue = "epilogue",
-        /// Product on one rank, without communication.
+        /// Matrix product on one rank, without communication.
         Local = "local",
-        /// Barrier in which every member signals every other.
+        /// Barrier in which every member sends a signal to every other member.
         Flat = "flat",
     }
 }
@@ -153,8 +155,9 @@ pub enum ChoiceReason {
     Requested,
     /// `iris tune` measured the variant as the fastest for such calls on this machine.
     Tuned,
-    /// The variant was measured as the fastest for such calls on this kind of device.
+    /// The variant was measured as the fastest for such calls on this kind of device, as the
+    /// built-in tuning data says.
     Measured,
-    /// The variant has the shortest predicted time of those that have run on such devices.
+    /// The variant has the shortest predicted time of all that have run on such devices.
     Predicted,
 }

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use crate::kind::Op;
 use crate::options::Request;
 
-/// Name of an operator in an error: its kind and shape, with its own name or its place in the
-/// program if one is known.
+/// Name of an operator in an error message: its kind and shape, and its own name or, if it has
+/// none, the place in the program where it was made.
 ///
-/// A label equals an [`Op`] if it is a label of that operator; the name is not compared.
+/// Comparing a label with an [`Op`] compares only the kind of operator, not the name.
 #[derive(Clone, Debug)]
 pub struct OpLabel {
     op: Op,
@@ -23,7 +23,7 @@ impl OpLabel {
         self.op
     }
 
-    /// Sets the text that names the operator in errors, unless a text was set before.
+    /// Sets the text by which errors name the operator, unless a text was set before.
     pub(crate) fn set(&mut self, text: &Arc<str>) {
         self.text.get_or_insert_with(|| text.clone());
     }
@@ -53,7 +53,8 @@ impl fmt::Display for OpLabel {
 }
 
 impl Request {
-    /// The operator with its shape and, without a name, the place where the program makes it.
+    /// Text for the operator with its shape; without a name of its own, also with the place where
+    /// the program makes it.
     pub(crate) fn label(&self, place: Option<&Location<'_>>) -> Arc<str> {
         let what = self.shape();
         match (&self.name, place) {
@@ -64,7 +65,8 @@ impl Request {
         .into()
     }
 
-    /// The operator with its shape and element type: `matmul_all_reduce of 64 x 256 x 128 f32`.
+    /// Text for the operator with its shape and element type: `matmul_all_reduce of 64 x 256 x 128
+    /// f32`.
     pub(crate) fn shape(&self) -> String {
         let Request { m, n, k, dtype, elements, .. } = *self;
         match (self.op(), elements) {

@@ -98,9 +98,9 @@ impl MatRef {
         Self { place, dtype: T::DTYPE, rows, cols, ld: cols, transposed: false }
     }
 
-    /// Sets the leading dimension: rows (columns, if transposed) start `ld` elements apart. A value
-    /// below the length of a row makes the call fail. The memory needs `(rows - 1) * ld + cols`
-    /// elements (rows and columns as stored): the last row may be short of `ld`.
+    /// Sets the leading dimension: rows (columns, if transposed) start `ld` elements apart. If the
+    /// value is smaller than the length of a row, the call fails. The memory needs `(rows - 1) * ld
+    /// + cols` elements (rows and columns as stored): the last row may be short of `ld`.
     ///
     /// The left half of a matrix of 4 x 6 elements:
     ///
@@ -168,7 +168,7 @@ impl MatRef {
         self.cols
     }
 
-    /// The element type.
+    /// Type of the matrix's elements.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
@@ -179,8 +179,8 @@ impl MatRef {
         self.ld
     }
 
-    /// Byte offset of the matrix in the data segment of the heap, at which peers find their own;
-    /// `None` if it lies elsewhere.
+    /// Byte offset of the matrix in the data segment of the heap, which is also the offset at which
+    /// peers find theirs; `None` if the matrix lies elsewhere.
     pub(crate) fn sym_offset(&self) -> Option<u64> {
         match self.place {
             Place::Sym(slice) if slice.segment() == Segment::Data => Some(slice.offset()),
@@ -193,8 +193,8 @@ impl MatRef {
         !matches!(self.place, Place::External { writable: false, .. })
     }
 
-    /// Copy of the reference that only inputs may use: an op refuses to write it if the memory lies
-    /// outside the heap.
+    /// Returns a reference to the same matrix that only inputs may use: an operator refuses to
+    /// write it if the memory lies outside the heap.
     pub(crate) fn read_only(mut self) -> Self {
         if let Place::External { writable, .. } = &mut self.place {
             *writable = false;
@@ -213,22 +213,24 @@ impl MatRef {
         if lines > 1 && self.ld != len { None } else { lines.checked_mul(len) }
     }
 
-    /// Same elements as a matrix of `rows` x `cols`, row-major. This matrix must be contiguous.
+    /// Returns the same elements as a row-major matrix of `rows` x `cols`. This matrix must be
+    /// contiguous.
     pub(crate) fn in_rows(self, rows: usize, cols: usize) -> Self {
         Self { rows, cols, ld: cols, transposed: false, ..self }
     }
 
-    /// Matrix of `rows` x `cols`, row-major without gaps, at the start of a block of the heap.
+    /// Matrix of `rows` x `cols` elements, row-major without gaps, at the start of a memory block
+    /// of the heap.
     pub(crate) fn in_block(block: RawSlice, dtype: DType, (rows, cols): (usize, usize)) -> Self {
         Self { place: Place::Sym(block), dtype, rows, cols, ld: cols, transposed: false }
     }
 
-    /// Matrix of the rows `rows` of this one, in the same memory.
+    /// Matrix that consists of the rows `rows` of this one, in the same memory.
     pub(crate) fn some_rows(self, rows: std::ops::Range<usize>) -> Self {
         let step = if self.transposed { 1 } else { self.ld };
         let skipped = (rows.start * step * self.dtype.size()) as u64;
         let place = match self.place {
-            // Rows that begin past the end of the slice can only be empty; their matrix then starts
+            // If the rows begin past the end of the slice, there are none; their matrix then starts
             // where the slice does.
             Place::Sym(slice) => {
                 let from = usize::try_from(skipped.min(slice.bytes())).unwrap_or(usize::MAX);
@@ -242,7 +244,8 @@ impl MatRef {
         Self { place, rows: rows.len(), ..self }
     }
 
-    /// Bytes from the first element to the end of the last one, with the gaps between rows.
+    /// Number of bytes from the first element to the end of the last one, including the gaps
+    /// between rows.
     fn extent(&self) -> u64 {
         let (lines, len) =
             if self.transposed { (self.cols, self.rows) } else { (self.rows, self.cols) };

@@ -1,5 +1,5 @@
-//! Memory that ops need in a heap: the needs of one choice of a plan, and the maximum over several
-//! choices.
+//! Memory that operators need in a heap: for one choice of variant and tile, and the maximum over
+//! several choices.
 
 use iris_sync::{Channel, Shape, Words};
 
@@ -9,11 +9,11 @@ pub(crate) const SLOT_ALIGNMENT: u64 = 128;
 /// Device-local words that hold an op's counters: two 32-bit words for each 64-bit counter.
 pub(crate) const COUNTER_WORDS: usize = iris_kernels::args::counter::COUNT * 2;
 
-/// Device-local words of an op that it shares with no other: its counters, and copies of the call
-/// number and of the sequence number for a kernel beside the call.
+/// Number of device words that an operator shares with no other: its counters, and copies of the
+/// call number and of the sequence number for a kernel that runs at the same time as a call.
 pub(crate) const OWN_WORDS: usize = COUNTER_WORDS + 2;
 
-/// Sizes of the workspace that one choice of a plan needs.
+/// Memory that one choice of a plan (a variant with a tile) needs in the workspace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Needs {
     /// Number of tiles that have a signal, per source.
@@ -25,18 +25,18 @@ pub(crate) struct Needs {
     /// Number of items that one rank sends another by the LL protocol: pairs of words, each word
     /// with data and flag.
     pub(crate) pairs: u32,
-    /// Number of inbox slots (places for one tile) per source and parity.
+    /// Number of inbox slots (places for one tile) per source, for calls of one parity.
     pub(crate) places: u32,
-    /// Number of sources that have slots in the inbox.
+    /// Number of source ranks that have slots in the inbox.
     pub(crate) sources: u32,
     /// Bytes of a slot of the inbox, a multiple of [`SLOT_ALIGNMENT`].
     pub(crate) slot: u64,
-    /// Number of slots of the result inbox per parity.
+    /// Number of slots of the result inbox, for calls of one parity.
     pub(crate) results: u32,
     /// Bytes of a slot of the result inbox, a multiple of [`SLOT_ALIGNMENT`].
     pub(crate) result_slot: u64,
-    /// Bytes of the workspace outside the inboxes: f32 sums, staging buffer, or matrices beside a
-    /// GEMM.
+    /// Bytes of the workspace outside the inboxes: f32 sums, a staging buffer, or matrices that a
+    /// GEMM reads or writes.
     pub(crate) workspace: u64,
     /// Number of columns of A in a unit, the piece of A that a staged gather fetches at once; 0 if
     /// A is not gathered.
@@ -44,12 +44,12 @@ pub(crate) struct Needs {
 }
 
 impl Needs {
-    /// Bytes of the inbox slots of one parity of the call number.
+    /// Bytes of the inbox slots for calls of one parity (even or odd call numbers).
     pub(crate) fn inbox_half(&self) -> u64 {
         (u64::from(self.sources) * u64::from(self.places)).saturating_mul(self.slot)
     }
 
-    /// Bytes of the result inbox slots of one parity of the call number.
+    /// Bytes of the slots of the result inbox for calls of one parity (even or odd call numbers).
     pub(crate) fn results_half(&self) -> u64 {
         u64::from(self.results).saturating_mul(self.result_slot)
     }
@@ -75,12 +75,13 @@ pub(crate) struct Extent {
 }
 
 impl Extent {
-    /// Capacity for the words that an op on `size` ranks needs even without tiles, flags or items.
+    /// Capacity for the words that an operator on `size` ranks needs even without tiles, flags or
+    /// items.
     pub(crate) fn new(size: u32) -> Self {
         Self { size, ..Self::default() }
     }
 
-    /// Smallest capacity that holds this one and the needs of one more choice.
+    /// Smallest capacity that is enough for this one and for the needs of one more choice.
     pub(crate) fn with(self, needs: &Needs) -> Self {
         Self {
             size: self.size,
@@ -94,7 +95,7 @@ impl Extent {
         }
     }
 
-    /// Maximum of two capacities, field by field.
+    /// Capacity that is in each field the maximum of two capacities.
     pub(crate) fn max(self, other: Self) -> Self {
         Self {
             size: self.size.max(other.size),
@@ -108,7 +109,7 @@ impl Extent {
         }
     }
 
-    /// Whether everything that fits into the capacity `other` fits into this one.
+    /// Whether this capacity is at least as large as `other` in every field.
     pub(crate) fn holds(self, other: Self) -> bool {
         self.max(other) == self
     }
@@ -139,7 +140,8 @@ impl Extent {
         self.words().device as usize
     }
 
-    /// Areas in the data segment with their sizes in bytes, without areas of size 0.
+    /// Areas of the workspace in the data segment, each with its size in bytes; areas of size 0 are
+    /// left out.
     pub(crate) fn data_blocks(&self) -> Vec<(Area, u64)> {
         let parts = [
             (Area::Inbox, self.inbox_half.saturating_mul(2)),
@@ -149,14 +151,14 @@ impl Extent {
         parts.into_iter().filter(|&(_, bytes)| bytes > 0).collect()
     }
 
-    /// Byte offset of a choice's inbox from the start of the inbox block. It is chosen so that the
-    /// boundary between the two halves is the same for all choices.
+    /// Byte offset at which the inbox of a choice begins in the inbox block. It is chosen so that
+    /// the boundary between the two halves is the same for all choices.
     pub(crate) fn inbox_of(&self, needs: &Needs) -> u64 {
         self.inbox_half - needs.inbox_half()
     }
 
-    /// Byte offset of a choice's result inbox from the start of its block, with the same boundary
-    /// between halves for all choices.
+    /// Byte offset at which the result inbox of a choice begins in its block, with the same
+    /// boundary between the halves for all choices.
     pub(crate) fn results_of(&self, needs: &Needs) -> u64 {
         self.results_half - needs.results_half()
     }
@@ -188,8 +190,8 @@ impl Area {
 mod tests {
     use super::*;
 
-    /// Tests that halves of different parity share no byte, for any two choices with different
-    /// slots.
+    /// Tests that inbox halves of different parity share no byte, for any two choices with slots of
+    /// different sizes.
     #[test]
     fn halves_of_different_choices_do_not_meet() {
         let inbox = |sources, places, slot| Needs { sources, places, slot, ..Needs::default() };

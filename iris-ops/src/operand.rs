@@ -1,4 +1,4 @@
-//! Matrices in memory that is lent to a call: of cudarc, or of the host.
+//! Matrices in memory that a program lends to a call: memory of cudarc, or of the host.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -53,7 +53,7 @@ pub struct Operand<'a> {
     lent: Lent<'a>,
 }
 
-/// Calls that may use the memory of a matrix, by their stream.
+/// Calls that may use the memory of a matrix, determined by their stream.
 enum Lent<'a> {
     /// Calls on any stream: the memory is the heap's, or the maker of a `MatRef` vouches for it.
     Always,
@@ -61,14 +61,15 @@ enum Lent<'a> {
     /// must wait for them.
     #[cfg(feature = "cudarc-0-19")]
     Cudarc { stream: &'a CudaStream, until: SyncOnDrop<'a> },
-    /// Calls on the stream that a scope waits for: the memory is the host's.
+    /// Calls on the stream that a scope waits for: the memory is host memory.
     Host(&'a Stream),
-    /// Memory of another operand that this one borrows; usable by the same calls as that operand's.
+    /// Memory that belongs to another operand, from which this one borrows it; the calls that may
+    /// use that operand may use this one.
     Shared(&'a Lent<'a>),
 }
 
 impl<'a> Lent<'a> {
-    /// Follows [`Lent::Shared`] to the operand that the memory was lent to first.
+    /// Follows [`Lent::Shared`] back to the operand that first got the memory.
     fn origin(&self) -> &Lent<'a> {
         match self {
             Lent::Shared(other) => other.origin(),
@@ -90,8 +91,8 @@ impl From<MatRef> for Operand<'_> {
 }
 
 impl<'a> Operand<'a> {
-    /// An input of `rows` x `cols`, row-major without gaps, in memory of cudarc's: a `CudaSlice`, a `CudaView` or a
-    /// `CudaViewMut`. It is for calls on `stream`.
+    /// Makes an input of `rows` x `cols`, row-major without gaps, in memory of cudarc: a
+    /// `CudaSlice`, a `CudaView` or a `CudaViewMut`. It may be used by calls on `stream`.
     #[cfg(feature = "cudarc-0-19")]
     #[allow(unsafe_code, reason = "the guard keeps the memory until a call is enqueued")]
     pub fn read<T: Element>(
@@ -107,8 +108,8 @@ impl<'a> Operand<'a> {
         Self { matrix, lent: Lent::Cudarc { stream, until } }
     }
 
-    /// A matrix of `rows` x `cols`, row-major without gaps, that may be an output, in memory of cudarc's: a `CudaSlice` or
-    /// a `CudaViewMut`. It is for calls on `stream`.
+    /// Makes a matrix of `rows` x `cols`, row-major without gaps, that may be an output, in memory
+    /// of cudarc: a `CudaSlice` or a `CudaViewMut`. It may be used by calls on `stream`.
     #[cfg(feature = "cudarc-0-19")]
     #[allow(unsafe_code, reason = "the guard keeps the memory until a call is enqueued")]
     pub fn write<T: Element>(
@@ -181,12 +182,12 @@ pub(crate) mod sealed {
         /// Reference to the matrix.
         fn matrix(&self) -> MatRef;
 
-        /// Checks that calls on this stream may use the matrix's memory.
+        /// Checks that calls on the given stream may use the matrix's memory.
         fn check(&self, _: Op, _: &SymmetricHeap, _: &Stream) -> Result<()> {
             Ok(())
         }
 
-        /// Tells the matrix's owner that a call that uses its memory was enqueued.
+        /// Tells the owner of the matrix's memory that a call that uses the memory was enqueued.
         fn enqueued(&self, _: Op) -> Result<()> {
             Ok(())
         }
@@ -251,8 +252,8 @@ impl sealed::MatrixArg for Operand<'_> {
         if let Lent::Cudarc { until: SyncOnDrop::Record(Some((event, stream))), .. } =
             self.lent.origin()
         {
-            // Record the event now. The guard also records it on drop, but a program may leak the
-            // guard.
+            // Record the event now. The guard would also record it when it is dropped, but a
+            // program may leak the guard.
             let recorded = event.record(stream);
             return recorded.map_err(iris_heap::Error::other).in_op(op);
         }
@@ -271,8 +272,9 @@ pub struct Scope<'scope, 'env: 'scope> {
 }
 
 impl<'scope, 'env> Scope<'scope, 'env> {
-    /// Input of `rows` x `cols`, row-major without gaps, in memory of the host: `memory` has at least `rows * cols`
-    /// elements. With [`Operand::with_ld`], `(rows - 1) * ld + cols` elements suffice.
+    /// Makes an input of `rows` x `cols`, row-major without gaps, in host memory: `memory` has at
+    /// least `rows * cols` elements. With [`Operand::with_ld`], `(rows - 1) * ld + cols` elements
+    /// suffice.
     #[allow(unsafe_code, reason = "the scope waits for the calls before the borrow ends")]
     pub fn read<T: Element>(
         &'scope self,
@@ -285,7 +287,8 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         Operand { matrix, lent: Lent::Host(&self.stream) }
     }
 
-    /// A matrix of `rows` x `cols`, row-major without gaps, that may be an output.
+    /// Makes a matrix of `rows` x `cols`, row-major without gaps, in host memory, that may be an
+    /// output.
     #[allow(unsafe_code, reason = "the scope waits for the calls before the borrow ends")]
     pub fn write<T: Element>(
         &'scope self,
@@ -345,9 +348,11 @@ pub fn scope<'env, T, E: From<Error>>(
     stream: &Stream,
     f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T, E>,
 ) -> Result<T, E> {
-    // The heap is borrowed so that it is not dropped, which would leave a call running.
+    // This borrows the heap for the whole scope, because dropping the heap would leave a call
+    // running.
     heap.check_stream("a scope", stream).map_err(Error::scope)?;
-    // Waiting must be possible on this thread; an error here comes before any memory is lent.
+    // Check that this thread may wait for the stream, so that an error comes before any memory is
+    // lent.
     stream.sync().map_err(Error::scope)?;
     let scope = Scope { stream: stream.clone(), _scope: PhantomData, _env: PhantomData };
     let outcome = catch_unwind(AssertUnwindSafe(|| f(&scope)));

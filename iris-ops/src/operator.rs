@@ -36,10 +36,11 @@ pub(crate) struct Operator {
     workspace: Arc<Workspace>,
     /// Whether `free` also frees the workspace, because the operator made it and no other uses it.
     owns: bool,
-    /// Device words: counters, and the call number for a kernel beside a call.
+    /// Device words of the operator: its counters, and the call number for a kernel that runs at
+    /// the same time as a call.
     words: DevWords,
     trace: Option<RawSlice>,
-    /// Executors and arguments, one per choice of the plan.
+    /// Executors and arguments, one for each choice of the plan.
     ready: Vec<Ready>,
 }
 
@@ -50,7 +51,7 @@ struct Ready {
     groups: u32,
     /// Kernel arguments that are the same for all calls of the choice.
     args: OpArgs,
-    /// Sizes of the launches of the last call, since programs repeat their calls.
+    /// Sizes of the launches of the most recent call, kept because programs repeat their calls.
     last: Mutex<Option<Sizes>>,
 }
 
@@ -77,7 +78,7 @@ impl Operator {
         self.labelled(self.enqueue(stream, matrices))
     }
 
-    /// Adds this operator's name to the error of `outcome`, if it is one.
+    /// Adds this operator's name to the error in `outcome`, if there is one.
     pub(crate) fn labelled<T>(&self, outcome: Result<T>) -> Result<T> {
         outcome.map_err(|error| error.labelled(&self.label))
     }
@@ -90,8 +91,8 @@ impl Operator {
         let sizes = self.sizes(&call);
         let mut args = self.ready(&call).args;
         self.complete(&mut args, &call, &sizes)?;
-        // All ranks count every call, so that their call numbers agree. A barrier of some ranks is
-        // not counted, because the others do not run it.
+        // All ranks count every call, so that their call numbers agree. A barrier of only some
+        // ranks is not counted, because the other ranks do not run it.
         let counted = self.plan.request().members.is_none();
         if counted {
             issuing.announce(stream, args.channel.op).in_op(op)?;
@@ -136,8 +137,8 @@ impl Operator {
         *last.insert(Sizes { shape, groups, dedicated })
     }
 
-    /// Number of workgroups for a call. On a GPU, workgroups without work would take time to launch
-    /// and would poll, so there are none.
+    /// Number of workgroups for a call. On a GPU there are no workgroups without work, because they
+    /// would take time to launch and would poll.
     fn groups_for(&self, call: &Call) -> u32 {
         let Ready { groups, args, .. } = self.ready(call);
         if self.plan.request().workgroups.is_some() || self.plan.on_cpu() {
@@ -148,8 +149,9 @@ impl Operator {
         if work <= *groups { work } else { spread(*groups, self.plan.size()) }
     }
 
-    /// Completes `args`, which are those of the call's choice, for a call; an error if an earlier
-    /// call has left a fault in the heap. They are large, and completed in place.
+    /// Completes `args` for a call; they already hold the arguments of the call's choice. They are
+    /// changed in place because they are large. Returns an error if an earlier call has left a
+    /// fault in the heap.
     fn complete(&self, args: &mut OpArgs, call: &Call, sizes: &Sizes) -> Result<()> {
         let (op, row) = (self.plan.op(), self.plan.row());
         let poisoned = |cause| Error::Poisoned { op: op.into(), cause: Box::new(cause) };
@@ -176,16 +178,16 @@ impl Operator {
             ("weight", weight, &args.weight),
             (output, c, &args.c),
         ];
-        // The normalising step reads C again after it is written, and only C of this rank: so C may
-        // be an input of that step.
+        // The normalising step reads C again after the call has written it, but only this rank's C,
+        // so C may be an input of that step.
         let written =
             [(output, c, &args.c, &read[..5]), ("normed", normed, &args.normed, &read[..])];
         for (first, written, own, others) in written {
             let Some(written) = written else { continue };
             for &(second, other, theirs) in others {
                 let Some(other) = other else { continue };
-                // In place is allowed if C is exactly the residual or the input: the thread that
-                // writes an element has read it before.
+                // A call may run in place if C is exactly the residual or the input: the thread
+                // that writes an element has read it before.
                 let may = second == "residual" || second == input && row.in_place;
                 let same = first == output && may && own == theirs;
                 if !same && written.overlaps(own, other, theirs) {
@@ -217,8 +219,8 @@ impl Operator {
         Ok(())
     }
 
-    /// Leading dimension at which peers read this rank's A. It must be the same on all ranks, or A
-    /// must be contiguous, for which the result is 0; contiguous shards have rows of different
+    /// Leading dimension with which peers read this rank's A. It must be the same on all ranks, or
+    /// A must be contiguous, for which the result is 0; contiguous shards have rows of different
     /// lengths if the columns of A are split unevenly.
     fn pulled_ld(&self, a: &Matrix) -> Result<u64> {
         let Request { shard, k, .. } = *self.plan.request();
@@ -243,7 +245,7 @@ impl Operator {
         })
     }
 
-    /// Returns the fault that enqueued calls of this heap left, if any.
+    /// Returns the fault that enqueued calls of this heap left; `Ok` if there is none.
     pub(crate) fn check(&self) -> Result<()> {
         self.labelled(self.heap.check().in_op(self.plan.op()))
     }

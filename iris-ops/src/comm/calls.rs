@@ -13,14 +13,8 @@ use crate::matrix::MatRef;
 use crate::nodes::Operator;
 
 impl Comm {
-    /// Sums `input` over ranks into `output` on all ranks, with the same bits everywhere. Both have
-    /// the same number of elements.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] for unequal lengths, an operation other than [`ReduceOp::Sum`], a type
-    /// that [`Options::sums`](super::Options::sums) leaves out, or memory of another device;
-    /// [`Error::Overlap`] if the two share elements; [`Error::Poisoned`] after a fault. With host
-    /// memory on the CPU, also the errors of the call itself.
+    /// Sums `input` over ranks into `output` on all ranks, with the same bits on every rank. Both
+    /// have the same number of elements.
     pub fn all_reduce<T: Summand, S: Source<T> + ?Sized, R: Target<T> + ?Sized>(
         &self,
         input: &S,
@@ -31,10 +25,7 @@ impl Comm {
         self.sum::<T>(Op::AllReduce, Some(input), output, *operation)
     }
 
-    /// Sums `data` over ranks in place on all ranks, with the same bits everywhere.
-    ///
-    /// # Errors
-    /// The errors of [`Comm::all_reduce`].
+    /// Sums `data` over ranks in place, on all ranks, with the same bits on every rank.
     pub fn all_reduce_in_place<T: Summand, R: Target<T> + ?Sized>(
         &self,
         data: &mut R,
@@ -72,11 +63,9 @@ impl Comm {
         self.travel::<T>(Op::AllGather, Some(input), output, 0)
     }
 
-    /// Sends part r of `input` to rank r, which stores it as part [`Comm::rank`] (the sender's) of
-    /// its `output`. Both have the same number of elements, a multiple of [`Comm::world_size`].
-    ///
-    /// # Errors
-    /// The errors of [`Comm::all_reduce`].
+    /// Sends part r of `input` to rank r, which stores it in its `output` as the part with the
+    /// sender's rank number. Both buffers have the same number of elements, a multiple of
+    /// [`Comm::world_size`].
     pub fn all_to_all<T: Pod, S: Source<T> + ?Sized, R: Target<T> + ?Sized>(
         &self,
         input: &S,
@@ -143,8 +132,8 @@ impl Comm {
         })
     }
 
-    /// Enqueues a collective that sums, such as an all-reduce; `output` also holds the input if the
-    /// caller passes no input.
+    /// Enqueues a collective that sums, such as an all-reduce. Without `input`, the call is in
+    /// place: `output` also holds the input.
     fn sum<T: Summand>(
         &self,
         op: Op,
@@ -171,8 +160,8 @@ impl Comm {
         self.done(&[input.as_ref(), Some(&output)])
     }
 
-    /// Runs a collective that only moves data. At a root without separate input, `output` holds the
-    /// input.
+    /// Enqueues a collective that only moves data. At a root that passes no input, `output` holds
+    /// the data to be sent.
     fn travel<T: Pod>(
         &self,
         op: Op,
@@ -195,7 +184,7 @@ impl Comm {
             _ => &all.broadcast,
         };
         let root = (op == Op::Broadcast).then_some(root);
-        // The size of `T` alone selects the path, so that all ranks select the same one.
+        // The size of `T` alone decides which path is taken, so that all ranks take the same.
         let stream = &self.stream.ours;
         self.stream.enqueue(|| match align_of::<T>() {
             _ if size == 1 => message.copy(self),
@@ -206,8 +195,8 @@ impl Comm {
         self.done(&[input.as_ref(), Some(&output)])
     }
 
-    /// Address ranges of input and output, checked: the input consists of `sent` parts, the output
-    /// of `got` parts of equal length.
+    /// Checks input and output and returns their address ranges: the input consists of `sent`
+    /// parts, the output of `got` parts, all of equal length.
     fn message(
         &self,
         op: Op,
@@ -246,13 +235,14 @@ impl Comm {
                 return Err(Error::Overlap { op: op.into(), first: "output", second: "input" });
             }
         }
-        // Without input the call is in place: the output of a sum, or of a root, is the input.
+        // A call without an input is in place: the output of a sum, or of a root, is also the
+        // input.
         let input = own.unwrap_or(output);
         Ok(Message { op, rank, input, sent, output, got, part: (count * element) as u64 })
     }
 
-    /// Waits until the call is complete if one of its arguments is host memory, which is borrowed
-    /// only until this returns.
+    /// Waits until the call is complete if one of its arguments is host memory, because host memory
+    /// is borrowed only until this returns.
     fn done(&self, lent: &[Option<&Lent<'_>>]) -> Result<()> {
         if lent.iter().flatten().any(|lent| lent.is_host()) {
             return self.stream.ours.sync().map_err(Error::comm);
@@ -279,15 +269,15 @@ fn find(op: Op, family: &[(DType, Operator)], dtype: DType) -> Result<&Operator>
     })
 }
 
-/// Collective call of any length, with its input and its output.
+/// Collective call of any length, with the address ranges of its input and its output.
 struct Message {
     op: Op,
     rank: usize,
     input: Bytes,
-    /// Number of consecutive parts of the input.
+    /// Number of consecutive parts of which the input consists.
     sent: usize,
     output: Bytes,
-    /// Number of consecutive parts of the output.
+    /// Number of consecutive parts of which the output consists.
     got: usize,
     /// Size of a part in bytes.
     part: u64,
@@ -301,7 +291,7 @@ impl Message {
         (0..part).step_by(most as usize).map(move |from| (from, most.min(part - from)))
     }
 
-    /// Runs the call with an operator for elements of `T`, directly on the caller's input and
+    /// Runs the call by an operator for elements of type `T`, directly on the caller's input and
     /// output.
     fn in_words<T: Element>(
         &self,
@@ -320,8 +310,8 @@ impl Message {
         Ok(())
     }
 
-    /// Runs the call through the communicator's buffers, because addresses or lengths are not
-    /// multiples of a word.
+    /// Runs the call through the communicator's own buffers, because its addresses or lengths are
+    /// not multiples of a word.
     fn by_stage(
         &self,
         comm: &Comm,

@@ -1,4 +1,4 @@
-//! Identity of a communicator, as bytes that a program passes from rank 0 to the others.
+//! Identity of a communicator, as bytes that a program passes from rank 0 to the other ranks.
 
 use std::ffi::c_char;
 use std::fmt;
@@ -10,13 +10,13 @@ use crate::error::{Error, Result};
 /// Size of an [`Id`] in bytes, equal to NCCL's.
 const BYTES: usize = 128;
 
-/// First bytes of an [`Id`], which distinguish it from other data.
+/// First bytes of every [`Id`], by which it is distinguished from other data.
 const MAGIC: &[u8; 8] = b"iris-id1";
 
 /// Identity of a communicator: one rank makes it, all ranks give it to [`Comm::from_rank`](crate::comm::Comm::from_rank).
 ///
-/// It has the size and the methods of `cudarc::nccl::Id`, so that a program passes it on as it passed that one: by a
-/// file, a pipe or MPI.
+/// It has the size and the methods of `cudarc::nccl::Id`, so that a program can pass it on in the
+/// same way: by a file, a pipe or MPI.
 ///
 /// ```
 /// use iris_ops::comm::Id;
@@ -51,7 +51,7 @@ impl Id {
         Ok(Self { internal: std::array::from_fn(|_| bytes.next().unwrap_or_default()) })
     }
 
-    /// Wraps the bytes that rank 0 has passed on, without a check.
+    /// Makes an identity from the bytes that rank 0 has passed on, without checking them.
     /// [`Comm::from_rank`](crate::comm::Comm::from_rank) refuses bytes that are no identity.
     pub fn uninit(internal: [c_char; BYTES]) -> Self {
         Self { internal }

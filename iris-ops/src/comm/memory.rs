@@ -1,4 +1,5 @@
-//! Memory for calls of a communicator: on the symmetric heap, of the host, or of cudarc.
+//! Memory that a program passes to calls of a communicator: on the symmetric heap, on the host, or
+//! allocated by cudarc.
 
 use iris_heap::{BackendKind, Element, RawSlice, SymSlice, SymmetricHeap};
 
@@ -28,13 +29,14 @@ pub(super) mod sealed {
     use super::*;
 
     pub trait Source<T> {
-        /// Lends the memory to a call on `stream`; the call is enqueued while the returned guard
+        /// Lends the memory to a call on `stream`, which is enqueued while the returned guard
         /// lives.
         fn lend<'a>(&'a self, stream: &'a CommStream) -> Lent<'a>;
     }
 
     pub trait Target<T> {
-        /// Lends the memory to a call that writes it; see `lend` of [`Source`] for the rest.
+        /// Lends the memory to a call that writes it and is enqueued while the returned guard
+        /// lives.
         fn lend_mut<'a>(&'a mut self, stream: &'a CommStream) -> Lent<'a>;
     }
 }
@@ -47,21 +49,23 @@ enum Place {
     /// Memory of cudarc, by address; `None` if the communicator's stream is not one of cudarc's.
     #[cfg(feature = "cudarc-0-19")]
     Cuda(Option<u64>),
-    /// Memory of cudarc on a device other than the stream's, by the device's number.
+    /// Memory of cudarc on a device other than that of the communicator's stream; the field is the
+    /// device's number.
     #[cfg(feature = "cudarc-0-19")]
     OtherDevice(usize),
     /// Memory of the symmetric heap.
     Sym(RawSlice),
 }
 
-/// Borrow of the memory of a call's argument: until the call is enqueued, and for host memory until
-/// the call is complete.
+/// Borrow of the memory that a call gets as an argument: until the call is enqueued, and for host
+/// memory until the call is complete.
 pub struct Lent<'a> {
     place: Place,
     /// Number of elements of the lent memory.
     len: usize,
     writable: bool,
-    /// Guard of cudarc; when it is dropped, later work of cudarc waits for the call.
+    /// Guard of cudarc; after it is dropped, later work of cudarc on this memory waits for the
+    /// call.
     #[cfg(feature = "cudarc-0-19")]
     _until: Option<SyncOnDrop<'a>>,
     _memory: std::marker::PhantomData<&'a ()>,
@@ -84,14 +88,14 @@ impl Lent<'_> {
         self.len
     }
 
-    /// Whether the memory is host memory. The caller must then wait for the call, because only the
-    /// borrow keeps the memory alive.
+    /// Whether the memory is host memory. The caller must then wait for the call before it returns,
+    /// because only the borrow keeps the memory alive.
     pub(super) fn is_host(&self) -> bool {
         matches!(self.place, Place::Host(_))
     }
 
-    /// Address range of the lent memory, which must be memory that the device of this heap can
-    /// access.
+    /// Returns the address range of the lent memory, or an error if the device of this heap cannot
+    /// access it.
     pub(super) fn bytes(&self, op: Op, heap: &SymmetricHeap, elements: u64) -> Result<Bytes> {
         let backend = heap.options().backend;
         let invalid = |value: &str, expected: String| Error::Invalid {
@@ -127,7 +131,7 @@ impl Lent<'_> {
     }
 }
 
-/// Address range that the device can access while a [`Lent`] is held.
+/// Range of addresses that the device can access while a [`Lent`] guard is held.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bytes {
     pub(super) address: u64,
@@ -137,7 +141,7 @@ pub(super) struct Bytes {
 }
 
 impl Bytes {
-    /// Address range of a slice of the heap, on this rank.
+    /// Returns the address range, on this rank, of a slice of the heap.
     pub(super) fn of(heap: &SymmetricHeap, slice: RawSlice, op: Op) -> Result<Self> {
         let address = heap.resolve(slice, heap.rank()).in_op(op)? as u64;
         Ok(Self { address, bytes: slice.bytes(), sym: Some(slice), writable: true })
@@ -219,8 +223,8 @@ impl<T: Element> sealed::Target<T> for SymSlice<T> {
 mod theirs {
     use super::*;
 
-    /// Describes the memory of a cudarc slice: its address on the stream's device, and the guard of
-    /// the call.
+    /// Makes the guard for a cudarc slice from its address on the stream's device and from cudarc's
+    /// own guard.
     fn lent<'a>(
         (address, until): (Option<u64>, Option<SyncOnDrop<'a>>),
         (allocated, on): (usize, &'a CommStream),

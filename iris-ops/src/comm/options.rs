@@ -16,7 +16,7 @@ use crate::ranks::Ranks;
 /// Element types that can be summed.
 pub(super) const SUMS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
-/// Types in whose units data is moved unchanged: words of four bytes or of two.
+/// Types in whose units data is moved unchanged: f32 for words of four bytes, f16 for words of two.
 pub(super) const WORDS: [DType; 2] = [DType::F32, DType::F16];
 
 /// Maximum number of bytes of one launch for types without alignment, which pass through the
@@ -26,8 +26,8 @@ const STAGE_BYTES: u64 = 1 << 20;
 /// Smallest value that [`Options::max_bytes`] accepts.
 const LEAST_BYTES: u64 = 4096;
 
-/// Smallest value that [`Options::max_bytes`] accepts for each rank of the world. A part of a
-/// message is then at least some words long.
+/// Smallest value that [`Options::max_bytes`] accepts per rank of the world, so that a part of a
+/// message is at least some words long.
 const LEAST_BYTES_OF_RANK: u64 = 64;
 
 /// Sizes of a [`Comm`](super::Comm).
@@ -45,11 +45,11 @@ const LEAST_BYTES_OF_RANK: u64 = 64;
 pub struct Options {
     max_bytes: u64,
     sums: Vec<DType>,
-    /// Room in a heap that the communicator opens, in addition to the communicator's own needs.
+    /// Room for other allocations of the program, in a heap that the communicator opens.
     beside: Footprint,
 }
 
-/// Memory that a [`Comm`](super::Comm) needs of its heap, on each rank.
+/// Memory that a [`Comm`](super::Comm) takes of its heap, on each rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Footprint {
@@ -57,7 +57,7 @@ pub struct Footprint {
     pub data_bytes: u64,
     /// Size in bytes in the signal segment, through which small messages travel.
     pub signal_bytes: u64,
-    /// Number of device-local words of four bytes.
+    /// Number of four-byte words that are local to the device.
     pub device_words: u64,
 }
 
@@ -109,7 +109,7 @@ impl Options {
         self
     }
 
-    /// Memory that a communicator of these options takes of its heap on each rank.
+    /// Memory that a communicator with these options takes of its heap on each rank.
     ///
     /// ```
     /// use iris_ops::{Device, Ranks, comm};
@@ -139,7 +139,7 @@ impl Options {
             .device_words(words)
     }
 
-    /// Makes the plans of the communicator's operators. Local: ranks do not communicate.
+    /// Makes the plans of the communicator's operators. Ranks do not communicate in this.
     pub(super) fn plans(&self, ranks: Ranks) -> Result<Plans> {
         let Self { max_bytes, sums, .. } = self;
         let max_bytes = *max_bytes;
@@ -193,7 +193,7 @@ pub(super) struct Plans {
 }
 
 impl Plans {
-    /// Plans of the operators that share a workspace: all except the barrier.
+    /// Plans of the operators that share a workspace: all operators except the barrier.
     pub(super) fn ranks_on_device(&self) -> Vec<&Plan> {
         let Self { all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, .. } = self;
         let all = [all_reduce, reduce_scatter, all_gather, all_to_all, broadcast];
@@ -213,7 +213,8 @@ impl Plans {
         Footprint {
             data_bytes: data + areas + barrier.data_bytes() + 2 * aligned(self.stage),
             signal_bytes: aligned(extent.signal_bytes()) + barrier.signal_bytes(),
-            // Words of each operator, and one cache line for the word that counts calls.
+            // Device words: those of each operator, and one cache line for the word that counts
+            // calls.
             device_words: words(extent.device_words())
                 + sharing.len() as u64 * words(OWN_WORDS)
                 + barrier.device_words()

@@ -1,4 +1,4 @@
-//! Stream of a communicator.
+//! Stream on which a communicator enqueues its calls.
 
 use std::fmt;
 
@@ -13,11 +13,13 @@ use crate::error::{Error, Result};
 
 /// Stream on which a communicator is to enqueue its calls, and with it the device.
 ///
-/// It is made from a [`BackendKind`], for a new stream of the heap; from a [`Stream`] of the heap; and, with the feature
-/// `cudarc-0-19`, from an `Arc<CudaStream>`, whose device is the communicator's. A stream of its own
-/// (`CudaContext::new_stream`, `CudaDevice::new_with_stream` of candle) is best. The legacy default stream is taken, except
-/// where ranks that are threads share a device. The per-thread default stream, which `CudaDevice::new` of candle 0.11 has, is
-/// taken at the cost of two events a call, since calls then go on a stream of the communicator's.
+/// It is made from a [`BackendKind`], for a new stream of the heap; from a [`Stream`] of the heap;
+/// and, with the feature `cudarc-0-19`, from an `Arc<CudaStream>`, whose device is the
+/// communicator's. A stream of its own (`CudaContext::new_stream`, `CudaDevice::new_with_stream` of
+/// candle) is best. The legacy default stream is accepted, except where ranks that are threads
+/// share a device. The per-thread default stream, which `CudaDevice::new` of candle 0.11 has, is
+/// accepted, but costs two events per call, since the calls then run on a stream of the
+/// communicator's own.
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum OnStream {
@@ -74,8 +76,8 @@ impl From<&Arc<CudaStream>> for OnStream {
 }
 
 impl OnStream {
-    /// Kind of device for a communicator that opens a heap, and the device's number if the stream
-    /// determines it.
+    /// Returns the kind of device for a communicator that opens a heap and, if the stream
+    /// determines it, the device's number.
     pub(super) fn device(&self) -> Result<(BackendKind, Option<usize>)> {
         match self {
             OnStream::New(backend) => Ok((*backend, None)),
@@ -118,7 +120,7 @@ pub struct CommStream {
     #[cfg(feature = "cudarc-0-19")]
     theirs: Option<Arc<CudaStream>>,
     /// Cudarc's view of `ours` if the communicator has a stream of its own; `None` if calls run on
-    /// the program's stream.
+    /// the stream that the program passed.
     #[cfg(feature = "cudarc-0-19")]
     apart: Option<Arc<CudaStream>>,
 }
@@ -133,8 +135,8 @@ impl CommStream {
 
 #[cfg(feature = "cudarc-0-19")]
 impl CommStream {
-    /// The per-thread default stream differs between threads, so calls run on a stream of the
-    /// communicator's own, in order after earlier and before later work of the calling thread.
+    /// The per-thread default stream is a different one in each thread, so calls run on a stream of
+    /// the communicator's own, after the earlier and before the later work of the calling thread.
     fn of(theirs: Arc<CudaStream>, heap: &SymmetricHeap) -> Result<Self> {
         const PER_THREAD: u64 = 2;
         let apart = match theirs.cu_stream() as u64 {
@@ -149,13 +151,13 @@ impl CommStream {
         self.theirs.as_deref()
     }
 
-    /// Enqueues a call so that it runs after the earlier and before the later work of the program's
-    /// stream.
+    /// Enqueues a call so that it runs after the work that the program's stream already has, and
+    /// before its later work.
     pub(super) fn enqueue(&self, call: impl FnOnce() -> Result<()>) -> Result<()> {
         let (Some(theirs), Some(apart)) = (&self.theirs, &self.apart) else { return call() };
         apart.join(theirs).map_err(driver)?;
         let outcome = call();
-        // The program's stream is joined after a failed call too, because some of the call's steps
+        // The program's stream must wait for a failed call too, because some of the call's steps
         // may have been enqueued.
         let joined = theirs.join(apart).map_err(driver);
         outcome.and(joined)

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Declares each parameter once, as a field with its name. A fit changes the parameters in this
-/// order.
+/// Declares each parameter of the machine once, as a field with its name. `iris tune` fits the
+/// parameters in this order.
 macro_rules! machine {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// Parameters for predicting the time of a program, for one kind of device and any number
@@ -24,7 +24,7 @@ macro_rules! machine {
                 vec![$(self.$name),*]
             }
 
-            /// Makes a machine from the values of its parameters, in the order of
+            /// Makes a machine from the values of its parameters, which have the order of
             /// [`Machine::NAMES`]; missing values are 0.
             #[must_use]
             pub fn of_values(values: &[f64]) -> Self {
@@ -36,28 +36,29 @@ macro_rules! machine {
 }
 
 machine! {
-    /// Time of an empty message by the LL protocol: a launch and one one-way latency.
+    /// Time of an empty message by the LL protocol (each word carries data and a flag): a launch
+    /// and one one-way latency.
     ll_us,
-    /// Time of an empty message by tiles and signals: a launch, the wait for the peers' entry, one
-    /// one-way latency, and the copy to C.
+    /// Time of an empty message that is sent as tiles with signals: a launch, the wait for the
+    /// peers' entry, one one-way latency, and the copy to C.
     push_us,
     /// Additional time of a message whose tiles are summed, apart from the time for its bytes;
     /// added to [`Machine::push_us`].
     sum_us,
-    /// Time of a second hop: sums sent back to all ranks, or tiles relayed by a rank of a
-    /// broadcast.
+    /// Time of a second hop of a message: sums sent back to all ranks, or tiles that a receiver of
+    /// a broadcast passes on.
     hop_us,
     /// Additional time of a message for each peer after the first, in each hop.
     peer_us,
     /// Time of a barrier of all ranks.
     barrier_us,
-    /// Rate of stores to all peers together, for messages by tiles and signals.
+    /// Rate of stores to all peers together, for messages that are sent as tiles with signals.
     link_bytes_per_us,
     /// Rate of stores to one peer. It equals `link_bytes_per_us` if a switch connects the GPUs, and
     /// is lower if each pair has a link of its own.
     peer_link_bytes_per_us,
-    /// Rate of stores to all peers by the LL protocol, flags included: a message is twice as many
-    /// bytes.
+    /// Rate of stores to all peers by the LL protocol, flags included; with its flags a message has
+    /// twice as many bytes.
     ll_bytes_per_us,
     /// Rate at which received partials are read and added.
     sum_bytes_per_us,
@@ -72,12 +73,12 @@ machine! {
     /// Slowdown of the portable tile core: its time per operation relative to that of a library
     /// GEMM.
     tile_core,
-    /// Fraction of a message's fixed time that overlaps the end of the GEMM before it.
+    /// Fraction of a message's fixed time during which the GEMM before it is still running.
     overlap_us,
     /// Time of a small launch that waits for no peer.
     launch_us,
-    /// Time of a small launch that waits for peers: a call's entry, a gate (wait for copied parts),
-    /// or a call's end.
+    /// Time of a small launch that waits for peers: for their entry into the call, for copied
+    /// parts, or for the end of the call.
     gate_us,
     /// Time of an empty copy by a copy engine, until the peer sees its signal.
     engine_us,

@@ -13,15 +13,15 @@
 /// Collective between nodes, with its number of bytes, from which its time is predicted.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Collective {
-    /// Sums `bytes` of each rank; all ranks get the sum.
+    /// Sum of `bytes` of each rank; all ranks get the sum.
     AllReduce { bytes: f64 },
-    /// Gathers equal parts of all ranks into `bytes`, which all ranks get.
+    /// Gather of equal parts of all ranks into `bytes`, which all ranks get.
     AllGather { bytes: f64 },
-    /// Sums `bytes` of each rank; each rank gets an equal part of the sum.
+    /// Sum of `bytes` of each rank; each rank gets an equal part of the sum.
     ReduceScatter { bytes: f64 },
-    /// Exchanges `bytes` of each rank: an equal part for each rank, including itself.
+    /// Exchange of `bytes` of each rank: an equal part goes to each rank, including itself.
     AllToAll { bytes: f64 },
-    /// Sends `bytes` of the root to all ranks.
+    /// Copy of `bytes` of the root to all ranks.
     Broadcast { bytes: f64 },
 }
 
@@ -47,14 +47,14 @@ pub(crate) struct Algorithm {
     near_us: f64,
     /// Rate at which data moves, as a fraction of the line rate of the links.
     share: f64,
-    /// Whether hops form a binary tree of the nodes, instead of a ring.
+    /// Whether hops form a binary tree of the nodes; otherwise they form a ring.
     pub(crate) is_tree: bool,
 }
 
-/// Ring and tree with the Simple protocol, then ring and tree with the LL protocol. Constants of
-/// NCCL 2.30.7, `ncclTunerConstantsDefaults`: base latencies, and hardware latencies of the rows
-/// NVLINK and NET. A tree has 0.92 of the links' rate, and LL half of it on a ring and 1/3.8 on a
-/// tree.
+/// Ring and tree with NCCL's Simple protocol, then ring and tree with its LL protocol. The
+/// constants are from NCCL 2.30.7, `ncclTunerConstantsDefaults`: base latencies, and hardware
+/// latencies of the rows NVLINK and NET. A tree reaches 0.92 of the links' rate; LL reaches half of
+/// the rate on a ring and 1/3.8 of it on a tree.
 pub(crate) const ALGORITHMS: [Algorithm; 4] = [
     Algorithm {
         fixed_us: 8.4,
@@ -134,11 +134,12 @@ impl Network {
         link: f64,
     ) -> Option<f64> {
         let ranks = (nodes * local) as f64;
-        // Rings or trees use all ports of a node together, and pass through each rank's links.
+        // The rings or trees of NCCL use all ports of a node together, and pass through the links
+        // of each rank.
         let rate = algorithm.rate((self.bytes_per_us * local as f64).min(link));
         let (far, near) = (algorithm.far_us(local), algorithm.near_us);
         let depth = f64::from(nodes.max(1).ilog2());
-        // A ring passes the data on `rounds` times from each rank to the next, and `far` of the
+        // In a ring, each rank passes data on to the next, `times` times around; `between` of the
         // hops are between nodes.
         let ring = |times: f64, moved: f64| {
             let (hops, between) = (times * (ranks - 1.0), times * (nodes as f64 - 1.0));
@@ -156,7 +157,8 @@ impl Network {
                 ring(1.0, part * bytes)
             }
             Collective::Broadcast { bytes } => ring(1.0, bytes),
-            // Each rank sends to all others at once, over its own port and its own links.
+            // In an all-to-all, each rank sends to all others at once, over its own port and its
+            // own links.
             Collective::AllToAll { bytes } => {
                 let away = bytes * (ranks - local as f64) / ranks;
                 let near = bytes * (local as f64 - 1.0) / ranks / link;

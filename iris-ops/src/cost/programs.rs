@@ -1,5 +1,5 @@
-//! Predicted time of a program: its steps one after the other, with copies by copy engines beside
-//! them.
+//! Predicted time of a program: its steps run one after the other, and copies by copy engines run
+//! at the same time.
 //!
 //! The model assumes that all ranks run in lockstep: data from a peer arrives when this rank has
 //! sent as much itself.
@@ -25,14 +25,15 @@ pub(crate) struct Problem {
     /// Number of multiprocessors of the device; 0 for a host.
     pub(crate) multiprocessors: u32,
     pub(crate) shape: [usize; 3],
-    /// Element types: `dtype` of A, `wire` of partials between ranks, `output` of C.
+    /// Element types: `dtype` is the type of A, `wire` of partial results sent between ranks,
+    /// `output` of C.
     pub(crate) dtype: DType,
     pub(crate) wire: DType,
     pub(crate) output: DType,
     /// Whether ranks pass columns of A, not rows.
     pub(crate) columns: bool,
-    /// Whether our own GEMMs support these operands on the device: GEMMs that wait for peers and
-    /// store to them.
+    /// Whether iris's own GEMMs that wait for peers and store to them support these operands on the
+    /// device.
     pub(crate) has_stores: bool,
     /// Whether programs may use a GEMM that waits for the parts of A that copy engines bring.
     pub(crate) gated: bool,
@@ -40,8 +41,8 @@ pub(crate) struct Problem {
     pub(crate) has_engines: bool,
 }
 
-/// Two timelines of a call in microseconds from its start: the main stream and the copies beside
-/// it, with the arrival times of copied parts.
+/// Two timelines of a call, in microseconds from its start: the steps of the main stream, and the
+/// copies that run at the same time, with the arrival times of copied parts.
 struct Clock<'a> {
     machine: &'a Machine,
     problem: &'a Problem,
@@ -50,14 +51,14 @@ struct Clock<'a> {
     parts: usize,
     main_us: f64,
     side_us: f64,
-    /// Arrival times in microseconds, by transfer and number of the part.
+    /// Arrival times in microseconds, by transfer and part number.
     arrived_us: BTreeMap<(Transfer, u32), f64>,
     /// Whether the last step of the main stream was a GEMM.
     behind_gemm: bool,
 }
 
-/// Number of columns of C from which on multiplying a row of A takes longer than receiving it from
-/// one peer.
+/// Number of columns of C from which on it takes longer to multiply a row of A than to receive it
+/// from one peer.
 const WIDE: usize = 2048;
 
 impl Problem {
@@ -81,8 +82,8 @@ impl Problem {
     /// tests at run time.
     fn meets(&self, when: When, parts: usize) -> bool {
         match when {
-            // The model predicts an exchange inside a GEMM as two launches, GEMM and exchange, so
-            // it never takes this alternative.
+            // The model counts a GEMM that also exchanges as two launches, so a prediction never
+            // uses this alternative.
             When::Exchanges => false,
             When::Stores => self.has_stores && self.has_engines && self.shape[0] >= self.world,
             When::Engines => self.has_engines,
@@ -125,7 +126,7 @@ impl Problem {
 }
 
 impl Clock<'_> {
-    /// Adds the time of a step; returns `None` if it has no prediction.
+    /// Adds the predicted time of a step; returns `None` if the step has no prediction.
     fn step(&mut self, work: Work, at: At) -> Option<()> {
         let machine = self.machine;
         let behind_gemm = std::mem::take(&mut self.behind_gemm);
@@ -149,7 +150,7 @@ impl Clock<'_> {
         Some(())
     }
 
-    /// Adds a short launch to the main timeline, which reads and writes `bytes` bytes of device
+    /// Adds to the main timeline a short launch that reads and writes `bytes` bytes of device
     /// memory.
     fn small(&mut self, bytes: f64) {
         self.main_us += self.machine.launch_us + bytes / self.machine.memory_bytes_per_us;
@@ -189,8 +190,8 @@ impl Clock<'_> {
         if let (Kernel::Copies | Kernel::Blocks | Kernel::Results, Operands::Of(transfer)) =
             (kernel, of)
         {
-            // The call has been opened before, and a gate waits for the data: only the launch and
-            // the stores count here.
+            // An earlier step has opened the call, and a later one waits for the data: here only
+            // the launch and the stores count.
             let sent = (world - 1.0) * self.bytes(transfer, None);
             self.main_us +=
                 machine.launch_us + machine.sent(sent, world - 1.0, machine.link_bytes_per_us);
@@ -220,7 +221,7 @@ impl Clock<'_> {
         let Message { fixed_us, moving_us } = machine.message(kind, world, bytes)?;
         let fused = of == Operands::Call && kernel != Kernel::Gather && problem.row.multiplies();
         let product = if fused { product } else { 0.0 };
-        // Rows are normalised while other rows arrive.
+        // The kernel normalises rows while other rows still arrive.
         let within = self.norm == Norm::Within;
         let norm = if within { machine.norm(self.bytes_of_c(problem.output)) } else { 0.0 };
         self.main_us += fixed_us + product + moving_us.max(norm);
@@ -244,7 +245,7 @@ impl Clock<'_> {
         let alone = machine.gemm([rows, n, k], problem.dtype);
         match gemm.core {
             Core::Any | Core::Exchanging(_) => self.main_us += alone,
-            // The GEMM waits for the peer's rows, which it adds.
+            // The GEMM waits for the rows of the peer, because it adds them.
             Core::Adding => {
                 self.main_us = self.main_us.max(self.arrival(Transfer::Blocks, at)) + alone;
             }
@@ -255,8 +256,9 @@ impl Clock<'_> {
                 let stores = machine.sent(sent, world - 1.0, machine.store_bytes_per_us);
                 self.main_us += alone.max(stores);
             }
-            // Own rows are multiplied first, then each part as it arrives. The part that arrives
-            // last takes at least one wave of tiles, except for columns, which all tiles wait for.
+            // The GEMM multiplies this rank's own rows first, then each part as it arrives. The
+            // part that arrives last takes at least one wave of tiles. If A is split by columns,
+            // every tile waits for all parts.
             Core::Gated => {
                 let waves = 2.0 * 128.0 * 256.0 * k * f64::from(problem.multiprocessors);
                 let wave = (waves / machine.rate(problem.dtype)).min(alone);
@@ -272,13 +274,13 @@ impl Clock<'_> {
         }
     }
 
-    /// Time of a GEMM that stores to peers, counted in waves of tiles: first the tiles that peers
-    /// own, then those of this rank.
+    /// Time of a GEMM that stores tiles to peers, counted in waves of tiles: first the tiles that
+    /// peers own, then those of this rank.
     fn waves(&self, blocks: bool) -> f64 {
         let (machine, problem) = (self.machine, self.problem);
         let [_, n, k] = problem.shape;
         let each = f64::from(problem.multiprocessors.max(1));
-        // A tile of the GEMM covers the rows of two signals.
+        // One tile of the GEMM covers the rows of two signals.
         let (rows, cols) = (2 * self.tile[0], self.tile[1]);
         let tiles = (problem.own_rows().div_ceil(rows) * n.div_ceil(cols)) as f64;
         let others = if blocks { (tiles * (problem.world - 1) as f64 / each).ceil() } else { 0.0 };
@@ -286,7 +288,7 @@ impl Clock<'_> {
         machine.gemm_us + ((tiles / each).ceil() + others) * wave
     }
 
-    /// Adds copies on the side timeline, one after the other; none starts before the current time
+    /// Adds copies to the side timeline, one after the other; none starts before the current time
     /// of the main timeline.
     fn copies(&mut self, of: Transfer, at: At) {
         let (machine, world) = (self.machine, self.problem.world);

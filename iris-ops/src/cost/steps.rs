@@ -5,7 +5,7 @@ use iris_kernels::Kernel;
 
 use super::Machine;
 
-/// Time of a message in two parts: a fixed one, and one that is proportional to its bytes.
+/// Time of a message as the sum of a fixed time and of a time that is proportional to its bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Message {
     pub(super) fixed_us: f64,
@@ -41,28 +41,28 @@ impl Machine {
         let (peers, others) = (world - 1.0, world - 2.0);
         let entry = self.push_us + self.peer_us * others;
         let sums = entry + self.sum_us;
-        // Bytes that a rank sends to its peers together: `all` if each gets everything, `parts` if
-        // each gets its part.
+        // Bytes that a rank sends to its peers together: `all` if each peer gets the whole message,
+        // `parts` if each gets only its part.
         let (all, parts) = (peers * bytes, peers * bytes / world);
         let pushed = |sent: f64| self.sent(sent, peers, self.link_bytes_per_us);
-        // Owners of a sum read what arrived and write the result once.
+        // The owner of a sum reads the data that has arrived and writes the result once.
         let summed = |sent: f64, read: f64| pushed(sent) + read / self.sum_bytes_per_us;
         let words = |others: f64, sent: f64| Message {
             fixed_us: self.ll_us + self.peer_us * others,
             moving_us: self.sent(2.0 * sent, peers, self.ll_bytes_per_us),
         };
-        // In a broadcast a rank waits for one peer only, so the cost per peer is halved.
+        // In a broadcast a rank waits for one peer only, so the time per peer is halved.
         let from_root = others / 2.0;
         let message = |fixed_us, moving_us| Some(Message { fixed_us, moving_us });
         match kernel {
             OneShotLl => Some(words(others, all)),
             ReduceScatterLl | AllGatherLl | AllToAllLl => Some(words(others, parts)),
-            // The root has nothing to receive, so it stores three words in the time in which other
-            // ranks store two.
+            // The root receives nothing, so it stores three words in the time in which ranks that
+            // also receive store two.
             BroadcastLl => Some(words(from_root, all * 0.75)),
             OneShot => message(sums, summed(all, (world + 1.0) * bytes)),
             ReduceScatter => message(sums, summed(parts, (1.0 + 1.0 / world) * bytes)),
-            // Owners send their sums while other tiles still arrive.
+            // The owner of a tile sends its sum while other tiles still arrive.
             TwoShot => {
                 let second = self.hop_us + self.peer_us * others;
                 message(sums + second, summed(2.0 * parts, bytes))

@@ -1,4 +1,5 @@
-//! Texts of all errors: each shows the value, what was expected, and what to do.
+//! Tests of the texts of all errors: each text must show the value, the expectation, and an action
+//! for the user.
 
 use iris_heap::BackendKind;
 
@@ -129,8 +130,7 @@ fn a_label_is_said_once() {
     }
 }
 
-/// Heap error whose text begins with the name `name`, as the text of a fault begins with its
-/// operator.
+/// Error of the heap whose text begins with the operator name `name`, as the text of a fault does.
 fn panicked(name: &str) -> iris_heap::Error {
     iris_heap::Error::Panicked { name: name.into(), group: None, message: "by design".into() }
 }

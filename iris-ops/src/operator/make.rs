@@ -1,4 +1,4 @@
-//! Collective construction of an op, and its release.
+//! Collective construction of an operator, and its release.
 
 use std::panic::Location;
 use std::sync::{Arc, Mutex};
@@ -18,9 +18,9 @@ use crate::plan::{Choice, Plan};
 use crate::spec;
 use crate::workspace::{Workspace, check_plan, give_words_back, outcome};
 
-/// Parts of an op that no other op shares.
+/// Parts of an operator that no other operator shares.
 struct Own {
-    /// Executor and maximum number of workgroups, one per choice of the plan.
+    /// Executor and maximum number of workgroups for each choice of the plan.
     executors: Vec<(Arc<Executor>, u32)>,
     words: DevWords,
 }
@@ -47,8 +47,8 @@ impl Own {
             Level::new("choice", plan.choices().len(), !plan.on_cpu() && heap.rank() == 0);
         for (index, choice) in plan.choices().iter().enumerate() {
             progress.step();
-            // Kernels of a message do not depend on the tile, so choices that differ only in it
-            // share an executor.
+            // The kernels of a message do not depend on the tile, so choices that differ only in
+            // the tile share an executor.
             let alike = plan.choices()[..index].iter().position(|before| {
                 before.variant == choice.variant && (before.tile == choice.tile || !op.multiplies())
             });
@@ -59,7 +59,7 @@ impl Own {
             let request = plan.request();
             let asked = request.workgroups;
             let beside = request.beside as u32 + request.step_blocks;
-            // On the CPU the kernel beside a call runs on a separate thread, so the call keeps all
+            // On the CPU the caller's kernel runs on a separate thread, so the call keeps all
             // workgroups.
             let resident = match beside {
                 1.. if !plan.on_cpu() => {
@@ -91,8 +91,8 @@ impl Own {
                 })?;
             executors.push((executor, groups));
         }
-        // The call counter is allocated first because it lives as long as the heap: freeing the op
-        // then leaves no gap before it.
+        // The call counter is allocated before the operator's words because it lives as long as the
+        // heap: when the operator is freed, no gap remains before it.
         heap.sequence_word().in_op(op)?;
         Ok(Self { executors, words: heap.alloc_device_words(OWN_WORDS).in_op(op)? })
     }
@@ -100,8 +100,8 @@ impl Own {
 
 fn executor(heap: &SymmetricHeap, plan: &Plan, choice: &Choice) -> Result<Executor> {
     let (op, request) = (plan.op(), plan.request());
-    // An unfused variant runs a GEMM and then the kernels of its collective alone, so the build is
-    // that of the collective without a product.
+    // An unfused variant runs a GEMM and then the kernels of the collective, so it needs the
+    // kernels of the collective without a product.
     let unfused = choice.form.is_unfused() && !plan.alone();
     let build = OpBuild {
         op: if unfused { plan.row().message.name() } else { op.name() },
@@ -179,7 +179,8 @@ impl Operator {
         prepare: impl FnOnce(&Workspace) -> Result<()>,
     ) -> Result<Self> {
         let label = plan.request().label(Some(Location::caller()));
-        // No closure is used here, because a collective call reports its caller's source location.
+        // A closure is avoided here, because a collective call reports the source location of its
+        // caller.
         match Self::make_labelled(op, heap, plan, &label, shared, prepare) {
             Ok(operator) => Ok(operator),
             Err(error) => Err(error.labelled(&label)),
@@ -231,8 +232,8 @@ impl Operator {
             }
             return Err(error);
         }
-        // The op gets its id only now, when every rank has succeeded, so that ids agree between
-        // ranks.
+        // The operator gets its id only now, when every rank has succeeded, so that ids agree
+        // between ranks.
         let id = heap.control().name_op(label.clone());
         let ready = |(executor, groups): (Arc<Executor>, u32), choice: &Choice| Ready {
             args: operator.template(id, choice, groups),
@@ -246,8 +247,8 @@ impl Operator {
         Ok(operator)
     }
 
-    /// Allocates the trace buffer and clears its counts. Collective if the plan has a trace,
-    /// otherwise local.
+    /// Allocates the trace buffer and clears its counters. This is collective if the plan has a
+    /// trace, otherwise local.
     #[track_caller]
     fn take_trace(&mut self) -> Result<()> {
         let (op, heap) = (self.plan.op(), &self.heap);
@@ -307,8 +308,8 @@ impl Operator {
         }
     }
 
-    /// Frees the trace buffer and, if no other op uses it, the workspace. Collective, except for an
-    /// op in a shared workspace without a trace, which is local.
+    /// Frees the trace buffer and, if no other operator uses it, the workspace. This is collective,
+    /// except for an operator in a shared workspace without a trace, for which it is local.
     #[track_caller]
     pub(crate) fn free(self) -> Result<()> {
         let label = self.label.clone();

@@ -1,4 +1,4 @@
-//! Counters and traces that an op's calls leave behind.
+//! Counters and traces that the calls of an operator have written.
 
 use iris_kernels::args::counter;
 use iris_kernels::trace::{self, TraceSpan};

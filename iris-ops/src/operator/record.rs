@@ -1,5 +1,5 @@
-//! Entry record of a call: the parameters that a rank publishes so that its peers can compare them
-//! with theirs.
+//! Entry record of a call: the parameters that a rank publishes when it enters the call, so that
+//! its peers can compare them with theirs.
 
 use iris_heap::fnv;
 use iris_kernels::args::dtype_code;
@@ -13,13 +13,13 @@ use crate::plan::Choice;
 use crate::spec;
 
 impl Operator {
-    /// Record with the fields that all calls of a choice have in common. The call adds M, N and the
-    /// positions of the matrices.
+    /// Record with the fields that all calls of a choice have in common. Each call adds M, N and
+    /// the positions of its matrices.
     pub(super) fn record(&self, choice: &Choice) -> Record {
         let request = self.plan.request();
         let common = self.plan.row().common;
-        // Types come from the plan and not from the matrices, because a rank that only receives has
-        // no A.
+        // The types are taken from the plan and not from the matrices, because a rank that only
+        // receives has no A.
         let types = [request.dtype, request.dtype, request.output_dtype(), request.wire_dtype()];
         let codes = types.map(|dtype| dtype_code(dtype).unwrap_or_default() as i32);
         let config = self.plan.fingerprint().into_iter();
@@ -42,8 +42,8 @@ impl Operator {
         record
     }
 
-    /// Adds the call's own parts: M, N and the location of C. `pulled` is the offset and the
-    /// leading dimension at which peers read A.
+    /// Adds to the record the fields of a single call: M, N and the location of C. `pulled` is the
+    /// offset and the leading dimension at which peers read A.
     pub(super) fn complete_record(&self, record: &mut Record, call: &Call, pulled: (u64, u64)) {
         let form = self.plan.at(call.size(&self.plan)).form;
         record.fields[Field::M as usize] = call.m as i32;
@@ -55,13 +55,13 @@ impl Operator {
             record.fields[Field::Config as usize] ^= hash(&call.root.to_le_bytes());
         }
         if form.pulls {
-            // Peers read A at their own offset and leading dimension, so these must agree: they go
-            // into the hash.
+            // Each rank reads its peers' A at the offset and leading dimension of its own A, so
+            // these must agree: they go into the hash.
             let place = [pulled.0.to_le_bytes(), pulled.1.to_le_bytes()];
             record.fields[Field::Config as usize] ^= hash(place.as_flattened());
         }
         let a = call.matrices.a.and_then(|a| a.sym_offset());
-        // Peers write C directly unless it is transposed or lies in the memory of A.
+        // Peers write C directly, unless C is transposed or lies in the memory of A.
         if form.direct
             && let Some(c) = call.matrices.c.filter(|c| !c.is_transposed())
             && let (Some(offset), Ok(ld)) = (c.sym_offset(), i32::try_from(c.ld()))
@@ -74,7 +74,7 @@ impl Operator {
     }
 }
 
-/// Folds a 128-bit hash of `bytes` into 32 bits, the size of a field of the record.
+/// Computes a 128-bit hash of `bytes` and folds it into 32 bits, the size of a field of the record.
 fn hash(bytes: &[u8]) -> i32 {
     let all = fnv(&[bytes]);
     (all ^ all >> 32 ^ all >> 64 ^ all >> 96) as i32

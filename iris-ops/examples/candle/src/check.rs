@@ -9,7 +9,8 @@ use crate::config::Config;
 use crate::llama::make_weights;
 use crate::{NEW_TOKENS, Ways, generate_by_threads};
 
-/// Limit (exclusive) for the number of lines by which an engine over NCCL and one over iris differ.
+/// Upper limit (exclusive) for the number of lines by which an inference engine over NCCL and one
+/// over iris differ.
 const SWAP_LINES: usize = 40;
 
 pub fn run() -> Result<()> {
@@ -60,8 +61,8 @@ fn arguments(file: &Path, fused: bool) -> Vec<std::ffi::OsString> {
     arguments
 }
 
-/// Runs each rank as a process, as the shell does in `for r in 0 1; do RANK=$r WORLD_SIZE=2 program
-/// & done; wait`.
+/// Runs each rank as a process, as this shell command does: `for r in 0 1; do RANK=$r WORLD_SIZE=2
+/// program & done; wait`.
 fn by_loop(file: &Path, size: usize, fused: bool) -> Result<Vec<u32>> {
     let program = std::env::current_exe()?;
     let start = |rank: usize| {
@@ -81,7 +82,8 @@ fn by_loop(file: &Path, size: usize, fused: bool) -> Result<Vec<u32>> {
 /// Runs the ranks by mpirun; returns `None` if mpirun is not installed.
 fn by_mpirun(file: &Path, size: usize, fused: bool) -> Result<Option<Vec<u32>>> {
     let mut command = Command::new("mpirun");
-    // mpirun refuses the user root, and more ranks than cores, without these flags; CI has both.
+    // Without these flags mpirun refuses to run as root, and to start more ranks than cores; CI
+    // does both.
     command.args(["--allow-run-as-root", "--oversubscribe", "-n", &size.to_string()]);
     let command = command.arg(std::env::current_exe()?).args(arguments(file, fused));
     let output = match command.output() {

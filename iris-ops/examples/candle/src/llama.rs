@@ -17,7 +17,7 @@ use crate::parallel::{ColumnParallel, RowParallel, Shard};
 pub fn make_weights(config: &Config, file: &Path) -> Result<()> {
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
     let mut uniform = || {
-        // xorshift64* generator, which gives the same weights on every machine.
+        // xorshift64* generator, so that the weights are the same on every machine.
         state ^= state >> 12;
         state ^= state << 25;
         state ^= state >> 27;
@@ -57,7 +57,7 @@ struct Attention {
     output: RowParallel,
     /// Cached keys and values of the tokens so far: heads of this rank x tokens x head size.
     cache: Option<(Tensor, Tensor)>,
-    /// Number of query heads for each key and value head.
+    /// Number of query heads that share a key and value head.
     group: usize,
     head: usize,
 }
@@ -93,8 +93,8 @@ impl Llama {
         let get = |name: &str| tensors.get(name).cloned().with_context(|| name.to_string());
         let head = config.head();
         let group = config.heads / config.kv_heads;
-        // A rank has whole key and value heads with their queries, and columns of the feed-forward
-        // layer.
+        // A rank holds whole key and value heads with the query heads that use them, and some
+        // columns of the feed-forward layer.
         let kv = shard.of(config.kv_heads);
         let (kv, queries) = (scaled(&kv, head), scaled(&kv, group * head));
         let middle = shard.of(config.feed_forward);
@@ -131,7 +131,7 @@ impl Llama {
         self.seen
     }
 
-    /// Logits of the token after `tokens`, which follow those in the cache.
+    /// Returns the logits of the token that follows `tokens`; `tokens` follow the cached tokens.
     pub fn forward(&mut self, tokens: &Tensor) -> Result<Tensor> {
         let mut x = self.embedding.index_select(tokens, 0)?;
         for layer in &mut self.layers {
@@ -149,7 +149,7 @@ impl Llama {
 impl Attention {
     fn forward(&mut self, x: &Tensor, seen: usize) -> Result<Tensor> {
         let (count, head) = (x.dim(0)?, self.head);
-        // Reshapes to heads x tokens x head size.
+        // Reshapes tokens x columns to heads x tokens x head size.
         let heads = |x: Tensor| -> Result<Tensor> {
             let heads = x.dim(1)? / head;
             Ok(x.reshape((count, heads, head))?.transpose(0, 1)?.contiguous()?)
@@ -162,7 +162,8 @@ impl Attention {
             value = Tensor::cat(&[values, &value], 1)?;
         }
         self.cache = Some((key.clone(), value.clone()));
-        // Queries of a group share a key head, so the tokens of the group are consecutive.
+        // The queries of a group share a key head, so the tokens of all heads of the group are put
+        // one after the other.
         let (kv_heads, all) = (key.dim(0)?, key.dim(1)?);
         let query = query.reshape((kv_heads, self.group * count, head))?;
         let scores = (query.matmul(&key.t()?.contiguous()?)? / (head as f64).sqrt())?;
@@ -175,7 +176,7 @@ impl Attention {
     }
 }
 
-/// Range of elements that the items `range` occupy, with `by` elements for each item.
+/// Range of elements that the items `range` occupy, if each item has `by` elements.
 fn scaled(range: &std::ops::Range<usize>, by: usize) -> std::ops::Range<usize> {
     range.start * by..range.end * by
 }
@@ -191,8 +192,8 @@ fn softmax(x: &Tensor) -> Result<Tensor> {
     Ok(x.broadcast_div(&x.sum_keepdim(D::Minus1)?)?)
 }
 
-/// Attention mask: 0 where row i, token `seen + i`, may attend (all tokens up to itself), minus
-/// infinity elsewhere.
+/// Attention mask: 0 where row i (token `seen + i`) may attend, which is to all tokens up to
+/// itself; minus infinity elsewhere.
 fn mask(count: usize, seen: usize, device: &Device) -> Result<Tensor> {
     let all = seen + count;
     let sees = |i: usize, j: usize| if j <= seen + i { 0.0 } else { f32::NEG_INFINITY };
@@ -200,7 +201,8 @@ fn mask(count: usize, seen: usize, device: &Device) -> Result<Tensor> {
     Ok(Tensor::from_vec(values.collect::<Vec<f32>>(), (count, all), device)?)
 }
 
-/// Rotates the embedding of each token by the token's position, of which the first is `seen`.
+/// Rotates the embedding of each token by an angle that grows with its position; the first token
+/// has position `seen`.
 fn rotated(x: &Tensor, seen: usize) -> Result<Tensor> {
     let (_, count, head) = x.dims3()?;
     let half = head / 2;

@@ -37,10 +37,10 @@ const PROMPT: [u32; 7] = [1, 17, 96, 5, 200, 33, 2];
 /// Number of tokens that the model generates after the prompt.
 const NEW_TOKENS: usize = 24;
 
-/// Options of a run: how ranks compute and communicate.
+/// Options of a run of the model: how ranks compute and communicate.
 #[derive(Clone, Copy, Debug, Default)]
 struct Ways {
-    /// Whether row-parallel layers fuse GEMM and sum in one operator.
+    /// Whether row-parallel layers use one operator that fuses the GEMM with the sum over ranks.
     fused: bool,
     cuda: bool,
 }
@@ -110,15 +110,18 @@ fn generate(world: &World, file: &Path, ways: Ways) -> Result<Vec<u32>> {
     let mut llama = Llama::load(&config, file, &device, shard, &comm, ways.fused.then_some(&plans))?;
     let mut tokens = PROMPT.to_vec();
     for _ in 0..NEW_TOKENS {
-        // The first step has the whole prompt, each later step one token: the cache holds the rest.
+        // The first step processes the whole prompt, each later step only the new token: the cache
+        // holds the others.
         let seen = llama.seen();
         let input = Tensor::new(&tokens[seen..], &device)?;
         let best = llama.forward(&input)?.argmax(0)?.to_scalar::<u32>()?;
-        // Simulates a server that samples on one rank: the other ranks get its token.
+        // This simulates a server that samples on one rank: rank 0 broadcasts its token to the
+        // other ranks.
         let mut token = if world.rank() == 0 { [best] } else { [0] };
         match &device {
             Device::Cpu => comm.broadcast_in_place(&mut token, 0)?,
-            // All ranks have computed the same bits, so all find the same best token.
+            // All ranks have computed the same bits, so they all find the same best token without a
+            // broadcast.
             _ => token = [best],
         }
         tokens.push(token[0]);

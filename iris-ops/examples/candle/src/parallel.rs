@@ -52,7 +52,7 @@ pub struct RowParallel {
     sum: Sum,
 }
 
-/// Summation over ranks for row-parallel layers.
+/// Way in which row-parallel layers sum over ranks.
 #[derive(Clone)]
 enum Sum {
     /// Candle's own GEMM, followed by an all-reduce.
@@ -182,7 +182,8 @@ impl CustomOp2 for MatmulSum {
         let (m, n, k) = sizes(x_layout, weight_layout)?;
         let (x, weight) = (elements::<f32>(x, x_layout)?, elements::<f32>(weight, weight_layout)?);
         let mut y = vec![0_f32; m * n];
-        // The scope waits for the call, so that x, weight and y are free when it returns.
+        // The scope waits for the call, so the call no longer uses x, weight and y when the scope
+        // returns.
         let done = scope(self.comm.heap(), self.comm.stream(), |scope| {
             let weight = scope.read(weight, n, k).transposed();
             let args = MatmulArgs::new(scope.read(x, m, k), weight, scope.write(&mut y, m, n));
@@ -208,7 +209,7 @@ impl CustomOp2 for MatmulSum {
         let x = on_cuda::view::<f32>(x, x_layout)?;
         let weight = on_cuda::view::<f32>(weight, weight_layout)?;
         let mut y = device.alloc_zeros::<f32>(m * n)?;
-        // The operands hold cudarc's guards until the call is enqueued.
+        // These operands hold cudarc's guards of the memory until the call is enqueued.
         let weight = Operand::read(&weight, &stream, n, k).transposed();
         let (x, result) = (Operand::read(&x, &stream, m, k), Operand::write(&mut y, &stream, m, n));
         let args = MatmulArgs::new(x, weight, result);

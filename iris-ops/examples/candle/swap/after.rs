@@ -1,5 +1,5 @@
-//! Typical code of an engine around its communicator: the id in a file, the rank, and the sum after
-//! a layer.
+//! Typical code of an inference engine around its communicator, here iris: exchanging the id
+//! through a file, opening the communicator, and the sum after a layer.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,7 +8,8 @@ use cudarc::driver::{CudaSlice, CudaStream};
 use half::bf16;
 use iris_ops::comm::{Comm, Id, ReduceOp};
 
-/// Opens the communicator of this process: rank 0 makes the identity, the others read it.
+/// Opens the communicator of this process: rank 0 makes the id and writes it to `file`, the others
+/// read it.
 pub fn open(stream: Arc<CudaStream>, rank: usize, size: usize, file: &Path) -> Result<Comm, String> {
     let id = if rank == 0 {
         let id = Id::new().map_err(|error| format!("{error:?}"))?;
