@@ -1,8 +1,8 @@
-//! Options that operators are planned with. Each operator has its own `Options` struct, with the
-//! options that it reads.
+//! Options with which operators are planned. Each operator has its own `Options` struct, which has
+//! the options that the operator reads.
 //!
-//! Long because each option and its documentation are defined here once, for all
-//! operators that read it.
+//! Long because each option and its documentation are defined here once, for all operators that
+//! read it.
 
 use std::sync::Arc;
 
@@ -42,12 +42,12 @@ pub enum Shard {
     #[default]
     Rows,
     /// Rank r passes the columns `split(k, size, r)` of A. Each rank multiplies its own part of K
-    /// first.
+    /// before those of its peers.
     Columns,
 }
 
 /// Layout of the staging buffer of `all_gather_matmul` (variant `staged`), and the order in which
-/// it is filled.
+/// the buffer is filled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum StagingLayout {
@@ -58,23 +58,24 @@ pub enum StagingLayout {
     MContiguous,
 }
 
-/// Function applied to each element of the result, after the bias and after the sum over ranks.
+/// Function that is applied to each element of the result, after the bias and after the sum over
+/// ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Epilogue {
-    /// Identity.
+    /// No function: elements stay as they are.
     #[default]
     None,
     /// GELU: x / 2 * (1 + erf(x / sqrt 2)).
     Gelu,
 }
 
-/// Options of the variant `staged` of `all_gather_matmul`.
+/// Options that only the variant `staged` of `all_gather_matmul` reads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Staged {
-    /// Number of columns of A per flag (the last flag of a shard may cover fewer). Default: 256 on
-    /// a CPU, 2048 on a GPU, where short products have too much overhead.
+    /// Number of columns of A for which there is one flag (the last flag of a shard may cover
+    /// fewer). Default: 256 on a CPU, 2048 on a GPU, where short products have too much overhead.
     pub columns_per_flag: Option<usize>,
     /// Number of workgroups that only fetch peers' shards; default: a quarter of the launch's
     /// workgroups, at least one.
@@ -95,7 +96,7 @@ impl Staged {
         Self { columns_per_flag: Some(columns), ..self }
     }
 
-    /// Sets the number of workgroups that only fetch peers' shards.
+    /// Sets the number of workgroups that only fetch the peers' shards of A.
     #[must_use]
     pub fn fetchers(self, fetchers: usize) -> Self {
         Self { fetchers: Some(fetchers), ..self }
@@ -108,15 +109,15 @@ impl Staged {
     }
 }
 
-/// Options of a plan of any operator. An operator's own `Options` are translated into this struct,
-/// which [`Plan::request`](crate::Plan::request) returns. Programs that choose the operator at run
-/// time make one with [`Op::request`] and set its fields.
+/// Options of a plan of any operator. The `Options` of a single operator are translated into this
+/// struct, which [`Plan::request`](crate::Plan::request) returns. Programs that choose the operator
+/// at run time make this struct by [`Op::request`] and set its fields.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Request {
     pub(crate) row: &'static Row,
-    /// Name of the operator in errors, the same on all ranks; `None` to name its place in the
-    /// program.
+    /// Name of the operator in errors, the same on all ranks; `None` to name the place where the
+    /// program makes it.
     pub name: Option<Arc<str>>,
     /// Variant that the caller asks for; `None` if the plan chooses.
     pub variant: Option<Variant>,
@@ -126,13 +127,14 @@ pub struct Request {
     pub n: usize,
     /// Inner dimension K of the matrix product; 0 for an operator without a product.
     pub k: usize,
-    /// Whether the message is planned by its number of elements, not by rows and columns.
+    /// Whether the message is planned by its number of elements; otherwise it is planned by rows
+    /// and columns.
     pub elements: bool,
     /// Element type of A and B, or of the message.
     pub dtype: DType,
-    /// Element type of C; `None` for that of A.
+    /// Element type of C; `None` for the type of A.
     pub output: Option<DType>,
-    /// Element type in which partial results travel between ranks; `None` for that of C.
+    /// Element type in which partial results travel between ranks; `None` for the type of C.
     pub wire: Option<DType>,
     /// Shape of a tile; `None` if the plan chooses.
     pub tile: Option<TileShape>,
@@ -148,29 +150,29 @@ pub struct Request {
     pub root: usize,
     /// Ranks that take part in a barrier; `None` for all.
     pub members: Option<Vec<usize>>,
-    /// Number of workgroups of a launch; `None` for as many as can be resident.
+    /// Number of workgroups of a launch; `None` for as many as can be resident at once.
     pub workgroups: Option<usize>,
-    /// Number of multiprocessors that calls leave free for a kernel of the caller beside them; 0 if
-    /// there is no such kernel.
+    /// Number of multiprocessors that calls leave free for a kernel of the caller that runs at the
+    /// same time; 0 if there is no such kernel.
     pub beside: usize,
     /// Maximum number of thread blocks of a step between nodes that may be in flight on the device
-    /// during a call; 0 if there is none. Launches that wait for peers leave a multiprocessor free
-    /// for each.
+    /// during a call; 0 if there is none. Launches that wait for peers leave one multiprocessor
+    /// free for each thread block.
     pub step_blocks: u32,
     /// GEMM implementation for whole-matrix products: the vendor's, iris's own, or the faster of
     /// the two.
     pub library: Library,
-    /// Whether N and K are the same on all ranks, so that the choice of variant may depend on them.
+    /// Whether N and K are the same on all ranks, so that the plan may choose the variant by them.
     pub even: bool,
     /// Number of trace spans per workgroup; 0 for no trace.
     pub trace_spans: u32,
     /// Whether GPU kernels count the bytes that they move, and the signals and flags that they use.
     pub counted: bool,
-    /// Number of blocks of a call over several nodes; `None` to derive it from the bytes of the
-    /// call.
+    /// Number of blocks into which a call over several nodes is cut; `None` to derive it from the
+    /// bytes of the call.
     #[doc(hidden)]
     pub blocks: Option<usize>,
-    /// Number of the first call, for tests of wrap-around; 1 otherwise.
+    /// Number that the first call gets, for tests of wrap-around; 1 otherwise.
     #[doc(hidden)]
     pub first_call: i32,
     /// Faults and delays that a test injects into the kernels.
@@ -179,7 +181,7 @@ pub struct Request {
 }
 
 impl Form {
-    /// Whether the variant supports the request. The only feature that some variants lack is the
+    /// Whether the variant can serve the request. The only feature that some variants lack is the
     /// RMSNorm.
     pub(crate) fn serves(&self, request: &Request) -> bool {
         self.norm != Norm::None || request.rms_norm.is_none()
@@ -219,7 +221,7 @@ impl Request {
         }
     }
 
-    /// Operator that the request is for.
+    /// Operator for which the request is made.
     pub fn op(&self) -> Op {
         self.row.op
     }
@@ -229,32 +231,32 @@ impl Request {
         self.counted || self.trace_spans > 0
     }
 
-    /// Element type of C: the one that the request sets, or else that of A.
+    /// Element type of C: the type that the request sets, or else the type of A.
     pub fn output_dtype(&self) -> DType {
         self.output.unwrap_or(self.dtype)
     }
 
-    /// Form of the requested variant; `None` if the plan chooses or the operator has no such
-    /// variant.
+    /// Form of the variant that the request names; `None` if the plan chooses, or if the operator
+    /// has no such variant.
     fn form(&self) -> Option<&'static Form> {
         self.row.form(self.variant?)
     }
 
-    /// Element type in which partial results travel between ranks: the one that the request sets,
-    /// or else that of C.
+    /// Element type in which partial results travel between ranks: the type that the request sets,
+    /// or else the type of C.
     pub fn wire_dtype(&self) -> DType {
         self.wire.unwrap_or(self.output_dtype())
     }
 
-    /// Number of columns of A per flag of a staged gather, with the default for this backend
-    /// resolved.
+    /// Number of columns of A per flag of a staged gather: the requested number, or the default of
+    /// this backend.
     pub fn columns_per_flag(&self, backend: BackendKind) -> usize {
         let default = if backend.traits().host_threads { 256 } else { 2048 };
         self.staged.columns_per_flag.unwrap_or(default)
     }
 
-    /// Checks the range of each option alone, so that no value computed from several of them
-    /// overflows.
+    /// Checks the range of each option by itself, so that no value that is computed from several
+    /// options overflows.
     pub(crate) fn check(&self, ranks: Ranks) -> Result<()> {
         let op = self.op();
         let invalid = |what: &str, value: &dyn ToString, expected: &str| {
@@ -340,7 +342,8 @@ impl Request {
         Ok(())
     }
 
-    /// Checks that a form supports the requested RMSNorm and the requested kernel beside the call.
+    /// Checks that a form supports the requested RMSNorm, and a kernel of the caller at the same
+    /// time if one is requested.
     pub(crate) fn check_form(&self, form: &Form) -> Result<()> {
         if self.beside > 0 && form.arrival.is_none() {
             let able = self.row.forms.iter().filter(|form| form.arrival.is_some());
@@ -365,7 +368,7 @@ impl Request {
         })
     }
 
-    /// Checks the parts of the RMSNorm request that hold for every variant.
+    /// Checks those conditions on the requested RMSNorm that hold for every variant.
     fn check_norm(&self) -> Result<()> {
         let Some(epsilon) = self.rms_norm else { return Ok(()) };
         let invalid = |what: &str, value: String, expected: String| {
@@ -403,7 +406,7 @@ macro_rules! options {
         impl Options {
             $crate::options::constructor!($row, $(#[$new])* $by($($dimension),*));
             $($crate::options::setter!($setter);)*
-            // Setters that every operator has.
+            // Setters that the `Options` of every operator have.
             $crate::options::setter!(name);
             $crate::options::setter!(trace_spans);
             $crate::options::setter!(counted);
@@ -411,7 +414,7 @@ macro_rules! options {
             $crate::options::setter!(injected);
         }
 
-        /// Names of the options that the operator reads, without those that all operators read.
+        /// Names of the options that the operator reads, except those that all operators read.
         pub(crate) const READS: &[&str] = &[$(stringify!($setter)),*];
 
         impl AsRef<$crate::options::Request> for Options {
@@ -464,7 +467,7 @@ macro_rules! setter {
         }
     };
     (output) => {
-        /// Sets the element type of C: f32, f16 or bf16. Default: that of A.
+        /// Sets the element type of C: f32, f16 or bf16. Default: the type of A.
         #[must_use]
         pub fn output(mut self, output: iris_heap::DType) -> Self {
             self.request.output = Some(output);
@@ -473,7 +476,7 @@ macro_rules! setter {
     };
     (wire) => {
         /// Sets the element type in which partial results travel between ranks: f32, f16 or bf16.
-        /// Default: that of the result.
+        /// Default: the type of the result.
         #[must_use]
         pub fn wire(mut self, wire: iris_heap::DType) -> Self {
             self.request.wire = Some(wire);
@@ -481,8 +484,8 @@ macro_rules! setter {
         }
     };
     (tile) => {
-        /// Sets the shape of a tile. By default the plan chooses it by the call's shape and the
-        /// device.
+        /// Sets the shape of a tile. By default the plan chooses the shape by the call's shape and
+        /// the device.
         #[must_use]
         pub fn tile(mut self, tile: $crate::TileShape) -> Self {
             self.request.tile = Some(tile);
@@ -490,7 +493,7 @@ macro_rules! setter {
         }
     };
     (epilogue) => {
-        /// Sets the function applied to each element of the result. Default:
+        /// Sets the function that is applied to each element of the result. Default:
         /// [`Epilogue::None`](crate::Epilogue::None).
         #[must_use]
         pub fn epilogue(mut self, epilogue: $crate::Epilogue) -> Self {
@@ -519,7 +522,8 @@ macro_rules! setter {
         }
     };
     (variant) => {
-        /// Sets the variant of all calls. By default the plan chooses one for each size of call.
+        /// Sets the variant that all calls run. By default the plan chooses a variant for each size
+        /// of call.
         #[must_use]
         pub fn variant(mut self, variant: Variant) -> Self {
             variant.write_to(&mut self.request);
@@ -554,9 +558,9 @@ macro_rules! setter {
     };
     (beside) => {
         /// Leaves this number of multiprocessors free during a call, for a kernel of the caller
-        /// that runs beside it and waits for its tiles. Default: 0, and no kernel may run beside a
-        /// call. Planning fails if a variant has no signals for its tiles of C; if `auto` chooses
-        /// one, name another variant.
+        /// that runs at the same time and waits for its tiles. Default: 0, which allows no such
+        /// kernel. Planning fails if a variant has no signals for its tiles of C; if `auto` chooses
+        /// such a variant, name another one.
         #[must_use]
         pub fn beside(mut self, multiprocessors: usize) -> Self {
             self.request.beside = multiprocessors;
@@ -566,7 +570,7 @@ macro_rules! setter {
     (library) => {
         /// Sets the implementation of whole-matrix GEMMs on GPUs, for variants that contain such a
         /// GEMM: the product of one rank, `unfused*`, `copy_engine` and `epilogue`. Default: the
-        /// vendor's library or our own GEMM, whichever was measured to be faster.
+        /// vendor's library or iris's own GEMM, whichever was measured to be faster.
         #[must_use]
         pub fn library(mut self, library: iris_kernels::Library) -> Self {
             self.request.library = library;
@@ -575,9 +579,9 @@ macro_rules! setter {
     };
     (even) => {
         /// Asserts that N and K are the same on all ranks, also if the operator allows them to
-        /// differ. The plan may then choose by measurements for that shape. Default: false, because
-        /// each rank plans by itself and ranks with different shapes would choose differently.
-        /// Making the operator fails if ranks differ.
+        /// differ. The plan may then use measurements for that shape. Default: false, because each
+        /// rank plans by itself, and ranks with different shapes would choose differently. Making
+        /// the operator fails if ranks pass different values.
         #[must_use]
         pub fn even(mut self, even: bool) -> Self {
             self.request.even = even;
@@ -595,9 +599,9 @@ macro_rules! setter {
         }
     };
     (trace_spans) => {
-        /// Sets the number of trace spans per workgroup; 0, the default, for no trace. Tracing
+        /// Sets the number of trace spans per workgroup; the default 0 means no trace. Tracing
         /// changes neither the variant nor whether workgroups or copy engines move the message. A
-        /// library GEMM, or a GEMM of ours that also communicates, is traced as one span of the
+        /// library GEMM, or a GEMM of iris that also communicates, is traced as one span of the
         /// first workgroup.
         #[must_use]
         pub fn trace_spans(mut self, trace_spans: u32) -> Self {
@@ -606,9 +610,9 @@ macro_rules! setter {
         }
     };
     (counted) => {
-        /// Makes GPU kernels count the bytes they move and the signals they use, which takes time;
-        /// on the CPU they always count. The variant stays that of uncounted calls, but workgroups
-        /// replace copy engines and storing GEMMs.
+        /// Makes GPU kernels count the bytes that they move and the signals that they use, which
+        /// takes time; CPU kernels always count. The variant stays that of uncounted calls, but
+        /// workgroups replace copy engines and GEMMs that store to peers.
         #[must_use]
         pub fn counted(mut self, counted: bool) -> Self {
             self.request.counted = counted;

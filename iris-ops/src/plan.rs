@@ -1,6 +1,6 @@
-//! Plans: variants, tiles and memory of an op's calls, computed by each rank for itself.
+//! Plans: variants, tiles and memory of an operator's calls, computed by each rank for itself.
 //!
-//! Long because all that a plan tells of its calls and its memory is here.
+//! Long because everything that a plan says about its calls and its memory is here.
 
 pub(crate) mod composed;
 mod fingerprint;
@@ -32,16 +32,18 @@ use crate::spec::{self, Form, Memory, Part, Row, Tiles};
 use crate::split::split;
 use crate::tune::{self, GemmKind};
 
-/// Plan of an op: the variant and tile for each size of call, and the memory that the op needs.
-/// Making one is pure and does not communicate.
+/// Plan of an operator: the variant and tile for each size of call, and the memory that the
+/// operator needs. Making a plan is pure and does not communicate.
 ///
-/// A call takes the first [`Choice`] whose `max_size` is at least its number of rows (or elements of a
-/// part). The workspace is sized for the largest choice, so one op serves calls of all sizes.
+/// A call takes the first [`Choice`] whose `max_size` is at least its number of rows (or elements
+/// of a part). The workspace is sized for the largest choice, so one operator serves calls of all
+/// sizes.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub(crate) ranks: Ranks,
     pub(crate) request: Request,
-    /// Choices by ascending size; never empty. The last one is for the largest call.
+    /// Choices of variant and tile, by ascending size of call; never empty. The last one is for the
+    /// largest call.
     choices: Vec<Choice>,
     /// Guard that makes the plan log its tuning data once, not for every operator made from it.
     logged: Arc<Once>,
@@ -68,7 +70,7 @@ pub struct Choice {
 }
 
 impl Plan {
-    /// Checks the request and makes a choice for each size class.
+    /// Checks the request and makes a choice of variant and tile for each class of sizes.
     pub(crate) fn new(ranks: Ranks, request: &Request) -> Result<Self> {
         Self::chosen(ranks, request).map_err(|error| error.labelled(&request.label(None)))
     }
@@ -87,8 +89,8 @@ impl Plan {
         let mut plan = Self { ranks, request, choices: Vec::new(), logged, composed: None };
         for max_size in plan.sizes() {
             let choice = plan.choose(max_size)?;
-            // If two consecutive sizes choose the same variant and tile, keep only the larger one's
-            // entry: it covers both.
+            // If two consecutive choices have the same variant and tile, keep only the one for the
+            // larger size: it covers both.
             let alike =
                 |last: &mut Choice| (last.variant, last.tile) == (choice.variant, choice.tile);
             if plan.choices.last_mut().is_some_and(alike) {
@@ -96,8 +98,8 @@ impl Plan {
             }
             plan.choices.push(choice);
         }
-        // If all sizes have the same variant, and no tile was measured for a size, the tile of the
-        // largest size serves all.
+        // If all choices have the same variant, and none has a measured tile, then the tile of the
+        // largest size serves all sizes.
         let alike = |choice: &Choice| {
             choice.variant == plan.choices[0].variant
                 && !matches!(choice.why, ChoiceReason::Measured | ChoiceReason::Tuned)
@@ -108,8 +110,8 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Sizes at which the choice may change, ascending; the last is the largest call. A variant
-    /// that the caller asked for holds for all sizes.
+    /// Sizes of calls at which the choice may change, ascending; the last is the size of the
+    /// largest call. If the caller asked for a variant, it holds for all sizes.
     fn sizes(&self) -> Vec<usize> {
         let largest = self.largest();
         let mut sizes = Vec::new();
@@ -124,7 +126,7 @@ impl Plan {
         sizes
     }
 
-    /// Chooses the variant and tile for calls of up to `max_size` rows, or elements of a part.
+    /// Chooses the variant and tile for calls of up to `max_size` rows (or elements of a part).
     fn choose(&self, max_size: usize) -> Result<Choice> {
         let mut sized = self.request.clone();
         *if sized.elements { &mut sized.n } else { &mut sized.m } = max_size;
@@ -161,7 +163,7 @@ impl Plan {
         Ok(Choice { max_size, variant, tile, why, form, needs, sizing })
     }
 
-    /// Bytes of the matrices that the largest call of a form keeps in the workspace beside a GEMM.
+    /// Number of bytes of the matrices that the largest call of a form keeps in the workspace.
     fn area_bytes(&self, form: &Form) -> u64 {
         let request = &self.request;
         let shape = [request.m, request.n, request.k].map(|it| it as u32);
@@ -170,7 +172,7 @@ impl Plan {
         sizes.map_or(0, |sizes| Areas::of(&self.program_of(form)).bytes(&sizes))
     }
 
-    /// Sizes of the workspace for the largest call of a form.
+    /// Sizes that the workspace needs for the largest call of a form.
     fn needs(&self, form: &Form, tile: TileShape) -> Needs {
         let (request, size) = (&self.request, self.size());
         let grid = self.grid(form, tile);
@@ -182,7 +184,8 @@ impl Plan {
         let (all, part) = (grid.tiles(), split.part(0).tiles());
         let owned = all.div_ceil(size);
         let a_bytes = (request.m * request.k * request.dtype.size()) as u64;
-        // Needs of a variant whose tiles travel through inbox slots, as partials or as results.
+        // Needs of a variant whose tiles, as partial sums or as results, travel through slots of an
+        // inbox.
         let places = |tiles, places, sources, slot| Needs {
             tiles,
             places,
@@ -223,9 +226,10 @@ impl Plan {
         Needs { k_group, ..needs }
     }
 
-    /// Whole-matrix GEMM of a form for calls of up to `rows` rows; `None` if the form has none.
-    /// `tile` is the tile of the message. If a test delays or breaks the kernels of messages, the
-    /// tile core replaces the GEMM, because the test can delay and break that, too.
+    /// Returns the whole-matrix GEMM of a form for calls of up to `rows` rows; `None` if the form
+    /// has none. `tile` is the tile of the message. If a test delays or breaks the kernels of
+    /// messages, the tile GEMM replaces the whole-matrix GEMM, because the test can delay and break
+    /// that, too.
     pub(crate) fn whole_gemm(
         &self,
         form: &Form,
@@ -263,7 +267,7 @@ impl Plan {
         })
     }
 
-    /// Number of columns of A that a staged gather fetches as one unit, at most K.
+    /// Number of columns of A, at most K, that a staged gather fetches as one unit.
     fn k_group(&self) -> u32 {
         let columns = self.request.columns_per_flag(self.ranks.device.backend);
         columns.min(self.request.k.max(1)) as u32
@@ -286,12 +290,12 @@ impl Plan {
         }
     }
 
-    /// Operator that the plan is for.
+    /// Operator for which the plan was made.
     pub fn op(&self) -> Op {
         self.request.op()
     }
 
-    /// Rank, number of ranks and device that the plan was made for.
+    /// Rank, number of ranks and device for which the plan was made.
     pub fn ranks(&self) -> Ranks {
         self.ranks
     }
@@ -301,12 +305,13 @@ impl Plan {
         &self.request
     }
 
-    /// Choices by ascending size.
+    /// Choices of variant and tile, by ascending size of call.
     pub fn choices(&self) -> &[Choice] {
         &self.choices
     }
 
-    /// Choice for a call of `size` rows (for a message of elements: `size` elements of a part).
+    /// Returns the choice for a call of `size` rows (for a message of elements: `size` elements of
+    /// a part).
     pub fn at(&self, size: usize) -> &Choice {
         &self.choices[self.index_at(size)]
     }
@@ -326,7 +331,7 @@ impl Plan {
         self.at(self.largest()).tile
     }
 
-    /// Size of the largest call: rows, or elements of a part.
+    /// Size of the largest call, as a number of rows, or of elements of a part.
     pub(crate) fn largest(&self) -> usize {
         if self.request.elements { self.request.n } else { self.request.m }
     }
@@ -343,7 +348,8 @@ impl Plan {
         part_of(within(m), self.size(), within(row)) as usize
     }
 
-    /// Number of bytes that the op takes in the data segment of every rank, padding included.
+    /// Number of bytes, padding included, that the operator takes in the data segment of every
+    /// rank.
     pub fn data_bytes(&self) -> u64 {
         if let Some(composed) = &self.composed {
             return composed.data_bytes();
@@ -354,7 +360,8 @@ impl Plan {
         })
     }
 
-    /// Number of bytes that the op takes in the signal segment of every rank, padding included.
+    /// Number of bytes, padding included, that the operator takes in the signal segment of every
+    /// rank.
     pub fn signal_bytes(&self) -> u64 {
         if let Some(composed) = &self.composed {
             return composed.sum(Plan::signal_bytes);
@@ -362,7 +369,8 @@ impl Plan {
         self.extent().signal_bytes().next_multiple_of(ALIGNMENT)
     }
 
-    /// Number of 32-bit device-local words that the op takes on every rank, padding included.
+    /// Number of 32-bit device-local words, padding included, that the operator takes on every
+    /// rank.
     pub fn device_words(&self) -> u64 {
         if let Some(composed) = &self.composed {
             return composed.sum(Plan::device_words);
@@ -372,13 +380,13 @@ impl Plan {
         words.next_multiple_of(line) + (OWN_WORDS as u64).next_multiple_of(line)
     }
 
-    /// Smallest extent that holds the needs of all choices of the plan.
+    /// Smallest workspace capacity that is enough for all choices of the plan.
     pub(crate) fn extent(&self) -> Extent {
         let none = Extent::new(self.size());
         self.choices.iter().fold(none, |extent, choice| extent.with(&choice.needs))
     }
 
-    /// Block for the trace buffer; `None` if the plan has no trace.
+    /// Memory block for the trace buffer; `None` if the plan has no trace.
     pub(crate) fn trace_block(&self) -> Option<Block> {
         let spans = self.request.trace_spans;
         let bytes = iris_kernels::trace::buffer_bytes(spans) as u64;
@@ -390,8 +398,8 @@ impl Plan {
         self.grid_of(form, tile, (self.request.m, self.request.n))
     }
 
-    /// Tiles of a call's product or message. For an all-gather before a GEMM, the tiles are those
-    /// of A; if A is split by columns, those of its transpose, so that ranks always own rows.
+    /// Grid of tiles of a call's product or message. For an all-gather before a GEMM, the tiles are
+    /// those of A; if A is split by columns, those of its transpose, so that ranks always own rows.
     fn grid_of(&self, form: &Form, tile: TileShape, (m, n): (usize, usize)) -> Grid {
         let Request { k, shard, .. } = self.request;
         let gathered = form.gemm == spec::GemmStage::Gathered && !self.alone();
@@ -417,7 +425,7 @@ impl Plan {
         self.request.row
     }
 
-    /// Set of the ranks that take part in the barrier; all ranks if the request names none.
+    /// Set of the ranks that take part in a barrier; all ranks if the request names none.
     pub(crate) fn members(&self) -> Members {
         match &self.request.members {
             None => Members::all(self.size()),
@@ -425,21 +433,21 @@ impl Plan {
         }
     }
 
-    /// Whether the world has only one rank, so that calls do not communicate.
+    /// Whether the world has only one rank, in which case calls do not communicate.
     pub(crate) fn alone(&self) -> bool {
         self.ranks.size == 1
     }
 
-    /// Whether the plan's device is a host, not a GPU.
+    /// Whether the plan is for the CPU, not for a GPU.
     pub(crate) fn on_cpu(&self) -> bool {
         self.ranks.device.backend.traits().host_threads
     }
 }
 
 impl fmt::Display for Plan {
-    /// One line: request, device, source of tuning data if it is another device, choices, memory.
-    /// Example: `all_reduce of f32, rank 0 of 4 on cpu: two_shot up to 512 by tiles of 4 x 4096
-    /// (predicted); 8192 bytes of data, 20480 of signals`.
+    /// Formats the plan as one line: request, device, source of the tuning data if it is another
+    /// device, choices, memory. Example: `all_reduce of f32, rank 0 of 4 on cpu: two_shot up to 512
+    /// by tiles of 4 x 4096 (predicted); 8192 bytes of data, 20480 of signals`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Ranks { rank, size, device, .. } = self.ranks;
         write!(f, "{}, rank {rank} of {size} on {device}", self.request.label(None))?;

@@ -1,5 +1,5 @@
-//! Programs (sequences of steps) of variants that need more than one kernel. Programs of a single
-//! kernel are in the operators' rows.
+//! Programs (sequences of steps) of the variants that need more than one kernel. Programs of a
+//! single kernel are in the rows of the operator table.
 
 #[cfg(test)]
 mod tests;
@@ -10,20 +10,21 @@ use iris_kernels::program::{
     always, gemm, kernel, or, step, when,
 };
 
-/// Collective with a single rank: copies the input to the output.
+/// Program of a collective with a single rank: copies the input to the output.
 pub(crate) const LOCAL: &[Alternative] = &[always(&[kernel(Kernel::Local)])];
 
-/// Product without communication: a GEMM of any implementation, or else the tile kernel.
+/// Program of a product without communication: a GEMM of any implementation, or else the tile
+/// kernel.
 pub(crate) const MATMUL: &[Alternative] = &[always(&[or(
     Work::Gemm(Gemm { source: Source::Input, rows: Rows::All, to: Target::C, core: Core::Any }),
     &[kernel(Kernel::Local)],
 )])];
 
-/// Call of the operator `barrier`: one step.
+/// Program of the operator `barrier`: a single step.
 pub(crate) const BARRIER: &[Alternative] = &[always(&[step(Work::BarrierCall)])];
 
 /// All-reduce by additions under a lock: clear the sums, barrier, add, barrier, convert the sums to
-/// C.
+/// the type of C.
 pub(crate) const ADD_LOCKED: &[Alternative] = &[always(&[
     kernel(Kernel::Zero),
     step(Work::Barrier(0)),
@@ -45,39 +46,41 @@ pub(crate) const ADD_ATOMIC: &[Alternative] = &[always(&[
 pub(crate) const GATHER: &[Alternative] =
     &[always(&[kernel(Kernel::Gather), step(Work::Barrier(0)), kernel(Kernel::Gathered)])];
 
-/// GEMM of this rank's partial, M x N, into the workspace.
+/// Step that multiplies this rank's partial product, M x N, into the workspace.
 const PARTIAL: Item = gemm(Source::Input, Rows::All, Target::Area(Area::Partial));
 
-/// GEMM from this rank's rows of A to this rank's rows of C.
+/// Step that multiplies this rank's rows of A and writes this rank's rows of C.
 const OWN_ROWS: Item = gemm(Source::Shard, Rows::Own, Target::C);
 
-/// GEMM that in the same launch does the all-reduce of `kernel`.
+/// GEMM that in the same launch also does the all-reduce of `kernel`.
 const fn exchange(kernel: Kernel) -> Item {
     let (source, rows, to) = (Source::Input, Rows::All, Target::Area(Area::Partial));
     step(Work::Gemm(Gemm { source, rows, to, core: Core::Exchanging(kernel) }))
 }
 
-/// Step in which `kernel` sends this rank's partial, which lies in the workspace.
+/// Step in which `kernel` sends this rank's partial product, which lies in the workspace.
 const fn of_partial(kernel: Kernel) -> Item {
     step(Work::Kernel(kernel, Operands::Area(Area::Partial)))
 }
 
-/// GEMM, then the all-reduce of the partial by `two_shot`.
+/// GEMM, then the all-reduce of the partial products by `two_shot`.
 pub(crate) const UNFUSED: &[Alternative] = &[always(&[PARTIAL, of_partial(Kernel::TwoShot)])];
 
-/// GEMM, then the all-reduce of the partial by `one_shot`; or both in one launch.
+/// GEMM and the all-reduce of the partial products by `one_shot`: in one launch if that is
+/// possible, else one after the other.
 pub(crate) const UNFUSED_ONE_SHOT: &[Alternative] = &[
     when(&[When::Exchanges], &[exchange(Kernel::OneShot)]),
     always(&[PARTIAL, of_partial(Kernel::OneShot)]),
 ];
 
-/// GEMM, then the all-reduce of the partial by the LL protocol; or both in one launch.
+/// GEMM and the all-reduce of the partial products by the LL protocol: in one launch if that is
+/// possible, else one after the other.
 pub(crate) const UNFUSED_LL: &[Alternative] = &[
     when(&[When::Exchanges], &[exchange(Kernel::OneShotLl)]),
     always(&[PARTIAL, of_partial(Kernel::OneShotLl)]),
 ];
 
-/// GEMM, then the reduce-scatter of the partial.
+/// GEMM, then the reduce-scatter of the partial products.
 pub(crate) const UNFUSED_SCATTER: &[Alternative] =
     &[always(&[PARTIAL, of_partial(Kernel::ReduceScatter)])];
 
@@ -85,20 +88,21 @@ pub(crate) const UNFUSED_SCATTER: &[Alternative] =
 pub(crate) const UNFUSED_ROWS: &[Alternative] =
     &[always(&[OWN_ROWS, step(Work::Kernel(Kernel::AllGather, Operands::OwnRows))])];
 
-/// All-gather of A, then the GEMM.
+/// All-gather of A, then the GEMM of the gathered A.
 pub(crate) const UNFUSED_GATHER: &[Alternative] = &[always(&[
     step(Work::Kernel(Kernel::AllGather, Operands::Of(Transfer::Shards))),
     gemm(Source::Area(Area::Gathered), Rows::All, Target::C),
 ])];
 
-/// Steps that wait until all rows of a transfer have come from all peers.
+/// Steps that wait until all rows of a transfer have arrived from all peers.
 macro_rules! arrive {
     ($transfer:ident) => {
         Item::Peers(&[step(Work::Gate(Transfer::$transfer))])
     };
 }
 
-/// Steps that, for each part, wait until the part has come from all peers and copy it to C.
+/// Steps that, for each part, wait until the part has arrived from all peers, and then copy it to
+/// C.
 macro_rules! take_parts {
     ($transfer:ident) => {
         Item::Parts(&[Item::Peers(&[
@@ -108,7 +112,7 @@ macro_rules! take_parts {
     };
 }
 
-/// Step that copies all rows of a transfer to C; must come after the wait for them.
+/// Step that copies all rows of a transfer to C; it must come after the wait for them.
 macro_rules! take_all {
     ($transfer:ident) => {
         Item::Peers(&[step(Work::Take(Transfer::$transfer))])
@@ -119,13 +123,14 @@ const OPEN_SHARDS: Item = step(Work::Open(Transfer::Shards));
 const CLOSE_SHARDS: Item = step(Work::Close(Transfer::Shards));
 const PUSH_SHARDS: Item = step(Work::Kernel(Kernel::Copies, Operands::Of(Transfer::Shards)));
 
-/// Sends shards of A by copy engines, or by workgroups if the engines cannot.
+/// Step in which copy engines send shards of A, or workgroups if the copy engines cannot.
 const SHARDS: Item = or(Work::Copies(Transfer::Shards), &[PUSH_SHARDS]);
 
 /// All-gather of A by copies that overlap the product. This rank's own rows are multiplied while
-/// the others travel. The others follow in one GEMM that waits for each part itself, in two GEMMs
-/// after all have come, or in one GEMM per part as it comes. If A is split by columns, the product
-/// starts when all of A is there, because each element of C needs all columns.
+/// the other ranks' rows travel. Those are multiplied in one GEMM that waits for each part itself,
+/// in two GEMMs after all rows have arrived, or in one GEMM per part when the part has arrived. If
+/// A is split by columns, the product starts when all of A has arrived, because each element of C
+/// needs all columns.
 pub(crate) const GATHER_COPIED: &[Alternative] = &[
     when(
         &[When::Gated],
@@ -179,14 +184,15 @@ const OPEN_BLOCKS: Item = step(Work::Open(Transfer::Blocks));
 const CLOSE_BLOCKS: Item = step(Work::Close(Transfer::Blocks));
 const PUSH_BLOCKS: Item = step(Work::Kernel(Kernel::Blocks, Operands::Of(Transfer::Blocks)));
 
-/// GEMM of one part of this rank's partial, into the workspace.
+/// Step that multiplies one part of this rank's partial product into the workspace.
 const PART: Item = gemm(Source::Input, Rows::Part, Target::Area(Area::Partial));
 
-/// For each part and peer: the GEMM of the rows that the peer owns, then their copy to the peer.
+/// Steps, for each part and peer: the GEMM of the rows that the peer owns, then their copy to the
+/// peer.
 const SEND_BLOCKS: Item = Item::Peers(&[PART, step(Work::Copies(Transfer::Blocks))]);
 
-/// Library GEMM of one part of this rank's rows that also adds the rows that the one peer sent;
-/// `or_sum` replaces it if the library cannot.
+/// Step of the library's GEMM that multiplies one part of this rank's rows and also adds the rows
+/// that the only peer sent; `or_sum` replaces it if the library cannot do this.
 const fn add(to: Target, or_sum: &'static [Item]) -> Item {
     let work = Gemm { source: Source::Input, rows: Rows::Part, to, core: Core::Adding };
     or(Work::Gemm(work), or_sum)
@@ -195,15 +201,17 @@ const fn add(to: Target, or_sum: &'static [Item]) -> Item {
 const SUMS: Item = step(Work::Sums { to: Target::Own });
 const SUMS_OF_C: Item = step(Work::Sums { to: Target::OwnOfC });
 
-/// Reduce-scatter in which workgroups send the partials; each owner adds them when all have come.
+/// Reduce-scatter in which workgroups send the partial products; each owner adds them when all have
+/// arrived.
 macro_rules! scatter_by_workgroups {
     ($sums:expr, $($then:expr),*) => {
         &[OPEN_BLOCKS, PARTIAL, PUSH_BLOCKS, arrive!(Blocks), $sums, $($then,)* CLOSE_BLOCKS]
     };
 }
 
-/// Reduce-scatter in which copy engines send partials to their owners while the GEMMs of later
-/// parts run. The rows that this rank owns come last, and the peers' partials are added to them.
+/// Reduce-scatter in which copy engines send partial products to their owners while the GEMMs of
+/// later parts run. The rows that this rank owns are multiplied last, and the peers' partial
+/// products are added to them.
 pub(crate) const SCATTER_COPIED: &[Alternative] = &[
     when(
         &[When::Engines, When::Adds],
@@ -231,9 +239,10 @@ pub(crate) const SCATTER_COPIED: &[Alternative] = &[
 const COPY_SUMS: Item = step(Work::Copies(Transfer::Sums));
 const PUSH_SUMS: Item = step(Work::Kernel(Kernel::Results, Operands::Of(Transfer::Sums)));
 
-/// All-reduce that starts as [`SCATTER_COPIED`], and copies each part of the sums to all ranks. A
-/// part that this rank owns is delayed until the next part has been sent to the peers, so that
-/// their partials have arrived by then; the copies of sums overlap later parts.
+/// All-reduce that starts as [`SCATTER_COPIED`], and then copies each part of the sums to all
+/// ranks. A part that this rank owns is multiplied only after the next part has been sent to the
+/// peers, so that the peers' partial products have arrived by then; the copies of sums overlap
+/// later parts.
 pub(crate) const SUM_COPIED: &[Alternative] = &[
     when(
         &[When::Engines, When::Adds],
@@ -295,7 +304,7 @@ const fn store(source: Source, to: Target, blocks: bool, results: Option<Transfe
 }
 
 /// Reduce-scatter in one GEMM: its epilogue stores tiles to their owners, and adds the peers' tiles
-/// to its own.
+/// to this rank's own.
 pub(crate) const SCATTER_STORED: &[Alternative] = &[
     when(
         &[When::Stores],
@@ -304,8 +313,9 @@ pub(crate) const SCATTER_STORED: &[Alternative] = &[
     always(scatter_by_workgroups!(SUMS,)).indirect(),
 ];
 
-/// All-reduce in one GEMM: as [`SCATTER_STORED`], and the epilogue also stores each tile of the
-/// sums to all ranks. All parts have come when the GEMM ends, so a single step copies them to C.
+/// All-reduce in one GEMM that works as in [`SCATTER_STORED`] and whose epilogue also stores each
+/// tile of the sums to all ranks. All parts have arrived when the GEMM ends, so a single step
+/// copies them to C.
 pub(crate) const SUM_STORED: &[Alternative] = &[
     when(
         &[When::Stores],

@@ -1,4 +1,4 @@
-//! Rank, world size and device: the properties of a world or a heap that planning needs.
+//! Rank, number of ranks and device: the properties of a world or a heap that planning needs.
 
 use std::sync::Arc;
 
@@ -10,13 +10,13 @@ use crate::tune::data::Tuning;
 /// Rank, world size and device: the properties of a world or a heap that planning needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ranks {
-    /// Index of this rank, below `size`.
+    /// Index of this rank, less than `size`.
     pub rank: usize,
     /// Number of ranks of the world.
     pub size: usize,
     /// Device of this rank. All ranks must have the same kind of device.
     pub device: Device,
-    /// Index of this rank among the ranks of its host, by which a heap picks its GPU.
+    /// Index of this rank among the ranks of its host; a heap picks its GPU by this index.
     local_rank: usize,
     /// Number of nodes. All nodes have the same number of ranks, which are numbered node by node.
     nodes: usize,
@@ -25,7 +25,7 @@ pub struct Ranks {
 }
 
 impl Ranks {
-    /// Rank `rank` of `size` ranks, on the CPU.
+    /// Makes rank `rank` of `size` ranks, on the CPU.
     pub fn new(rank: usize, size: usize) -> Self {
         Self { rank, size, device: Device::host(), local_rank: rank, nodes: 1, tuning: None }
     }
@@ -57,8 +57,8 @@ impl Ranks {
         self.nodes
     }
 
-    /// This rank among the ranks of its node: `rank` is the index within the node, `size` the
-    /// number of the node's ranks.
+    /// Returns this rank among the ranks of its node: `rank` is the index within the node, `size`
+    /// the number of the node's ranks.
     pub(crate) fn local(self) -> Self {
         let size = (self.size / self.nodes).max(1);
         Self { rank: self.rank % size, size, nodes: 1, ..self }
@@ -69,7 +69,7 @@ impl Ranks {
         self.rank / self.local().size
     }
 
-    /// Replaces the device; tuning data of the former one is dropped.
+    /// Replaces the device, and drops the tuning data of the former device.
     #[must_use]
     pub fn on_device(self, device: Device) -> Self {
         Self { device, tuning: None, ..self }
@@ -87,8 +87,8 @@ impl Ranks {
         Self { tuning: Some(tuning), ..self }
     }
 
-    /// Tuning data that plans use: the data that was looked up, or else the built-in data of the
-    /// device.
+    /// Tuning data by which plans are made: the data that was looked up, or else the built-in data
+    /// of the device.
     pub(crate) fn tuning(&self) -> &'static Tuning {
         self.tuning.unwrap_or_else(|| Tuning::of(self.device))
     }

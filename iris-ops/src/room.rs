@@ -1,4 +1,5 @@
-//! [`Room`], the memory that a program wants in a heap beside the operators, and heaps that are opened for plans.
+//! [`Room`], the memory that a program wants in a heap in addition to the operators' memory, and
+//! heaps that are opened for plans.
 
 use std::sync::Arc;
 
@@ -10,7 +11,8 @@ use crate::plan::Plan;
 use crate::spec::Part;
 use crate::workspace::outcome;
 
-/// Memory that a program allocates from a heap, beside what its operators take: for [`Plan::open_heap`].
+/// Memory that a program allocates from a heap, in addition to what its operators take; an argument
+/// of [`Plan::open_heap`].
 ///
 /// ```
 /// use iris_heap::Bytes;
@@ -27,8 +29,8 @@ pub struct Room {
 }
 
 impl Room {
-    /// No room: the heap holds only what the operators need, and matrices lie in the program's own
-    /// memory.
+    /// Makes a room of no memory: the heap holds only what the operators need, and matrices lie in
+    /// the program's own memory.
     pub fn none() -> Self {
         Self { matrices: false, more: Bytes::ZERO }
     }
@@ -39,7 +41,7 @@ impl Room {
         Self { matrices: true, more: Bytes::ZERO }
     }
 
-    /// Adds room for one more allocation, of this size.
+    /// Adds room for one more allocation, of `more` bytes.
     #[must_use]
     pub fn and(self, more: Bytes) -> Self {
         Self { more: self.more + more.allocated(), ..self }
@@ -51,7 +53,7 @@ impl Room {
         self.and(Bytes::of::<T>(len))
     }
 
-    /// Number of bytes that this room takes in a heap for `plans`, the plans of one rank.
+    /// Number of bytes that this room takes in a heap for `plans`, which are the plans of one rank.
     pub(crate) fn of(self, plans: &[&Plan]) -> Bytes {
         let matrices = plans.iter().filter(|_| self.matrices).map(|plan| plan.matrix_bytes());
         matrices.sum::<Bytes>() + self.more
@@ -66,9 +68,10 @@ impl From<Bytes> for Room {
 }
 
 impl Plan {
-    /// Options of a heap on the device that these plans are for, with room for the operators of all plans (a shared
-    /// workspace takes less) and for what `room` says, as this rank has it. [`Plan::open_heap`] opens the heap in one
-    /// step; these options are for programs that change others, too. Opening the heap compares the plans of all ranks.
+    /// Options of a heap on the device that these plans are for, with room for the operators of all
+    /// plans (a shared workspace takes less) and for `room`, computed for this rank alone.
+    /// [`Plan::open_heap`] opens the heap in one step; these options are for programs that change
+    /// others, too. Opening the heap compares the plans of all ranks.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the plans are for different devices; [`Error::NoPlan`].
@@ -86,10 +89,11 @@ impl Plan {
         let sum = |of: fn(&Plan) -> u64| {
             plans.iter().fold(0, |sum: u64, plan| sum.saturating_add(of(plan)))
         };
-        // Plans are compared before the sizes, because sizes follow from them and would be a less
-        // helpful error.
+        // Plans are compared before the sizes of segments, because the sizes follow from the plans
+        // and would make a less helpful error.
         let items = plans.iter().enumerate().flat_map(|(index, plan)| {
-            // A name that differs is found by the item `name`, which comes before the items that show it.
+            // A difference between names is found by the item `name`, which comes before the items
+            // whose text contains the name.
             let label = plan.request().name.as_deref();
             let label = label.map_or(String::new(), |name| format!(" ({name})"));
             let named = move |(item, value)| match item {
@@ -101,7 +105,7 @@ impl Plan {
         let options = HeapOptions::new().backend(backend).agreed(items);
         let (signal, words) = (options.signal_bytes, options.device_words);
         let reserved = iris_heap::abi::SIGNAL_RESERVED;
-        // The word that counts calls occupies a line of its own.
+        // The word that counts calls takes a whole cache line.
         let line = u64::from(LINE_WORDS);
         Ok(options
             .data_bytes(sum(Plan::data_bytes).saturating_add(room.into().of(plans).get()))
@@ -146,13 +150,13 @@ impl Plan {
     ) -> Result<Arc<SymmetricHeap>> {
         let first = *plans.first().ok_or(Error::NoPlan)?;
         let op = first.op();
-        // A rank that refuses its plans tells the others, which would wait for it otherwise.
+        // A rank that refuses its plans tells the other ranks, which would otherwise wait for it.
         let options = options_for(world, plans, room.into());
         let told = world.all_ok("opening a heap for plans", outcome(&options)).in_op(op);
         let options = options?;
         told?;
-        // Sizes may differ, because N and K may differ between ranks; but all ranks must open
-        // segments of the same size.
+        // The sizes may differ, because N and K may differ between ranks; but all ranks must open
+        // segments of the same size, so they take the maximum.
         let mine = [options.data_bytes, options.signal_bytes, options.device_words];
         let all = world.allgather(bytemuck::cast_slice(&mine)).in_op(op)?;
         let most = |index: usize| {
@@ -191,7 +195,8 @@ impl Plan {
             b = shapes.b.map_or(b, |shape| b.max(room(dtype, shape)));
         }
         let bias = if row.multiplies() { rows } else { Bytes::ZERO };
-        // The residual and the normed result each have the shape of C, and the weight has one row.
+        // The residual and the normalised result each have the shape of C, and the weight has one
+        // row.
         let norm = if request.rms_norm.is_some() { c * 2 + rows } else { Bytes::ZERO };
         [a, b, c, bias, norm].into_iter().sum()
     }
@@ -221,8 +226,8 @@ mod tests {
     use crate::ranks::Ranks;
     use crate::{AllReduce, MatmulAllReduce};
 
-    /// Tests that all matrices of both plans and both operators fit the heap, which then has no
-    /// byte left for another block.
+    /// Tests that all matrices of both plans and both operators fit into a heap with this room,
+    /// which then has no byte left for another block.
     #[test]
     fn room_for_matrices_is_what_they_take() {
         World::run_threads(2, |world| -> anyhow::Result<()> {

@@ -15,22 +15,22 @@ use crate::programs::MATMUL;
 #[derive(Debug)]
 pub(crate) struct Row {
     pub(crate) op: Op,
-    /// Collective that the product is combined with; the operator itself if it has no product or
+    /// Collective with which the product is combined; the operator itself if it has no product or
     /// runs on one rank alone.
     pub(crate) message: Op,
-    /// Whether N, and whether K, must be the same on all ranks.
+    /// Whether N must be the same on all ranks, and whether K must.
     pub(crate) common: Common,
-    /// Rows of A (or of the input) that one rank passes.
+    /// Rows of A (or of the input) that each rank passes.
     pub(crate) a: Part,
-    /// Rows of C (or of the output) that one rank gets.
+    /// Rows of C (or of the output) that each rank gets.
     pub(crate) c: Part,
     /// Columns of A and C and the shape of B, as a function of N and K.
     pub(crate) dims: fn(n: usize, k: usize) -> Dims,
-    /// Tiles of the result that one rank works on.
+    /// Set of tiles of the result on which each rank works.
     pub(crate) tiles: Tiles,
     /// Whether the operator may run in place, with C in the memory of A.
     pub(crate) in_place: bool,
-    /// Program of a call if the world has only one rank.
+    /// Program of a call for a world with only one rank.
     pub(crate) alone: &'static [Alternative],
     /// Variants of the operator, with their programs and memory.
     pub(crate) forms: &'static [Form],
@@ -42,8 +42,8 @@ pub(crate) struct Common {
     pub(crate) k: bool,
 }
 
-/// Rows of a matrix that one rank has, out of M. A call's M is the number of rows of the matrix
-/// that every rank has entirely.
+/// Rows of a matrix that each rank has, out of M. The M of a call is the number of rows of a matrix
+/// that every rank has as a whole.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Part {
     /// All M rows.
@@ -54,14 +54,14 @@ pub(crate) enum Part {
     Blocks,
     /// All M rows on the root, no matrix on other ranks.
     Root,
-    /// This rank's rows or columns of A, as the option `shard` says.
+    /// Rows or columns of A of this rank, as the option `shard` says.
     Shard,
     /// No matrix on any rank.
     None,
 }
 
 impl Part {
-    /// Description of the part in error texts.
+    /// Description of this part of a matrix, for error texts.
     pub(crate) fn description(self) -> &'static str {
         match self {
             Part::All | Part::Root => "all rows",
@@ -96,14 +96,15 @@ impl Dims {
     }
 }
 
-/// Tiles of the result that a rank works on.
+/// Set of tiles of the result on which a rank works.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Tiles {
     /// All tiles of the whole matrix.
     All,
-    /// All tiles, cut so that no tile crosses the boundary between two ranks' rows.
+    /// All tiles of the matrix, which are cut so that no tile crosses the boundary between two
+    /// ranks' rows.
     Split,
-    /// Tiles of the rank's own rows.
+    /// Tiles of the rank's own rows only.
     Own,
 }
 
@@ -111,21 +112,24 @@ pub(crate) enum Tiles {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Form {
     pub(crate) variant: Variant,
-    /// Steps of a call, as alternatives of which the first that applies is taken.
+    /// Steps of a call, as a list of alternatives; a call takes the first one whose conditions it
+    /// meets.
     pub(crate) program: &'static [Alternative],
     /// Memory that the variant needs, in the workspace and as words.
     pub(crate) memory: Memory,
-    /// Whether one rank sends every tile to each peer, not only the part that the peer owns.
+    /// Whether a rank sends every tile to each peer; otherwise each peer gets only the part that it
+    /// owns.
     pub(crate) sends_all: bool,
     /// Whether peers read A directly in this rank's memory.
     pub(crate) pulls: bool,
     /// Whether peers may write C directly in this rank's memory. If not, a rank pushes without
-    /// waiting for the peer's entry of this call.
+    /// waiting until the peer has entered the call.
     pub(crate) direct: bool,
-    /// Words that signal a peer's tile of C, for a kernel beside the call: a value of
-    /// [`arrival`](iris_kernels::args::arrival). `None` if C's tiles have no signals.
+    /// Words that signal the arrival of a peer's tile of C to a kernel that runs at the same time
+    /// as the call: a value of [`arrival`](iris_kernels::args::arrival). `None` if C's tiles have
+    /// no signals.
     pub(crate) arrival: Option<u32>,
-    /// Whether some workgroups only fetch peers' shards while the others multiply.
+    /// Whether some workgroups only fetch the peers' shards of A while the others multiply.
     pub(crate) fetches: bool,
     /// Position of a whole-matrix GEMM in the variant.
     pub(crate) gemm: GemmStage,
@@ -136,12 +140,12 @@ pub(crate) struct Form {
     pub(crate) norm: Norm,
 }
 
-/// Position of a whole-matrix GEMM in a variant.
+/// Position that a whole-matrix GEMM has in a variant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum GemmStage {
     /// No whole-matrix GEMM: the operator's own kernel multiplies tile by tile.
     None,
-    /// The variant is a GEMM and nothing else.
+    /// The variant consists of a GEMM only.
     All,
     /// GEMM before the message, which sends this rank's partial.
     Partial,
@@ -151,7 +155,7 @@ pub(crate) enum GemmStage {
     Gathered,
 }
 
-/// Contents of a variant's workspace: inboxes, sums, staging buffers, signals.
+/// Memory that a variant needs in the workspace: inboxes, sums, staging buffers, signals.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Memory {
     /// Nothing: the variant needs no workspace.
@@ -160,41 +164,42 @@ pub(crate) enum Memory {
     AllTiles,
     /// Inbox for the tiles that one rank owns, from all sources, and a result inbox for all tiles.
     OwnedAndResults,
-    /// Inbox for the tiles of the largest part from all sources, in the wire type; the owner adds
-    /// them up.
+    /// Inbox for the tiles of the largest rank's part from all sources, in the type of partial
+    /// results; the owner adds the tiles up.
     PartialParts,
-    /// Inbox for the tiles of the largest part from all sources, in the output type; nothing is
-    /// added.
+    /// Inbox for the tiles of the largest rank's part from all sources, in the output type; nothing
+    /// is added.
     Parts,
-    /// Inbox for all tiles from one source.
+    /// Inbox for all tiles, from a single source.
     OneSource,
     /// Sums: one f32 tile for each tile that a rank owns.
     Sums {
-        /// Whether each tile has a lock; if not, ranks add atomically.
+        /// Whether each tile has a lock; if not, ranks add by atomic operations.
         locks: bool,
     },
-    /// Words of the LL protocol (data and flag in one word), for the items that one rank sends
-    /// another, from all sources.
+    /// Words of the LL protocol (data and a flag in one word), for the items that each rank sends
+    /// each other rank.
     Pairs(Collective),
     /// Inbox that holds all of A, M x K.
     Gathered,
-    /// Staging buffer for all of A, M x K, outside the inbox, with a flag for each unit of it.
+    /// Staging buffer for all of A, M x K, outside the inbox, with a flag for each unit of A that
+    /// is fetched at once.
     Staged,
-    /// One signal for each tile of the largest part; the data is written to its final place,
+    /// One signal for each tile of the largest rank's part; the data is written to its final place,
     /// without an inbox.
     Signals,
-    /// Signals for the tiles that copy engines move, one for each tile of the largest part in each
-    /// round, and a flag. The field is the number of rounds of a call.
+    /// Signals for the tiles that copy engines move (one for each tile of the largest rank's part
+    /// in each round), and a flag. The field is the number of rounds of a call.
     Copied(u32),
 }
 
 impl Form {
-    /// Matrix product on one rank, without communication.
+    /// Form of a matrix product on one rank, without communication.
     pub(crate) const PRODUCT: Form =
         Form::push(Variant::Local, MATMUL, Memory::None).gemm(GemmStage::All);
 
     /// Makes the form of a variant whose peers neither read A nor write C directly; methods such as
-    /// `direct` change the rest.
+    /// `direct` change its other properties.
     pub(crate) const fn push(
         variant: Variant,
         program: &'static [Alternative],
@@ -215,22 +220,23 @@ impl Form {
         }
     }
 
-    /// Marks that the whole-matrix GEMM stores its tiles to the peers that own them.
+    /// Sets that the whole-matrix GEMM stores its tiles to the peers that own them.
     pub(crate) const fn stores(self) -> Form {
         Form { stores: true, ..self }
     }
 
-    /// Lets peers write C directly; `arrival` is [`Form::arrival`].
+    /// Lets peers write C directly, and sets [`Form::arrival`].
     pub(crate) const fn direct(self, arrival: Option<u32>) -> Form {
         Form { direct: true, arrival, ..self }
     }
 
-    /// Marks that one rank sends every tile to each peer.
+    /// Sets that a rank sends every tile to each peer.
     pub(crate) const fn sends_all(self) -> Form {
         Form { sends_all: true, ..self }
     }
 
-    /// Makes the form of another variant, with the given program and otherwise equal properties.
+    /// Makes the form of another variant, which has the given program and the same other
+    /// properties.
     pub(crate) const fn renamed(self, variant: Variant, program: &'static [Alternative]) -> Form {
         Form { variant, program, ..self }
     }
@@ -255,15 +261,16 @@ impl Form {
         matches!(self.memory, Memory::Copied(_))
     }
 
-    /// Marks that peers read A directly in this rank's memory.
+    /// Sets that peers read A directly in this rank's memory.
     pub(crate) const fn pulls(self) -> Form {
         Form { pulls: true, ..self }
     }
 }
 
 impl Row {
-    /// Variant with this name, in which hyphens count as underscores; `None` for `auto`, which
-    /// leaves the choice to the plan. A name that is no variant of the operator is an error.
+    /// Returns the operator's variant with this name, in which hyphens count as underscores; `None`
+    /// for the name `auto`, which leaves the choice to the plan. A name that is no variant of the
+    /// operator is an error.
     pub(crate) fn variant(&self, name: &str) -> Result<Option<Variant>> {
         if name == "auto" {
             return Ok(None);
@@ -288,7 +295,7 @@ impl Row {
         (self.dims)(1, 1).b.is_some()
     }
 
-    /// Whether the operator gathers A (before the product), not C.
+    /// Whether the operator gathers A, before the product; otherwise it may gather C.
     pub(crate) fn gathers_a(&self) -> bool {
         self.a == Part::Shard
     }
@@ -298,8 +305,8 @@ impl Row {
         self.forms.iter().all(|form| form.variant == Variant::Local)
     }
 
-    /// Whether the tile and the variant may depend on N: true if all ranks have the same N, or only
-    /// one rank is involved.
+    /// Whether the choice of tile and variant may depend on N: true if all ranks have the same N,
+    /// or if only one rank is involved.
     pub(crate) fn n_decides(&self) -> bool {
         self.common.n || self.is_local()
     }

@@ -1,6 +1,6 @@
-//! Choice of the variant of a call: from a measured table row, or else by the shortest predicted
-//! time. Both depend only on values that are equal on all ranks, so all ranks choose the same
-//! variant.
+//! Choice of the variant of a call: by a measured row of the tuning table, or else by the shortest
+//! predicted time. Both depend only on values that are equal on all ranks, so all ranks choose the
+//! same variant.
 
 pub(crate) mod data;
 mod table;
@@ -29,16 +29,16 @@ pub(crate) const LL_ITEMS: u32 = 1 << 18;
 /// Maximum number of workgroups that a message by the LL protocol uses on a GPU.
 pub(crate) const LL_GROUPS: u32 = 128;
 
-/// Maximum bytes of the signal segment that an op's LL words take if the caller did not ask for the
-/// LL protocol: an eighth of a heap's default size (twice as much with an RMSNorm).
+/// Maximum number of bytes of the signal segment that an operator's LL words take if the caller did
+/// not ask for the LL protocol: an eighth of a heap's default size (twice as much with an RMSNorm).
 const LL_SIGNAL_BYTES: usize = 8 << 20;
 
-/// Stand-in for N or K in predictions where its value may differ between ranks, so that all ranks
-/// predict, and choose, alike.
+/// Value that predictions use for N or K if these may differ between ranks, so that all ranks
+/// predict, and choose, the same.
 const COMMON: usize = 4096;
 
-/// GPU whose tuning data is used for a device that has none of its own: `H200` or `MI300X`; `None`
-/// if the device has its own.
+/// Name of the GPU whose tuning data is used for a device that has none of its own: `H200` or
+/// `MI300X`; `None` if the device has its own data.
 pub(crate) fn figures_of(ranks: Ranks) -> Option<&'static str> {
     let tuning = ranks.tuning();
     tuning.stands_in_for(ranks.device).then_some(tuning.of.as_str())
@@ -54,28 +54,28 @@ pub(crate) fn message_groups(ranks: Ranks) -> u32 {
     ranks.tuning().launches.message_groups.unwrap_or(odd)
 }
 
-/// Sizes of the launches for the calls of a choice: workgroups and threads.
+/// Numbers of workgroups and threads in the launches of a choice's calls.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizing {
-    /// Maximum number of workgroups of a message.
+    /// Maximum number of workgroups that a message uses.
     pub(crate) most_groups: u32,
     /// Threads of a workgroup by size of the message, ascending: pairs of maximum size and threads.
     /// The size is a number of items for the LL protocol, and bytes for messages that are summed.
     /// Larger messages use the number of threads that the kernel is built for, and so do other
     /// messages and those with an RMSNorm, where a workgroup holds whole rows.
     threads: &'static [(usize, u32)],
-    /// Share of workgroups that only send, and the message sizes for which they do; `None` if all
+    /// Share of workgroups that only send, and the message sizes for which it holds; `None` if all
     /// workgroups send and receive.
     senders: Option<Senders>,
 }
 
 impl Sizing {
-    /// Sizes of the launches of `form` for this request.
+    /// Returns the sizes of the launches of `form` for this request.
     pub(crate) fn of(ranks: Ranks, request: &Request, form: &Form) -> Self {
         let launches = &ranks.tuning().launches;
         let plain = request.rms_norm.is_none();
-        // Small messages use small workgroups: a workgroup barrier is faster, and the items spread
-        // over more multiprocessors.
+        // Small messages use small workgroups, in which a workgroup barrier is faster and which
+        // spread the items over more multiprocessors.
         let threads: &[_] = match form.memory {
             Memory::Pairs(_) if plain => &launches.threads_of_words,
             Memory::AllTiles | Memory::OwnedAndResults | Memory::PartialParts if plain => {
@@ -107,7 +107,7 @@ impl Sizing {
     }
 }
 
-/// Number of bytes of the whole message, in the type that travels between ranks.
+/// Number of bytes of the whole message, in the element type that travels between ranks.
 pub(crate) fn message_bytes(request: &Request, (m, n): (usize, usize)) -> usize {
     m.saturating_mul(n).saturating_mul(request.wire_dtype().size())
 }
@@ -118,12 +118,12 @@ pub(crate) fn sizes(ranks: Ranks, request: &Request) -> Vec<usize> {
     powers.chain(table::ends(ranks, request)).collect()
 }
 
-/// Variant for calls of the request's size, with the reason for the choice.
+/// Variant for calls of the request's size, with the reason for choosing it.
 pub(crate) fn variant(ranks: Ranks, request: &Request) -> (Variant, ChoiceReason) {
     let row = request.row;
     let known = table::variant(ranks, request).and_then(|variant| row.form(variant));
-    // Variants that pull are excluded because peers read A in place, so A must be in the heap; a
-    // plan does not know where A will be.
+    // Variants that pull are excluded because peers read A in place, so A must be in the heap, and
+    // a plan does not know where A will be.
     let known = known.filter(|form| !form.pulls && is_as_measured(ranks, request, form));
     match known.filter(|form| form.serves(request)) {
         Some(form) if table::is_own(ranks, request) => (form.variant, ChoiceReason::Tuned),
@@ -132,9 +132,9 @@ pub(crate) fn variant(ranks: Ranks, request: &Request) -> (Variant, ChoiceReason
     }
 }
 
-/// Variant with the shortest predicted time of those that `auto` may take. The prediction uses
-/// values that all ranks have in common. With one rank, or without any prediction, it is the first
-/// variant that serves the request.
+/// Variant with the shortest predicted time of those that `auto` may take. The prediction uses only
+/// values that all ranks have in common. With one rank, or without any prediction, the result is
+/// the first variant that can serve the request.
 fn quickest(ranks: Ranks, request: &Request) -> Variant {
     let forms = || request.row.forms.iter().filter(|form| form.serves(request));
     let mut request = request.clone();
@@ -150,7 +150,7 @@ fn quickest(ranks: Ranks, request: &Request) -> Variant {
     best.or_else(|| forms().next()).map_or(request.row.forms[0].variant, |form| form.variant)
 }
 
-/// Predicted time of the largest call by this form, in microseconds; `None` if a step has no
+/// Predicted time in microseconds of the largest call by this form; `None` if a step has no
 /// prediction.
 fn predicted(ranks: Ranks, request: &Request, form: &'static Form) -> Option<f64> {
     let norm = if request.rms_norm.is_some() { form.norm } else { Norm::None };
@@ -185,11 +185,12 @@ impl Problem {
 fn may_take(ranks: Ranks, request: &Request, form: &Form) -> bool {
     let ran = ranks.tuning().has_run(form.variant, ranks.device, ranks.size);
     let by_workgroups = !form.stores && !form.is_copied();
-    // A tile that the caller chose would change the parts of a copied or stored message, for which
-    // there are no measurements.
+    // If the caller chose a tile, it would change the parts of a message that is copied by engines
+    // or stored by a GEMM; for such parts there are no measurements.
     let parts = by_workgroups || request.tile.is_none();
-    // Copy engines are excluded in two cases: A is split by columns and no GEMM waits for the
-    // copies (they would not be faster), or the call has an RMSNorm (this has not been measured).
+    // Copy engines are excluded in two cases: if A is split by columns and no GEMM waits for the
+    // copies (they would not be faster), and if the call has an RMSNorm (this has not been
+    // measured).
     let copies = !form.is_copied()
         || form.stores
         || request.rms_norm.is_none()
@@ -199,13 +200,14 @@ fn may_take(ranks: Ranks, request: &Request, form: &Form) -> bool {
     ran && in_order && parts && copies && stores && fits_words(ranks, request, form)
 }
 
-/// Whether the message is small enough for the form's LL words; true for a form without LL words.
+/// Whether the message is small enough for the LL words that the form may use; true for a form
+/// without LL words.
 fn fits_words(ranks: Ranks, request: &Request, form: &Form) -> bool {
     let Memory::Pairs(collective) = form.memory else { return true };
     let items = items::of(ranks, request, collective, (request.m, request.n));
     let times = if request.rms_norm.is_some() { 2 } else { 1 };
-    // Each source has two slots (one for each parity of calls), and LL words take twice the bytes
-    // of their data.
+    // Each source has two slots, one for each parity of the call number, and LL words take twice
+    // the bytes of their data.
     let most = times * (LL_SIGNAL_BYTES / (4 * ranks.size));
     (items.most() as usize).saturating_mul(8) <= most
         && items.most() <= LL_ITEMS
@@ -213,8 +215,8 @@ fn fits_words(ranks: Ranks, request: &Request, form: &Form) -> bool {
         && request.tile.is_none()
 }
 
-/// Whether our GEMM of this kind may take part in the calls: the caller asked for our GEMMs, or
-/// left the choice open and the kind has run with this number of ranks.
+/// Whether iris's own GEMM of this kind may take part in the calls: the caller asked for iris's
+/// GEMMs, or left the choice open and the kind has run with this number of ranks.
 pub(crate) fn takes_part(ranks: Ranks, request: &Request, kind: GemmKind) -> bool {
     match request.library {
         Library::Ours => true,
@@ -223,14 +225,14 @@ pub(crate) fn takes_part(ranks: Ranks, request: &Request, kind: GemmKind) -> boo
     }
 }
 
-/// Whether our GEMMs multiply operands of this type by wgmma instructions of the device.
+/// Whether iris's own GEMMs multiply operands of this type by wgmma instructions of the device.
 fn has_wgmma(ranks: Ranks, request: &Request) -> bool {
     ranks.device.has_wgmma() && matches!(request.dtype, DType::F16 | DType::BF16)
 }
 
-/// Whether a call is like those for which table rows were measured. On GPUs these are plain
-/// products and messages without epilogue, norm or chosen tile. Tracing, counting, test delays and
-/// the number of workgroups are ignored, so that a call gets the same variant with and without
+/// Whether a call is like the calls for which table rows were measured. On GPUs these are plain
+/// products and messages without epilogue, RMSNorm or chosen tile. Tracing, counting, test delays
+/// and the number of workgroups are ignored, so that a call gets the same variant with and without
 /// them.
 fn is_as_measured(ranks: Ranks, request: &Request, form: &Form) -> bool {
     if ranks.device.backend.traits().host_threads {
@@ -243,7 +245,8 @@ fn is_as_measured(ranks: Ranks, request: &Request, form: &Form) -> bool {
     alike && plain && by_rule && (!form.stores || has_stores(ranks, request))
 }
 
-/// Whether there is a whole-matrix GEMM for these operands that waits for peers and stores to them.
+/// Whether there is a whole-matrix GEMM for these operands that can wait for peers and store to
+/// them.
 fn has_stores(ranks: Ranks, request: &Request) -> bool {
     let Request { dtype, n, epilogue, library, .. } = *request;
     let alike = request.output_dtype() == dtype && request.wire_dtype() == dtype;

@@ -1,5 +1,5 @@
-//! Workspace: the memory in which ops exchange tiles, and the words that order it. It belongs to
-//! one op, or is shared by several whose calls run one after the other.
+//! Workspace: the memory in which operators exchange tiles, and the words that synchronise this. A
+//! workspace belongs to one operator, or is shared by several whose calls run one after the other.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use crate::needs::{Area, Extent};
 use crate::plan::Plan;
 use crate::plan::composed;
 
-/// Memory and words that several operators of a heap can share instead of each having its own. It
-/// is as large as the largest of them needs.
+/// Memory and words that several operators of a heap can share instead of each having its own. The
+/// workspace is as large as the largest operator needs.
 ///
 /// Calls of the sharing operators are numbered together, as calls of one operator would be: all
 /// ranks issue them in the same order, and they run one after the other, on whatever streams. So
@@ -44,15 +44,15 @@ pub struct Workspace {
     op: Op,
     extent: Extent,
     first_call: i32,
-    /// Whether the workspace belongs to a barrier of only some ranks, whose calls the heap does not
-    /// count.
+    /// Whether the workspace belongs to a barrier of only some ranks, whose calls are not counted
+    /// in the heap.
     private: bool,
     signal: RawSlice,
     data: Vec<(Area, RawSlice)>,
     words: DevWords,
     channel: Channel,
-    /// Memory for the steps between nodes. Operators can share it, because calls over several nodes
-    /// run one after the other.
+    /// Memory areas for the steps between nodes. Operators can share them, because calls over
+    /// several nodes run one after the other.
     between_nodes: BTreeMap<composed::Area, RawSlice>,
 }
 
@@ -62,7 +62,7 @@ pub struct Workspace {
 pub struct WorkspaceNotFreed {
     /// Reason why the workspace was not freed.
     pub error: Box<Error>,
-    /// The workspace that is still in use, for another attempt.
+    /// Workspace that is still in use, returned so that the caller can try again.
     pub workspace: Arc<Workspace>,
 }
 
@@ -82,7 +82,8 @@ impl Workspace {
     #[track_caller]
     pub fn for_plans(heap: &Arc<SymmetricHeap>, plans: &[&Plan]) -> Result<Arc<Workspace>> {
         let areas = composed::largest_areas(plans);
-        // An operator over several nodes consists of several operators of this node.
+        // An operator over several nodes consists of several operators of this node, each with a
+        // plan of its own.
         let plans: Vec<&Plan> = plans.iter().flat_map(|plan| plan.parts()).collect();
         let plans = &plans[..];
         let first = *plans.first().ok_or(Error::NoPlan)?;
@@ -96,7 +97,8 @@ impl Workspace {
         let all_ok = world.all_ok("workspace", outcome(&checked)).in_op(first.op());
         checked.and(all_ok)?;
         let mut workspace = Workspace::make(heap, plans, Workspace::prepare_words)?;
-        // No closure is used here, because a collective call reports its caller's source location.
+        // A closure is avoided here, because a collective call reports the source location of its
+        // caller.
         match composed::alloc_areas(heap, first.op(), &areas) {
             Ok(slices) => workspace.between_nodes = slices,
             Err(error) => {
@@ -109,8 +111,8 @@ impl Workspace {
         Ok(Arc::new(workspace))
     }
 
-    /// Makes a workspace for plans that ranks have already compared. Collective. Either all ranks
-    /// get the workspace, or all get an error and no memory stays allocated.
+    /// Makes a workspace for plans that the ranks have already compared. Collective: either all
+    /// ranks get the workspace, or all get an error and no memory stays allocated.
     #[track_caller]
     pub(crate) fn make(
         heap: &Arc<SymmetricHeap>,
@@ -120,7 +122,7 @@ impl Workspace {
         let first = *plans.first().ok_or(Error::NoPlan)?;
         let (op, request) = (first.op(), first.request());
         let extent = plans.iter().fold(first.extent(), |all, plan| all.max(plan.extent()));
-        // Device words are allocated first: that can fail on one rank alone, and must not happen
+        // Device words are allocated first: this can fail on one rank alone, which must not happen
         // after a collective allocation.
         let taken = take_words(heap, op, extent.device_words());
         let all_ok = heap.world().all_ok(op.name(), outcome(&taken)).in_op(op);
@@ -156,14 +158,14 @@ impl Workspace {
             workspace.channel = channel;
             prepare(&workspace)
         });
-        // `all_ok` returns when every rank has prepared its words; no rank may begin a call before
-        // that.
+        // `all_ok` returns when every rank has prepared its words. Before that, no rank may begin a
+        // call.
         let all_ok = heap.world().all_ok(op.name(), outcome(&prepared)).in_op(op);
         match prepared.and(all_ok) {
             Ok(()) => Ok(workspace),
             Err(error) => {
-                // `give_back` is collective, and safe to call here: either every rank is on this
-                // path, or the world is broken and of no use anyway.
+                // The collective `give_back` is safe to call here: either every rank is on this
+                // path, or the world is broken and cannot be used any more.
                 if let Err(error) = workspace.give_back(&[]) {
                     tracing::warn!(%op, rank = heap.rank(), %error, "the memory of a workspace could not be freed");
                 }
@@ -172,8 +174,8 @@ impl Workspace {
         }
     }
 
-    /// Computes the indices of the workspace's words. `sequence` holds the device word that counts
-    /// the calls of the heap.
+    /// Computes the indices of the workspace's words. `sequence` is the device word that counts the
+    /// calls of the heap.
     fn lay_out(&self, sequence: &DevWords) -> Result<Channel> {
         let index = |what: &str, offset: u64, words: u32| {
             let first = u32::try_from(offset / 4).ok();
@@ -194,7 +196,7 @@ impl Workspace {
         Ok(Channel::lay_out(shape, rank, first, device).0)
     }
 
-    /// Sets every word to the number before the first call, and frees the locks. No call may be
+    /// Sets every word to the number before the first call, and unlocks the locks. No call may be
     /// running.
     pub(crate) fn prepare_words(&self) -> Result<()> {
         let (op, heap, channel) = (self.op, &self.heap, self.channel);
@@ -202,7 +204,7 @@ impl Workspace {
         let before = first_call.previous().number();
         let mut words = vec![before; (self.signal.bytes() / 4) as usize];
         let start = (self.signal.offset() / 4) as u32;
-        // Lock words are the last of the layout, and are set to free.
+        // The lock words are the last words of the layout; they are set to unlocked.
         words[(channel.locks - start) as usize..].fill(iris_sync::lock::FREE);
         heap.write(self.signal.cast::<i32>().in_op(op)?, &words).in_op(op)?;
         let first = (self.words.offset() / 4) as u32;
@@ -212,7 +214,7 @@ impl Workspace {
         heap.write_device_words(self.words, &words).in_op(op)
     }
 
-    /// Layout of the workspace's words for the op with the id `id`.
+    /// Layout of the workspace's words for the operator with the id `id`.
     pub(crate) fn channel(&self, id: u32) -> Channel {
         Channel { op: id, ..self.channel }
     }
@@ -231,7 +233,8 @@ impl Workspace {
         &self.extent
     }
 
-    /// Checks that an op of this plan fits the workspace and has the same number of the first call.
+    /// Checks that an operator of this plan fits into the workspace, and that its first call has
+    /// the same number.
     pub(crate) fn check(&self, plan: &Plan) -> Result<()> {
         if !self.extent.holds(plan.extent()) {
             return Err(too_small(plan));
@@ -273,8 +276,8 @@ impl Workspace {
             }),
         };
         let all_ok = self.heap.world().all_ok("free a workspace", outcome(&unused)).in_op(self.op);
-        // A closure would hide the caller's location from `#[track_caller]`, by which collective
-        // calls are matched.
+        // A closure would hide the caller's location from `#[track_caller]`, and collective calls
+        // of the ranks are matched by this location.
         let freed = match unused.and(all_ok) {
             Ok(()) => self.give_back(&[]),
             Err(error) => Err(error),
@@ -294,7 +297,7 @@ impl Workspace {
     }
 }
 
-/// Error for a workspace that an op of this plan does not fit.
+/// Makes the error for a workspace that is too small for an operator of this plan.
 fn too_small(plan: &Plan) -> Error {
     Error::Invalid {
         op: plan.op().into(),
@@ -304,15 +307,16 @@ fn too_small(plan: &Plan) -> Error {
     }
 }
 
-/// Checks that calls of this plan may be numbered together with others that start with
-/// `first_call`.
+/// Checks that calls of this plan may be numbered together with those of other operators, whose
+/// first call is number `first_call`.
 fn can_share(plan: &Plan, first_call: i32) -> Result<()> {
     let invalid = |what: &str, value: String, expected: String| {
         Err(Error::Invalid { op: plan.op().into(), what: what.into(), value, expected })
     };
     let own = plan.request().first_call;
     if plan.op() == Op::Barrier {
-        // A barrier writes no entry record, which the next op in the workspace would wait for.
+        // A barrier writes no entry record, but the next operator in the workspace would wait for
+        // one.
         return invalid(
             "workspace",
             "shared".into(),
@@ -359,12 +363,13 @@ fn take_words(heap: &SymmetricHeap, op: Op, words: usize) -> Result<(DevWords, D
     Ok((sequence, heap.alloc_device_words(words).in_op(op)?))
 }
 
-/// Result of this rank's local step, in the form that `all_ok` sends to the other ranks.
+/// Result of this rank's local step, in the form in which `all_ok` sends it to the other ranks.
 pub(crate) fn outcome<T>(mine: &Result<T>) -> iris_heap::Result<()> {
     mine.as_ref().map(drop).map_err(|error| iris_heap::Error::other(error.clone()))
 }
 
-/// Frees device words on a path that already returns an error: a second error is only logged.
+/// Frees device words in a function that already returns an error: if freeing fails too, that error
+/// is only logged.
 pub(crate) fn give_words_back(heap: &SymmetricHeap, op: Op, words: DevWords) {
     if let Err(error) = heap.free_device_words(words) {
         tracing::warn!(%op, rank = heap.rank(), %error, "device words could not be freed");

@@ -40,8 +40,8 @@ fn inputs_are_only_read_and_no_output() {
     World::run_threads(1, rank).unwrap();
 }
 
-/// Tests that a scope, to whose calls memory of the host is lent, ends only after its calls are
-/// done, whatever the program does.
+/// Tests that a scope in which host memory is lent to calls ends only after its calls are done,
+/// whatever the program does.
 #[test]
 fn a_scope_waits_for_its_calls_also_when_it_fails() {
     let rank = |world: World| -> anyhow::Result<()> {
@@ -57,7 +57,7 @@ fn a_scope_waits_for_its_calls_also_when_it_fails() {
         let (a, b) = ([1.0_f32, 2.0], [3.0_f32, 4.0, 5.0, 6.0]);
         let call = |c: &mut [f32], failing: bool| -> anyhow::Result<()> {
             scope(&heap, &stream, |scope| {
-                // Because of this slow task, the call has not begun when the closure of the scope
+                // This slow task keeps the call from beginning before the closure of the scope
                 // returns.
                 slow()?;
                 let args = MatmulArgs::new(
@@ -93,7 +93,8 @@ fn a_scope_waits_for_its_calls_also_when_it_fails() {
         let message = panicked.expect_err("it panics").downcast::<&str>().ok();
         assert_eq!(message.as_deref(), Some(&"in a scope"));
         assert_eq!(c, [13.0, 16.0], "the call was waited for");
-        // Errors: an input passed as output, and a stream that the scope does not wait for.
+        // Two uses must be refused: an input passed as an output, and a stream that the scope does
+        // not wait for.
         let mut c = [0.0_f32; 2];
         let refused = scope(&heap, &stream, |scope| -> anyhow::Result<()> {
             let [x, y, z] = [scope.read(&a, 1, 2), scope.read(&b, 2, 2), scope.read(&a, 1, 2)];
@@ -107,8 +108,8 @@ fn a_scope_waits_for_its_calls_also_when_it_fails() {
             );
             let error = op.run(&args, &other).unwrap_err().to_string();
             anyhow::ensure!(error.contains("expected the one of the scope"), "{error}");
-            // Operands made by `as_input` share the memory of another operand, and are refused for
-            // the same two reasons.
+            // Operands made by `as_input` share the memory of another operand; the same two uses of
+            // them must be refused.
             {
                 let [x, y, z] = [&args.a, &args.b, &args.c].map(Operand::as_input);
                 let only_read = MatmulArgs::new(x, y, z);
@@ -117,7 +118,7 @@ fn a_scope_waits_for_its_calls_also_when_it_fails() {
                 let error = op.run(&only_read, &other).unwrap_err().to_string();
                 anyhow::ensure!(error.contains("expected the one of the scope"), "{error}");
             }
-            // One call may combine host memory with memory of the heap.
+            // One call may use host memory and memory of the heap together.
             let sym = heap.full::<f32>(4, 2.0)?;
             let args = MatmulArgs::new(
                 scope.read(&a, 1, 2),
@@ -157,8 +158,9 @@ fn an_error_of_a_scope_names_the_operator() {
 
 const NAMES: [&str; 7] = ["A", "B", "C", "bias", "residual", "weight", "normed"];
 
-/// For each matrix of a call: "yes" if it may be caller-owned memory, the refusing error if not, or
-/// "" if the operator has no such matrix.
+/// Tests a call with each of its matrices in caller-owned memory in turn. Returns "yes" for each
+/// matrix for which this works, the error if it is refused, or "" if the operator has no such
+/// matrix.
 fn external(op: Op, variant: Variant) -> anyhow::Result<[String; 7]> {
     let rank = |world: World| -> anyhow::Result<[String; 7]> {
         let heap = SymmetricHeap::open(&world, HeapOptions::new())?;
@@ -191,7 +193,7 @@ fn external(op: Op, variant: Variant) -> anyhow::Result<[String; 7]> {
             if op == Op::Barrier || given[which].is_none() {
                 continue;
             }
-            // One matrix lies in memory of the caller, all others in the heap.
+            // The matrix under test lies in memory of the caller, all others in the heap.
             let mut matrices = Vec::new();
             for (index, shape) in given.iter().enumerate() {
                 let (rows, cols) = shape.unwrap_or((0, 0));
@@ -234,8 +236,8 @@ fn mine(memory: &mut [f32], (rows, cols): (usize, usize)) -> MatRef {
     unsafe { MatRef::external_mut(memory.as_mut_ptr(), memory.len(), rows, cols) }
 }
 
-/// Tests the table of the documentation: calls of every operator and variant of the CPU, with each
-/// matrix in turn outside the heap.
+/// Tests the table of external memory in the documentation by calls of every operator and variant
+/// of the CPU, with each matrix in turn outside the heap.
 #[test]
 fn the_table_of_external_memory_is_what_calls_take() {
     let mut table =
@@ -282,11 +284,11 @@ fn auto_takes_no_variant_that_reads_a_where_it_lies() {
     }
 }
 
-/// Tests that the example in COMING_FROM_NCCL.md is a part of a program that is compiled.
+/// Tests that the example in COMING_FROM_NCCL.md is copied from a program that is compiled.
 #[test]
 fn the_example_of_the_page_is_that_of_the_program() {
     let page = include_str!("../COMING_FROM_NCCL.md");
-    // The block is marked as text, because rustdoc compiles no parts of functions.
+    // The block is marked as text, because rustdoc cannot compile a part of a function.
     let block = page.split("```text\n").find(|block| block.starts_with("fn ")).unwrap();
     let shown = block.split("```").next().unwrap();
     let program = include_str!("../examples/cudarc.rs");

@@ -16,7 +16,7 @@ static ALLOCATOR: Counting = Counting;
 
 const RANKS: usize = 2;
 const SHAPE: [usize; 3] = [8, 16, 8];
-/// Number of elements that is allocated for each matrix: enough for the largest one.
+/// Number of elements that is allocated for each matrix: enough for the largest matrix of any case.
 const ELEMENTS: usize = 16 * 16;
 
 /// Outcome of rank 0's call if one of its launches fails.
@@ -60,8 +60,8 @@ fn each_launch_that_fails_leaves_a_call_to_retry_or_a_poisoned_heap() {
         let of = steps.iter().filter(|(name, ..)| name == what);
         of.map(|(_, step, then)| (step.as_str(), *then)).collect()
     };
-    // A call is visible to peers from its first communicating launch on. If that launch fails, or a
-    // GEMM before it, the call can be retried.
+    // A call is visible to peers from its first communicating launch on. If that launch or a GEMM
+    // before it fails, the call can be retried.
     assert_eq!(then("all_reduce two_shot"), [("two_shot of the operands", Recovery::Retry)]);
     assert_eq!(
         then("matmul_all_reduce unfused"),
@@ -116,7 +116,7 @@ fn make(world: &World, op: Op, variant: Variant) -> iris_heap::Result<(Arc<Symme
     Ok((heap, made))
 }
 
-/// Runs one call in which rank 0's launch number `launches` fails (from 0); `None` if no launch
+/// Runs one call in which rank 0's launch number `launches` (from 0) fails; with `None` no launch
 /// fails.
 fn run(op: Op, variant: Variant, launches: Option<u32>) -> Outcome {
     let outcomes = World::run_threads(RANKS, |world| {
@@ -130,7 +130,7 @@ fn run(op: Op, variant: Variant, launches: Option<u32>) -> Outcome {
         let outcome = call(&heap, &made, &operands, &stream, (world.rank() == 0, &result));
         heap.control().fail_launch_after(u32::MAX);
         drop(made);
-        // Closing a poisoned heap returns an error.
+        // Closing a poisoned heap must return an error.
         let closed = heap.close();
         match &outcome {
             Outcome::Poisoned(_) => {}
@@ -156,7 +156,7 @@ fn call(
     match op.run(operands, stream) {
         Ok(()) => match stream.sync() {
             Ok(()) => Outcome::Done(c()),
-            // This rank's call fails too, because the peer's call has failed.
+            // The call of this rank fails too, because the peer's call has failed.
             Err(error) if !fails => Outcome::Poisoned(error.to_string()),
             Err(error) => panic!("{name}: {error}"),
         },
@@ -174,7 +174,7 @@ fn call(
             let OpError::Step { step, .. } = error else { unreachable!() };
             Outcome::Poisoned(step)
         }
-        // The peer's call failed and has poisoned the heap for this rank too.
+        // The call of the peer has failed and has poisoned the heap for this rank too.
         Err(OpError::Poisoned { cause, .. }) if !fails => Outcome::Poisoned(cause.to_string()),
         Err(other) => panic!("{name}: {other}"),
     }

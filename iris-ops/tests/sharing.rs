@@ -1,5 +1,5 @@
-//! Sharing on the CPU: an op shared by calls of all sizes and by threads, a workspace shared by
-//! ops, messages of any number of elements.
+//! Tests of sharing on the CPU: an operator shared by calls of all sizes and by threads, a
+//! workspace shared by operators, and messages of any number of elements.
 
 use std::sync::Arc;
 
@@ -15,13 +15,13 @@ use iris_testkit::suite::{Case, Options, plan, room_for, run_case};
 
 type Result<T> = anyhow::Result<T>;
 
-/// Element `at` of the input of rank `rank` in call number `call`.
+/// Element `at` of the input that rank `rank` passes in call number `call`.
 fn value(rank: usize, call: usize, at: usize) -> f32 {
     ((at * 7 + rank * 13 + call * 5) % 64) as f32
 }
 
-/// Tests that small and large calls of one op alternate without waiting in between. Each call uses
-/// the choice for its size in the common memory; results are compared element by element, and
+/// Tests that small and large calls of one operator alternate without waits in between. Each call
+/// uses the choice for its size in the common memory; results are compared element by element, and
 /// counters with the traffic of the variant.
 #[test]
 fn one_op_serves_small_and_large_calls() {
@@ -65,8 +65,8 @@ fn messages(
     Ok((heap, input, output))
 }
 
-/// Tests every collective by elements with odd counts, in calls of the planned count, of fewer, of
-/// one element and of none.
+/// Tests every collective by elements with odd counts, in calls of the planned count, of fewer
+/// elements, of one element and of none.
 #[test]
 fn collectives_take_any_number_of_elements() {
     const MOST: usize = 20_011;
@@ -81,7 +81,7 @@ fn collectives_take_any_number_of_elements() {
                     request.root = root;
                 }
                 let plan = request.plan(&world)?;
-                // The oracle computes on rows, so each part of the message is one row.
+                // The reference result is computed on rows, so each part of the message is one row.
                 let meaning = Meaning::of(op);
                 let one = [meaning.gives, meaning.gets]
                     .iter()
@@ -115,8 +115,8 @@ fn collectives_take_any_number_of_elements() {
                     anyhow::ensure!(seen[got..].iter().all(|it| it.is_nan()), "{op}: too much");
                     world.barrier()?;
                 }
-                // A call with too many elements, with parts of different size, or with gaps between
-                // rows is refused.
+                // A call must be refused if it has too many elements, parts of different sizes, or
+                // gaps between rows.
                 if op == Op::AllReduce {
                     let all = |len| MatRef::vector(input.slice(..len).unwrap());
                     let other = |len| MatRef::vector(output.slice(..len).unwrap());
@@ -140,8 +140,8 @@ fn collectives_take_any_number_of_elements() {
     }
 }
 
-/// Tests that ops of different kinds alternate in one workspace, on two streams, without corrupting
-/// each other's data.
+/// Tests that operators of different kinds alternate in one workspace, on two streams, without
+/// corrupting each other's data.
 #[test]
 fn ops_share_a_workspace() {
     const CALLS: usize = 30;
@@ -171,7 +171,8 @@ fn ops_share_a_workspace() {
             let small = AllReduce::in_workspace(&workspace, &small)?;
             let gather = AllGatherMatmul::in_workspace(&workspace, &gather)?;
 
-            // A workspace in use by an op is not freed, and an op that does not fit is refused.
+            // A workspace in use by an operator must not be freed, and an operator that does not
+            // fit must be refused.
             let refused = workspace.free().unwrap_err();
             let (error, workspace) = (refused.to_string(), refused.workspace);
             anyhow::ensure!(error.contains("held by 3 others"), "{error}");
@@ -197,8 +198,8 @@ fn ops_share_a_workspace() {
                 .collect::<iris_heap::Result<_>>()?;
             let (seconds, wide) = (ones(m * n)?, heap.full::<f32>(m * size * n, f32::NAN)?);
             for (call, &c) in sums.iter().enumerate() {
-                // Every call has another number of rows and alternates between the streams; the
-                // all-reduce reads its result on the other stream.
+                // Successive calls have different numbers of rows and alternate between the
+                // streams; the all-reduce reads its result on the other stream.
                 let rows = m - call % 5;
                 let stream = &streams[call % 2];
                 let matrices = [(a, rows, k), (b, k, n), (c, rows, n)];
@@ -236,8 +237,8 @@ fn ops_share_a_workspace() {
     }
 }
 
-/// Tests that threads can issue calls of one op concurrently: the five launches of a call must not
-/// interleave.
+/// Tests that threads can issue calls of one operator concurrently: the five launches of a call
+/// must not mix with those of another call.
 #[test]
 fn threads_share_an_op() {
     const THREADS: usize = 4;

@@ -1,4 +1,4 @@
-//! Tests that ops on the CPU accept only streams of their own heap.
+//! Tests that operators on the CPU accept only streams of their own heap.
 
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
@@ -43,8 +43,8 @@ fn refused(outcome: Result<(), Error>) {
     assert!(error.to_string().contains("is one of another heap"), "{error}");
 }
 
-/// Tests that a call cannot be queued on a stream of another heap, where it would run after op,
-/// workspace and heap are gone.
+/// Tests that a call cannot be queued on a stream of another heap, where it might run after
+/// operator, workspace and heap are gone.
 #[test]
 fn no_op_is_left_on_a_stream_of_another_heap() {
     World::run_threads(1, |world| {
@@ -64,8 +64,8 @@ fn no_op_is_left_on_a_stream_of_another_heap() {
     .unwrap();
 }
 
-/// Tests that an op refuses streams of another heap: streams of two heaps are not ordered, so a
-/// call could overtake the previous one.
+/// Tests that an operator refuses streams of another heap: streams of two heaps are not ordered, so
+/// a call could overtake the previous one.
 #[test]
 fn an_op_does_not_alternate_over_streams_of_two_heaps() {
     World::run_threads(2, |world| {
@@ -77,7 +77,7 @@ fn an_op_does_not_alternate_over_streams_of_two_heaps() {
             op.run(&args(x, y), &own).unwrap();
             refused(op.run(&args(x, y), &theirs));
         }
-        // Streams of the op's own heap are accepted, and calls on them are ordered.
+        // Streams of the operator's own heap must be accepted, and calls on them ordered.
         op.run(&args(x, y), &mine.stream()?).unwrap();
         mine.finish()?;
         op.check().unwrap();
@@ -89,8 +89,8 @@ fn an_op_does_not_alternate_over_streams_of_two_heaps() {
     .unwrap();
 }
 
-/// Tests that nothing writes a freed block: `free` waits only for streams of its own heap, so calls
-/// on others must have been refused.
+/// Tests that nothing writes to a freed block: `free` waits only for streams of its own heap, so
+/// calls on other streams must have been refused.
 #[test]
 fn a_block_that_was_given_back_is_written_by_nobody() {
     World::run_threads(1, |world| {
@@ -112,8 +112,9 @@ fn a_block_that_was_given_back_is_written_by_nobody() {
     .unwrap();
 }
 
-/// Tests a rank that skips a call and frees the op: the other rank's kernel times out and its error
-/// names the skipping rank; the skipping rank, whose host waits longer, gets no timeout.
+/// Tests a rank that skips a call and frees the operator: the kernel of the other rank must time
+/// out with an error that names the skipping rank, and the skipping rank, whose host waits longer,
+/// must get no timeout.
 #[test]
 fn a_rank_that_skips_a_call_and_frees_the_op_blames_nobody() {
     let settings = Settings::default();
@@ -126,13 +127,14 @@ fn a_rank_that_skips_a_call_and_frees_the_op_blames_nobody() {
         stream.sync()?;
         if world.rank() == 0 {
             op.run(&args(x, y), &stream).unwrap();
-            // Reads the fault directly: `check` would consume it, and `close` below must return it.
+            // This reads the fault directly: `check` would consume it, and `close` below must
+            // return it.
             while heap.control().fault().is_none() {
                 heap.control().advance_test_clock(settings.entry_deadline() / 10);
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
-        // `free` is collective and does not time out, though rank 0 arrives only after its kernel's
+        // The collective `free` must not time out, though rank 0 arrives only after its kernel's
         // deadline.
         op.free().unwrap();
         Ok::<_, iris_heap::Error>(heap.close())
@@ -148,7 +150,8 @@ fn a_rank_that_skips_a_call_and_frees_the_op_blames_nobody() {
 }
 
 /// Tests that a copy of memory that a running call writes waits for the call, because CPU kernels
-/// make plain accesses; a copy of memory that the call only reads or does not touch does not wait.
+/// make plain accesses; and that a copy of memory that the call only reads, or does not touch, does
+/// not wait.
 #[test]
 fn a_copy_of_a_result_waits_for_the_call() {
     let (go, gone) = mpsc::channel();

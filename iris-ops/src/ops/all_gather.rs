@@ -34,8 +34,8 @@ options! { ROW,
 variants! { ROW;
     /// Each rank pushes its part to all others, with a signal per tile. Takes messages of any size.
     Push,
-    /// LL protocol (data and flag in one word), for small messages: at most 2 MiB from one rank to
-    /// another.
+    /// LL protocol (data and a flag in one word), for small messages: at most 2 MiB from one rank
+    /// to another.
     Ll,
 }
 

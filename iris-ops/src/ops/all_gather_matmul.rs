@@ -34,22 +34,24 @@ options! { ROW,
 }
 
 variants! { ROW;
-    /// Shards are pushed to all ranks; then a barrier, then the product. A may be in any memory.
+    /// Shards of A are pushed to all ranks; then a barrier, then the product. A may be in any
+    /// memory.
     Baseline,
-    /// The product reads the peers' shards of A directly in their memory. A must be in the
-    /// symmetric heap.
+    /// The kernel of the product reads the peers' shards of A directly from their memory. A must be
+    /// in the symmetric heap.
     Pull,
-    /// Some workgroups fetch peers' shards into a staging buffer and raise a flag for each unit;
-    /// the others multiply, and wait for the units they need. A must be in the symmetric heap.
+    /// Some workgroups fetch the peers' shards of A into a staging buffer and raise a flag for each
+    /// unit; the others multiply, and wait for the units that they need. A must be in the symmetric
+    /// heap.
     Staged(Staged => staged),
     /// All-gather of A as by [`AllGather`](crate::AllGather), then a GEMM of the library that the
     /// options choose. A may be in any memory. The option `tile` is a tile of A.
     Unfused,
-    /// Copy engines push the shards to all ranks in a few parts (on AMD, kernels of the runtime:
+    /// Copy engines push the shards to all ranks in a few parts (on AMD, kernels of the runtime do:
     /// [`Variant::CopyEngine`](crate::Variant::CopyEngine)). Each part is multiplied when it has
     /// arrived, this rank's own rows first. If A is split by columns, the product starts when all
-    /// of A is there. The GEMMs are those of `Unfused`. A may be in any memory. The option `tile`
-    /// is a tile of A; its rows are the rows of a part.
+    /// of A has arrived. The GEMMs are those of `Unfused`. A may be in any memory. The option
+    /// `tile` is a tile of A; its rows are the rows of a part.
     CopyEngine,
 }
 

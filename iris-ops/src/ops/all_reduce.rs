@@ -25,20 +25,20 @@ options! { ROW,
 }
 
 variants! { ROW;
-    /// Each rank pushes its input to all, and each adds all inputs in the order of ranks, so all
-    /// ranks get the same bits. For small messages.
+    /// Each rank pushes its input to all ranks, and each rank adds all inputs in the order of
+    /// ranks, so all ranks get the same bits. Best for small messages.
     OneShot,
-    /// The owner of a tile adds it up, its own part first, and sends the sum to all, so all ranks
-    /// get the same bits.
+    /// The owner of a tile adds it up, its own part first, and sends the sum to all ranks, so all
+    /// ranks get the same bits.
     TwoShot,
-    /// LL protocol (data and flag in one word); each rank adds all inputs as in `OneShot`. For at
-    /// most 2 MiB.
+    /// LL protocol (data and a flag in one word); each rank adds all inputs as in `OneShot`. Only
+    /// for messages of at most 2 MiB.
     Ll,
-    /// Ranks add into the owner's f32 tile under a spinlock. The order of additions varies between
-    /// runs, and with it the last bits.
+    /// Ranks add their inputs to an f32 sum at the tile's owner while they hold a spinlock. The
+    /// order of additions varies between runs, and with it the last bits of the result.
     Spinlock,
-    /// Ranks add into the owner's f32 tile by atomic additions. The order of additions varies
-    /// between runs, and with it the last bits.
+    /// Ranks add their inputs to an f32 sum at the tile's owner by atomic additions. The order of
+    /// additions varies between runs, and with it the last bits of the result.
     Atomic,
 }
 

@@ -34,8 +34,8 @@ variants! { ROW;
     /// Each rank pushes its blocks to their receivers, with a signal per tile. Takes messages of
     /// any size.
     Push,
-    /// LL protocol (data and flag in one word), for small messages: at most 2 MiB from one rank to
-    /// another.
+    /// LL protocol (data and a flag in one word), for small messages: at most 2 MiB from one rank
+    /// to another.
     Ll,
 }
 

@@ -12,8 +12,8 @@ use crate::options::options;
 use crate::programs::BARRIER;
 use crate::spec::{Common, Dims, Form, Memory, Part, Row, Tiles};
 
-/// Barrier of all ranks of the heap, or of the ranks in [`Options::members`]. All ranks make it;
-/// only members run it.
+/// Barrier of all ranks of the heap, or of the ranks in [`Options::members`]. All ranks make the
+/// operator, but only members run it.
 #[derive(Debug)]
 pub struct Barrier {
     operator: Operator,

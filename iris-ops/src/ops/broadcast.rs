@@ -31,11 +31,11 @@ options! { ROW,
 variants! { ROW;
     /// The root pushes all of its data to every other rank.
     Push,
-    /// The root pushes each tile to one of the other ranks, which passes it on to the remaining
-    /// ranks as soon as it has arrived: a scatter and an all-gather in one launch. For large
-    /// messages with more than two ranks.
+    /// The root pushes each tile to one of the other ranks, which passes the tile on to the
+    /// remaining ranks as soon as it has arrived: a scatter and an all-gather in one launch. Best
+    /// for large messages with more than two ranks.
     TwoShot,
-    /// LL protocol (data and flag in one word), for small messages: at most 2 MiB.
+    /// LL protocol (data and a flag in one word), for small messages: at most 2 MiB.
     Ll,
 }
 

@@ -1,4 +1,4 @@
-//! Matrix product of one rank, with the options of the fused operators.
+//! Matrix product on one rank, with the options of the fused operators.
 
 use crate::MatmulArgs;
 use crate::facade::operator;

@@ -33,11 +33,12 @@ variants! { ROW;
     Push,
     /// Whole-matrix GEMM of the library that the options choose, then the all-gather.
     Unfused,
-    /// Whole-matrix GEMM in a few parts of rows: a copy engine sends each finished part to all
-    /// ranks while the next one is multiplied. The option `tile` sets the number of rows of a part.
+    /// Whole-matrix GEMM that is cut into a few parts of rows: a copy engine sends each finished
+    /// part to all ranks while the next part is multiplied. The option `tile` sets the number of
+    /// rows of a part.
     CopyEngine,
-    /// One whole-matrix GEMM whose epilogue stores each tile to all ranks; on NVIDIA's sm_90. On
-    /// other devices, and for operands that this GEMM does not support, calls run as `Unfused`.
+    /// One whole-matrix GEMM whose epilogue stores each tile to all ranks; only on NVIDIA's sm_90.
+    /// On other devices, and for operands that this GEMM does not support, calls run as `Unfused`.
     Epilogue,
 }
 

@@ -1,4 +1,4 @@
-//! Product, then the sum over ranks on all ranks: row-parallel linear layers.
+//! Product, then the sum over ranks, which all ranks get: used for row-parallel linear layers.
 
 use iris_kernels::Kernel;
 use iris_kernels::args::arrival;
@@ -31,17 +31,19 @@ options! { ROW,
 }
 
 variants! { ROW;
-    /// Each rank pushes its partial of every tile to all, and each adds all partials in the order
-    /// of ranks, so all ranks get the same bits. For small results.
+    /// Each rank pushes its partial product of every tile to all ranks, and each rank adds all
+    /// partial products in the order of ranks, so all ranks get the same bits. Best for small
+    /// results.
     OneShot,
-    /// The owner of a tile adds it up, its own partial first, and sends the sum to all, so all
-    /// ranks get the same bits.
+    /// The owner of a tile adds up the ranks' partial products, its own first, and sends the sum to
+    /// all ranks, so all ranks get the same bits.
     TwoShot,
-    /// Ranks add into the owner's f32 tile under a spinlock. The order of additions varies between
-    /// runs, and with it the last bits.
+    /// Ranks add their partial products to an f32 sum at the tile's owner while they hold a
+    /// spinlock. The order of additions varies between runs, and with it the last bits of the
+    /// result.
     Spinlock,
-    /// Ranks add into the owner's f32 tile by atomic additions. The order of additions varies
-    /// between runs, and with it the last bits.
+    /// Ranks add their partial products to an f32 sum at the tile's owner by atomic additions. The
+    /// order of additions varies between runs, and with it the last bits of the result.
     Atomic,
     /// Whole-matrix GEMM of the library that the options choose, then an all-reduce of its result
     /// by the protocol of `TwoShot`.
@@ -49,12 +51,12 @@ variants! { ROW;
     /// Whole-matrix GEMM, then an all-reduce of its result by the protocol of `OneShot`.
     UnfusedOneShot,
     /// Whole-matrix GEMM, then an all-reduce of its result by the LL protocol, with the same bits
-    /// as `UnfusedOneShot`: for at most 2 MiB.
+    /// as `UnfusedOneShot`: only for results of at most 2 MiB.
     UnfusedLl,
     /// Variant `copy_engine` of [`MatmulReduceScatter`](crate::MatmulReduceScatter), after which a
-    /// copy engine sends each part of the sums to all ranks while the next is multiplied. The rows
-    /// of C are split over the ranks, and the owner of a row adds its own partial first, so all
-    /// ranks get the same bits.
+    /// copy engine sends each part of the sums to all ranks while the next part is multiplied. The
+    /// rows of C are split over the ranks, and the owner of a row adds its own partial product
+    /// first, so all ranks get the same bits.
     CopyEngine,
     /// Variant `epilogue` of [`MatmulReduceScatter`](crate::MatmulReduceScatter), in which the same
     /// GEMM also stores each tile of the sums to all ranks.

@@ -15,8 +15,8 @@ operator! {
     /// C (rows `split(m, size, rank)` x `n`) = these rows of the sum over ranks of A (`m` x `k`) B
     /// (`k` x `n`), plus a bias that is added once. `k` may differ between ranks.
     ///
-    /// Tiles are sent to the rank that owns their rows. It adds its own partial first, then the
-    /// others in ascending order of ranks, so every run gives the same bits.
+    /// Tiles are sent to the rank that owns their rows. That rank adds its own partial product
+    /// first, then the others in ascending order of ranks, so every run gives the same bits.
     MatmulReduceScatter(MatmulArgs)
 }
 
@@ -36,14 +36,14 @@ variants! { ROW;
     /// Whole-matrix GEMM of the library that the options choose, then the reduce-scatter.
     Unfused,
     /// GEMMs of the rows that peers own come first, in a few parts: a copy engine sends each
-    /// finished part to its owner while the next one is multiplied. The rows of this rank come
-    /// last, and the peers' partials are added to them. The GEMMs are those of `Unfused`. The
-    /// option `tile` sets the number of rows of a part.
+    /// finished part to its owner while the next part is multiplied. The rows of this rank come
+    /// last, and the peers' partial products are added to them. The GEMMs are those of `Unfused`.
+    /// The option `tile` sets the number of rows of a part.
     CopyEngine,
     /// One whole-matrix GEMM, on NVIDIA's sm_90. It multiplies the rows that peers own first, and
-    /// its epilogue stores them to their owners; then the rows of this rank, to which it adds the
-    /// peers' partials in f32, in ascending order of ranks. On other devices, and for operands that
-    /// this GEMM does not support, calls run as `Unfused`.
+    /// its epilogue stores them to their owners. It multiplies this rank's own rows last, and adds
+    /// the peers' partial products to them in f32, in ascending order of ranks. On other devices,
+    /// and for operands that this GEMM does not support, calls run as `Unfused`.
     Epilogue,
 }
 

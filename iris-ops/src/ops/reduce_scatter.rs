@@ -16,7 +16,7 @@ operator! {
     /// Reduce-scatter. Output = this rank's part of the sum over ranks of the input. Planned by
     /// elements ([`Options::new`]), part r is elements `r * count..(r + 1) * count`. Planned by
     /// rows ([`Options::rows`]), it is the rows `split(m, size, r)`. Each rank pushes every part to
-    /// its owner, who adds its own first and then the others in ascending order of ranks.
+    /// its owner, who adds its own part first and then the others in ascending order of ranks.
     ReduceScatter(CollectiveArgs)
 }
 
@@ -34,8 +34,8 @@ variants! { ROW;
     /// Each rank pushes every part to its owner, with a signal per tile. Takes messages of any
     /// size.
     Push,
-    /// LL protocol (data and flag in one word), for small messages: at most 2 MiB from one rank to
-    /// another.
+    /// LL protocol (data and a flag in one word), for small messages: at most 2 MiB from one rank
+    /// to another.
     Ll,
 }
 

@@ -25,15 +25,15 @@ fn a_message_on_a_gpu_takes_as_many_workgroups_as_it_has_work_for() {
         let choice = plan.at(m);
         (plan.grid(choice.form, choice.tile).tiles(), plan.work(choice, (m, n), 0))
     };
-    // A tile has one vector for every second of 256 threads; in messages above 64 KiB, one for
-    // every thread.
+    // In small messages a tile has one vector for every second of 256 threads; in messages above 64
+    // KiB, one for every thread.
     assert_eq!(tiles(OneShot, 1, 4096), (4, 4));
     assert_eq!(tiles(OneShot, 8, 4096), (32, 32));
     assert_eq!(tiles(OneShot, 1, 5000), (5, 5));
     assert_eq!(tiles(OneShot, 16, 4096), (32, 32));
-    // Rows are split over 4 ranks, each of which owns 32 tiles.
+    // The rows are split over 4 ranks, each of which owns 32 tiles.
     assert_eq!(tiles(TwoShot, 128, 4096), (128, 128));
-    // Larger messages have four times as many tiles, of at most 128 KiB each.
+    // Larger messages are cut into four times as many tiles, of at most 128 KiB each.
     assert_eq!(tiles(TwoShot, 2048, 4096), (512, message_groups(ranks)));
     assert_eq!(tiles(TwoShot, 1, 8 << 20), (512, message_groups(ranks)));
     assert_eq!(tiles(TwoShot, 16384, 4096).0, 1024);
@@ -44,7 +44,7 @@ fn a_message_on_a_gpu_takes_as_many_workgroups_as_it_has_work_for() {
     let choice = plan.at(2048);
     let split = plan.split_grid(plan.grid(choice.form, choice.tile));
     assert_eq!((split.tiles(), work(2048)), (512, 128));
-    // Calls with fewer rows launch fewer workgroups, at least one.
+    // Calls with fewer rows must launch fewer workgroups, but at least one.
     assert_eq!((work(64), work(0)), (4, 1));
 }
 
@@ -59,13 +59,13 @@ fn a_small_message_on_a_gpu_takes_workgroups_of_few_threads() {
         let choice = plan.at(m);
         (plan.work(choice, (m, n), 0), plan.threads(choice, (m, n)))
     };
-    // One item per thread; the threads of the last wave have none.
+    // A thread has one item; the threads of a workgroup's last wave have none.
     assert_eq!(taken(Ll, (1, 4096), false), (16, Some(128)));
     assert_eq!(taken(Ll, (8, 4096), false), (43, Some(256)));
     assert_eq!(taken(Ll, (32, 4096), false), (74, Some(512)));
     assert_eq!(taken(Ll, (1, 4096), true), (3, Some(512)));
     assert_eq!(taken(TwoShot, (512, 4096), false).1, Some(256));
-    // `None`: the launch has as many threads per workgroup as the kernel is built for.
+    // The result `None` means that a workgroup has as many threads as the kernel is built for.
     assert_eq!(taken(TwoShot, (16384, 4096), false).1, None);
     assert_eq!(taken(TwoShot, (512, 4096), true).1, None);
 }
@@ -77,8 +77,8 @@ fn plans_of_other_sizes_differ_in_the_size_first() {
         differing.expect("something differs").0
     };
     let ranks = Ranks::new(0, 2);
-    // The plans' choices, or their number, differ between calls of `count` and of `count + 1`
-    // elements.
+    // Plans for different sizes must differ first in the size itself, and only then in properties
+    // that follow from it.
     for count in [16, 32, 1000, 2048, 4096] {
         let of = |count| all_reduce::Options::new(count).plan(ranks).unwrap().fingerprint();
         assert_eq!(first(of(count), of(count + 1)), ("count", count.to_string()));
@@ -99,8 +99,8 @@ fn some_workgroups_of_a_large_message_only_send() {
     };
     let two = (BackendKind::Cuda, 2);
     assert_eq!(senders(two, TwoShot, 2048, false), 65);
-    // Smaller and larger messages, and cases that were not measured, have no workgroups that only
-    // send.
+    // Smaller and larger messages, and cases that were not measured, must have no workgroups that
+    // only send.
     assert_eq!(senders(two, TwoShot, 2047, false), 0);
     assert_eq!(senders(two, TwoShot, 16384, false), 0);
     assert_eq!(senders(two, OneShot, 2048, false), 0);
@@ -110,7 +110,7 @@ fn some_workgroups_of_a_large_message_only_send() {
     let options = reduce_scatter::Options::rows(16384, 4096).dtype(DType::BF16);
     let senders = |m| of(options.clone().plan(ranks(two)).unwrap(), m);
     assert_eq!((senders(8191), senders(8192), senders(16384)), (0, 49, 49));
-    // All-gather: its messages are not summed, and have other limits.
+    // Messages of an all-gather are not summed, and have other limits than sums.
     let options = all_gather::Options::rows(16384, 4096).dtype(DType::BF16);
     let senders = |world, m| of(options.clone().plan(ranks(world)).unwrap(), m);
     assert_eq!((senders(two, 4095), senders(two, 4096), senders(two, 16384)), (0, 65, 65));
@@ -119,11 +119,11 @@ fn some_workgroups_of_a_large_message_only_send() {
     }
     let options = all_to_all::Options::rows(16384, 4096).dtype(DType::BF16);
     assert_eq!(of(options.plan(ranks(two)).unwrap(), 16384), 65);
-    // The root of a broadcast receives nothing, so it needs no receivers.
+    // The root of a broadcast receives nothing, so none of its workgroups only receive.
     let options = broadcast::Options::rows(16384, 4096).dtype(DType::BF16);
     assert_eq!(of(options.plan(ranks(two)).unwrap(), 16384), 0);
-    // In a fused product the workgroup that has a tile sends it. An unfused all-gather sends rows
-    // of C in place, so no workgroup may write them meanwhile.
+    // In a fused product the workgroup that computes a tile also sends it. An unfused all-gather
+    // sends rows of C in place, so no workgroup may write these rows meanwhile.
     for variant in [matmul_all_gather::Variant::Push, matmul_all_gather::Variant::Unfused] {
         let options = matmul_all_gather::Options::new(16384, 4096, 64).dtype(DType::BF16);
         let plan = options.variant(variant).plan(ranks(two)).unwrap();
@@ -144,7 +144,7 @@ fn an_automatic_plan_serves_small_and_large_calls() {
     assert_eq!((plan.at(1).variant, plan.at(4096).variant), (Variant::OneShot, Variant::TwoShot));
     assert_eq!((plan.variant(), plan.choices().last().unwrap().max_size), (Variant::TwoShot, 4096));
     assert!(plan.choices().windows(2).all(|two| two[0].max_size < two[1].max_size), "{plan}");
-    // If the caller asks for a variant, the plan uses it for calls of all sizes.
+    // If the caller asks for a variant, the plan must use it for calls of all sizes.
     let one = matmul_all_reduce::Options::new(4096, 512, 64);
     let one = one.variant(matmul_all_reduce::Variant::TwoShot).plan(ranks).unwrap();
     assert_eq!(one.choices().len(), 1);
@@ -186,7 +186,7 @@ fn large_messages_of_a_root_are_passed_on() {
     assert_eq!(choices(128 << 20), [Push, TwoShot, TwoShot]);
     let large = |backend, size| plan(backend, size, 128 << 20).variant();
     assert_eq!([large(Hip, 2), large(Hip, 8), large(Cpu, 2)], [Push, TwoShot, Push]);
-    // Smaller calls of a plan get the variant that a plan for their size would have.
+    // Smaller calls of a plan must get the variant that a plan for their size would have.
     let one = plan(Cuda, 4, 128 << 20);
     let at = [64 << 10, 512 << 10, 1 << 20].map(|elements: usize| one.at(elements).variant);
     assert_eq!(at, [Ll, Push, TwoShot]);
@@ -203,14 +203,14 @@ fn gpu_products_use_whole_matrix_gemms() {
         let plan = options.plan(Ranks::new(0, size).on_device(Device::assumed(backend))).unwrap();
         plan.at(m).variant
     };
-    // Limits of the variants: 1 and 8 MiB for two ranks, 256 KiB and 1 MiB for four, 1 MiB for
-    // others.
+    // Size limits of the variants: 1 and 8 MiB for two ranks, 256 KiB and 1 MiB for four ranks, 1
+    // MiB for others.
     assert_eq!((sum(64, 2, Cuda), sum(65, 2, Cuda)), (Variant::UnfusedLl, Variant::UnfusedOneShot));
     assert_eq!(
         (sum(256, 2, Cuda), sum(511, 2, Cuda)),
         (Variant::UnfusedOneShot, Variant::Epilogue)
     );
-    // A row of the tuning table, measured for this shape, chooses the variant.
+    // For this shape the variant is chosen by a measured row of the tuning table.
     assert_eq!(sum(512, 2, Cuda), Variant::Epilogue);
     let gelu = matmul_all_reduce::Options::new(512, 8192, 3584).dtype(DType::BF16);
     let gelu = gelu
@@ -221,7 +221,7 @@ fn gpu_products_use_whole_matrix_gemms() {
     assert_eq!((sum(16, 4, Cuda), sum(64, 4, Cuda)), (Variant::UnfusedLl, Variant::UnfusedOneShot));
     assert_eq!((sum(64, 3, Cuda), sum(128, 4, Cuda)), (Variant::UnfusedOneShot, Variant::Unfused));
     assert_eq!((sum(64, 1, Cuda), sum(4096, 4, Cpu)), (Variant::OneShot, Variant::TwoShot));
-    // The limit counts bytes to each peer: 8 MiB with two ranks, 16 MiB with four.
+    // The limit counts the bytes sent to each peer: 8 MiB with two ranks, 16 MiB with four.
     assert_eq!((sum(1024, 2, Cuda), sum(4096, 4, Cuda)), (Variant::Epilogue, Variant::CopyEngine));
     assert_eq!(
         (sum(1024, 4, Cuda), sum(4096, 2, BackendKind::Hip)),
@@ -242,7 +242,7 @@ fn gpu_products_use_whole_matrix_gemms() {
     assert_eq!(variant(gather.workgroups(8)), Variant::Unfused);
 }
 
-/// Tests that `auto` takes the same variant if a call is traced, counted, delayed, or given a
+/// Tests that `auto` chooses the same variant if a call is traced, counted, delayed, or given a
 /// number of workgroups.
 #[test]
 fn observing_a_call_does_not_change_the_choice() {
@@ -265,7 +265,8 @@ fn observing_a_call_does_not_change_the_choice() {
             observed[1].counted = true;
             observed[2].workgroups = Some(4);
             observed[3].injected = delayed;
-            // On the CPU an environment variable delays kernels, not `injected`.
+            // On the CPU kernels are delayed by an environment variable, not by the option
+            // `injected`.
             let observed = if backend == BackendKind::Cpu { &observed[..3] } else { &observed };
             for request in observed {
                 assert_eq!(choices(request), expected, "{op} of {size} ranks on {backend}");
@@ -274,8 +275,8 @@ fn observing_a_call_does_not_change_the_choice() {
     }
 }
 
-/// Tests that N and K of a rank decide only if the caller asserts (`even`) that all ranks have the
-/// same.
+/// Tests that a rank's N and K influence the choice only if the caller asserts (by `even`) that all
+/// ranks have the same.
 #[test]
 fn rows_of_the_table_go_by_n_and_k_where_all_ranks_have_the_same() {
     let ranks = Ranks::new(0, 2).on_device(Device::assumed(BackendKind::Cuda));
@@ -289,7 +290,8 @@ fn rows_of_the_table_go_by_n_and_k_where_all_ranks_have_the_same() {
         [gathered(1280, true), gathered(1280, false), gathered(1284, true)],
         [tuned, ruled, ruled]
     );
-    // Calls unlike the measured ones (here with another output type) get their tile by rule, too.
+    // Calls unlike the measured ones (here with another output type) must get their tile by rule,
+    // too.
     let wide =
         options(1280, true).variant(all_gather_matmul::Variant::CopyEngine).output(DType::F32);
     assert_eq!(wide.plan(ranks).unwrap().tile(), ruled);
@@ -302,7 +304,7 @@ fn rows_of_the_table_go_by_n_and_k_where_all_ranks_have_the_same() {
     assert_eq!(scattered(3584, true), Variant::Epilogue);
 }
 
-/// Tests the variants of products with an RMSNorm after the sum, by size of the message.
+/// Tests which variants products with an RMSNorm after the sum get, by size of the message.
 #[test]
 fn norms_of_large_products_are_behind_what_stores_itself() {
     let ranks = Ranks::new(0, 2).on_device(Device::assumed(BackendKind::Cuda));
@@ -314,7 +316,7 @@ fn norms_of_large_products_are_behind_what_stores_itself() {
     let by_rows = [16, 384, 512, 4096].map(|m| variant(options(m)));
     let [words, tiles, stores] = [Variant::UnfusedLl, Variant::UnfusedOneShot, Variant::Epilogue];
     assert_eq!(by_rows, [words, tiles, stores, stores]);
-    // The number of workgroups does not change the choice. For f32 there is no GEMM that stores to
+    // The number of workgroups must not change the choice. For f32 there is no GEMM that stores to
     // peers.
     assert_eq!(variant(options(512).workgroups(64)), stores);
     assert_eq!(variant(options(4096).dtype(DType::F32)), Variant::Unfused);
@@ -389,8 +391,8 @@ fn tiles_of_a_gathered_a_are_pieces_of_its_lines() {
             let part = plan.split_grid(plan.grid(choice.form, choice.tile)).part(0);
             assert_eq!((part.rows * part.cols) as usize, rows * columns);
             assert_eq!(part.tiles() as usize, rows.div_ceil(high) * columns.div_ceil(wide));
-            // The workspace holds A and what the GEMM library needs, and no inbox: A is gathered
-            // where the GEMM reads it.
+            // The workspace must hold A and what the GEMM library needs, and no inbox, because A is
+            // gathered where the GEMM reads it.
             let library = choice.needs.workspace - (m * k * 2) as u64;
             assert_eq!((choice.needs.inbox_half(), library % 8), (0, 0));
             assert!(plan.data_bytes() >= (m * k * 2) as u64);
@@ -413,7 +415,8 @@ fn small_messages_go_in_words_that_carry_their_data() {
     let four = plan(16384, 4, Cuda);
     assert_eq!([32, 33].map(|m| four.at(m).variant), [Variant::Ll, Variant::OneShot]);
     assert!((2..=8).all(|size| plan(1, size, Cuda).variant() == Variant::Ll));
-    // The LL protocol is not chosen for nine ranks, with which it has not run, nor for one rank.
+    // The LL protocol must not be chosen for nine ranks, because it has not run with so many, nor
+    // for one rank.
     for (size, backend) in [(2, Cpu), (9, Cuda), (1, Cuda)] {
         assert_ne!(plan(1, size, backend).variant(), Variant::Ll, "{size} ranks on {backend}");
     }
@@ -423,7 +426,7 @@ fn small_messages_go_in_words_that_carry_their_data() {
     };
     assert_eq!((gathers(128).variant(), gathers(256).variant()), (Variant::Ll, Variant::Push));
     assert_eq!(gathers(256).at(128).variant, Variant::Ll);
-    // A tile that the caller chose excludes the LL protocol, which has no tiles.
+    // If the caller chooses a tile, the LL protocol is excluded, because it has no tiles.
     let tiled = all_reduce::Options::rows(1, 4096).tile(TileShape { m: 1, n: 512 });
     let tiled = tiled.plan(Ranks::new(0, 2).on_device(Device::assumed(Cuda))).unwrap();
     assert_eq!(tiled.variant(), Variant::OneShot);
@@ -441,7 +444,7 @@ fn plans_are_said_in_a_line() {
     let said = "all_reduce of 1000 f32, rank 2 of 3 on cpu: one_shot by tiles of 1 x 500; \
                 24576 bytes of data, 3072 of signals";
     assert_eq!(plan.to_string(), said);
-    // The plan prints each choice with the reason for it.
+    // A printed plan must show each choice with its reason.
     let ranks = Ranks::new(0, 2).on_device(Device::assumed(BackendKind::Cuda));
     let options = matmul_all_reduce::Options::new(640, 8192, 3584).dtype(DType::BF16);
     let said = options.plan(ranks).unwrap().to_string();
@@ -481,9 +484,9 @@ fn signalled(op: Op) -> Option<Variant> {
     op.variants().into_iter().find(|it| row(op).form(*it).is_some_and(|it| it.arrival.is_some()))
 }
 
-/// Tests that a kernel beside a call has room: no variant whose tiles have signals contains a GEMM
-/// that needs all multiprocessors. Other variants are refused, and so are more multiprocessors than
-/// the device has.
+/// Tests that there is room on the device for a kernel that runs at the same time as a call: no
+/// variant whose tiles have signals contains a GEMM that needs all multiprocessors. Other variants
+/// are refused, and so are more multiprocessors than the device has.
 #[test]
 fn a_kernel_beside_a_call_has_room() {
     for op in Op::ALL {
@@ -540,8 +543,7 @@ fn a_request_of_any_operator_takes_what_the_operator_reads() {
                 assert!(said.starts_with(&format!("{op}: {name} is ")), "{said}");
             }
         }
-        // A message by elements exists only for collectives, and a staging layout only for one
-        // variant.
+        // Only collectives have messages by elements, and only one variant has a staging layout.
         let mut request = op.request(8, 6, 4);
         request.elements = true;
         let message = !op.multiplies() && op != Op::Barrier;

@@ -1,5 +1,5 @@
-//! Plans over several nodes: operators of each node, and steps between nodes over the ranks with
-//! equal local ranks.
+//! Plans over several nodes: operators of each node, and steps between nodes, each over the ranks
+//! that have the same number within their nodes.
 //!
 //! Ranks are numbered node by node, with the same number on each node, so splits nest: the rows of
 //! a node's ranks are contiguous, and split over these ranks they equal the rows of the split over
@@ -24,29 +24,30 @@ use crate::ranks::Ranks;
 use crate::spec::{Common, Dims, Form, Memory, Norm, Part, Row, Tiles};
 use crate::split::split;
 
-/// Role of an operator of this node as a part of an operator over several nodes.
+/// Role that an operator of this node has in an operator over several nodes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Role {
-    /// The fused operator or the collective itself.
+    /// Operator that does the main work: the fused operator or the collective itself.
     Main,
     /// All-gather of the rows within the node.
     Gather,
     /// Copy of the data that this rank sends to other nodes.
     Copy,
-    /// Conversion of this rank's partial sums to f32, the type that is summed between nodes.
+    /// Conversion of this rank's partial sums to f32, the type in which sums between nodes are
+    /// made.
     Widen,
-    /// Final step from this rank's sums to results: bias, epilogue, RMSNorm, rounding.
+    /// Final step that turns this rank's sums into results: bias, epilogue, RMSNorm, rounding.
     Finish,
     /// Copy of the results out of the padded output message.
     CopyOut,
-    /// GEMM of the node, with the whole of A.
+    /// GEMM on each rank of the node, after the whole of A has been gathered.
     Product,
 }
 
 /// Memory area of an operator over several nodes, in the data segment of each rank.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Area {
-    /// Partial sums of this node, in a type other than f32.
+    /// Partial sums of this node, if their type is not f32.
     Partial,
     /// Input of the steps between nodes.
     Send,
@@ -59,7 +60,7 @@ pub(crate) enum Area {
     /// Input message, padded to equal parts for all ranks.
     Padded,
     PaddedOut,
-    /// The whole of A, transposed.
+    /// Whole matrix A, transposed.
     Whole,
 }
 
@@ -78,8 +79,8 @@ impl Area {
     }
 }
 
-/// Parts of an operator over several nodes: the node's operators, and memory for the steps between
-/// nodes.
+/// Parts of an operator over several nodes: the operators of this node, and memory for the steps
+/// between nodes.
 #[derive(Debug)]
 pub(crate) struct Composed {
     pub(crate) parts: BTreeMap<Role, Plan>,
@@ -89,7 +90,7 @@ pub(crate) struct Composed {
     pub(crate) blocks: usize,
 }
 
-/// Operator that copies on this rank, and also applies the epilogue to finished elements.
+/// Operator that copies data within this rank, and also applies the epilogue to finished elements.
 static COPY: Row = Row {
     op: Op::AllReduce,
     message: Op::AllReduce,
@@ -103,26 +104,27 @@ static COPY: Row = Row {
     forms: &[Form::push(Variant::Local, LOCAL, Memory::None).norms(Norm::Last)],
 };
 
-/// Number of bytes whose transfer between nodes takes as long as the latency of a step: 20 us at
-/// 12.5 GB/s (one 100 Gbit/s port). More blocks overlap more of the transfer with the node's work,
-/// but each adds one latency.
+/// Number of bytes whose transfer between nodes takes as long as the latency of a step between
+/// nodes: 20 us at 12.5 GB/s (one 100 Gbit/s port). With more blocks, more of the transfer overlaps
+/// the node's work, but each block adds one latency.
 const BYTES_OF_LATENCY: f64 = 250e3;
 /// Maximum number of blocks into which the rows of a call are split.
 const MOST_BLOCKS: usize = 16;
 
-/// Number of blocks with the least predicted time. With `b` blocks of a transfer that takes `w`,
-/// and at least as much work in the node, `b` latencies and `w / b` are not overlapped. Their sum
-/// is least at b = sqrt(w / latency).
+/// Number of blocks with the shortest predicted time. If a transfer that takes the time `w` is cut
+/// into `b` blocks, and the work in the node takes at least as long, then `b` latencies and `w / b`
+/// of the transfer are not overlapped. Their sum is least at b = sqrt(w / latency).
 fn blocks_of(bytes: u64) -> usize {
     ((bytes as f64 / BYTES_OF_LATENCY).sqrt() as usize).clamp(1, MOST_BLOCKS)
 }
 
-/// Maximum number of thread blocks of a step between nodes on a GPU: the limit that an engine such as
-/// NCCL is to be given (`maxCTAs`). Each takes at most one multiprocessor.
+/// Maximum number of thread blocks of a step between nodes on a GPU: the limit to set in a
+/// communication library such as NCCL (`maxCTAs`). Each thread block takes at most one
+/// multiprocessor.
 const STEP_BLOCKS: u32 = 8;
 
-/// Maximum number of bytes of a step between nodes: a frame of the ranks' connections is at most 1
-/// GiB.
+/// Maximum number of bytes of a step between nodes: a frame of the connections between ranks is at
+/// most 1 GiB.
 const MOST_BYTES: u64 = (1 << 30) - (1 << 20);
 
 /// Alignment in bytes of the slots that are sent in steps between nodes.
@@ -135,7 +137,8 @@ pub(crate) fn slot_bytes(rows: usize, cols: usize, dtype: DType) -> u64 {
 }
 
 impl Composed {
-    /// Sum of `of` (such as the data bytes of a plan) over the plans of all parts.
+    /// Sum over the plans of all parts of the value that `of` returns (such as the data bytes of a
+    /// plan).
     pub(super) fn sum(&self, of: impl Fn(&Plan) -> u64) -> u64 {
         self.parts.values().fold(0, |sum: u64, part| sum.saturating_add(of(part)))
     }
@@ -145,7 +148,7 @@ impl Composed {
     }
 }
 
-/// Size in bytes of each area that any of these plans has: the largest of the plans' sizes.
+/// Size in bytes of each area that at least one of these plans has: the maximum over the plans.
 pub(crate) fn largest_areas(plans: &[&Plan]) -> BTreeMap<Area, u64> {
     let mut largest = BTreeMap::new();
     let areas = plans.iter().filter_map(|plan| plan.composed()).flat_map(|it| &it.areas);
@@ -156,13 +159,13 @@ pub(crate) fn largest_areas(plans: &[&Plan]) -> BTreeMap<Area, u64> {
     largest
 }
 
-/// Size in bytes of areas in the data segment, padding included.
+/// Number of bytes that these areas take in the data segment, padding included.
 pub(crate) fn area_bytes(areas: &BTreeMap<Area, u64>) -> u64 {
     let padded = areas.values().map(|bytes| bytes.next_multiple_of(ALIGNMENT));
     padded.fold(0, u64::saturating_add)
 }
 
-/// Allocates areas of these sizes in bytes: collective over the ranks of this node.
+/// Allocates areas with these sizes in bytes. Collective over the ranks of this node.
 #[track_caller]
 pub(crate) fn alloc_areas(
     heap: &SymmetricHeap,
@@ -186,7 +189,8 @@ struct Maker<'a> {
 }
 
 impl Maker<'_> {
-    /// Adds an operator of the node with the types of the request; `change` sets everything else.
+    /// Adds an operator of this node that has the types of the request; `change` sets its other
+    /// options.
     fn part(
         &mut self,
         role: Role,
@@ -220,7 +224,7 @@ impl Maker<'_> {
         Ok(())
     }
 
-    /// Adds the main operator, which gets the variant and tile that the caller chose.
+    /// Adds the main operator of the node, which gets the variant and tile that the caller chose.
     fn main(
         &mut self,
         row: &'static Row,
@@ -262,8 +266,9 @@ impl Maker<'_> {
         self.composed.areas.insert(area, bytes);
     }
 
-    /// Type of a node's sums as its operator returns them. With one rank per node there is no sum,
-    /// so values are rounded to the wire type here, as they are within a larger node.
+    /// Type in which the node's operator returns its sums. With one rank per node there is no sum
+    /// within the node, so values are rounded here to the type that travels between ranks, as they
+    /// are in a larger node.
     fn partial(&mut self, rows: usize, n: usize) -> Result<DType> {
         let wire = self.request.wire_dtype();
         if self.ranks.local().size > 1 || wire == DType::F32 {
@@ -281,7 +286,8 @@ impl Maker<'_> {
         let (output, wire) = (request.output_dtype(), request.wire_dtype());
         let (nodes, local, size) = (self.ranks.nodes(), self.ranks.local().size, self.ranks.size);
         let all_gather = crate::ops::row(Op::AllGather);
-        // Number of rows of the largest part of a rank, and of a node.
+        // Number of rows of the largest part that a rank has, and of the largest part that a node
+        // has.
         let own = if elements { 1 } else { m.div_ceil(size) };
         let of_node = if elements { local } else { local * own };
         let slots = |rows, cols, dtype| nodes as u64 * slot_bytes(rows, cols, dtype);
@@ -297,7 +303,8 @@ impl Maker<'_> {
                 let blocks = request.blocks.unwrap_or_else(|| blocks_of(bytes));
                 let blocks = if elements { 1 } else { blocks.clamp(1, m.max(1)) };
                 self.composed.blocks = blocks;
-                // A message of elements is split into parts of equal length, which pad it.
+                // A message of elements is split into parts of equal length, for which it is
+                // padded.
                 let (rows, n) =
                     if elements { (local, n.div_ceil(local)) } else { (m.div_ceil(blocks), n) };
                 let own = rows.div_ceil(local);
@@ -369,17 +376,17 @@ impl Maker<'_> {
                 if let Some(variant) = request.variant {
                     return Err(self.refused("variant of columns", &variant, "auto"));
                 }
-                // Columns are sent as rows of the transpose.
+                // Columns of A are sent as rows of its transpose.
                 let own = k.div_ceil(size);
                 let columns = split(k, size, self.ranks.rank).len();
                 let Request { epilogue, tile, .. } = *request;
-                // N differs between ranks, but the shape of tiles must not.
+                // Ranks have different numbers of columns of C but must use tiles of one shape.
                 let tile = tile.unwrap_or(TileShape { m: 64, n: 64 });
                 self.part(Role::Product, crate::ops::row(Op::Matmul), (m, n, k), |r| {
                     (r.output, r.epilogue, r.tile) = (Some(output), epilogue, Some(tile));
                 })?;
                 self.part(Role::Main, all_gather, (local * own, m, 0), |_| ())?;
-                // Ranks have different numbers of columns but must use one shape of tiles.
+                // Ranks have different numbers of columns of A but must use tiles of one shape.
                 let tile = TileShape { m: m.clamp(1, 64), n: own.clamp(1, 256) };
                 self.part(Role::Copy, &COPY, (m, columns, 0), |r| r.tile = Some(tile))?;
                 self.area(Area::Send, slot_bytes(own, m, dtype));
@@ -418,8 +425,8 @@ impl Maker<'_> {
         }
     }
 
-    /// Refuses steps between nodes of more than [`MOST_BYTES`], which the connections used by CPUs
-    /// cannot carry.
+    /// Refuses operators with a step between nodes of more than [`MOST_BYTES`], which the
+    /// connections used by CPUs cannot transfer.
     fn check_step(&self) -> Result<()> {
         if !self.on_host() {
             return Ok(());
@@ -436,13 +443,14 @@ impl Maker<'_> {
         }
     }
 
-    /// Whether steps between nodes run on threads of the host, and so take no room on a device.
+    /// Whether steps between nodes run on threads of the host, so that they take no room on a
+    /// device.
     fn on_host(&self) -> bool {
         self.ranks.device.backend.traits().host_threads
     }
 
-    /// Refuses a part whose launches wait for peers without leaving room for a step between nodes,
-    /// which may be in flight whenever the part runs.
+    /// Refuses a part whose launches wait for peers and leave no room on the device for a step
+    /// between nodes, which may be in flight whenever the part runs.
     fn check_room(&self, part: &Plan) -> Result<()> {
         let size = part.ranks().size as u32;
         let broken = part.choices.iter().find_map(|it| part.program(it).check(size, 1).err());
@@ -476,7 +484,7 @@ impl Maker<'_> {
 }
 
 impl Plan {
-    /// Plan of an operator over several nodes, from a checked request.
+    /// Makes the plan of an operator over several nodes from a request that was checked.
     pub(super) fn composed_of(ranks: Ranks, request: Request) -> Result<Self> {
         if request.row.is_local() {
             return Self::new(ranks.local(), &request);
@@ -493,7 +501,8 @@ impl Plan {
         Ok(Self { ranks, request, choices, logged, composed })
     }
 
-    /// Parts of the plan; `None` if all ranks are on one node.
+    /// Parts of which the operator consists over several nodes; `None` if all ranks are on one
+    /// node.
     pub(crate) fn composed(&self) -> Option<&Arc<Composed>> {
         self.composed.as_ref()
     }
@@ -503,7 +512,7 @@ impl Plan {
         self.composed.as_ref().map_or_else(|| vec![self], |it| it.parts.values().collect())
     }
 
-    /// Properties of all parts that all ranks must agree on.
+    /// Properties, over all parts of the plan, that all ranks must agree on.
     pub(crate) fn fingerprint_of_all(&self) -> Vec<(&'static str, String)> {
         let mut items = self.fingerprint();
         if let Some(composed) = &self.composed {
@@ -515,7 +524,7 @@ impl Plan {
         items
     }
 
-    /// Rows that the ranks of a node own if `m` rows are split over all ranks.
+    /// Range of rows that the ranks of a node own together, if `m` rows are split over all ranks.
     pub(crate) fn rows_of_node(&self, node: usize, m: usize) -> Range<usize> {
         let local = self.ranks.local().size;
         let of = |local_rank: usize| self.rows_of(node * local + local_rank, m);

@@ -9,9 +9,9 @@ impl Plan {
     pub(crate) fn fingerprint(&self) -> Vec<(&'static str, String)> {
         let Request { row, m, n, k, .. } = self.request;
         let request = &self.request;
-        // World, types and shape come first because the rest follows from them, and the error names
-        // the first difference. `even` comes before the shape, because it decides whether N and K
-        // are compared.
+        // World, types and shape come first because the other properties follow from them, and the
+        // error names the first difference. `even` comes before the shape, because it decides
+        // whether N and K are compared.
         let mut items = vec![
             ("op", self.op().to_string()),
             ("name", request.name.as_deref().unwrap_or("none").to_string()),

@@ -7,8 +7,8 @@ use crate::spec::{self, Form, Memory, Tiles};
 use crate::tune;
 
 impl Plan {
-    /// Program of the calls of a choice: the steps that they enqueue, as alternatives with
-    /// conditions. It can be printed.
+    /// Program of the calls that run by `choice`: the steps that a call enqueues, as alternatives
+    /// with conditions. It can be printed.
     ///
     /// ```
     /// use iris_ops::{Device, Ranks, matmul_all_reduce};
@@ -36,14 +36,15 @@ impl Plan {
     fn overlap(&self) -> Option<Overlap> {
         let step_blocks = self.request.step_blocks;
         let all = self.ranks.device.multiprocessors;
-        // Launches have at most as many workgroups as there are multiprocessors left.
+        // Launches have at most as many workgroups as there are multiprocessors left beside the
+        // step between nodes.
         let most = all.saturating_sub(step_blocks).max(1);
         let groups = self.request.workgroups.map_or(most, |groups| groups as u32);
         let left_free = all.saturating_sub(groups);
         (step_blocks > 0).then_some(Overlap { step_blocks, left_free })
     }
 
-    /// Number of workgroups that have work in a call of this shape. `fetchers` is added for
+    /// Number of workgroups that have work to do in a call of this shape. `fetchers` is added for
     /// variants in which some workgroups only fetch.
     pub(crate) fn work(&self, choice: &Choice, (m, n): (usize, usize), fetchers: u32) -> u32 {
         if let Memory::Pairs(collective) = choice.form.memory
@@ -65,7 +66,7 @@ impl Plan {
         tiles.clamp(1, most)
     }
 
-    /// Whether the operator's kernels multiply tiles in calls of `choice`, rather than only move
+    /// Whether the operator's kernels multiply tiles in calls of `choice`; otherwise they only move
     /// and add a message.
     fn is_product(&self, choice: &Choice) -> bool {
         self.row().multiplies() && (!choice.form.is_unfused() || self.alone())
@@ -79,8 +80,8 @@ impl Plan {
         shape: (usize, usize),
         groups: impl FnOnce() -> u32,
     ) -> u32 {
-        // A rank sends these rows of C in place. If other workgroups received at the same time,
-        // they could write rows that are being read, even if with the same bytes.
+        // In this variant a rank sends its rows of C in place. If other workgroups received at the
+        // same time, they could write rows that are being read, even if with the same bytes.
         let in_place = choice.form.gemm == spec::GemmStage::Rows;
         if self.alone() || self.is_product(choice) || in_place {
             return 0;
@@ -102,8 +103,8 @@ impl Plan {
         }
     }
 
-    /// Whether a thread handles more than one item in a call by the LL protocol between two ranks,
-    /// if both send the same amount. The last wave of a workgroup handles no items.
+    /// Whether a thread handles more than one item in a call by the LL protocol between two ranks
+    /// that both send the same amount. The last wave of a workgroup handles no items.
     pub(crate) fn has_several_items(
         &self,
         choice: &Choice,

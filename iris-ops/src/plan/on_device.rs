@@ -1,4 +1,5 @@
-//! Devices of a plan: the one it was made for, and whether it runs on a given one.
+//! Relation of a plan to devices: the device for which it was made, and whether it can run on
+//! another one.
 
 use super::{Choice, Plan};
 use crate::device::Device;
@@ -8,7 +9,7 @@ use crate::spec::{Form, Row};
 use crate::tune;
 
 impl Plan {
-    /// Device that the plan was made for; its field `assumed` is true if the device is unknown.
+    /// Device for which the plan was made; its field `assumed` is true if the device is unknown.
     pub fn device(&self) -> Device {
         self.ranks.device
     }
@@ -19,8 +20,8 @@ impl Plan {
         tune::figures_of(self.ranks)
     }
 
-    /// Checks that the device has kernels for variants that the caller asked for. Variants that the
-    /// plan chose have fallbacks.
+    /// Checks that the device has kernels for the variants that the caller asked for. Variants that
+    /// the plan chose need no check, because they have fallbacks.
     pub(crate) fn check_device(&self, device: Device) -> Result<()> {
         let asked = |choice: &&Choice| choice.why == ChoiceReason::Requested && !self.alone();
         let mut forms = self.choices.iter().filter(asked).map(|choice| choice.form);
@@ -195,8 +196,8 @@ mod tests {
         assert_eq!(plan(named("a100")).device(), named("a100"));
     }
 
-    /// Tests calls of every size, because the prediction chooses some variants and table rows
-    /// choose others.
+    /// Tests calls of every size, because some variants are chosen by prediction and others by rows
+    /// of the tuning table.
     #[test]
     fn plans_have_fused_stores_only_where_there_are_kernels() {
         let stores = |name| plan(named(name)).choices().iter().any(|choice| choice.form.stores);
@@ -215,13 +216,14 @@ mod tests {
              multiprocessors) is epilogue, expected auto, one_shot, two_shot, spinlock, atomic, unfused, \
              unfused_one_shot, unfused_ll, copy_engine"
         );
-        // With one rank no tile is stored to a peer, so any device will do.
+        // With one rank no tile is stored to a peer, so the variant must be accepted on any device.
         assert!(planned(1, "a100").is_ok() && planned(2, "cpu").is_ok());
         let asked = planned(2, "h200").expect("a plan");
         asked.check_device(named("h100")).expect("kernels");
         let refused = asked.check_device(named("a100")).unwrap_err();
         assert_eq!(refused.labelled(&asked.request().label(None)).to_string(), error);
-        // A plan that chose the variant itself falls back to another variant on another device.
+        // If the plan chose the variant itself, it must fall back to another variant on a device
+        // without kernels for it.
         plan(named("h200")).check_device(named("a100")).expect("a fallback");
     }
 
@@ -235,14 +237,15 @@ mod tests {
         assert_eq!(plan(named("h200")).fingerprint(), plan(named("h100")).fingerprint());
     }
 
-    /// Tests limits that are computed from a GPU's number of multiprocessors; for the 132 of an
-    /// H200 they must stay as measured.
+    /// Tests the limits that are computed from a GPU's number of multiprocessors: for the 132 of an
+    /// H200 they must equal the measured ones.
     #[test]
     fn constants_of_a_gpu_follow_from_its_multiprocessors() {
         let ranks = |name, size| Ranks::new(0, size).on_device(named(name));
         let names = ["h200", "h100", "a100", "b200", "mi300x"];
         assert_eq!(names.map(|name| message_groups(ranks(name, 2))), [131, 131, 107, 147, 65]);
-        // Columns of C that make 64, 48, 72 and 152 tiles of 128 x 128: enough for the larger tile.
+        // Numbers of columns of C that make 64, 48, 72 and 152 tiles of 128 x 128, which is just
+        // enough for the larger tile to be chosen.
         let tile = |name, columns| {
             let options = matmul::Options::new(1024, columns, 64).dtype(DType::BF16);
             options.plan(ranks(name, 1)).unwrap().tile().n

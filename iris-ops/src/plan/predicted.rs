@@ -5,9 +5,9 @@ use crate::cost::{Machine, Problem};
 use crate::options::TileShape;
 
 impl Plan {
-    /// Predicted time in microseconds of a call of `size` rows (or elements of a part), by the
-    /// tuning data of the device or of the device that stands in for it. `None` for variants
-    /// without a prediction, which `auto` never chooses, and over several nodes
+    /// Predicted time in microseconds of a call of `size` rows (or elements of a part), computed
+    /// from the tuning data of the device or, if it has none, of a similar device. `None` for
+    /// variants without a prediction, which `auto` never chooses, and over several nodes
     /// ([`Plan::forecast`]).
     ///
     /// ```
@@ -21,8 +21,8 @@ impl Plan {
         self.predicted_us_on(&self.ranks.tuning().machine, size)
     }
 
-    /// Predicted time in microseconds, as [`Plan::predicted_us`], but on a machine with these
-    /// parameters.
+    /// Predicted time in microseconds of a call, as [`Plan::predicted_us`], but on a machine with
+    /// these parameters.
     pub fn predicted_us_on(&self, machine: &Machine, size: usize) -> Option<f64> {
         if self.composed.is_some() {
             return None;
@@ -32,8 +32,8 @@ impl Plan {
         self.problem(size).predict(machine, &self.program(choice), [m, n])
     }
 
-    /// Lower limit in microseconds for the time of any program: the time of the product alone, or
-    /// of the bytes that a rank must send, whichever is longer.
+    /// Lower limit in microseconds for the time of a call by any program: the time of the product
+    /// alone, or of sending the bytes that a rank must send, whichever is longer.
     pub fn lower_bound_us(&self, size: usize) -> f64 {
         self.problem(size).limit(&self.ranks.tuning().machine)
     }

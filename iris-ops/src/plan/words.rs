@@ -1,4 +1,5 @@
-//! Number of words that calls use: limits for signals and flags, and the words of the LL protocol.
+//! Number of words that calls use: limits for signals and flags, and for the words of the LL
+//! protocol.
 
 use iris_kernels::gemm_config::MESSAGE_THREADS;
 use iris_kernels::schedule::{Collective, Items};
@@ -10,18 +11,18 @@ use crate::options::{Request, TileShape};
 use crate::spec::{self, Form, Memory};
 use crate::tune;
 
-/// Maximum number of threads of a wave (AMD; a warp on NVIDIA has 32). The last wave of a workgroup
-/// handles no items of the LL protocol.
+/// Maximum number of threads of a wave on AMD (a warp on NVIDIA has 32). The last wave of a
+/// workgroup handles no items of the LL protocol.
 const WAVE: u32 = 64;
 
 impl Plan {
-    /// Checks that the words of the largest call can be numbered with 32 bits; tiles and units
-    /// determine how many there are.
+    /// Checks that the words of the largest call can be numbered with 32 bits; the number of words
+    /// follows from tiles and units.
     pub(super) fn check_words(&self, form: &Form, tile: TileShape) -> Result<()> {
         let Request { m, n, k, .. } = self.request;
-        // For an all-gather before a GEMM the tiles are those of A, which has K columns.
+        // In an all-gather before a GEMM the tiles are those of A, which has K columns.
         let n = if form.gemm == spec::GemmStage::Gathered { k } else { n };
-        // Splitting the rows over the ranks can add one shorter tile for each rank.
+        // If rows are split over the ranks, there can be one shorter tile more for each rank.
         let blocks = |total: usize, each: usize| (total.div_ceil(each) + self.ranks.size) as u64;
         let rows = blocks(m, tile.m);
         let tiles = rows * blocks(n, tile.n);
@@ -84,7 +85,7 @@ impl Plan {
 
     /// Number of workgroups that have work in a call by the LL protocol: enough for one item per
     /// thread, at most [`tune::LL_GROUPS`]. With an RMSNorm each row needs a workgroup of its own;
-    /// further workgroups only push.
+    /// if there are more workgroups than rows, the others only push.
     pub(super) fn work_on_pairs(
         &self,
         choice: &Choice,

@@ -1,4 +1,5 @@
-//! Tests of rules that the programs of all operators keep, and of the sources of their kernels.
+//! Tests of rules that the programs of all operators must keep, and of the sources of their
+//! kernels.
 
 use iris_heap::DType;
 use iris_kernels::build::OpBuild;
@@ -11,15 +12,16 @@ use crate::ops::row;
 use crate::ranks::Ranks;
 use crate::spec::Norm;
 
-/// Every kernel that a row launches is in the source that its build names, and that build is among
-/// those compiled ahead of time.
+/// Tests that every kernel that an operator launches is in the source that its build names, and
+/// that this build is among those compiled ahead of time.
 #[test]
 fn every_kernel_is_in_the_source_that_is_asked_for() {
     const ARCH: &str = "sm_90a";
     let ahead = ahead::builds(ARCH);
     for op in Op::ALL {
         for form in row(op).forms {
-            // An unfused variant launches the kernels of its collective, `row.message`.
+            // An unfused variant launches the kernels of the operator's collective, which is
+            // `row.message`.
             let (name, unfused) = (op.name(), form.is_unfused());
             let message = row(op).message.name();
             let plain = OpBuild {
@@ -32,7 +34,7 @@ fn every_kernel_is_in_the_source_that_is_asked_for() {
                 injected: crate::FaultInjection::default(),
                 observed: false,
             };
-            // With a single rank, a call launches only the product (or a copy) and the norm.
+            // With a single rank, a call launches only the product (or a copy) and the RMSNorm.
             let mut kernels = vec![(Kernel::Local, plain), (Kernel::Norm, plain)];
             let program = Program { members: Members::all(2), ..Program::new(form.program) };
             program.each_step(&mut |step| {
@@ -53,8 +55,8 @@ fn every_kernel_is_in_the_source_that_is_asked_for() {
     }
 }
 
-/// Checks the programs of all operators and variants, for 1 to 8 ranks, with and without a norm,
-/// for 0 to 3 parts.
+/// Tests that [`Program::check`] accepts the programs of all operators and variants, for 1 to 8
+/// ranks, with and without an RMSNorm, for 0 to 3 parts.
 #[test]
 fn every_program_keeps_the_rules() {
     for op in Op::ALL {
@@ -73,8 +75,8 @@ fn every_program_keeps_the_rules() {
                             let checked = program.check(size as u32, parts);
                             checked.unwrap_or_else(|rule| panic!("{plan}: {rule}\n{program}"));
                         }
-                        // Every call has a step that ends it, except products with a single rank or
-                        // without communication.
+                        // Every call must have a step that ends it, except products with a single
+                        // rank or without communication.
                         let mut ends = false;
                         program.each_step(&mut |step| ends |= step.work.effects().ends);
                         assert_eq!(

@@ -10,12 +10,12 @@ use crate::cost::Machine;
 use crate::device::Device;
 use crate::kind::{Op, Variant};
 
-/// Content of a tuning file; `tuning/sm90.toml` documents the tables and fields.
+/// Content of a tuning file; the file `tuning/sm90.toml` documents the tables and fields.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Tuning {
-    /// Word in the product name of the measured device, such as `H200`; a device without it in its
-    /// name only borrows the data.
+    /// Word in the product name of the measured device, such as `H200`; a device whose name lacks
+    /// the word merely borrows the data.
     pub(crate) of: String,
     /// Architecture of the measured device.
     arch: String,
@@ -28,16 +28,17 @@ pub(crate) struct Tuning {
     ran: Vec<Ran>,
     #[serde(default)]
     pub(super) row: Vec<Row>,
-    /// Path and digest of this machine's own tuning file, if one was merged in.
+    /// Path and digest of this machine's own tuning file, if its content was merged in.
     #[serde(skip)]
     pub(crate) file: Option<String>,
-    /// Number of rows from this machine's own file, which precede the built-in ones in `row`.
+    /// Number of entries in `row` that come from this machine's own file; they precede the built-in
+    /// ones.
     #[serde(skip)]
     pub(super) own_rows: usize,
 }
 
 impl PartialEq for Tuning {
-    /// Two references are equal if they are to the same object: a process reads each file only
+    /// Compares addresses: equal tuning data is one object, because a process reads each file only
     /// once.
     fn eq(&self, other: &Self) -> bool {
         std::ptr::eq(self, other)
@@ -46,7 +47,7 @@ impl PartialEq for Tuning {
 
 impl Eq for Tuning {}
 
-/// Numbers of workgroups, and of threads per workgroup, in launches.
+/// Numbers of workgroups, and of threads per workgroup, by which messages are launched.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Launches {
@@ -92,7 +93,7 @@ impl Senders {
     }
 }
 
-/// Kind of GEMM of our own that does more than a product.
+/// Kind of GEMM in iris that does more than a product.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum GemmKind {
@@ -102,7 +103,7 @@ pub(crate) enum GemmKind {
     Exchanging,
 }
 
-/// Variants and GEMMs that the test suite and the stress test have run.
+/// List of variants and GEMMs with which the test suite and the stress test have run.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Ran {
@@ -130,8 +131,8 @@ pub(crate) struct Row {
     /// Whether the row is for calls in which ranks pass columns of A.
     #[serde(default)]
     pub(super) columns: bool,
-    /// Whether the row holds only for calls planned with `even`: N and K are those of the row on
-    /// all ranks.
+    /// Whether the row holds only for calls planned with the option `even`, in which all ranks have
+    /// the N and K of the row.
     #[serde(default)]
     pub(super) even: bool,
     pub(super) variant: Option<Variant>,
@@ -153,8 +154,8 @@ impl Row {
 }
 
 impl Tuning {
-    /// Built-in tuning data for a device: each backend has one file, measured on (or estimated for)
-    /// one architecture.
+    /// Built-in tuning data for a device. Each backend has one file, which was measured on (or
+    /// estimated for) one architecture.
     pub(crate) fn of(device: Device) -> &'static Tuning {
         static FILES: LazyLock<[Tuning; 3]> = LazyLock::new(|| {
             [CPU, CUDA, HIP].map(|text| toml::from_str(text).expect("a test parses every file"))
@@ -167,8 +168,8 @@ impl Tuning {
         }
     }
 
-    /// Copy of the data with the machine parameters and the rows of this machine's own file; those
-    /// rows come first.
+    /// Returns a copy of the data with the machine parameters and the rows of this machine's own
+    /// file; those rows come first.
     pub(crate) fn with_file(&self, file: String, machine: Option<Machine>, rows: Vec<Row>) -> Self {
         let (own_rows, more) = (rows.len(), self.row.iter().cloned());
         let row = rows.into_iter().chain(more).collect();
@@ -176,7 +177,7 @@ impl Tuning {
         Self { machine, row, file: Some(file), own_rows, ..self.clone() }
     }
 
-    /// Whether the data was measured on another GPU and only stands in for this device.
+    /// Whether the data was measured on another GPU and only replaces missing data for this device.
     pub(super) fn stands_in_for(&self, device: Device) -> bool {
         let own = device.backend.traits().host_threads || self.file.is_some();
         !own && device.name.split_whitespace().all(|word| word != self.of)
@@ -200,8 +201,7 @@ impl Tuning {
 }
 
 impl Machine {
-    /// Parameters that predictions for a device use: its own, or those of the device that stands in
-    /// for it.
+    /// Parameters by which times on a device are predicted: its own, or those of a similar device.
     pub fn of(device: Device) -> Machine {
         Tuning::of(device).machine
     }

@@ -1,4 +1,4 @@
-//! Rows of a tuning file: choices measured for single shapes.
+//! Rows of a tuning file: choices that were measured for single shapes.
 
 use super::data::Row;
 use crate::kind::Variant;
@@ -17,8 +17,8 @@ fn like(ranks: Ranks, request: &Request) -> impl Iterator<Item = &'static Row> {
             && row.dtype == dtype
             && row.columns == (shard == Shard::Columns)
             && (even || !row.even)
-            // N or K must not decide if it may differ between ranks: the ranks would choose
-            // differently.
+            // N or K must not influence the choice if it may differ between ranks, because the
+            // ranks would choose differently.
             && (row.n == n || !n_decides && !row.even)
             && row.k.is_none_or(|of| of == k || !common.k && !row.even)
     })
@@ -28,7 +28,7 @@ fn find(ranks: Ranks, request: &Request) -> Option<&'static Row> {
     like(ranks, request).find(|known| (known.m[0]..=known.m[1]).contains(&request.m))
 }
 
-/// Sizes of calls at which the table rows for such calls begin or end.
+/// Sizes of calls at which some table row for such calls begins or ends.
 pub(super) fn ends(ranks: Ranks, request: &Request) -> impl Iterator<Item = usize> {
     like(ranks, request).flat_map(|known| [known.m[0].saturating_sub(1), known.m[1]])
 }
@@ -43,7 +43,7 @@ pub(super) fn variant(ranks: Ranks, request: &Request) -> Option<Variant> {
     find(ranks, request)?.variant
 }
 
-/// Tile of a call by this variant, from the table; `None` if no row for the call has one.
+/// Tile of a call by this variant according to the table; `None` if no row for the call has a tile.
 pub(super) fn tile(ranks: Ranks, request: &Request, variant: Variant) -> Option<TileShape> {
     let known =
         find(ranks, request).filter(|known| known.variant.is_none_or(|it| it == variant))?;
@@ -68,7 +68,7 @@ mod tests {
         }
     }
 
-    /// Tests that measurements of one kind of device are not used for another.
+    /// Tests that measurements of one kind of device are not used for another kind.
     #[test]
     fn rows_are_of_their_own_backend() {
         let rows = |backend| {

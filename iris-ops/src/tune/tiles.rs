@@ -1,4 +1,4 @@
-//! Choice of the tile: from a measured row, or else by rules.
+//! Choice of the tile of a call: from a measured row, or else by rules.
 
 use iris_kernels::gemm::{Exchanging, Scattering};
 use iris_kernels::gemm_config::{MESSAGE_THREADS, TileSize};
@@ -14,22 +14,22 @@ use crate::ranks::Ranks;
 use crate::spec::{Form, GemmStage, Memory, Tiles};
 
 /// Number of tiles from which on a product takes larger tiles: enough for about half of the
-/// multiprocessors. It is rounded down to a multiple of 8 because M and N usually give such
-/// numbers: 64 for 132 multiprocessors.
+/// multiprocessors. The number is rounded down to a multiple of 8, because M and N usually give
+/// such numbers of tiles: 64 for 132 multiprocessors.
 fn enough_tiles(device: Device) -> usize {
     (device.multiprocessors as usize / 2 / 8 * 8).max(1)
 }
 
-/// Tile of the product before a message, used where no GEMM library multiplies.
+/// Tile of the product before a message, if no GEMM library multiplies.
 pub(crate) fn whole_tile(ranks: Ranks, request: &Request) -> TileShape {
     tile(ranks, request, &Form::PRODUCT)
 }
 
-/// Tile of a call. Products want large tiles, so that packing their factors pays; messages want as
-/// many tiles as the ranks have workgroups.
+/// Tile of a call. Products want large tiles, so that packing their factors is worth it; messages
+/// want as many tiles as the ranks have workgroups.
 pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
     let Request { row, m, n, .. } = *request;
-    // In an unfused variant the message has the tiles; with one rank there is no message.
+    // In an unfused variant the tiles are those of the message; with one rank there is no message.
     let product = row.multiplies() && (!form.is_unfused() || ranks.size == 1);
     if let Some(tile) = table::tile(ranks, request, form.variant)
         && is_as_measured(ranks, request, form)
@@ -39,13 +39,14 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
     if form.stores && !product {
         // Number of rows that this rank multiplies.
         let rows = if form.gemm == GemmStage::Rows { m.div_ceil(ranks.size) } else { m };
-        // A host runs all tiles as one wave, as a device with unlimited multiprocessors would.
+        // A host runs all tiles at once, as a device with an unlimited number of multiprocessors
+        // would.
         let host = ranks.device.backend.traits().host_threads;
         let multiprocessors = if host { u32::MAX } else { ranks.device.multiprocessors };
         let [m, n] = Scattering::signalled(rows, n, multiprocessors).map(|it| it as usize);
         return TileShape { m, n };
     }
-    // Tile of the GEMM that does the all-reduce itself, without a separate kernel for the message.
+    // Tile of a GEMM that does the all-reduce itself, without a separate kernel for the message.
     let exchanges = form.variant == Variant::UnfusedOneShot && has_stores(ranks, request);
     let exchanged = || Exchanging::tile(m, n, ranks.device.multiprocessors);
     if let Some([m, n]) = (exchanges && !product).then(exchanged).flatten()
@@ -85,11 +86,11 @@ pub(crate) fn tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
 
 /// Tile of a message on a GPU. It has at least one vector per thread (for small sums, for every
 /// other thread). Each tile costs a signal, which waits until the stores before it have arrived, so
-/// there are only as many tiles as the overlap needs; large messages have more, because sums begin
-/// when the first tiles arrive.
+/// there are only as many tiles as the overlap of sending and receiving needs. Large messages have
+/// more tiles, because adding begins when the first tiles arrive.
 fn device_message_tile(ranks: Ranks, request: &Request, form: &Form) -> TileShape {
-    /// Limits of a tile: `VECTOR` elements of one vector, at most `MOST` elements per tile; `TILES`
-    /// is the number of tiles wanted in a rank's part.
+    /// Numbers of elements: `VECTOR` in one vector, and at most `MOST` in a tile. `TILES` is the
+    /// number of tiles wanted in a rank's part.
     const VECTOR: usize = 8;
     const MOST: usize = 64 << 10;
     const TILES: usize = 32;
@@ -109,8 +110,8 @@ fn device_message_tile(ranks: Ranks, request: &Request, form: &Form) -> TileShap
     let across = n.div_ceil(elements.min(WIDEST)).max(1);
     let n = n.div_ceil(across).max(1).next_multiple_of(8);
     let rows = (elements / n).clamp(1, m.max(1));
-    // If some workgroups had a second tile, they would start it only after the first. Tiles with
-    // twice the rows then give every workgroup at most one.
+    // If some workgroups had a second tile, they would start it only after the first one. With
+    // twice the rows per tile, every workgroup has at most one tile.
     let tiles = m.div_ceil(rows) * across;
     let groups = message_groups(ranks) as usize;
     let twice = form.sends_all && groups < tiles && tiles <= 2 * groups && 2 * rows * n <= MOST;
@@ -118,8 +119,9 @@ fn device_message_tile(ranks: Ranks, request: &Request, form: &Form) -> TileShap
 }
 
 /// Part of a message that copy engines move at a time. Parts are large, because each costs two
-/// copies per peer and a launch, and an engine reaches its rate only with megabytes; but there are
-/// several (at most `most`), so that the step after a part overlaps the copies of the next.
+/// copies per peer and a launch, and a copy engine reaches its full rate only with megabytes; but
+/// there are several (at most `most`), so that the step after a part overlaps the copies of the
+/// next part.
 fn copied_tile(
     Message { m, n, .. }: Message,
     bytes: usize,
@@ -129,9 +131,9 @@ fn copied_tile(
     /// 244 us in two parts of 8 MiB, 264 in one, 278 in four; of 8192 rows 806 us in four parts of
     /// 16 MiB, 917 in one; reduce_scatter of 8192 rows 729 us in two, 744 in four; 2026-11-22).
     const ENOUGH: usize = 8 << 20;
-    // With four ranks, where each copies to three peers, 16 MiB is faster (4 x H200: all_reduce of
-    // 8192 rows 1021 us in two parts of 16 MiB, 1069 in four of 8; of 4096 rows 569 us in one part
-    // of 16 MiB, 589 in two).
+    // With four ranks, where each rank copies to three peers, 16 MiB is faster (4 x H200:
+    // all_reduce of 8192 rows 1021 us in two parts of 16 MiB, 1069 in four of 8; of 4096 rows 569
+    // us in one part of 16 MiB, 589 in two).
     let enough = if ranks.size > 2 { 2 * ENOUGH } else { ENOUGH };
     let parts = (m.saturating_mul(n).saturating_mul(bytes) / enough).clamp(1, most);
     TileShape { m: m.div_ceil(parts).clamp(1, WIDEST), n: n.clamp(1, WIDEST) }
@@ -139,17 +141,17 @@ fn copied_tile(
 
 /// Matrix that a message sends tile by tile.
 struct Message {
-    /// Maximum rows and columns of a tile: those of the matrix, or of one rank's part if it is
-    /// split.
+    /// Maximum number of rows and of columns of a tile: those of the matrix, or of one rank's part
+    /// if the matrix is split.
     m: usize,
     n: usize,
-    /// Elements of the whole matrix, and the number of parts in which ranks send it.
+    /// Number of elements of the whole matrix, and number of parts in which ranks send it.
     all: usize,
     parts: usize,
 }
 
 impl Message {
-    /// The matrix is C, or A if A is gathered before a product.
+    /// Describes the message of a form: C, or A if A is gathered before a product.
     fn of(ranks: Ranks, request: &Request, form: &Form) -> Self {
         let Request { row, m, n, k, shard, .. } = *request;
         let parts = if form.sends_all { 1 } else { ranks.size };
@@ -164,8 +166,8 @@ impl Message {
     }
 }
 
-/// Tile of a product on a GPU: the largest that kernels are built for with which the product still
-/// has `enough` tiles.
+/// Tile of a product on a GPU: the largest tile that kernels are built for and with which the
+/// product still has `enough` tiles.
 fn device_tile(ranks: Ranks, request: &Request, enough: usize) -> TileShape {
     let Request { row, m, n, .. } = *request;
     let n = if row.n_decides() { n.max(1) } else { 4096 };
@@ -175,8 +177,8 @@ fn device_tile(ranks: Ranks, request: &Request, enough: usize) -> TileShape {
     let are_enough =
         |build: &&TileSize| m.div_ceil(build.m as usize) * n.div_ceil(build.n as usize) >= enough;
     let smallest = &TileSize::ALL[TileSize::ALL.len() - 1];
-    // Tiles with few rows read memory faster, where wgmma has them (one_shot of 16 x 8192 x 3584, 2
-    // x H200: 27.6 us, 63.5 with tiles of 128 columns; 2026-11-22).
+    // Tiles with few rows read memory faster, on devices that have wgmma for them (one_shot of 16 x
+    // 8192 x 3584, 2 x H200: 27.6 us, 63.5 with tiles of 128 columns; 2026-11-22).
     let few = &TileSize::ALL[1];
     let flipped = has_wgmma(ranks, request) && rows <= few.m as usize && are_enough(&few);
     let build = match flipped {

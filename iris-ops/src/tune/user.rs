@@ -65,7 +65,8 @@ impl TuningFile {
         }
     }
 
-    /// Path of the file for these ranks, which may not exist; `None` if they have none.
+    /// Path of the tuning file for these ranks, which may not exist; `None` if no file belongs to
+    /// these ranks.
     pub fn path(ranks: Ranks) -> Option<PathBuf> {
         path(ranks)
     }
@@ -155,8 +156,8 @@ fn is_set() -> bool {
     std::env::var_os("IRIS_TUNING").is_some_and(|value| !value.is_empty())
 }
 
-/// Path of the tuning file for these ranks; `None` if they have none: a device made from a name, a
-/// single rank, or `IRIS_TUNING=off`.
+/// Path of the tuning file for these ranks; `None` if no file belongs to them: for a device made
+/// from a name, for a single rank, or with `IRIS_TUNING=off`.
 fn path(ranks: Ranks) -> Option<PathBuf> {
     let is_of_machine = ranks.device.driver > 0 || ranks.device.multiprocessors == 0;
     if !is_of_machine || ranks.size < 2 {
@@ -190,10 +191,11 @@ fn read(path: &Path) -> Result<Option<(TuningFile, u128)>> {
     Ok(Some((file, fnv(&[text.as_bytes()]))))
 }
 
-/// Resolves the tuning data of these ranks: from this machine's file if there is one, else built
+/// Returns the ranks with their tuning data: from this machine's file if there is one, else built
 /// in.
 pub(crate) fn tuned(ranks: Ranks) -> Result<Ranks> {
-    /// Files by path, read once. They are never freed, because plans refer to them.
+    /// Tuning data of each file by its path, read once per process. It is never freed, because
+    /// plans refer to it.
     static FILES: Mutex<Option<HashMap<PathBuf, Option<&'static Tuning>>>> = Mutex::new(None);
     if ranks.tuning.is_some() {
         return Ok(ranks);

@@ -1,4 +1,5 @@
-//! Communicators on the CPU: every collective, of any count and type, by threads and by an id.
+//! Tests of communicators on the CPU: every collective, with any count and type, opened by threads
+//! and by an id.
 
 mod nodes;
 
@@ -29,8 +30,8 @@ fn ranks(size: usize, f: impl Fn(&Comm) -> Result<()> + Sync) {
     World::run_threads(size, rank).unwrap();
 }
 
-/// Element `index` of rank `rank`'s input: a small integer, so that sums over ranks are exact in
-/// all types.
+/// Element `index` of the input of rank `rank`: a small integer, so that sums over ranks are exact
+/// in all types.
 fn value(rank: usize, index: usize) -> f64 {
     ((index * 7 + rank * 3) % 16) as f64
 }
@@ -54,8 +55,8 @@ fn sums<T: Summand + PartialEq + fmt::Debug>(comm: &Comm, count: usize) -> Resul
     Ok(())
 }
 
-/// Tests that every bit pattern arrives unchanged, also those that are no numbers in the types in
-/// which words are moved.
+/// Tests that every bit pattern arrives unchanged, also bit patterns that are no numbers in the
+/// types in which words are moved.
 fn moves<T: Pod + PartialEq + fmt::Debug>(comm: &Comm, count: usize) -> Result<()> {
     let (rank, size) = (comm.rank(), comm.world_size());
     let elements = |rank: usize, from: usize, count: usize| -> Vec<T> {
@@ -113,8 +114,8 @@ fn calls_of_any_count_and_type_are_right() {
     }
 }
 
-/// Each call has another length than the previous one, so that peers write where another call has
-/// written.
+/// Tests calls that follow each other without a wait of the host. Each call has another length than
+/// the previous one, so that peers write where another call has written.
 #[test]
 fn calls_follow_each_other_without_waits_of_the_host_in_the_heap() {
     ranks(3, |comm| {
@@ -210,8 +211,8 @@ fn ranks_meet_by_an_id() {
     assert!(error.contains("rank is 3"), "{error}");
 }
 
-/// Simulates a server that survives a lost rank: the remaining ranks close their communicators, and
-/// open another with a new id.
+/// Tests what a server does that survives a lost rank: the remaining ranks close their
+/// communicators, and open another one with a new id.
 #[test]
 fn a_communicator_that_has_lost_a_rank_is_followed_by_another() {
     let ids = [Id::new().unwrap(), Id::new().unwrap()];
@@ -222,7 +223,7 @@ fn a_communicator_that_has_lost_a_rank_is_followed_by_another() {
         if rank == 1 {
             drop(comm);
         } else {
-            // Rank 1, the peer, does not make this call.
+            // Rank 1 does not make this call, so it must fail on rank 0.
             let error = comm.all_reduce_in_place(&mut [1.0_f32; 4], &ReduceOp::Sum).unwrap_err();
             assert!(error.to_string().contains("rank 1"), "{error}");
             assert!(comm.check().is_err());
@@ -242,8 +243,8 @@ fn a_communicator_that_has_lost_a_rank_is_followed_by_another() {
     });
 }
 
-/// Tests that calls run in the order of the program: threads pass on a turn, and each enqueues
-/// calls of several parts.
+/// Tests that calls of several threads run in the order of the program: the threads take turns, and
+/// each enqueues calls of several parts.
 #[test]
 fn threads_share_a_communicator() {
     ranks(2, |comm| {
@@ -268,8 +269,8 @@ fn threads_share_a_communicator() {
     });
 }
 
-/// Tests that the parts of a call do not mix with those of another thread's call. The calls are
-/// alike, so that their order does not matter.
+/// Tests that the parts of a call do not mix with those of another thread's call. All calls are
+/// alike, so their order does not matter.
 #[test]
 fn threads_may_race_for_calls_that_are_alike() {
     ranks(2, |comm| {
@@ -317,13 +318,13 @@ fn calls_in_place_by_two_names_of_one_slice() {
             assert!(error.contains("output and input overlap"), "{error}");
         };
         overlap(comm.all_to_all(&x, &mut same));
-        // Calls in which the input is a part of the output, or the output a part of the input, are
-        // refused.
+        // A call must be refused if its input is a part of its output, or its output a part of its
+        // input.
         let mut half = x.slice(4 * rank..4 * (rank + 1))?;
         overlap(comm.all_gather(&half.clone(), &mut same));
         overlap(comm.reduce_scatter(&x, &mut half, &ReduceOp::Sum));
-        // Overlaps are also refused for types that pass through the communicator's buffers, whose
-        // operators do not see the program's memory.
+        // Overlaps must also be refused for types that pass through the communicator's buffers,
+        // whose operators do not see the program's memory.
         let bytes = heap.zeros::<u8>(64)?;
         overlap(comm.all_to_all(&bytes, &mut bytes.clone()));
         overlap(comm.all_to_all(&bytes.slice(..40)?, &mut bytes.slice(24..)?));
@@ -356,7 +357,7 @@ fn a_communicator_takes_its_footprint_of_a_heap() {
     }
 }
 
-/// Table of workspace sizes as it must stand in the documentation.
+/// Makes the table of workspace sizes as it must stand in the documentation.
 fn table() -> String {
     let mib = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 20));
     let mut text = String::from(
@@ -384,12 +385,14 @@ fn the_table_of_workspaces_is_what_plans_say() {
     assert_eq!(derived.trim(), written.trim(), "footprint.md should be:\n{derived}");
 }
 
-/// Runs `call` on each of two ranks and expects the error of at least one of them to contain `words`.
+/// Runs `call` on each of two ranks, and checks that the error of at least one rank contains
+/// `words`.
 fn differ(call: impl Fn(&Comm) -> OpResult<()> + Sync, words: &[&str]) {
     let errors = Mutex::new(Vec::new());
     let rank = |world: World| -> Result<()> {
         let comm = Comm::from_world(CPU, &world, &small())?;
-        // A root of a broadcast waits for nobody, so it may learn of the fault only when it closes.
+        // The root of a broadcast waits for nobody, so it may learn of the fault only when it
+        // closes the communicator.
         let outcome = call(&comm).and_then(|()| comm.close());
         let error = outcome.expect_err("ranks differ").to_string();
         errors.lock().unwrap().push(error);
@@ -426,8 +429,8 @@ fn counts_and_calls_that_differ_between_ranks_are_named() {
     );
 }
 
-/// Drops a communicator while a call of its own waits for the peer: the call ends, and the peer's
-/// next call names the rank that is gone.
+/// Tests that a communicator can be dropped while one of its calls waits for the peer: the call
+/// ends, and the peer's next call names the rank that is gone.
 #[test]
 fn a_communicator_may_be_dropped_while_a_call_runs() {
     let id = Id::new().unwrap();
@@ -447,7 +450,7 @@ fn a_communicator_may_be_dropped_while_a_call_runs() {
         dropped.wait();
         let call = comm.all_reduce(&x, &mut y, &ReduceOp::Sum);
         let error = call.and_then(|()| comm.close()).unwrap_err().to_string();
-        // The error must report the lost rank, and not a wait that timed out.
+        // The error must report the lost rank, not a wait that timed out.
         assert!(error.contains("rank 0") && !error.contains("waited"), "{error}");
         Ok(())
     };

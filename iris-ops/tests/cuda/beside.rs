@@ -1,5 +1,5 @@
-//! Tests of a kernel of the caller that runs beside an op and consumes each tile of C as soon as it
-//! has arrived.
+//! Tests of a kernel of the caller that runs at the same time as an operator's call and consumes
+//! each tile of C as soon as it has arrived.
 
 use std::ffi::OsStr;
 use std::sync::{Arc, OnceLock};
@@ -26,8 +26,8 @@ use crate::sample::{Room, Sample};
 const SOURCE: &str = r#"
 #include "iris/tiles.h"
 using namespace iris;
-// Copies peers' tiles beside the op (`which` 0), or this rank's tiles after it (1); or waits for
-// one of this rank's tiles, which is an error (2).
+// If `which` is 0, copies the peers' tiles while the operator runs; if it is 1, copies this rank's
+// tiles after the call; if it is 2, waits for one of this rank's tiles, which is an error.
 IRIS_KERNEL take(IRIS_ARGS TileView view, Slice<float> c, Slice<float> seen, u32 which) {
     Tiles tiles(view);
     const auto from = view.heap.at(c, view.heap.rank), to = view.heap.at(seen, view.heap.rank);
@@ -42,10 +42,10 @@ IRIS_KERNEL take(IRIS_ARGS TileView view, Slice<float> c, Slice<float> seen, u32
     }
 }"#;
 
-/// Number of workgroups of the kernel beside the op.
+/// Number of workgroups of the caller's kernel.
 const GROUPS: u32 = 4;
 
-/// Ops whose peers write C directly, so that all tiles have signals.
+/// Operators and variants in which peers write C directly, so that all tiles have signals.
 const OPS: [(Op, &str); 6] = [
     (Op::AllGather, "push"),
     (Op::MatmulAllGather, "push"),
@@ -62,8 +62,8 @@ pub(crate) fn the_kernel_beside_ops_compiles() {
 
 type HostLaunch = unsafe extern "C" fn(*const *const u8, u32);
 
-/// Launch function of the kernel, compiled once as host code; each of the kernel's threads is a
-/// host thread.
+/// Returns the function that launches the caller's kernel as host code, which is compiled once;
+/// each of the kernel's threads is a host thread.
 fn host() -> HostLaunch {
     static LIBRARY: OnceLock<(Library, HostLaunch)> = OnceLock::new();
     let (_, launch) = LIBRARY.get_or_init(|| {
@@ -83,8 +83,8 @@ fn host() -> HostLaunch {
     *launch
 }
 
-/// Op on the CPU with a kernel beside it, which uses the same words, schedules and views as on a
-/// GPU.
+/// Operator on the CPU together with a kernel of the caller, which uses the same words, schedules
+/// and views as on a GPU.
 struct OnHost {
     heap: Arc<SymmetricHeap>,
     sample: Sample,
@@ -106,8 +106,8 @@ impl OnHost {
         Ok(OnHost { heap, sample, op, room, seen, stream })
     }
 
-    /// Runs a call with the kernel beside it; if `behind`, launches the kernel again after the
-    /// call.
+    /// Runs a call with the caller's kernel at the same time; if `behind`, launches the kernel
+    /// again after the call.
     fn call(&mut self, operands: &Operands, which: u32, late: bool, behind: bool) -> Result<()> {
         let view = self.op.beside(operands, &self.stream)?;
         self.stream.sync()?;
@@ -160,8 +160,8 @@ pub(crate) fn a_kernel_beside_an_op_takes_tiles_on_the_host() {
 }
 
 pub(crate) fn tiles_that_do_not_come_are_faults_on_the_host() {
-    // Case 0: C has different offsets on the ranks, so peers do not write it directly. Case 2: the
-    // tile is this rank's own.
+    // In case 0, C has different offsets on the ranks, so peers do not write it directly. In case
+    // 2, the tile is this rank's own. Both must fail.
     for (which, text) in [(0, "Direct"), (2, "tile")] {
         let settings = Settings::default().deadline(0.02);
         let each = World::run_threads_each(2, &settings, |world| -> Result<()> {
@@ -170,7 +170,8 @@ pub(crate) fn tiles_that_do_not_come_are_faults_on_the_host() {
             if which == 0 {
                 operands.c = shifted(&host.sample, &host.room, world.rank())?;
             }
-            // The result does not matter: the op may have ended before the kernel timed out.
+            // The result of the call does not matter: the call may have ended before the kernel
+            // timed out.
             let _ = host.call(&operands, which, false, false);
             let error = host.heap.check().expect_err("a fault").to_string();
             ensure!(error.contains(text) || error.contains("gave up"), "{error}");
@@ -188,7 +189,7 @@ fn shifted(sample: &Sample, room: &Room, rank: usize) -> Result<MatRef> {
     Ok(MatRef::sym(room.c.slice(4 * rank..)?, rows, cols))
 }
 
-/// Kernel beside the op on one rank, with its input C and the copy `seen` that it makes of C.
+/// Kernel of the caller on one rank, with its input C and the copy `seen` that it makes of C.
 struct Taker {
     kernel: UserKernel,
     c: SymSlice<f32>,
@@ -202,7 +203,8 @@ impl Taker {
         Ok(Taker { kernel, c, seen: heap.alloc(c.len())? })
     }
 
-    /// Launches the kernel beside the next op or, if `which` is 1, after the last one.
+    /// Launches the kernel at the same time as the next call or, if `which` is 1, after the last
+    /// call.
     fn launch(
         &self,
         heap: &SymmetricHeap,
@@ -225,8 +227,8 @@ impl Taker {
     }
 }
 
-/// Runs twenty calls with the kernel beside each, either enqueued one by one or as a replayed
-/// graph.
+/// Runs twenty calls, each with the caller's kernel at the same time, either enqueued one by one or
+/// as a replayed graph.
 fn taken(world: &World, (op, variant): (Op, &str), as_graph: bool) -> Result<()> {
     let heap = open(world)?;
     let ranks = Ranks::from(world);
@@ -274,8 +276,8 @@ fn taken(world: &World, (op, variant): (Op, &str), as_graph: bool) -> Result<()>
 }
 
 fn all_taken(sizes: &[usize], as_graph: bool) {
-    // Deadline for the case that the kernel keeps the op from running: it is then reported as a
-    // fault after 30 s.
+    // The short deadline is for a failing test: if the caller's kernel keeps the operator from
+    // running, this is reported as a fault after 30 s.
     let settings = Settings::default().deadline(0.05);
     for &size in sizes {
         for op in OPS {
@@ -290,14 +292,14 @@ pub(crate) fn a_kernel_beside_an_op_takes_tiles_as_they_come() {
     all_taken(&[1, 2, 3, 4], false);
 }
 
-/// Tests replays of a graph: the kernel must read the call number on the device, because each
-/// replay has another.
+/// Tests the caller's kernel in replays of a graph: it must read the call number on the device,
+/// because each replay has another one.
 pub(crate) fn a_kernel_beside_an_op_is_replayed() {
     all_taken(&[2, 4], true);
 }
 
-/// Checks that `enqueue` leads to a fault on both of two ranks within the deadline, and that its
-/// text contains `text`.
+/// Checks that `enqueue` leads to a fault on both of two ranks within the deadline, and that the
+/// fault's text contains `text`.
 fn fault(text: &str, enqueue: impl Fn(&World, &Arc<SymmetricHeap>) -> Result<Stream> + Sync) {
     let settings = Settings::default().deadline(0.02);
     let each = World::run_threads_each(2, &settings, |world| -> Result<()> {
@@ -318,7 +320,7 @@ pub(crate) fn tiles_that_do_not_come_are_faults() {
         Sample::new(Op::AllReduce, "two_shot", Default::default(), Ranks::from(world))
             .leaving(GROUPS)
     };
-    // No rank enqueues the call whose tiles the kernel waits for.
+    // No rank enqueues the call whose tiles the kernel waits for, so the kernel must time out.
     fault("all_reduce", |world, heap| {
         let sample = make(world);
         let (op, room) = (sample.make(heap)?, sample.room(heap)?);
@@ -329,8 +331,8 @@ pub(crate) fn tiles_that_do_not_come_are_faults() {
         taker.launch(heap, &side, &view, 0)?;
         Ok(side)
     });
-    // Case 0: C has different offsets on the ranks, so tiles come through the inbox. Case 2: the
-    // tile is this rank's own.
+    // In case 0, C has different offsets on the ranks, so tiles come through the inbox. In case 2,
+    // the tile is this rank's own. Both must fail.
     for (which, text) in [(0, "Direct"), (2, "tile")] {
         fault(text, |world, heap| {
             let sample = make(world);
@@ -376,8 +378,8 @@ pub(crate) fn invalid_kernels_beside_an_op_are_refused() {
         let error = taker.launch(&heap, &stream, &view, 0).unwrap_err().to_string();
         ensure!(error.contains("that of an op"), "{error}");
 
-        // Streams of another heap on the same device are refused by the op, by the kernel, and by
-        // both together.
+        // Streams of another heap on the same device must be refused by the operator, by the
+        // kernel, and by both together.
         let other = open(&world)?;
         let theirs = other.stream()?;
         let error = op.run(&operands, &theirs).expect_err("another heap's stream").to_string();
@@ -388,7 +390,7 @@ pub(crate) fn invalid_kernels_beside_an_op_are_refused() {
         let stranger = TileView { heap: other.view(), ..view };
         let error = taker.launch(&heap, &heap.stream()?, &stranger, 0).unwrap_err().to_string();
         ensure!(error.contains("view for take is one of another heap"), "{error}");
-        // All launches were refused, so no kernel runs that must be waited for.
+        // All launches were refused, so there is no kernel to wait for.
         heap.check()?;
         other.close()?;
 

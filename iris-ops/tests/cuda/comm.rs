@@ -1,13 +1,13 @@
-//! Tests of communicators on memory and streams that cudarc made.
+//! Tests of communicators on memory and streams that cudarc has made.
 
 use anyhow::Result;
 use cudarc::driver::CudaContext;
 use iris_heap::{BackendKind, World};
 use iris_ops::comm::{Comm, Options, ReduceOp};
 
-/// Runs sums of many launches each on one cudarc stream, and reads the results on another, which
-/// only cudarc's own events make wait. A guard that is dropped before its call is enqueued shows as
-/// memory that was read or freed too early.
+/// Runs sums of many launches each on one cudarc stream, and reads the results on another cudarc
+/// stream, which only cudarc's own events make wait. If a guard were dropped before its call is
+/// enqueued, memory would be read or freed too early.
 fn calls(world: &World) -> Result<()> {
     const LEN: usize = 1 << 20;
     let (rank, size) = (world.rank(), world.size());
@@ -22,7 +22,7 @@ fn calls(world: &World) -> Result<()> {
         let expected = (0..size).map(|rank| (rank + call) as f32).sum::<f32>();
         assert!(other.clone_dtoh(&y)?.iter().all(|&sum| sum == expected), "call {call}");
     }
-    // Collectives on views of a slice, with `u32`, a type that can be moved but not summed.
+    // Collectives on views of a slice of `u32`, a type that can be moved but not summed.
     let own = stream.clone_htod(&[7, 8, rank as u32, 9])?;
     let mut all = stream.alloc_zeros::<u32>(3 * size)?;
     comm.all_gather(&own.slice(..3), &mut all)?;

@@ -1,6 +1,6 @@
-//! Decode step in a CUDA graph that takes its token from the step before, so that thousands of
-//! steps are enqueued without a wait of the host; with ranks that are late, and a rank that is
-//! killed.
+//! Tests of a decode step in a CUDA graph that takes its token from the step before, so that
+//! thousands of steps are enqueued without a wait of the host; with ranks that are late, and with a
+//! rank that is killed.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -23,10 +23,10 @@ use crate::{numbers, open};
 const SOURCE: &str = r#"
 #include "iris/tiles.h"
 using namespace iris;
-// `state` has the last token and the number of steps so far.
+// The slice `state` holds the last token and the number of steps so far.
 
-// This rank's part of the step's input: small integers that depend on the last token and on
-// the step, so that tokens do not repeat in a cycle.
+// Computes this rank's part of the step's input: small integers that depend on the last token and
+// on the step, so that tokens do not repeat in a cycle.
 IRIS_KERNEL embed(IRIS_ARGS HeapView heap, Slice<u32> state, Slice<float> x) {
     const auto own = heap.at(state, heap.rank);
     const u32 seed = own.get(0) * 31 + own.get(1) * 13;
@@ -36,7 +36,8 @@ IRIS_KERNEL embed(IRIS_ARGS HeapView heap, Slice<u32> state, Slice<float> x) {
     }
 }
 
-// Computation between the two sums of a step; every rank has another result.
+// Computes the input of the second sum of a step from the result of the first; every rank has
+// another result.
 IRIS_KERNEL mix(IRIS_ARGS HeapView heap, Slice<float> y, Slice<float> z) {
     for (u32 i = port::thread(); i < y.len; i += port::threads()) {
         const u32 value = u32(i32(heap.at(y, heap.rank).get(i)));
@@ -44,7 +45,8 @@ IRIS_KERNEL mix(IRIS_ARGS HeapView heap, Slice<float> y, Slice<float> z) {
     }
 }
 
-// Next token, by one thread: appended to `tokens`, and input of the next step.
+// Chooses the next token, by one thread: the token is appended to `tokens`, and is the input of the
+// next step.
 IRIS_KERNEL choose(IRIS_ARGS HeapView heap, Slice<float> sums, Slice<u32> state, Slice<u32> tokens) {
     if (port::thread() != 0) return;
     u32 total = 0;
@@ -67,13 +69,13 @@ const KILLED: &str = "killed";
 /// Number of steps that each rank enqueues.
 const STEPS: usize = 10_000;
 
-/// Step before which the last rank kills itself.
+/// Number of the step before which the last rank kills itself.
 const LAST_STEP: usize = 3_000;
 
-/// Threads of each kernel between the operators.
+/// Number of threads per workgroup of each kernel that runs between the operators.
 const THREADS: u32 = 256;
 
-/// Columns of A that each rank has, and columns of C.
+/// Number of columns of A on each rank (K), and of columns of C (N).
 const K: usize = 256;
 const N: usize = 512;
 
@@ -89,7 +91,7 @@ struct Step {
     y: SymSlice<f32>,
     z: SymSlice<f32>,
     sums: SymSlice<f32>,
-    /// Last token and number of steps.
+    /// State of the decode loop: the last token and the number of steps.
     state: SymSlice<u32>,
     tokens: SymSlice<u32>,
 }
@@ -147,7 +149,7 @@ fn weights(rank: usize) -> Vec<f32> {
     numbers(K * N, rank, 5)
 }
 
-/// Tokens of the steps, computed by one thread in integers.
+/// Expected tokens of all steps, computed by one thread in integers.
 fn expected(ranks: usize) -> Vec<u32> {
     let whole: Vec<Vec<i32>> =
         (0..ranks).map(|r| weights(r).into_iter().map(|v| v as i32).collect()).collect();
@@ -172,7 +174,7 @@ fn expected(ranks: usize) -> Vec<u32> {
     (0..STEPS as u32).map(step).collect()
 }
 
-/// Runs this process's rank of the test `which`.
+/// Runs one rank of the test `which` in this process.
 pub(crate) fn decode_rank(which: &str) -> Result<()> {
     let world = World::from_env()?;
     let heap = open(&world)?;
@@ -220,7 +222,7 @@ pub(crate) fn decode_rank(which: &str) -> Result<()> {
     );
     println!("{error}");
     drop((step, heap));
-    // The device works on in this process, in another world.
+    // The device must still work in this process, in another world.
     World::run_threads(1, |world| crate::matmul_all_reduce(world, Variant::OneShot))?;
     Ok(())
 }

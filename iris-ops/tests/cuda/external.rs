@@ -1,5 +1,5 @@
-//! Matrices and streams of cudarc, legacy memory handles between processes, and a check for memory
-//! leaks.
+//! Tests with matrices and streams of cudarc, with legacy memory handles between processes, and a
+//! check for memory leaks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,8 +27,8 @@ fn external(
     unsafe { MatRef::external_mut(address as *mut f32, slice.len(), rows, cols) }
 }
 
-/// Runs every op with A, B and C in cudarc's memory, and with copies before and after each call on
-/// cudarc's stream, which alone orders them. Variants that pull need A in the heap.
+/// Runs every operator with A, B and C in cudarc's memory, and with copies before and after each
+/// call on the same cudarc stream, which alone orders them. Variants that pull need A in the heap.
 fn external_matrices(world: &World) -> Result<()> {
     const CALLS: usize = 8;
     let heap = open(world)?;
@@ -86,7 +86,8 @@ pub(crate) fn matrices_and_streams_of_cudarc_work() {
 /// Command-line argument that makes this program one rank of [`processes_over_legacy_handles`].
 pub(crate) const LEGACY_RANK: &str = "legacy-rank";
 
-/// Runs every op in this process over plain device memory that is shared by legacy IPC handles.
+/// Runs every operator in this process, with plain device memory that ranks share by legacy IPC
+/// handles.
 pub(crate) fn legacy_rank() -> Result<()> {
     let world = World::from_env()?;
     let options = HeapOptions::new().backend(BackendKind::Cuda).legacy_memory(true);
@@ -118,7 +119,7 @@ pub(crate) fn processes_over_legacy_handles() {
     }
 }
 
-/// Tests that a hundred heaps with ops, opened and closed one after the other, leak no device
+/// Tests that a hundred heaps with operators, opened and closed one after the other, leak no device
 /// memory.
 ///
 /// A slack of 16 MiB is allowed: the driver allocates blocks of 2 MiB for streams, events and

@@ -1,5 +1,5 @@
-//! Ops in CUDA graphs: captured in global mode, which restricts all threads, while other threads
-//! use everything of the library; then replayed with changing inputs.
+//! Tests of operators in CUDA graphs: captured in global mode, which restricts all threads, while
+//! other threads use everything of the library; then replayed with changing inputs.
 
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -19,7 +19,7 @@ use crate::{numbers, open};
 /// capture.
 static CAPTURE: Mutex<()> = Mutex::new(());
 
-/// Stream that the caller made with cudarc on the heap's device, and the heap's view of it.
+/// Makes a stream with cudarc on the heap's device; returns it, and the heap's view of it.
 pub(crate) fn callers(heap: &SymmetricHeap) -> Result<(Arc<CudaStream>, Stream)> {
     let context = CudaContext::new(heap.device().index)?;
     let theirs = context.new_stream()?;
@@ -27,7 +27,7 @@ pub(crate) fn callers(heap: &SymmetricHeap) -> Result<(Arc<CudaStream>, Stream)>
     Ok((theirs, stream))
 }
 
-/// Captures the work that `enqueue` puts on the stream `theirs`, and returns it as a graph.
+/// Captures the work that `enqueue` puts on the stream `theirs`, and returns this work as a graph.
 pub(crate) fn captured(
     theirs: &Arc<CudaStream>,
     enqueue: impl FnOnce() -> Result<()>,
@@ -40,13 +40,14 @@ pub(crate) fn captured(
     graph.context("an empty graph")
 }
 
-/// Drops a graph while holding [`CAPTURE`], because dropping it would disturb another capture.
+/// Drops a graph while holding [`CAPTURE`], because dropping a graph would disturb the capture of
+/// another thread.
 pub(crate) fn drop_graph(graph: CudaGraph) {
     let _capture = CAPTURE.lock();
     drop(graph);
 }
 
-/// Replays a graph of an op and a barrier on the caller's stream, with changing inputs.
+/// Replays a graph of an operator and a barrier on the caller's stream, with changing inputs.
 fn replayed(world: World) -> Result<()> {
     let heap = open(&world)?;
     let (rank, size) = (world.rank(), world.size());
@@ -57,7 +58,8 @@ fn replayed(world: World) -> Result<()> {
     let barrier = Barrier::new(&heap, &barrier::Options::new().plan(&heap)?)?;
     let (x, y) = (heap.alloc::<f32>(len)?, heap.full::<f32>(len, f32::NAN)?);
     let args = CollectiveArgs::new(MatRef::sym(x, 1, len), MatRef::sym(y, 1, len));
-    // The op also runs outside the graph: once before the capture, and once after the replays.
+    // The operator also runs outside the graph: once before the capture, and once after the
+    // replays.
     heap.write(x, &numbers(len, rank, 0))?;
     op.run(&args, &stream)?;
     stream.sync()?;
@@ -65,12 +67,13 @@ fn replayed(world: World) -> Result<()> {
     let graph = captured(&theirs, || {
         op.run(&args, &stream)?;
         barrier.run(&stream)?;
-        // Allocations and waits are refused during the capture, which they would break.
+        // Allocations and waits would break the capture, so they must be refused while it is in
+        // progress.
         let refused = heap.alloc_device_words(1).map(drop).unwrap_err().to_string();
         ensure!(refused.contains("captured"), "{refused}");
         let refused = stream.sync().unwrap_err().to_string();
         ensure!(refused.contains("captured"), "{refused}");
-        // Functions that do not use the captured stream work during the capture.
+        // Functions that do not use the captured stream must work during the capture.
         heap.read(x)?;
         Ok(heap.check()?)
     })?;
@@ -107,7 +110,8 @@ pub(crate) fn a_graph_is_replayed_a_thousand_times() {
 }
 
 /// Tests that functions that allocate or close are refused during a capture, on all ranks, with an
-/// error that gives the reason; the capture continues, and the refused functions work after it.
+/// error that gives the reason; that the capture continues; and that the refused functions work
+/// after it.
 pub(crate) fn allocation_in_a_capture_is_refused() {
     let outcome = World::run_threads(2, |world| -> Result<()> {
         let heap = open(&world)?;
@@ -126,8 +130,8 @@ pub(crate) fn allocation_in_a_capture_is_refused() {
             refuse("alloc_signal", heap.alloc_signal(16).map(drop).map_err(Into::into))?;
             refuse("new", sample.make(&heap).map(drop))?;
             refuse("free", heap.free(room.b).map_err(Into::into))?;
-            // The stream may have work from before the capture; waiting for it is not possible
-            // during the capture.
+            // The stream may have work from before the capture, for which nothing can wait during
+            // the capture.
             refuse("close", heap.close().map_err(Into::into))
         };
         let graph = if world.rank() == 0 {
@@ -157,20 +161,21 @@ pub(crate) fn allocation_in_a_capture_is_refused() {
     outcome.unwrap();
 }
 
-/// Threads that use heaps of their own on the same devices meanwhile, and the task that they are
-/// told to do.
+/// Threads that meanwhile use heaps of their own on the same devices, and the task that they
+/// currently have.
 struct Others {
     what: AtomicU8,
     rounds: AtomicUsize,
 }
 
-/// Tasks of the other threads: end; use the open heap; use it and also open and close another heap.
+/// Tasks that the other threads can have: end; use the open heap; use it, and also open and close
+/// another heap.
 const STOP: u8 = 0;
 const USE: u8 = 1;
 const OPEN: u8 = 2;
 
 impl Others {
-    /// Runs the two ranks of the other threads until their task is `STOP`.
+    /// Runs the two ranks of the other threads until their task becomes `STOP`.
     fn run(&self) -> Result<()> {
         World::run_threads(2, |world| -> Result<()> {
             let heap = small(&world)?;
@@ -195,7 +200,7 @@ impl Others {
     }
 
     /// Waits until the other threads have begun and completed a round of their task since this
-    /// call.
+    /// function was called.
     fn round(&self) -> Result<()> {
         let (before, begun) = (self.rounds.load(Ordering::Relaxed), Instant::now());
         while self.rounds.load(Ordering::Relaxed) < before + 2 {
@@ -211,8 +216,8 @@ fn small(world: &World) -> Result<Arc<SymmetricHeap>> {
     Ok(SymmetricHeap::open(world, options.data_bytes(4 << 20).signal_bytes(1 << 20))?)
 }
 
-/// Uses a bit of everything: allocation, copies by host and by stream, events, an op that is made
-/// and run.
+/// Uses many functions of the library: allocation, copies by host and by stream, events, and an
+/// operator that is made and run.
 fn errand(heap: &Arc<SymmetricHeap>) -> Result<()> {
     const LEN: usize = 3000;
     let (rank, size) = (heap.rank(), heap.size());
@@ -239,7 +244,7 @@ fn errand(heap: &Arc<SymmetricHeap>) -> Result<()> {
     Ok(heap.free(y)?)
 }
 
-/// Captures every op on this rank and replays it, while the other threads work.
+/// Captures every operator on this rank and replays it, while the other threads work.
 fn all_replayed(world: &World, others: &Others, while_replaying: u8) -> Result<()> {
     let heap = open(world)?;
     let ranks = Ranks::from(world);
@@ -253,8 +258,8 @@ fn all_replayed(world: &World, others: &Others, while_replaying: u8) -> Result<(
             if ranks.rank == 0 {
                 others.what.store(what, Ordering::Relaxed);
                 if what == USE {
-                    // Waits one round, after which the last heap that the other threads opened is
-                    // closed.
+                    // Waits for one round, after which the last heap that the other threads opened
+                    // is closed.
                     others.round()?;
                 }
             }
@@ -263,8 +268,8 @@ fn all_replayed(world: &World, others: &Others, while_replaying: u8) -> Result<(
         set(OPEN)?;
         let graph = captured(&theirs, || {
             op.run(&operands, &stream)?;
-            // One rank at a time, in turns, keeps its capture open for a whole round of the other
-            // threads.
+            // The ranks take turns: one of them keeps its capture open for a whole round of the
+            // other threads.
             if index % ranks.size == ranks.rank { others.round() } else { Ok(()) }
         });
         let graph = graph.with_context(|| sample.name())?;
@@ -280,7 +285,8 @@ fn all_replayed(world: &World, others: &Others, while_replaying: u8) -> Result<(
                 continue;
             }
             for rank in 0..ranks.size {
-                // Other ranks may already be in the call after this one, but not in an earlier one.
+                // The other ranks may already be in the call after this one, but must not be in an
+                // earlier one.
                 let seen = heap.read_from(word, rank)?[0];
                 ensure!((calls..=calls + 1).contains(&seen), "{rank} at {seen}, call {calls}");
             }
@@ -293,7 +299,7 @@ fn all_replayed(world: &World, others: &Others, while_replaying: u8) -> Result<(
 }
 
 fn beside_others(size: usize, while_replaying: u8) {
-    // Kernels are loaded first, because loading may wait for the device.
+    // The kernels are loaded first, because loading may wait for the device.
     let load = |world: World| -> Result<()> {
         let heap = open(&world)?;
         Sample::all(Ranks::from(&world))
@@ -314,8 +320,8 @@ fn beside_others(size: usize, while_replaying: u8) {
     theirs.expect("the other threads end").unwrap();
 }
 
-/// Tests captures and replays while other threads work. During replays they open and close no
-/// heaps, because that may wait for a device that ranks share.
+/// Tests captures and replays while other threads work. During replays the other threads open and
+/// close no heaps, because that may wait for a device that ranks share.
 pub(crate) fn every_op_is_captured_and_replayed_beside_other_threads() {
     beside_others(4, USE);
 }

@@ -1,5 +1,5 @@
-//! Ranks that enter a call about when the others time out: a call that succeeds must have the right
-//! result.
+//! Tests of a rank that enters a call about when the other rank times out: a call that succeeds
+//! must have the right result.
 
 use std::sync::Barrier;
 use std::time::Duration;
@@ -14,8 +14,8 @@ use crate::sample::Sample;
 /// Times after which rank 1 enters the call, as multiples of the deadline for entering a call.
 const LATE: [f64; 5] = [0.9, 0.99, 1.0, 1.01, 1.1];
 
-/// Rank 0 enqueues two calls; rank 1 enqueues the first one when rank 0 may have timed out. Returns
-/// whether this rank's calls failed.
+/// Runs two calls, of which rank 1 enqueues the first one when rank 0 may already have timed out.
+/// Returns whether this rank's calls failed.
 ///
 /// `both` is a barrier without a deadline.
 fn calls(

@@ -1,6 +1,6 @@
-//! Ops on GPUs: in graphs, with streams, memory and kernels of the caller, with an absent rank.
-//! Without a GPU the tests are reported as ignored. Ranks are threads that share the GPUs that
-//! exist. The suite of cases is in iris-testkit.
+//! Tests of operators on GPUs: in graphs, with streams, memory and kernels of the caller, and with
+//! an absent rank. Without a GPU the tests are reported as ignored. The ranks are threads that
+//! share the GPUs of the host. The suite of cases is in iris-testkit.
 
 #![allow(unsafe_code, reason = "kernels and memory of the user's")]
 
@@ -153,7 +153,8 @@ fn matmul_all_reduce(world: World, variant: Variant) -> Result<()> {
             wrong.map(|i| got[i]),
             wrong.map(|i| expected[i])
         );
-        // Peers may write C once this rank has entered the next call, so all ranks compare first.
+        // Peers may write C once this rank has entered the next call, so all ranks compare C before
+        // any rank goes on.
         world.barrier()?;
     }
     drop(op);
@@ -221,7 +222,7 @@ fn ops_of_two_streams_are_in_order() {
     outcome.unwrap();
 }
 
-/// Tests that ops planned without tracing have no spans, and that asking for counters without
+/// Tests that operators planned without tracing have no spans, and that asking for counters without
 /// `counted` is an error.
 fn only_ops_that_are_observed_count_and_trace() {
     let outcome = World::run_threads(2, |world| -> Result<()> {
@@ -242,8 +243,8 @@ fn only_ops_that_are_observed_count_and_trace() {
                 Err(error) => ensure!(at != 1 && error.to_string().contains("counted(true)")),
             }
             let spans: usize = op.trace()?.iter().map(Vec::len).sum();
-            // The op at index 2 has five tiles, each with a product, a signal and a sum in the
-            // trace.
+            // The operator at index 2 has five tiles, each with a product, a signal and a sum in
+            // the trace.
             ensure!(if at == 2 { spans >= 15 } else { spans == 0 }, "{spans} spans");
             op.free()?;
         }
@@ -272,8 +273,8 @@ fn an_absent_rank_is_a_fault_and_the_process_lives() {
         }
         ensure!(started.elapsed() < Duration::from_secs(20));
         if world.rank() == 1 {
-            // A host waits at most 6 s in the barrier below, as long as a kernel waits for an
-            // entry; rank 0 comes there 6 s late, so rank 1 must be late too.
+            // A host waits at most 6 s in the barrier below, as long as a kernel waits for a peer
+            // to enter the call. Rank 0 reaches the barrier 6 s late, so rank 1 must be late too.
             std::thread::sleep(Duration::from_secs(4));
         }
         world.barrier()?;
@@ -282,7 +283,7 @@ fn an_absent_rank_is_a_fault_and_the_process_lives() {
         Ok(heap.close()?)
     });
     each.unwrap().into_iter().collect::<Result<Vec<_>>>().unwrap();
-    // The faults have left the CUDA context intact: another world can use the device.
+    // The faults must have left the CUDA context intact: another world can use the device.
     World::run_threads(2, |world| matmul_all_reduce(world, Variant::OneShot)).unwrap();
 }
 
@@ -292,7 +293,8 @@ fn a_tile_that_no_kernel_takes_is_refused_by_the_plan() {
     let large = Options::new(512, 512, 64).dtype(DType::BF16).tile(tile);
     let error = large.plan(ranks).unwrap_err();
     assert!(error.to_string().contains("256 x 64"), "{error}");
-    // For every shape, the kernels include the tile that the plan chooses.
+    // For every shape, the tile that the plan chooses must be among those that kernels are built
+    // for.
     for (m, n) in [(1, 8192), (16, 1024), (4096, 4096), (3, 5)] {
         let plan = Options::new(m, n, 64).dtype(DType::BF16).plan(ranks).unwrap();
         let tile = plan.tile();

@@ -1,4 +1,4 @@
-//! Sample calls of every op on small integers, for which every result is known exactly.
+//! Sample calls of every operator on small integers, for which every result is known exactly.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use iris_testkit::suite::{AnyOp, Case, Op, Operands, Options, plan};
 /// each direction.
 const SHAPE: (usize, usize, usize) = (37, 44, 30);
 
-/// Number of workgroups of a launch; small, so that launches of several ops fit on a device
+/// Number of workgroups of a launch; small, so that launches of several operators fit on a device
 /// together.
 const GROUPS: usize = 8;
 
@@ -38,7 +38,7 @@ impl Sample {
         Sample { case: Case::new(op, variant, options), ranks }
     }
 
-    /// Leaves this number of multiprocessors free for a kernel beside each call.
+    /// Sets the number of multiprocessors that each call leaves free for a kernel of the caller.
     pub(crate) fn leaving(mut self, multiprocessors: u32) -> Sample {
         self.case.options = self.case.options.beside(multiprocessors as usize);
         self
@@ -50,7 +50,7 @@ impl Sample {
         self
     }
 
-    /// Samples of every op and variant that the GPU has kernels for, including the barrier.
+    /// Samples of every operator and variant for which the GPU has kernels, including the barrier.
     pub(crate) fn all(ranks: Ranks) -> Vec<Sample> {
         let device = ranks.on(BackendKind::Cuda).device;
         let mut all = Vec::new();
@@ -98,7 +98,8 @@ impl Sample {
         Operands::new(a, b, c)
     }
 
-    /// Input A (`which` 0) or B (1) of rank `rank` in call number `call`: integers in [-8, 8].
+    /// Input of rank `rank` in call number `call`: A (if `which` is 0) or B (1), with integers in
+    /// [-8, 8].
     fn input(&self, which: usize, rank: usize, call: usize) -> Dense {
         let (rows, cols) = self.case.shapes(Ranks::new(rank, self.ranks.size), SHAPE.0)[which];
         let seed = (2 * call + which) as u64;
@@ -107,13 +108,14 @@ impl Sample {
         })
     }
 
-    /// Input A (`which` 0) or B (1) of this rank, as the f32 elements to be written to the heap.
+    /// Elements of this rank's A (if `which` is 0) or B (1), as the f32 values to be written to the
+    /// heap.
     pub(crate) fn elements(&self, which: usize, call: usize) -> Vec<f32> {
         self.input(which, self.ranks.rank, call).data.into_iter().map(|x| x as f32).collect()
     }
 
-    /// Writes the inputs of call number `call`, and NaN to C, so that elements that the call leaves
-    /// out are found.
+    /// Writes the inputs of call number `call`, and NaN to C, so that elements that the call fails
+    /// to write are found.
     pub(crate) fn fill(&self, heap: &SymmetricHeap, room: &Room, call: usize) -> Result<()> {
         for (which, slice) in [room.a, room.b].into_iter().enumerate() {
             let values = self.elements(which, call);
