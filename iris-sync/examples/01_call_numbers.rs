@@ -10,7 +10,8 @@ fn main() {
     let call = Call::new(i32::MAX);
     let (before, after) = (call.previous(), call.next());
     println!("call {}: before it {}, after it {}", call.number(), before.number(), after.number());
-    // A signal word holds the number of the last call that raised it: it is never cleared.
+    // A signal word holds the number of the last call that raised the signal: the word is never
+    // cleared.
     for seen in [before, call, after] {
         println!(
             "  a wait for it that sees {:11} is over: {}",

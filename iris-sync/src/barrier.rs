@@ -1,5 +1,5 @@
-//! Device barrier over a group of ranks: every member stores the call number into its word at every
-//! other member, then waits until its own words hold that number.
+//! Device barrier over a group of ranks: every member stores the call number into a word at every
+//! other member, then waits until all words that the others store at its own rank hold that number.
 
 use crate::wait::{Awaited, wait_for};
 use crate::{Access, Call, Channel, Limit, Memory, Stop, divergent};
@@ -14,12 +14,12 @@ impl Members {
         Self(if size >= 64 { u64::MAX } else { (1 << size) - 1 })
     }
 
-    /// The set with these bits; bit r stands for rank r.
+    /// Makes the set whose members are given by these bits: bit r stands for rank r.
     pub const fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
 
-    /// The set as bits; bit r stands for rank r.
+    /// Bits that represent the set: bit r stands for rank r.
     pub const fn bits(self) -> u64 {
         self.0
     }
@@ -31,7 +31,8 @@ impl Members {
 }
 
 /// Arrive at a barrier of call `call` and wait for the other members. All threads of one workgroup
-/// call it, each for its share of the members; a barrier of the workgroup must follow.
+/// call it, each for its share of the members; afterwards the threads must pass a barrier of the
+/// workgroup.
 ///
 /// Everything that any member's device did before the barrier is visible to every member after it.
 /// `phase` (0 or 1) selects one of the two barriers of a call.
@@ -48,8 +49,8 @@ pub fn arrive_and_wait<M: Memory + ?Sized>(
         let own = channel.peers().skip(m.thread() as usize).step_by(m.threads() as usize);
         own.filter(|&peer| members.contains(peer))
     };
-    // All threads of a wave store before any of them waits: a member may wait for the store of one
-    // thread before it makes the store that another thread waits for.
+    // All threads of a wave store before any of them waits: another member may wait for the store
+    // of one thread before it makes the store for which a second thread waits.
     divergent(m, || {
         for peer in share() {
             m.store(channel.barrier(peer, me, phase), call.number(), Access::BarrierStore);

@@ -14,9 +14,10 @@
 #[repr(transparent)]
 pub struct Call(i32);
 
-/// Period of the refresh, in calls: in every call whose number is a multiple of it, writers store
-/// the number into all of their words. Otherwise a word that many calls leave unused could become
-/// 2^31 calls old, and its wrapping difference would change sign.
+/// Number of calls from one refresh to the next: in every call whose number is a multiple of this
+/// period, writers store the number into all of their words. Otherwise a word that many calls leave
+/// unused could become 2^31 calls old, and its wrapping difference to the current call would change
+/// sign.
 pub const RESTAMP_PERIOD: i32 = 1 << 29;
 
 impl Call {
@@ -43,30 +44,30 @@ impl Call {
         Self(self.0.wrapping_sub(1))
     }
 
-    /// Whether a word that holds `seen` was set by this call or a later one; right across the
-    /// wrap-around of call numbers.
+    /// Whether a word that holds the call number `seen` was set by this call or a later one;
+    /// correct also where call numbers wrap around.
     pub const fn reached_by(self, seen: i32) -> bool {
         seen.wrapping_sub(self.0) >= 0
     }
 
-    /// Number of the slot that this call uses, 0 or 1: consecutive calls alternate.
+    /// Number of the half of the inbox, 0 or 1, that this call uses: consecutive calls alternate.
     pub const fn parity(self) -> u32 {
         (self.0 & 1) as u32
     }
 
-    /// Last call before this one that used the same slot: two calls ago.
+    /// Last call before this one that used the same half of the inbox: two calls ago.
     #[must_use]
     pub const fn of_same_slot_before(self) -> Self {
         Self(self.0.wrapping_sub(2))
     }
 
-    /// Whether this call refreshes the unused LL words of its slot: true for one call of each
-    /// parity in every [`RESTAMP_PERIOD`].
+    /// Whether this call refreshes the LL words of its parity that it did not use: true for one
+    /// call of each parity in every [`RESTAMP_PERIOD`].
     pub const fn restamps_slot(self) -> bool {
         self.0 & (RESTAMP_PERIOD - 1) <= 1
     }
 
-    /// Whether writers refresh all of their words in this call, used or not; see
+    /// Whether writers store the number of this call into all of their words, used or not; see
     /// [`RESTAMP_PERIOD`].
     pub const fn restamps(self) -> bool {
         self.0 & (RESTAMP_PERIOD - 1) == 0
@@ -108,7 +109,7 @@ mod tests {
             .collect();
         assert_eq!(restamps, [true; 6]);
         assert!(!Call::new(1).restamps() && !Call::new(i32::MAX).restamps());
-        // The oldest value that a word can hold is one period and one call old.
+        // The oldest value that a word can hold is one refresh period and one call old.
         assert!(Call::new(RESTAMP_PERIOD + 1).reached_by(2 * RESTAMP_PERIOD));
     }
 }

@@ -3,15 +3,15 @@ use crate::{DevWord, Field, SymPair, SymWord};
 /// Size of a [`SymPair`], in 4-byte words.
 const PAIR_WORDS: u32 = 4;
 
-/// Number of pairs in the header of an LL message: the fields of an entry record that ranks must agree
-/// on, two per pair.
+/// Number of pairs of LL words in the header of an LL message: the header has the fields of an
+/// entry record that ranks must agree on, two per pair.
 pub const HEAD: u32 = Field::ALL.len() as u32 / 2;
 
 /// Number of 4-byte words in a 128-byte line.
 pub const LINE_WORDS: u32 = 32;
 
-/// Index, among the device words of an op, of the call counter used by ops in which not all ranks
-/// take part; other ops use the heap's common counter.
+/// Index, among the device words of an op, of the word that counts the calls of an op in which not
+/// all ranks take part; other ops use the heap's common counter.
 pub const PRIVATE_SEQUENCE: u32 = 2;
 
 /// Layout of the synchronisation words of one op; the same on every rank, because the heap gives
@@ -32,22 +32,23 @@ pub struct Channel {
     /// Number of tiles of the largest plan, rounded up to a multiple of [`LINE_WORDS`]: the stride
     /// of signals and results.
     pub tiles: u32,
-    /// First word of the entry records (each source rank's description of the call that it has
-    /// entered), `[source][parity][LINE_WORDS]`.
+    /// Index of the first word of the entry records, `[source][parity][LINE_WORDS]`; in each record
+    /// a source rank describes the call that it has entered.
     pub entries: u32,
-    /// Index of the first signal word, `[source][tiles]`; each is set by the rank that sends the
-    /// tile.
+    /// Index of the first signal word, `[source][tiles]`; each signal is set by the rank that sends
+    /// the tile.
     pub signals: u32,
-    /// First of the result words, `[owner][tiles]`, each set by the owner of a tile when the tile's
-    /// result is there.
+    /// Index of the first result word, `[owner][tiles]`; each is set by the owner of a tile when
+    /// the tile's result has arrived at this rank.
     pub results: u32,
-    /// Index of the first done word, `[reader][LINE_WORDS]`; each is set by the rank that has read
+    /// Index of the first done word, `[reader][LINE_WORDS]`; each is set by a rank when it has read
     /// this rank's data.
     pub done: u32,
     /// Index of the first barrier word, `[phase][source][LINE_WORDS]`; an op has two barrier
     /// phases.
     pub barriers: u32,
-    /// Index of the first lock word, `[tile]`; the lock of a tile is the word at the tile's owner.
+    /// Index of the first lock word, `[tile]`; the lock of a tile is the word at the rank that owns
+    /// the tile.
     pub locks: u32,
     /// Index of the device word that holds the number of the present call.
     pub call: u32,
@@ -55,17 +56,17 @@ pub struct Channel {
     pub finished: u32,
     /// Index of the heap's device word that counts finished calls of all its ops.
     pub sequence: u32,
-    /// First device word of the flags of a staged gather, `[unit]`: one for each unit of the
-    /// staging buffer, set when the unit is filled.
+    /// Index of the first device word of the flags of a staged gather, `[unit]`: one flag for each
+    /// unit of the staging buffer, set when the unit is filled.
     pub flags: u32,
     /// Number of staging flags: one for each unit of the staging buffer.
     pub flag_count: u32,
-    /// Number of pairs of LL words per source: header and data of the largest plan, rounded up to a
-    /// line. The pairs lie after the barrier words, `[parity][source][pair_count]`.
+    /// Number of pairs of LL words per source rank: header and data of the largest plan, rounded up
+    /// to a line. The pairs lie after the barrier words, `[parity][source][pair_count]`.
     pub pair_count: u32,
 }
 
-/// Number of words that a channel needs; known before the heap assigns positions.
+/// Number of words that a channel needs, before the heap assigns positions to them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Words {
     /// Number of 4-byte words in the signal segment.
@@ -122,8 +123,8 @@ impl Channel {
         (channel, Words { signal: next - signal, device })
     }
 
-    /// First word of the record at rank `at` in which rank `source` describes the call that it
-    /// enters, for calls of this parity.
+    /// First word of the entry record at rank `at` in which rank `source` describes the call that
+    /// it has entered, for calls of this parity.
     pub fn entry(&self, at: u32, source: u32, parity: u32) -> SymWord {
         SymWord { rank: at, index: self.entries + (source * 2 + parity) * LINE_WORDS }
     }
@@ -140,12 +141,13 @@ impl Channel {
         SymWord { rank: at, index: self.results + owner * self.tiles + tile }
     }
 
-    /// Done word at rank `at`, which `reader` sets when it has read what it pulls from `at`.
+    /// Done word at rank `at`, which `reader` sets when it has read everything that it reads from
+    /// `at` in a call.
     pub fn done(&self, at: u32, reader: u32) -> SymWord {
         SymWord { rank: at, index: self.done + reader * LINE_WORDS }
     }
 
-    /// Barrier word at rank `at` that `source` sets in barrier `phase`.
+    /// Barrier word at rank `at` that `source` sets in the barrier with number `phase`.
     pub fn barrier(&self, at: u32, source: u32, phase: u32) -> SymWord {
         SymWord { rank: at, index: self.barriers + (phase * self.size + source) * LINE_WORDS }
     }
@@ -159,7 +161,7 @@ impl Channel {
         SymPair { rank: at, index: first + number * PAIR_WORDS }
     }
 
-    /// Lock word of `tile` at the tile's owner.
+    /// Lock word of `tile`, which lies at the rank that owns the tile.
     pub fn lock(&self, owner: u32, tile: u32) -> SymWord {
         debug_assert!(tile < self.tiles, "tile {tile} of {}", self.tiles);
         SymWord { rank: owner, index: self.locks + tile }
@@ -171,13 +173,13 @@ impl Channel {
         DevWord { index: self.flags + unit }
     }
 
-    /// All other ranks in ascending order, starting at the rank after this one and wrapping, so
-    /// that the ranks do not all write to the same peer at once.
+    /// All other ranks in ascending order, starting at the rank after this one and wrapping around,
+    /// so that the ranks do not all write to the same peer at once.
     pub fn peers(&self) -> impl Iterator<Item = u32> + use<> {
         self.peers_in_turn(0)
     }
 
-    /// All other ranks in ascending order with wrap, starting `turn` places later than
+    /// All other ranks in ascending order with wrap-around, starting `turn` places later than
     /// [`Channel::peers`]. Workgroups that move one tile each pass the tile's number, so that they
     /// start with different peers and all links are busy.
     pub fn peers_in_turn(&self, turn: u32) -> impl Iterator<Item = u32> + use<> {
@@ -187,7 +189,8 @@ impl Channel {
     }
 }
 
-/// Input of [`Channel::lay_out`]: id of the op, and how many words of each kind it needs.
+/// Input of [`Channel::lay_out`]: the id of the op, and the number of words of each kind that it
+/// needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Shape {
     /// Number that identifies the op within its heap.

@@ -1,11 +1,12 @@
-//! Entry records and credits: they guarantee that a slot is overwritten only after its last reader
-//! has finished (the slot rule).
+//! Entry records and credits: together they guarantee that a slot (a place that a peer writes in a
+//! call) is overwritten only after its last reader has finished.
 //!
-//! Each rank writes, at every peer, a record of the call it is in. There are two records, by the
-//! call's parity; the call number is stored last. The number also serves as credit: a rank that has
-//! entered call c has ended call c - 1, so its slots of call c - 2, which have the parity of c, are
-//! free. A record is such a slot too and is written only with that credit, so no rank is ever more
-//! than one call ahead of another.
+//! Each rank writes, at every peer, a record of the call that it is in. There are two records, one
+//! for each parity of the call number; the call number is stored last. The number also serves as
+//! credit, which is permission to overwrite slots: a rank that has entered call c has ended call c
+//! - 1, so its slots of call c - 2, which have the parity of c, are free. A record is such a slot
+//! too and is written only with that credit, so no rank is ever more than one call ahead of
+//! another.
 
 use crate::wait::{Awaited, give_up, wait_for};
 use crate::{
@@ -37,12 +38,14 @@ fn number(record: SymWord) -> SymWord {
     word(record, LINE_WORDS as usize - 1)
 }
 
-/// Load, without waiting, the number of the last call with parity `parity` that `peer` has entered.
+/// Load, without waiting, the number of the last call with parity `parity` that `peer` has entered:
+/// its credit.
 pub fn look_at_credit<M: Memory + ?Sized>(m: &M, channel: &Channel, peer: u32, parity: u32) -> i32 {
     m.load(number(channel.entry(channel.rank, peer, parity)), Access::CreditLoad)
 }
 
-/// Wait until `peer` has entered the previous call: it then reads no slot that this call writes.
+/// Wait until `peer` has entered the previous call, after which it no longer reads the slots that
+/// this call writes.
 pub fn wait_credit<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -55,17 +58,17 @@ pub fn wait_credit<M: Memory + ?Sized>(
     wait_for(m, channel, Access::CreditLoad, awaited, look).map(drop)
 }
 
-/// Store at `peer` the number of the call that this rank has entered. Allowed only after
+/// Store at `peer` the number of the call that this rank has entered. This is allowed only after
 /// [`wait_credit`] for `peer`: the peer has then entered the previous call, and no longer reads the
-/// number of two calls ago that this store replaces.
+/// number of two calls ago, which this store replaces.
 pub fn announce<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call, peer: u32) {
     let place = channel.entry(peer, channel.rank, call.parity());
     m.store(number(place), call.number(), Access::EntryStore);
 }
 
-/// Write this rank's record of `call` at `peer`, then publish its number (release store). Allowed
-/// only after [`wait_credit`] for `peer`: the peer has then entered the previous call, and no
-/// longer reads the record of two calls ago that this one replaces.
+/// Write this rank's record of `call` at `peer`, then publish the call number (release store). This
+/// is allowed only after [`wait_credit`] for `peer`: the peer has then entered the previous call,
+/// and no longer reads the record of two calls ago, which this one replaces.
 pub fn publish<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -81,7 +84,7 @@ pub fn publish<M: Memory + ?Sized>(
     announce(m, channel, call, peer);
 }
 
-/// Wait until `peer` has entered this call, then compare its record with `record`.
+/// Wait until `peer` has entered this call, then compare the peer's entry record with `record`.
 ///
 /// Fails with a fault that names the first differing field and both values.
 pub fn wait_entry<M: Memory + ?Sized>(
@@ -95,8 +98,8 @@ pub fn wait_entry<M: Memory + ?Sized>(
     let awaited = Awaited { call, want: call, rank: peer, tile: -1, limit: Limit::Entry };
     let look = || m.load(number(place), Access::EntryLoad);
     wait_for(m, channel, Access::EntryLoad, awaited, look)?;
-    // All loads are issued before the first comparison, because each has the latency of device
-    // memory.
+    // All loads are issued before the first comparison, because each load takes the latency of
+    // device memory.
     let all: [i32; Field::ALL.len()] = core::array::from_fn(|index| m.get(word(place, index)));
     for (index, field) in Field::ALL.into_iter().enumerate() {
         let (seen, wanted) = (all[index], record.fields[index]);
@@ -107,8 +110,8 @@ pub fn wait_entry<M: Memory + ?Sized>(
     Ok(())
 }
 
-/// Give up because a field of the record of `peer` differs; the tuple is the field, the peer's
-/// value and this rank's value.
+/// Give up because a field of the entry record of `peer` differs from this rank's; the tuple has
+/// the field, the peer's value and this rank's value.
 pub(crate) fn mismatch<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -132,9 +135,9 @@ pub(crate) fn mismatch<M: Memory + ?Sized>(
 
 /// Whether this rank and `peer` may write results directly into each other's C.
 ///
-/// True if both allow it and C has the same offset and leading dimension on both. Both ranks get
-/// the same answer, because each compares the same two records. Requires [`wait_entry`] for that
-/// peer.
+/// The result is true if both allow it and C has the same offset and leading dimension on both.
+/// Both ranks get the same answer, because each compares the same two records. Requires
+/// [`wait_entry`] for that peer.
 pub fn is_direct<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,

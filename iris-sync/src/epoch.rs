@@ -1,13 +1,13 @@
 //! Versioned lock: one word by which a producer hands data to a consumer.
 //!
-//! The word holds the number of the call that filled the data beside the word. It is never reset:
-//! the next version is the number of the next call. A second word, in the opposite direction, is
-//! needed to tell the producer that it may overwrite the data.
+//! The word holds the number of the call that filled the data. The word is never reset: the next
+//! version is the number of the next call. A second word, in the opposite direction, is needed to
+//! tell the producer that it may overwrite the data.
 
 use crate::wait::{Awaited, wait_for};
 use crate::{Access, Call, Channel, Limit, Memory, Stop, SymWord};
 
-/// Publish that the data guarded by `word` is complete and of version `version` (release store).
+/// Publish that the data guarded by `word` is complete and has version `version` (release store).
 pub fn publish<M: Memory + ?Sized>(m: &M, word: SymWord, version: Call) {
     m.store(word, version.number(), Access::VersionStore);
 }

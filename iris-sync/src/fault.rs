@@ -16,7 +16,7 @@ pub enum FaultKind {
     NoProgress = 2,
     /// A peer entered the call with other arguments; `field` names the argument.
     Mismatch = 3,
-    /// A peer gave up; the peer's own record has the reason.
+    /// A peer gave up; the fault record of that peer has the reason.
     PeerGaveUp = 4,
     /// The process of a peer has ended.
     PeerLost = 5,
@@ -39,7 +39,8 @@ impl FaultKind {
 #[non_exhaustive]
 #[repr(i32)]
 pub enum Field {
-    /// Id of the op in its heap: ops are numbered in order of creation.
+    /// Id of the op in its heap: the ops of a heap are numbered in the order in which they are
+    /// made.
     Op = 0,
     /// Number of the call, counted over the calls of all ops of the heap.
     Sequence = 1,
@@ -55,9 +56,9 @@ pub enum Field {
     Variant = 6,
     /// Hash of the tile shape and of other options.
     Config = 7,
-    /// Whether peers may write results directly into C. Calls do not compare this field; only a
-    /// kernel of the caller that runs beside the op, and reads tiles of C as they arrive, requires
-    /// it.
+    /// Whether peers may write results directly into C. Calls do not compare this field between
+    /// ranks; only a kernel of the caller that runs at the same time as the op, and reads tiles of
+    /// C as they arrive, requires it.
     Direct = 8,
 }
 
@@ -119,7 +120,7 @@ impl Fault {
         Some(Self { kind, op, call, tile, rank, seen, wanted, field })
     }
 
-    /// The field that differs, if this fault is a mismatch.
+    /// Field that differs between the ranks, if this fault is a mismatch.
     pub fn differing(&self) -> Option<Field> {
         let fields = Field::ALL.into_iter().chain([Field::Direct]);
         fields.into_iter().find(|&field| field as i32 == self.field)
@@ -130,7 +131,7 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Fault { op, call, tile, rank, seen, wanted, .. } = self;
         match self.kind {
-            // The value seen is not printed: it may be the number of the call before the last and
+            // The value found in the word is not printed: it may be the number of an older call and
             // would tell the user nothing.
             FaultKind::NotEntered => write!(
                 f,
@@ -202,7 +203,7 @@ mod tests {
         );
         let order = Fault { field: Field::Sequence as i32, ..fault };
         assert!(order.to_string().contains("not issued the same operators before it"), "{order}");
-        // Values that are no call numbers are left out of the text.
+        // Values that are no call numbers must not appear in the text.
         let other = |kind| Fault { kind, seen: 11, wanted: 13, ..fault }.to_string();
         let absent = other(FaultKind::NotEntered);
         assert!(absent.starts_with("rank 2 has not entered call 13 of operator 3"), "{absent}");

@@ -53,11 +53,12 @@ pub use workgroup::{End, Workgroup};
 /// Number of words at the start of every rank's signal segment that are reserved for the heap; the
 /// words of ops follow.
 ///
-/// Word [`ABORT_WORD`] is the sticky abort word that peers may set; the other words are unused.
+/// Word [`ABORT_WORD`] is the abort word, which peers may set and nobody resets; the other words
+/// are unused.
 pub const RESERVED_WORDS: u32 = 1024;
 
-/// Index of the sticky abort word in every rank's signal segment: 0, 1 + the rank that gave up, or
-/// [`PEER_LOST`] + the rank that was lost.
+/// Index of the abort word in every rank's signal segment. The word holds 0, or 1 + the rank that
+/// gave up, or [`PEER_LOST`] + the rank that was lost, and is never reset.
 pub const ABORT_WORD: u32 = 0;
 
 /// Base of the abort code that a host gives its kernels if a rank is lost: the code is this value

@@ -3,9 +3,9 @@
 //!
 //! A receiver that sees the flag has the data. So neither a signal nor a memory order is needed,
 //! and a message costs one one-way latency. The receiver's region `[parity][source][pair]` holds LL
-//! words only, from `new` to the end of the op. A flag is compared by `==`: by the slot rule a word
-//! holds data of this call or of an older call of the same parity, and it is refreshed long before
-//! an old number wraps around.
+//! words only, from `new` to the end of the op. A flag is compared by `==`: a word holds data of
+//! this call or of an older call of the same parity, because no rank is more than one call ahead of
+//! another; and the word is refreshed long before an old number wraps around.
 //!
 //! The first [`HEAD`] pairs of a source are its header: the fields that ranks must agree on. An
 //! entry record would cost a round trip; the header arrives with the data. Words are stored and
@@ -19,34 +19,34 @@ use crate::{Access, Call, Channel, Field, Limit, LlWord, Memory, Record, Stop};
 
 pub use crate::channel::HEAD;
 
-/// Largest number of sources that one wait polls; bounded because the data of all of them is held
-/// in registers.
+/// Largest number of source ranks that one wait polls; bounded because the data of all of them is
+/// held in registers.
 pub const SOURCES: usize = 8;
 
 /// Largest number of items per source that one wait polls; bounded because the data of all of them
 /// is held in registers.
 pub const AT_ONCE: usize = 8;
 
-/// Number of sources whose headers [`wait_head`] polls together in row exchanges; small because a
-/// thread already holds part of a row in registers.
+/// Number of source ranks whose headers [`wait_head`] polls together in exchanges of rows; small
+/// because a thread already holds part of a row in registers.
 pub const HEADS_OF_ROWS: usize = 2;
 
-/// Message of rows of items, each row taken as a whole by one workgroup. Every rank sends all its
-/// items to every other rank.
+/// Message that consists of rows of items, each of which one workgroup takes as a whole. Every rank
+/// sends all its items to every other rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rows {
     /// Number of items in all rows together.
     pub items: u32,
     /// Number of items in a row; the last row may be shorter.
     pub len: u32,
-    /// Number of adjacent items that one thread takes: the elements of a vector.
+    /// Number of adjacent items that one thread takes: as many as there are elements in a vector.
     pub piece: u32,
     /// Number of items that a thread waits for together: a multiple of `piece`, at most
     /// [`AT_ONCE`].
     pub at_once: u32,
-    /// Whether all workgroups share the pushes evenly, rather than each pushing the rows that it
-    /// will take. Several multiprocessors fill a link sooner than the one that takes a row. If
-    /// true, the pushed buffer must not be overwritten before the launch has ended.
+    /// Whether all workgroups share the pushes evenly; otherwise each workgroup pushes the rows
+    /// that it will take. Several multiprocessors fill a link sooner than the one that takes a row.
+    /// If true, the pushed buffer must not be overwritten before the launch has ended.
     pub spread: bool,
 }
 
@@ -59,19 +59,19 @@ pub struct Strip {
     pub across: u32,
     /// Position in its row of the tile's first item.
     pub first: u32,
-    /// Number of items in a row of the tile; must divide the number of threads, so that each thread
-    /// stays in one column.
+    /// Number of items in a row of the tile. It must divide the number of threads, so that each
+    /// thread stays in one column.
     pub line: u32,
-    /// Number of items per row of the tile that the message has; less than `line` at the right edge
-    /// of the message.
+    /// Number of items in a row of the tile that the message has; less than `line` at the right
+    /// edge of the message.
     pub there: u32,
     /// Number of items that a thread waits for in one poll, at most [`AT_ONCE`].
     pub at_once: u32,
 }
 
 impl Strip {
-    /// Batch number `number` of the items of `thread` among `threads` threads; empty after the
-    /// last.
+    /// Returns batch number `number` of the items of `thread`, out of `threads` threads; empty
+    /// after the last batch.
     pub fn batch(&self, thread: u32, threads: u32, number: u32) -> Batch {
         let Self { rows, across, first, line, there, at_once } = *self;
         let (at, step) = (thread % line, threads / line);
@@ -90,8 +90,8 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Batch of the items below `end`; `items` must be in ascending order, because they are read
-    /// only up to the first one that is not below.
+    /// Makes a batch of those items that are less than `end`; `items` must be in ascending order,
+    /// because they are read only up to the first one that is not less.
     pub(crate) fn below(end: u32, items: impl Iterator<Item = u32>) -> Self {
         let mut batch = Self { items: [0; AT_ONCE], count: 0 };
         for item in items.take_while(|&item| item < end) {
@@ -107,9 +107,9 @@ impl Batch {
     }
 }
 
-/// Push `data` to `peer` as pair number `pair` of its receive region. Allowed only after the credit
-/// of `peer` was seen: the peer has then entered the previous call, and no longer reads the pair of
-/// two calls ago that this one replaces.
+/// Push `data` to `peer` as pair number `pair` of its receive region. This is allowed only after
+/// the credit of `peer` was seen: the peer has then entered the previous call, and no longer reads
+/// the pair of two calls ago, which this one replaces.
 pub fn push<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -123,11 +123,11 @@ pub fn push<M: Memory + ?Sized>(
     m.store_pair(place, words, Access::LlStore);
 }
 
-/// Data received by one wait, `[source][pair][2]`: the four data bytes of each LL word.
+/// Data that one wait has received, `[source][pair][2]`: the four data bytes of each LL word.
 pub type Data = [[[u32; 2]; AT_ONCE]; SOURCES];
 
-/// Wait for these pairs (at most [`AT_ONCE`]) of each of these sources (at most [`SOURCES`]) and
-/// put their data into `data`. Any thread may call it.
+/// Wait for these pairs of LL words (at most [`AT_ONCE`]) from each of these sources (at most
+/// [`SOURCES`]) and put their data into `data`. Any thread may call this function.
 ///
 /// Each round polls all words before it repeats one, so that their loads are in flight together.
 pub fn wait<M: Memory + ?Sized>(
@@ -164,7 +164,7 @@ pub fn wait<M: Memory + ?Sized>(
     })
 }
 
-/// Push the header of this call to `peer`: the record's fields, which ranks must agree on.
+/// Push the header of this call to `peer`: the fields of the record that ranks must agree on.
 pub fn push_head<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -207,7 +207,7 @@ pub fn wait_head<M: Memory + ?Sized>(
 }
 
 /// Wait for pair number `pair` of each of these sources, and pass the data to `take` in ascending
-/// order of sources. Any thread may call it.
+/// order of sources. Any thread may call this function.
 pub fn each<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -220,7 +220,7 @@ pub fn each<M: Memory + ?Sized>(
 }
 
 /// Wait for the items of `batch` from one source after the other, in ascending order, and pass the
-/// data of each source to `take`. Any thread may call it.
+/// data of each source to `take`. Any thread may call this function.
 pub fn each_of<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -262,10 +262,11 @@ fn in_groups<M: Memory + ?Sized>(
     Ok(())
 }
 
-/// Refresh the LL pairs of this call's slot that the call did not use. The first `used(peer)` pairs
-/// for a peer are left alone, because the peer may not have read them yet. The others get the
-/// number of the previous call that used the slot, which no rank waits for any more. Called by one
-/// thread of the last workgroup, in one call of each parity per period, in every variant.
+/// Refresh the LL pairs of this call's parity that the call did not use, so that no flag becomes
+/// too old. The first `used(peer)` pairs for a peer are left alone, because the peer may not have
+/// read them yet. The others get the number of the previous call of this parity, for which no rank
+/// waits any more. One thread of the last workgroup calls this in one call of each parity per
+/// refresh period, in every variant.
 pub(crate) fn stamp<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -285,8 +286,8 @@ pub(crate) fn stamp<M: Memory + ?Sized>(
 mod tests {
     use super::*;
 
-    /// Tests that strips side by side, divided among threads, cover each item of the message
-    /// exactly once.
+    /// Tests that adjacent strips, divided among threads, cover each item of the message exactly
+    /// once.
     #[test]
     fn strips_cover_the_rows_of_a_message() {
         for (threads, line) in [(256, 16), (384, 32), (8, 4), (4, 4)] {

@@ -3,10 +3,10 @@
 use crate::wait::Awaited;
 use crate::{Access, Call, Channel, Limit, Memory, Stop, SymWord};
 
-/// Value of a free spinlock; a taken one holds 1 + the rank that took it.
+/// Value of a spinlock that no rank holds; otherwise the value is 1 + the rank that holds it.
 pub const FREE: i32 = 0;
 
-/// Take a spinlock; called by one thread.
+/// Take a spinlock. Only one thread of the workgroup calls this.
 ///
 /// The holder needs no other lock and no signal before it releases the lock, so no deadlock can
 /// arise. Fails after the progress deadline, with a fault that names the holder.
@@ -43,7 +43,7 @@ pub fn take<M: Memory + ?Sized>(
     }
 }
 
-/// Release a spinlock that this rank holds, after its stores under the lock (release store).
+/// Release a spinlock that this rank holds, after the stores that it protects (release store).
 pub fn give<M: Memory + ?Sized>(m: &M, word: SymWord) {
     m.store(word, FREE, Access::LockGive);
 }

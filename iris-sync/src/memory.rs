@@ -1,13 +1,13 @@
 use crate::{Call, Fault};
 
-/// A 32-bit word of symmetric memory: any rank may load it, one rank writes it.
+/// Word of 32 bits in symmetric memory: any rank may load it, one rank writes it.
 ///
-/// Every operation on it has system scope; there is no conversion to or from [`DevWord`].
+/// Every operation on such a word has system scope; there is no conversion to or from [`DevWord`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SymWord {
-    /// The rank in whose signal segment the word lies.
+    /// Rank in whose signal segment the word lies.
     pub rank: u32,
-    /// Index of the word in that segment, in 4-byte words.
+    /// Index of the word in that rank's signal segment, in 4-byte words.
     pub index: u32,
 }
 
@@ -16,14 +16,15 @@ pub struct SymWord {
 /// atomic.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SymPair {
-    /// The rank in whose signal segment the words lie.
+    /// Rank in whose signal segment the two words lie.
     pub rank: u32,
-    /// Index of the first word in that segment, in 4-byte words; must be a multiple of 4.
+    /// Index of the first word in that rank's signal segment, in 4-byte words; must be a multiple
+    /// of 4.
     pub index: u32,
 }
 
-/// A 64-bit word of the LL protocol: four bytes of data, and as flag the number of the call that
-/// the data belongs to.
+/// Word of 64 bits of the LL protocol: four bytes of data, and as flag the number of the call to
+/// which the data belongs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct LlWord {
     /// Four bytes of data.
@@ -44,7 +45,8 @@ impl LlWord {
     }
 }
 
-/// A 32-bit word that only this rank's workgroups touch; every operation has device scope.
+/// Word of 32 bits that only this rank's workgroups access; every operation on such a word has
+/// device scope.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct DevWord {
     /// Index of the word in the rank's device words, in 4-byte words.
@@ -79,8 +81,8 @@ macro_rules! accesses {
     ($($(#[$doc:meta])* $name:ident: $order:ident, $scope:ident;)*) => {
         /// Every access of the protocols by name; the only table of their memory orders and scopes.
         ///
-        /// `PROTOCOL.md` gives the reason for each row and names the mutant (a model with the row
-        /// weakened) that fails without it.
+        /// `PROTOCOL.md` gives the reason for each row and names the mutant, a model with that row
+        /// weakened, that must fail.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         pub enum Access { $($(#[$doc])* $name,)* }
 
@@ -110,8 +112,8 @@ accesses! {
     /// A rank that enters a call stores the call number at a peer, after the other fields of its
     /// entry record.
     EntryStore: Release, System;
-    /// A writer polls whether a peer has entered the previous call, so that the peer's slot for
-    /// this call is free.
+    /// A writer polls whether a peer has entered the previous call: then the place that the writer
+    /// overwrites at that peer is free.
     CreditLoad: Acquire, System;
     /// A reader polls whether a peer has entered this call.
     EntryLoad: Acquire, System;
@@ -123,7 +125,7 @@ accesses! {
     DoneStore: Release, System;
     /// The owner of pulled data polls its readers' done words before it ends the call.
     DoneLoad: Acquire, System;
-    /// A member stores the epoch into its word at another member.
+    /// A member of a barrier stores the call number into its word at another member.
     BarrierStore: Release, System;
     /// A member polls the barrier words that other members store at its rank.
     BarrierLoad: Acquire, System;
@@ -135,8 +137,8 @@ accesses! {
     LockTake: Acquire, System;
     /// A spinlock is released.
     LockGive: Release, System;
-    /// The last workgroup of a launch refreshes the words that its rank writes, after all its
-    /// workgroups have finished.
+    /// The last workgroup of a launch stores the call number into all words that its rank writes,
+    /// so that none becomes too old, after all its workgroups have finished.
     StampStore: Release, System;
     /// A rank that gives up sets the abort word of its peers.
     AbortStore: Relaxed, System;
@@ -149,7 +151,7 @@ accesses! {
     /// The last workgroup advances the call number, after all workgroups have read it.
     CallStore: Relaxed, Device;
     /// A workgroup adds itself to the count of finished workgroups; the last one ends the launch
-    /// for all.
+    /// for all workgroups.
     FinishAdd: AcqRel, Device;
     /// The last workgroup resets the count of finished workgroups for the next launch.
     FinishStore: Relaxed, Device;
@@ -159,20 +161,22 @@ accesses! {
     /// A workgroup that multiplies polls whether another workgroup of this device has filled a unit
     /// of the staging buffer.
     FlagLoad: Acquire, Device;
-    /// The last workgroup refreshes the staging flags for later launches.
+    /// The last workgroup refreshes the staging flags, so that none becomes too old for later
+    /// launches.
     FlagStamp: Relaxed, Device;
     /// A source stores LL words (data and flag in one word).
     LlStore: Relaxed, System;
     /// A receiver polls LL words (data and flag in one word).
     LlLoad: Relaxed, System;
-    /// The last workgroup refreshes the LL words that its call did not use.
+    /// The last workgroup refreshes the LL words that its call did not use, so that none becomes
+    /// too old.
     LlStamp: Relaxed, System;
 }
 
 /// Choice of the deadline for a wait.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Limit {
-    /// Deadline for a peer to enter a call; long, because the peer's host may be compiling or
+    /// Deadline for a peer to enter a call. It is long, because the peer's host may be compiling or
     /// writing a file.
     Entry,
     /// Deadline for progress of a peer that has entered the call.
@@ -184,7 +188,7 @@ pub enum Limit {
 pub enum Span {
     /// Copying remote data to a local buffer.
     Fetch,
-    /// Producing a tile: the matrix product, or loading it.
+    /// Producing a tile: computing its matrix product, or loading it.
     Gemm,
     /// Waiting for a signal of a peer or of another workgroup.
     Wait,
@@ -219,12 +223,12 @@ pub trait Memory {
         ok
     }
 
-    /// Marks the start of divergent code, in which each thread branches for itself until
+    /// Marks the start of divergent code, in which threads take branches independently until
     /// [`Memory::reconverge`]; see [`divergent`]. Does nothing on the CPU, where a workgroup is one
     /// thread.
     fn diverge(&self) {}
 
-    /// Reconverges the threads of a wave. It orders no memory access.
+    /// Reconverges the threads of a wave after divergent code. It orders no memory access.
     fn reconverge(&self) {}
 
     /// Load a word of symmetric memory.
@@ -243,12 +247,12 @@ pub trait Memory {
     /// Store two adjacent LL words; each word is stored as a whole.
     fn store_pair(&self, pair: SymPair, words: [LlWord; 2], access: Access);
 
-    /// Plain load of a data word. A release and an acquire of another word must order it after the
-    /// store.
+    /// Plain load of a data word. A release and an acquire of another word must order this load
+    /// after the store of the data.
     fn get(&self, word: SymWord) -> i32;
 
-    /// Plain store of a data word. A release and an acquire of another word must order it before
-    /// the load.
+    /// Plain store of a data word. A release and an acquire of another word must order this store
+    /// before the load of the data.
     fn put(&self, word: SymWord, value: i32);
 
     /// Load a word of device memory that only this rank uses.
@@ -260,7 +264,7 @@ pub trait Memory {
     /// Add to a word of device memory that only this rank uses; returns the old value.
     fn dev_add(&self, word: DevWord, value: i32, access: Access) -> i32;
 
-    /// Back off between two polls of a word; `spins` is the number of polls of this wait so far.
+    /// Back off between two polls of a word; `spins` is the number of polls in this wait so far.
     fn pause(&self, spins: u32);
 
     /// Whether this wait has passed its deadline after `spins` polls.
@@ -270,12 +274,12 @@ pub trait Memory {
 
     /// Abort code that this rank's host has set for its kernels: 0 to continue,
     /// [`PEER_LOST`](crate::PEER_LOST) plus the number of a lost rank, or another value to leave
-    /// for another reason.
+    /// the call for another reason.
     fn host_abort(&self) -> i32 {
         0
     }
 
-    /// Store this fault where the host reads it; the first fault stays, later ones are dropped.
+    /// Store this fault where the host reads it. If there is a fault already, this one is dropped.
     fn record(&self, fault: &Fault);
 
     /// Whether a word that holds `seen` was set by call `want` or a later one. The models override
@@ -292,7 +296,8 @@ pub trait Memory {
         seen == want.number()
     }
 
-    /// Begin a span of the trace; `what` is the number of the tile, unit or rank that it is about.
+    /// Begin a span of the trace; `what` is the number of the tile, unit or rank that the span
+    /// concerns.
     fn begin(&self, span: Span, what: u32) {
         let _ = (span, what);
     }
@@ -303,10 +308,11 @@ pub trait Memory {
     }
 }
 
-/// Run `steps`, in which each thread branches for itself, and reconverge the threads of the wave.
+/// Run `steps`, in which threads take branches independently, and then reconverge the threads of
+/// the wave.
 ///
-/// If a wave runs in lockstep, one arm of a branch runs to its end before another arm begins, in
-/// unspecified order. So inside `steps` no thread may wait for anything that depends on a store
+/// If a wave runs in lockstep, one side of a branch runs to its end before the other side begins,
+/// in unspecified order. So inside `steps` no thread may wait for anything that depends on a store
 /// that another thread of its wave has yet to make inside the same `steps`. Store in one
 /// `divergent` block and wait in the next.
 pub fn divergent<M: Memory + ?Sized, R>(m: &M, steps: impl FnOnce() -> R) -> R {

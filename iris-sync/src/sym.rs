@@ -10,10 +10,10 @@ pub const MAX_RANKS: usize = 64;
 
 /// Bytes at the start of each rank's signal segment that are never allocated.
 ///
-/// Word [`ABORT_WORD`] is the sticky abort word; the others are for the heap itself.
+/// Word [`ABORT_WORD`] is the abort word, which is never reset; the others are for the heap itself.
 pub const SIGNAL_RESERVED: u64 = 4 * crate::RESERVED_WORDS as u64;
 
-/// Index of the sticky abort word in a signal segment. Peers may set it; it is never cleared.
+/// Index of the abort word in a signal segment. Peers may set this word; it is never reset.
 pub const ABORT_WORD: usize = crate::ABORT_WORD as usize;
 
 /// Number of 32-bit words in the fault record of a [`ControlBlock`].
@@ -23,8 +23,8 @@ pub const FAULT_WORDS: usize = 14;
 /// clock of CPU kernels.
 pub const PASSED: usize = size_of::<ControlBlock>() - 4;
 
-/// Byte offset in a [`ControlBlock`] of the value of [`PASSED`] that a waiting kernel has read
-/// last.
+/// Byte offset in a [`ControlBlock`] of the last value of the clock advance [`PASSED`] that a
+/// waiting kernel has read.
 pub const SEEN: usize = PASSED - 4;
 
 /// Codes that the host writes to its abort word; 0 means that kernels may continue.
@@ -42,14 +42,15 @@ pub mod abort {
     pub const INCOMPLETE: i32 = 5;
     /// The ranks issued the calls of the heap in different orders.
     pub const DISORDER: i32 = 6;
-    /// A rank of another node is lost, or a step between nodes failed.
+    /// A rank of another node was lost, or a step between nodes failed.
     pub const ELSEWHERE: i32 = 7;
-    /// Base of the code for a peer that died or left without closing: this value plus its rank.
+    /// Base of the code for a peer that died or left without closing its heap: the code is this
+    /// value plus the peer's rank.
     pub const PEER_LOST: i32 = 1000;
 }
 
-/// Addresses that a kernel needs to reach symmetric memory; one copy per rank, with addresses of
-/// that rank's address space.
+/// Addresses that a kernel needs to reach symmetric memory; each rank has its own copy, with
+/// addresses of its address space.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct HeapView {
@@ -71,7 +72,7 @@ pub struct HeapView {
     pub progress_deadline_ns: u64,
 }
 
-/// A symmetric slice as a kernel receives it; `Slice<T>` in device code.
+/// Symmetric slice as a kernel receives it; `Slice<T>` in device code.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct SliceView {
@@ -81,8 +82,8 @@ pub struct SliceView {
     pub len: u64,
 }
 
-/// Words shared by the host and the kernels of one rank, for abort and fault reports. Lies in
-/// host-visible memory.
+/// Words shared by the host and the kernels of one rank, for aborts and fault reports. They lie in
+/// memory that the host can read.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct ControlBlock {
@@ -114,8 +115,8 @@ const _: () = {
 mod tests {
     use super::*;
 
-    /// Offsets written out as numbers; `sym.h` asserts the same numbers, so a change on either side
-    /// is caught.
+    /// Tests the offsets against numbers written here; `sym.h` asserts the same numbers, so a
+    /// change on either side is noticed.
     #[test]
     fn offsets_are_those_of_the_header() {
         assert_eq!(offset_of!(HeapView, rank), 0);

@@ -5,8 +5,8 @@
 use crate::wait::{Awaited, wait_for};
 use crate::{Access, Call, Channel, Limit, Memory, Stop};
 
-/// Raise the flag of staging unit `unit`: it is filled with data of its source rank. Called by one
-/// thread, after the barrier of the workgroup that filled it.
+/// Raise the flag of unit `unit` of the staging buffer, which is now filled with data of its source
+/// rank. One thread calls this, after a barrier of the workgroup that filled the unit.
 pub fn raise<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call, unit: u32) {
     m.dev_store(channel.flag(unit), call.number(), Access::FlagStore);
 }
@@ -26,8 +26,8 @@ pub fn wait<M: Memory + ?Sized>(
     wait_for(m, channel, Access::FlagLoad, awaited, look).map(drop)
 }
 
-/// Store the number of this call into all flags, so that no flag becomes 2^31 calls old. Called by
-/// one thread of the last workgroup, in every [`crate::RESTAMP_PERIOD`]-th call.
+/// Store the number of this call into all flags, so that no flag becomes 2^31 calls old. One thread
+/// of the last workgroup calls this, in every [`crate::RESTAMP_PERIOD`]-th call.
 pub(crate) fn stamp<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call) {
     for unit in 0..channel.flag_count {
         m.dev_store(channel.flag(unit), call.number(), Access::FlagStamp);

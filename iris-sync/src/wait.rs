@@ -3,12 +3,13 @@ use crate::{
     Stop, SymWord,
 };
 
-/// Description of a wait: the awaited value, and the data for a fault record if the wait fails.
+/// Description of a wait: the awaited value, and the data that go into a fault record if the wait
+/// fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Awaited {
     /// Call that this workgroup is in.
     pub call: Call,
-    /// Call whose number, or a later one, the word must hold.
+    /// Call whose number the word must hold, or that of a later call.
     pub want: Call,
     /// Rank that has to set the word.
     pub rank: u32,
@@ -33,7 +34,7 @@ impl Awaited {
     }
 }
 
-/// Whether this rank's host or a peer has given up.
+/// Whether this rank's host has aborted its kernels, or a peer has given up.
 ///
 /// If so, this function records a fault that names the rank, unless this rank has a fault already,
 /// and tells all peers.
@@ -43,14 +44,14 @@ pub fn stopped<M: Memory + ?Sized>(m: &M, channel: &Channel, awaited: &Awaited) 
     let (kind, rank, seen) = match (host, peer) {
         (0, 0) => return false,
         (0, PEER_LOST..) => (FaultKind::PeerLost, peer - PEER_LOST, peer),
-        // The abort word may hold any value; the fault record shows it.
+        // The abort word may hold any value here; the fault record shows this value.
         (0, _) => (FaultKind::PeerGaveUp, peer.wrapping_sub(1), peer),
         (PEER_LOST.., _) => (FaultKind::PeerLost, host - PEER_LOST, host),
         _ => (FaultKind::HostAbort, channel.rank as i32, host),
     };
     m.record(&awaited.fault(kind, channel, rank as u32, seen));
     if host != 0 {
-        // This rank's own abort word is set too, because later launches check only the word, not
+        // The abort word of this rank is set too, because later launches check only this word, not
         // the host's code.
         let code = if host >= PEER_LOST { host } else { channel.rank as i32 + 1 };
         m.store(abort_word(channel.rank), code, Access::AbortStore);
@@ -61,11 +62,12 @@ pub fn stopped<M: Memory + ?Sized>(m: &M, channel: &Channel, awaited: &Awaited) 
     true
 }
 
-/// Copy the value of this rank's abort word to all peers except a lost one, whose memory may be gone.
+/// Copy the value of this rank's abort word to all peers except a lost one, whose memory may be
+/// gone.
 ///
-/// A rank that gives up because of its host or of a peer cannot know whether the others were told.
-/// It tells them before it leaves, because later work on its stream may overwrite memory that they
-/// still read: the shard that they pull, or what a copy engine sends them.
+/// A rank that gives up because of its host or of a peer cannot know whether the other ranks know.
+/// It tells them before it leaves the call, because later work on its stream may overwrite memory
+/// that they still read: the shard that they read from it, or data that a copy engine sends them.
 fn pass_on<M: Memory + ?Sized>(m: &M, channel: &Channel, code: i32) {
     let lost = code.checked_sub(PEER_LOST);
     for peer in channel.peers().filter(|&peer| lost != Some(peer as i32)) {
@@ -82,7 +84,8 @@ pub(crate) fn give_up<M: Memory + ?Sized>(m: &M, channel: &Channel, fault: &Faul
     }
 }
 
-/// Whether this rank has given up or a peer has told it to. Sticky: the abort word is never reset.
+/// Whether this rank has given up, or a peer has told it to give up. The abort word is never reset,
+/// so the answer stays true.
 pub(crate) fn has_given_up<M: Memory + ?Sized>(m: &M, channel: &Channel) -> bool {
     m.load(abort_word(channel.rank), Access::AbortCheck) != 0
 }
@@ -91,7 +94,8 @@ fn abort_word(rank: u32) -> SymWord {
     SymWord { rank, index: ABORT_WORD }
 }
 
-/// Poll with `look` until its value was set by the wanted call or a later one; returns that value.
+/// Poll the value that `look` returns until it was set by the wanted call or a later one; returns
+/// that value.
 ///
 /// One thread calls this. Fails if the deadline passes (the fault is recorded and all ranks are
 /// told) or if a rank or the host gave up. The progress deadline runs only while all ranks are in
@@ -140,8 +144,8 @@ pub(crate) struct Missing {
     pub(crate) seen: i32,
 }
 
-/// Poll until `look` reports nothing missing; fails like [`wait_for`], which is the single-word
-/// case.
+/// Poll until `look` reports nothing missing. It fails in the same cases as [`wait_for`], which
+/// waits for a single word.
 pub(crate) fn poll<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -175,7 +179,7 @@ pub(crate) fn poll<M: Memory + ?Sized>(
                 return Err(Stop);
             }
             if absent.is_none() {
-                // The late rank has entered the call: the wait goes on, with the full deadline for
+                // The late rank has entered the call: this wait goes on, with the full deadline for
                 // progress.
                 (late, spins) = (false, 0);
                 continue;
@@ -187,8 +191,8 @@ pub(crate) fn poll<M: Memory + ?Sized>(
     }
 }
 
-/// Finds the first peer that has not entered this call; returns its rank and the value of its entry
-/// word, or `None` if all have entered.
+/// Returns the first peer that has not entered this call, with the value of its entry word; `None`
+/// if all peers have entered.
 fn absent<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call) -> Option<(u32, i32)> {
     channel.peers().find_map(|peer| {
         let record = channel.entry(channel.rank, peer, call.parity());
@@ -198,7 +202,7 @@ fn absent<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call) -> Option<(u
     })
 }
 
-/// Give up, with the fault that the awaited rank makes no progress.
+/// Give up, with a fault that says that the awaited rank makes no progress.
 pub(crate) fn no_progress<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -259,8 +263,8 @@ mod tests {
         }
     }
 
-    /// An abort word that names no valid rank still ends the wait, and the fault record shows its
-    /// value.
+    /// Tests that an abort word that names no valid rank still ends the wait, and that the fault
+    /// record shows its value.
     #[test]
     fn whatever_an_abort_word_holds_is_recorded() {
         let shape = Shape { op: 0, size: 2, tiles: 1, ..Shape::default() };

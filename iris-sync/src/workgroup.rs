@@ -1,6 +1,6 @@
 //! Protocol functions of a workgroup.
 //!
-//! Long because the functions share one type: the record of what the workgroup has already seen of
+//! Long because the functions share one type, which records what the workgroup has already seen of
 //! its peers.
 
 use crate::wait::{Awaited, has_given_up, raise_signal, stopped, wait_for, wait_signal};
@@ -22,15 +22,15 @@ pub enum End {
     Pulled,
 }
 
-/// One workgroup in one call, as one of its threads sees it, with the protocol functions that ops
-/// are made of.
+/// Workgroup in one call, as one of its threads sees it, with the protocol functions of which ops
+/// consist.
 ///
 /// Unless a function says otherwise, all threads of the workgroup call it together, and an error is
 /// returned to all of them.
 pub struct Workgroup<'a, M: Memory + ?Sized> {
     /// Memory that holds the synchronisation words.
     pub m: &'a M,
-    /// Layout of the words of the op.
+    /// Layout of the synchronisation words of the op.
     pub channel: &'a Channel,
     /// Index of this workgroup in its launch.
     pub index: u32,
@@ -38,8 +38,9 @@ pub struct Workgroup<'a, M: Memory + ?Sized> {
     pub count: u32,
     call: Call,
     record: Record,
-    /// Bit sets of peers: whose credit was seen (their slots are free), who were seen to have
-    /// entered the call, whose permission to write their matrix C was read, and who gave it.
+    /// Sets of peers, as bits: peers that were seen to have entered the previous call (their
+    /// credit), peers that were seen to have entered this call, peers whose permission to write
+    /// their matrix C was read, and peers that gave this permission.
     credited: u64,
     entered: u64,
     asked: u64,
@@ -51,8 +52,8 @@ pub struct Workgroup<'a, M: Memory + ?Sized> {
 }
 
 impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
-    /// Read the number of the call. `record` is this rank's description of the call; its fields
-    /// `Op` and `Sequence` are filled in here.
+    /// Begin a call by reading its number. `record` is this rank's description of the call; its
+    /// fields `Op` and `Sequence` are filled in here.
     pub fn begin(
         m: &'a M,
         channel: &'a Channel,
@@ -86,18 +87,18 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         self.call
     }
 
-    /// Number of the slot that this call uses, 0 or 1.
+    /// Number of the half of the inbox, 0 or 1, that this call uses.
     pub fn parity(&self) -> u32 {
         self.call.parity()
     }
 
-    /// Items of 0..`count` that this workgroup works on: item `index`, then every `self.count`-th
+    /// Items of 0..`count` on which this workgroup works: item `index`, then every `self.count`-th
     /// one.
     pub fn share(&self, count: u32) -> impl Iterator<Item = u32> + use<M> {
         (self.index..count).step_by(self.count as usize)
     }
 
-    /// Check at the start of a later launch of a call that the rank has not given up; fails if it
+    /// Check at the start of a later launch of a call that the rank has not given up; fail if it
     /// has. Launches that begin with [`Workgroup::credit`] or [`Workgroup::barrier`] need no such
     /// check.
     pub fn check_not_aborted(&self) -> Result<(), Stop> {
@@ -111,7 +112,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     }
 
     /// Publish this rank's entry record at every peer. Only workgroup 0 does so, before anything
-    /// else and even if the rank has nothing to send: peers wait for the entry.
+    /// else and even if the rank has nothing to send, because peers wait for the entry.
     pub fn enter(&mut self) -> Result<(), Stop> {
         if self.index != 0 {
             return Ok(());
@@ -126,13 +127,14 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Ok(())
     }
 
-    /// Wait, before LL words are pushed to these peers, for their credit ([`Workgroup::credit`]):
-    /// they no longer read the words of two calls ago. Workgroup 0 waits for the credit of all
+    /// Wait for the credit of `peers` ([`Workgroup::credit`]) before LL words are pushed to them:
+    /// they then no longer read the words of two calls ago. Workgroup 0 waits for the credit of all
     /// peers, since it announces this rank's entry to all of them.
     pub fn begin_push(&mut self, peers: barrier::Members) -> Result<(), Stop> {
         let peers = if self.index == 0 { self.others() } else { peers.bits() & self.others() };
-        // If there are two threads per peer, each loads the credit word of one parity of one peer,
-        // before the call number is known. So these loads overlap with the load of the call number.
+        // If there are two threads per peer, each loads the credit word of one parity from one
+        // peer, before the call number is known. So these loads overlap with the load of the call
+        // number.
         if self.m.threads() >= 2 * (self.channel.size - 1) {
             if !self.m.vote(self.look_ahead(peers)) {
                 return Err(Stop);
@@ -144,13 +146,14 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Ok(())
     }
 
-    /// Count this workgroup as finished already before it pushes its items, when all of its threads
+    /// Count this workgroup as finished before it pushes its items, as soon as all of its threads
     /// have read the call number and passed a barrier.
     ///
-    /// If the workgroup counted at its end, the release of the counting thread would wait until the
-    /// thread's pushes have arrived at the peers. The last thread counts, which pushes no items; in
-    /// workgroup 0, whose last thread pushes the header, the thread before it. Does nothing in
-    /// calls that refresh words: there the last workgroup refreshes, after all others are done.
+    /// If the workgroup were counted at its end, the release of the counting thread would wait
+    /// until the thread's pushes have arrived at the peers. The counting is done by the last
+    /// thread, which pushes no items; in workgroup 0, where the last thread pushes the header, by
+    /// the thread before it. Nothing is counted here in calls that refresh words: there the last
+    /// workgroup refreshes, after all others are done.
     pub fn count_out(&mut self) {
         if self.call.restamps_slot() {
             return;
@@ -165,10 +168,10 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     /// Push this rank's header to `peers` and announce its entry to every peer; only the last
     /// thread of workgroup 0 acts.
     ///
-    /// The headers go first: they are awaited in this call, the entry only in the next, and its
-    /// release costs a round trip. No entry record is written, since its release would wait for the
-    /// arrival of the data: a rank that enters without LL words finds the record of an older call
-    /// here.
+    /// The headers go first: peers wait for them in this call, but for the entry only in the next
+    /// call, and the entry's release takes a round trip. No entry record is written, since its
+    /// release would wait for the arrival of the data: a rank that enters the next call without LL
+    /// words finds the record of an older call here.
     pub fn push_head(&self, peers: barrier::Members) {
         if self.is_beside() {
             for peer in self.channel.peers().filter(|&peer| peers.contains(peer)) {
@@ -181,8 +184,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     }
 
     /// Wait for the headers of these peers, `together` of them at a time, and compare them with
-    /// this rank's record; only the last thread of workgroup 0 acts. Fails on that thread alone, so
-    /// [`Workgroup::leave_together`] must follow.
+    /// this rank's record; only the last thread of workgroup 0 acts. An error is returned on that
+    /// thread alone, so [`Workgroup::leave_together`] must follow.
     pub fn wait_head(&self, sources: barrier::Members, together: usize) -> Result<(), Stop> {
         if !self.is_beside() {
             return Ok(());
@@ -190,17 +193,17 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         ll::wait_head(self.m, self.channel, self.call, &self.record, (sources, together))
     }
 
-    /// Combine the results of the workgroup's threads: all fail if one of them failed.
+    /// Combine the results of the workgroup's threads: all threads fail if one of them failed.
     pub fn leave_together(&self, result: Result<(), Stop>) -> Result<(), Stop> {
         if self.m.vote(result.is_ok()) { Ok(()) } else { Err(Stop) }
     }
 
-    /// LL items of 0..`count` of this thread, in a fixed order.
+    /// Items of 0..`count` that this thread sends and takes by the LL protocol, in a fixed order.
     ///
-    /// The last thread (in device code, the last wave) gets none if there are others. It does the
-    /// other work, header and entry, by the functions around this one, so that the other threads
-    /// need not wait for the entry, whose release takes a round trip. A single thread, as on the
-    /// CPU, does the header first and then the items.
+    /// The last thread (in device code, the last wave) gets no items if there are other threads. It
+    /// pushes the header and announces the entry, so that the other threads need not wait for the
+    /// entry, whose release takes a round trip. A single thread, as on the CPU, does the header
+    /// first and then the items.
     pub fn share_of_threads(&self, count: u32) -> impl Iterator<Item = u32> + use<M> {
         let carriers = self.carriers();
         let thread = self.m.thread();
@@ -225,8 +228,9 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         (self.count - 1 - self.index..count).step_by(self.count as usize)
     }
 
-    /// Batch number `number` of this thread's items in `row` of this workgroup; empty after the
-    /// last batch. On a device the last thread gets none, as in [`Workgroup::share_of_threads`].
+    /// Batch number `number` of this thread's items in row `row` of this workgroup; empty after the
+    /// last batch. On a device the last thread gets no items, as in
+    /// [`Workgroup::share_of_threads`].
     pub fn batch_of_row(&self, rows: &Rows, row: u32, number: u32) -> Batch {
         let Rows { items, len, piece, at_once, .. } = *rows;
         let (carriers, thread) = (self.carriers(), self.m.thread());
@@ -236,9 +240,9 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Batch::below(end, (number * at_once..(number + 1) * at_once).map(item))
     }
 
-    /// Wait, before this rank writes the slots of these peers, for their credit: they no longer
-    /// read the data of two calls ago. If this rank allows peers to write its matrix C directly,
-    /// wait also until they have entered this call.
+    /// Wait for the credit of `peers` before this rank writes to their inboxes: they then no longer
+    /// read the data of two calls ago there. If this rank allows peers to write its matrix C
+    /// directly, wait also until they have entered this call.
     pub fn wait_before_push(&mut self, peers: barrier::Members) -> Result<(), Stop> {
         let peers = peers.bits() & self.others();
         let credits = peers & !self.credited;
@@ -260,7 +264,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Ok(())
     }
 
-    /// Wait until `peer` no longer reads the slots that this call writes there.
+    /// Wait until `peer` has entered the previous call, so that it no longer reads the places that
+    /// this call writes there.
     pub fn credit(&mut self, peer: u32) -> Result<(), Stop> {
         if self.credited >> peer & 1 == 0 {
             self.waiting(|wg| wg.credit_of(peer))?;
@@ -269,8 +274,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Ok(())
     }
 
-    /// Wait until `peer` has entered this call with equal arguments. Required before this rank
-    /// accesses the peer's memory or uses what the peer sent.
+    /// Wait until `peer` has entered this call with equal arguments. This is required before this
+    /// rank accesses the peer's memory or uses data that the peer sent.
     pub fn wait_entry(&mut self, peer: u32) -> Result<(), Stop> {
         if self.entered >> peer & 1 == 0 {
             self.waiting(|wg| wg.entry_of(peer))?;
@@ -279,7 +284,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Ok(())
     }
 
-    /// Wait for the entries of all these peers, as [`Workgroup::wait_entry`] does for one.
+    /// Wait for the entries of all peers in `peers`, as [`Workgroup::wait_entry`] does for one.
     pub fn wait_entries(&mut self, peers: barrier::Members) -> Result<(), Stop> {
         let peers = peers.bits() & self.others() & !self.entered;
         self.for_peers(peers, |wg, peer| wg.entry_of(peer))?;
@@ -302,7 +307,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Ok(self.directs >> peer & 1 == 1)
     }
 
-    /// Raise the signal of `tile` at `peer`, after the stores of all threads to the peer's slot
+    /// Raise the signal of `tile` at `peer`, after the stores of all threads to that peer's inbox
     /// (barrier, then release).
     pub fn push_signal(&self, peer: u32, tile: u32) {
         self.m.vote(true);
@@ -311,8 +316,9 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         }
     }
 
-    /// Raise the signal of `tile` at `peer` with the call number found in staging flag 0. Used by
-    /// copy workgroups, which stand in for a copy engine and know no other state of the call.
+    /// Raise the signal of `tile` at `peer` with the call number found in staging flag 0. Only
+    /// workgroups that copy in place of a copy engine use this; they know no other state of the
+    /// call.
     pub fn push_copied(&self, peer: u32, tile: u32) {
         self.m.vote(true);
         if self.m.thread() == 0 {
@@ -322,8 +328,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         }
     }
 
-    /// Raise the signals of `tile` at these peers, after the stores of all threads to their slots
-    /// (barrier, then release).
+    /// Raise the signals of `tile` at these peers, after the stores of all threads to the peers'
+    /// inboxes (barrier, then release).
     pub fn push_signals(&self, peers: barrier::Members, tile: u32) {
         self.m.vote(true);
         self.share_of_peers(peers.bits(), |wg, peer| {
@@ -342,16 +348,16 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         });
     }
 
-    /// Wait until `source` has entered this call with equal arguments, and its data of `tile` has
-    /// arrived.
+    /// Wait until `source` has entered this call with equal arguments, and until its data of `tile`
+    /// has arrived.
     pub fn wait_tile(&mut self, source: u32, tile: u32) -> Result<(), Stop> {
         self.wait_entry(source)?;
         let word = self.channel.signal(self.channel.rank, source, tile);
         self.waiting(|wg| wg.signal_of(word, source, tile))
     }
 
-    /// Wait until `source` has entered this call with equal arguments, and parts `first..first +
-    /// parts` of its data have arrived. Each thread waits for some of the parts.
+    /// Wait until `source` has entered this call with equal arguments, and until parts
+    /// `first..first + parts` of its data have arrived. Each thread waits for some of the parts.
     pub fn wait_parts(&mut self, source: u32, first: u32, parts: u32) -> Result<(), Stop> {
         self.wait_entry(source)?;
         let passed = divergent(self.m, || {
@@ -364,8 +370,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         if self.m.vote(passed) { Ok(()) } else { Err(Stop) }
     }
 
-    /// Wait until all these peers have entered this call with equal arguments, and the data of
-    /// `tile` from each has arrived.
+    /// Wait until all these peers have entered this call with equal arguments, and until the data
+    /// of `tile` from each has arrived.
     pub fn wait_tiles(&mut self, sources: barrier::Members, tile: u32) -> Result<(), Stop> {
         let sources = sources.bits() & self.others();
         self.for_peers(sources, |wg, source| {
@@ -379,16 +385,16 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         Ok(())
     }
 
-    /// Wait until `owner` has entered this call with equal arguments, and the finished `tile` that
-    /// it sends has arrived.
+    /// Wait until `owner` has entered this call with equal arguments, and until the finished `tile`
+    /// that it sends has arrived.
     pub fn wait_result(&mut self, owner: u32, tile: u32) -> Result<(), Stop> {
         self.wait_entry(owner)?;
         let word = self.channel.result(self.channel.rank, owner, tile);
         self.waiting(|wg| wg.signal_of(word, owner, tile))
     }
 
-    /// Signal to the workgroups of this device that staging unit `unit` is filled, after the stores
-    /// of all threads that filled it.
+    /// Signal to the workgroups of this device that unit `unit` of the staging buffer is filled,
+    /// after the stores of all threads that filled it.
     pub fn raise_flag(&self, unit: u32) {
         self.m.vote(true);
         if self.m.thread() == 0 {
@@ -396,14 +402,14 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         }
     }
 
-    /// Wait until staging unit `unit`, whose data comes from `source`, is filled.
+    /// Wait until unit `unit` of the staging buffer, whose data comes from `source`, is filled.
     pub fn wait_flag(&mut self, unit: u32, source: u32) -> Result<(), Stop> {
         self.waiting(|wg| {
             wg.timed(unit, |wg| tile_flags::wait(wg.m, wg.channel, wg.call, unit, source))
         })
     }
 
-    /// Run `critical` while this rank holds the lock of `tile` at `owner`.
+    /// Run `critical` while this rank holds the lock of `tile`, which lies at rank `owner`.
     pub fn locked(&mut self, owner: u32, tile: u32, critical: impl FnOnce()) -> Result<(), Stop> {
         let word = self.channel.lock(owner, tile);
         self.waiting(|wg| {
@@ -422,8 +428,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         let limit = if phase == 0 { Limit::Entry } else { Limit::Progress };
         self.check_not_aborted()?;
         let Self { m, channel, call, .. } = *self;
-        // All threads make one call: with the call in separate branches, a lockstep wave could let
-        // one thread wait before the others have stored.
+        // All threads make the same call: if it were in separate branches, a lockstep wave could
+        // let one thread wait before the others have stored.
         let wait = || barrier::arrive_and_wait(m, channel, call, phase, members, limit);
         let passed = self.timed(phase, |_| wait());
         if m.vote(passed.is_ok()) { Ok(()) } else { Err(Stop) }
@@ -436,8 +442,9 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         self.finish_push(end, result, |_| 0)
     }
 
-    /// [`Workgroup::finish`] for a call that used LL words: `used(peer)` is the number of pairs
-    /// used for `peer`, from the first on. The other pairs are refreshed if due.
+    /// End the workgroup's part of a call that used LL words, as [`Workgroup::finish`] does:
+    /// `used(peer)` is the number of pairs used for `peer`, from the first on. The other pairs are
+    /// refreshed if that is due.
     pub fn finish_push(
         self,
         end: End,
@@ -456,8 +463,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
             return result;
         }
         let settled = if end == End::Pulled { settle(m, channel, call, result) } else { Ok(()) };
-        // A given-up call has not raised all of its signals, so it must not refresh words: the
-        // refresh would raise the missing signals.
+        // If the rank has given up, not all signals of the call were raised, so the words must not
+        // be refreshed: that would raise the missing signals.
         if call.restamps_slot() && !has_given_up(m, channel) {
             ll::stamp(m, channel, call, used);
             if call.restamps() {
@@ -468,7 +475,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         result.and(settled)
     }
 
-    /// Count this workgroup as finished. Returns true for the last one of the launch.
+    /// Count this workgroup as finished. Returns true for the last workgroup of the launch.
     fn count_one(&self) -> bool {
         // A launch of a single workgroup needs no count.
         if self.count == 1 {
@@ -493,9 +500,9 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         self.m.dev_store(word(self.channel.call), self.call.next().number(), Access::CallStore);
     }
 
-    /// Load a credit word: threads 2i and 2i + 1 load those of the i-th peer, one per parity of
-    /// call numbers, since the call number may not be known yet. The thread whose parity is that of
-    /// the previous call then waits for the credit. Returns false on failure.
+    /// Load a credit word: threads 2i and 2i + 1 load the two words of the i-th peer, one for each
+    /// parity of call numbers, since the call number may not be known yet. The thread whose parity
+    /// is that of the previous call then waits for the credit. Returns false if that fails.
     fn look_ahead(&self, peers: u64) -> bool {
         divergent(self.m, || {
             let (step, half) = (self.m.thread() / 2, self.m.thread() % 2);
@@ -510,13 +517,13 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         })
     }
 
-    /// Number of threads that items are assigned to: all except the last one, or 1 if there is only
-    /// one.
+    /// Number of threads to which items are assigned: all except the last one, or 1 if there is
+    /// only one.
     fn carriers(&self) -> u32 {
         (self.m.threads() - 1).max(1)
     }
 
-    /// Whether this thread does the work other than items: pushing the header and announcing the
+    /// Whether this thread does the work other than items: it pushes the header and announces the
     /// rank's entry.
     fn is_beside(&self) -> bool {
         self.index == 0 && self.m.thread() == self.m.threads() - 1
@@ -527,8 +534,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         barrier::Members::all(self.channel.size).bits() & !(1 << self.channel.rank)
     }
 
-    /// Call `each` for the peers in the bit set `peers` that fall to this thread, until a call
-    /// returns false.
+    /// Call `each` for those peers in the bit set `peers` that are assigned to this thread, until a
+    /// call returns false.
     fn share_of_peers(&self, peers: u64, each: impl Fn(&Self, u32) -> bool) -> bool {
         divergent(self.m, || {
             let (thread, threads) = (self.m.thread() as usize, self.m.threads() as usize);
@@ -557,7 +564,7 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         self.timed(tile, |wg| wait_signal(wg.m, wg.channel, wg.call, word, (rank, tile)))
     }
 
-    /// Run `wait`, a wait of this thread, and trace it as a span `Wait`.
+    /// Run `wait`, a wait of this thread, and record it in the trace as a span `Wait`.
     fn timed(&self, what: u32, wait: impl FnOnce(&Self) -> Result<(), Stop>) -> Result<(), Stop> {
         self.m.begin(Span::Wait, what);
         let passed = wait(self);
@@ -565,15 +572,15 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
         passed
     }
 
-    /// Let thread 0 wait, then pass a barrier with all threads, so that all see what thread 0
-    /// acquired.
+    /// Let thread 0 wait, then pass a barrier with all threads, so that all of them see the data
+    /// that thread 0 acquired.
     fn waiting(&self, wait: impl FnOnce(&Self) -> Result<(), Stop>) -> Result<(), Stop> {
         let passed = self.m.thread() != 0 || wait(self).is_ok();
         if self.m.vote(passed) { Ok(()) } else { Err(Stop) }
     }
 
     /// Let each thread process its share of these peers until the first failure, then pass a
-    /// barrier with all threads, so that all see what one of them acquired.
+    /// barrier with all threads, so that all see the data that any of them acquired.
     fn for_peers(
         &self,
         peers: u64,
@@ -584,8 +591,8 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     }
 }
 
-/// Tell all peers that this rank has read what it pulls from them, and wait until they have told it
-/// the same: a later launch on this stream may overwrite what they pull.
+/// Tell all peers that this rank has read the data that it reads in their memory, and wait until
+/// they have told it the same about its own: a later launch on this stream may overwrite that data.
 fn settle<M: Memory + ?Sized>(
     m: &M,
     channel: &Channel,
@@ -602,7 +609,7 @@ fn settle<M: Memory + ?Sized>(
         wait_for(m, channel, Access::DoneLoad, awaited, look)?;
     }
     if has_given_up(m, channel) {
-        // A peer that gave up may have overwritten its shard before this rank read it.
+        // A peer that gave up may have overwritten its shard before this rank read the shard.
         keep_leaving(m, channel, call);
         return Err(Stop);
     }
@@ -616,9 +623,10 @@ fn keep_leaving<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call) {
     stopped(m, channel, &awaited);
 }
 
-/// Store this call's number into every word that this rank writes. All of its workgroups have
-/// finished, and the acquire of the last count orders their tiles before these release stores. So a
-/// peer that sees a refreshed word instead of a signal still sees the tiles.
+/// Store this call's number into every word that this rank writes, so that none becomes too old.
+/// All workgroups of the rank have finished, and the acquire of the last count orders their tiles
+/// before these release stores. So a peer that sees a refreshed word instead of a signal still sees
+/// the tiles.
 fn stamp<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call) {
     for peer in channel.peers() {
         for tile in 0..channel.tiles {
@@ -628,8 +636,8 @@ fn stamp<M: Memory + ?Sized>(m: &M, channel: &Channel, call: Call) {
                 m.store(word, call.number(), Access::StampStore);
             }
         }
-        // Done words are refreshed in every variant, because ops of one channel may pull in some
-        // calls only.
+        // Done words are refreshed in every variant, because only some calls of an op may read the
+        // peers' memory.
         m.store(channel.done(peer, channel.rank), call.number(), Access::StampStore);
         for phase in 0..2 {
             m.store(channel.barrier(peer, channel.rank, phase), call.number(), Access::StampStore);
@@ -711,16 +719,17 @@ mod tests {
         }
     }
 
-    /// A rank that is told to leave, by its host or by the abort word, tells all peers except a lost
-    /// one, and does so before the call number advances: from then on its stream may overwrite what
-    /// they read.
+    /// Tests that a rank that is told to leave a call, by its host or by the abort word, first
+    /// tells all peers except a lost one. It must do so before the call number advances: from then
+    /// on its stream may overwrite data that they read.
     #[test]
     fn whoever_leaves_a_call_tells_the_peers_first() {
         const LOST: i32 = PEER_LOST + 2;
         let shape = Shape { op: 0, size: 4, tiles: 1, ..Shape::default() };
         let (channel, _) = Channel::lay_out(shape, 0, RESERVED_WORDS, 0);
         let cases = [
-            // (host's code, own abort word, abort words of ranks 1 to 3, fault)
+            // Each case has: the host's code, this rank's abort word, the abort words of ranks 1 to
+            // 3, and the fault.
             (7, 0, [1, 1, 1], FaultKind::HostAbort),
             (LOST, 0, [LOST, 0, LOST], FaultKind::PeerLost),
             (0, 3, [3, 3, 3], FaultKind::PeerGaveUp),
@@ -746,7 +755,8 @@ mod tests {
         }
     }
 
-    /// Tests that a rank that ends a pulled call without error sets no abort word.
+    /// Tests that a rank that ends a call without error, after reading the peers' memory, sets no
+    /// abort word.
     #[test]
     fn a_pulled_call_that_ends_well_tells_nobody() {
         let shape = Shape { op: 0, size: 2, tiles: 1, ..Shape::default() };

@@ -1,8 +1,5 @@
-//! A case of the suite: a ragged fused product over three ranks, compared with the oracle in every element.
-//!
-//! ```sh
-//! cargo run --release -p iris-testkit --example 01_case
-//! ```
+//! Example of a case of the suite: a fused product over three ranks, whose sizes are no multiples
+//! of the tile, compared with the reference in every element.
 
 use iris_heap::{HeapOptions, World};
 use iris_testkit::suite::{Case, Op, Options, open, run_case};

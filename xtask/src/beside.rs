@@ -8,10 +8,10 @@ use anyhow::{Context, Result, bail};
 
 use crate::program::cargo;
 
-/// Features of cudarc that candle-core 0.11.1 requests with its feature `cuda`.
+/// Features of cudarc that the crate candle-core 0.11.1 requests with its feature `cuda`.
 const CANDLE: &str = r#"["std", "cublas", "cublaslt", "curand", "driver", "nvrtc", "f16", "f8", "cuda-version-from-build-system", "dynamic-linking"]"#;
 
-/// Oldest and newest CUDA version of cudarc's bindings that programs have, in the format of the
+/// Oldest and newest CUDA version that programs choose for cudarc's bindings, in the format of the
 /// variable that cudarc's build script reads before it asks nvcc.
 const VERSIONS: [&str; 2] = ["12000", "13000"];
 
@@ -28,7 +28,7 @@ pub fn theirs(heap: &SymmetricHeap, stream: &Arc<cudarc::driver::CudaStream>) ->
     heap.gpu()?.stream_of(stream)
 }
 
-/// A communicator on cudarc's stream, and its slices.
+/// Sums slices by a communicator on a stream, all made by cudarc.
 pub fn sum(
     stream: &Arc<cudarc::driver::CudaStream>,
     (rank, world_size, id): (usize, usize, iris_ops::comm::Id),
@@ -76,8 +76,8 @@ pub(crate) fn run(root: &Path) -> Result<()> {
         ),
     )?;
     write("src/lib.rs", SOURCE)?;
-    // Use the versions of the workspace's lock file; cargo adds the packages that candle's features
-    // need.
+    // This uses the dependency versions of the workspace's lock file; cargo adds the packages that
+    // candle's features need.
     fs::copy(root.join("Cargo.lock"), folder.join("Cargo.lock")).context("Cargo.lock")?;
     for version in VERSIONS {
         println!("iris beside cudarc as candle-core has it, CUDA {version}");

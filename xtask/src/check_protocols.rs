@@ -30,8 +30,9 @@ fn become_program(root: &Path, name: &str, arguments: &[OsString]) -> Result<()>
     Err(error).with_context(|| format!("{} did not start", program.display()))
 }
 
-/// First and last step of `check-protocols`, which runs beside other steps of `cargo xtask test`. A
-/// missing compiler is skipped on a developer's machine, but is an error in CI.
+/// Steps that start `check-protocols` and wait for its end; it runs at the same time as other steps
+/// of `cargo xtask test`. A missing compiler is skipped on a developer's machine, but is an error
+/// in CI.
 pub(crate) fn steps(root: &Path, full: bool) -> [Step; 2] {
     let run = ["run", "--release", "--package", "iris-models", "--bin", PROGRAM];
     let mut command = program::cargo(root, &run);

@@ -16,8 +16,8 @@ const LIMIT: u64 = 60 << 20;
 /// Options of `cargo xtask dist`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Architectures to compile the kernels for, with commas between. NVIDIA's need NVRTC, AMD's
-    /// hiprtc or clang and lld; a GPU is not needed.
+    /// Architectures to compile the kernels for, separated by commas. Those of NVIDIA need NVRTC,
+    /// those of AMD hiprtc or clang and lld; a GPU is not needed.
     #[arg(long, default_value = "sm_90a,gfx942")]
     arch: String,
 }

@@ -45,7 +45,7 @@ enum Task {
     Test(test::Options),
     /// The project's rules as code: layers, kernel sources, file sizes, links.
     Tidy(tidy::Options),
-    /// Checks to run before a push: tidy, fmt, clippy, the quick tests.
+    /// Checks to run before pushing to the repository: tidy, fmt, clippy, the quick tests.
     Prepush,
     /// Builds `iris` and starts `iris run ...`: without arguments, the transformer layer on four
     /// ranks.
@@ -64,12 +64,12 @@ enum Task {
     /// Builds `iris` and starts `iris stress ...`: thousands of calls on GPUs with injected delays.
     #[command(disable_help_flag = true)]
     Stress(Passed),
-    /// Builds `iris` and starts `iris plan ...`: choices for calls of an operator, and their
-    /// predicted times.
+    /// Builds `iris` and starts `iris plan ...`: variants chosen for calls of an operator, and
+    /// their predicted times.
     #[command(disable_help_flag = true)]
     Plan(Passed),
-    /// Builds `iris` and starts `iris tune ...`: measures this machine's parameters, or the choices
-    /// for given shapes.
+    /// Builds `iris` and starts `iris tune ...`: measures this machine's parameters, or the fastest
+    /// variants for given shapes.
     #[command(disable_help_flag = true)]
     Tune(Passed),
     /// Checks the protocols in models, in Rust and in the device source, and the compiled device
@@ -133,8 +133,8 @@ fn main() -> ExitCode {
 
 /// Root folder of the workspace, wherever the task is started from.
 fn root() -> PathBuf {
-    // The run-time variable takes precedence, because a target folder shared by two checkouts holds
-    // one xtask for both.
+    // The variable at run time takes precedence, because two checkouts that share a target folder
+    // also share one xtask.
     let package = std::env::var_os("CARGO_MANIFEST_DIR")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
     package.parent().map_or_else(|| package.clone(), PathBuf::from)

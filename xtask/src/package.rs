@@ -1,4 +1,5 @@
-//! `cargo xtask package`: the library crates as files for a registry, and a program that has nothing else of iris.
+//! `cargo xtask package`: packs the library crates as files for a registry, and runs a program that
+//! depends on these files alone.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -9,7 +10,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::program::cargo;
 
-/// Packages to be published, in an order in which each follows the packages that it depends on.
+/// Packages to be published, in an order in which each package follows those that it depends on.
 const PACKAGES: [&str; 4] = ["iris-sync", "iris-heap", "iris-kernels", "iris-ops"];
 
 /// Oldest Rust toolchain that the workspace supports: `rust-version` of its manifest.
@@ -17,7 +18,8 @@ const OLDEST: &str = "1.88";
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Builds the program with the oldest Rust that is promised, which rustup must have.
+    /// Builds the program with the oldest Rust version that the workspace supports, which rustup
+    /// must have.
     #[arg(long)]
     pub(crate) oldest: bool,
 }
@@ -44,15 +46,15 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
 fn oldest(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new("rustup");
     command.args(["run", OLDEST, "cargo"]).args(arguments).current_dir(folder);
-    // These variables name programs of the toolchain that runs xtask, which would be used in place
-    // of the oldest one's.
+    // These variables name programs of the toolchain that runs xtask. They are removed, because
+    // they would be used in place of the oldest toolchain's programs.
     for variable in ["RUSTUP_TOOLCHAIN", "CARGO", "RUSTC", "RUSTDOC"] {
         command.env_remove(variable);
     }
     command
 }
 
-/// Command that fails if the oldest toolchain is not installed.
+/// Command that fails if the oldest supported toolchain is not installed.
 pub(crate) fn oldest_probe(root: &Path) -> Command {
     oldest(root, &["--version"])
 }
@@ -94,8 +96,8 @@ fn unpack(folder: &Path, to: &Path) -> Result<Vec<(String, PathBuf)>> {
     Ok(crates)
 }
 
-/// Writes the program of the README, whose manifest names the unpacked crates by path, and versions
-/// of all other dependencies.
+/// Writes the program of the README, with a manifest that names the unpacked crates by path, and
+/// the versions of all other dependencies.
 fn write_program(folder: &Path, crates: &[(String, PathBuf)]) -> Result<()> {
     let mut manifest = String::from(
         "[package]\nname = \"outside\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n[workspace]\n\n\

@@ -27,8 +27,8 @@ pub(crate) fn build(root: &Path, package: &str, name: &str) -> Result<PathBuf> {
     if !status.success() {
         bail!("cargo {} ended with {status}", arguments.join(" "));
     }
-    // Cargo puts all programs of a profile into one folder, so the built program lies beside xtask
-    // itself.
+    // Cargo puts all programs of a profile into one folder, so the built program lies in the folder
+    // of xtask itself.
     let own = std::env::current_exe().context("where xtask lies is not known")?;
     let program = own.with_file_name(name);
     if !program.is_file() {

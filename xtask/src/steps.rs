@@ -1,5 +1,5 @@
-//! Sequence of steps: each prints its wall time, the first failure ends the sequence, and a table
-//! follows.
+//! Sequence of steps of a task: each step prints its wall time, the first failure ends the
+//! sequence, and a table of results follows.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -18,8 +18,8 @@ pub(crate) struct Step {
     name: &'static str,
     /// Shell command that runs this step alone, shown if the step fails.
     rerun: String,
-    /// Program without which the step is skipped: its name, and a command that fails if it is
-    /// missing.
+    /// Program without which the step is skipped: its name, and a command that fails if the program
+    /// is missing.
     needs: Option<(&'static str, Command)>,
     action: Box<dyn FnOnce() -> Result<()>>,
 }
@@ -33,8 +33,8 @@ struct Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Either the program has ended, or a step that ran beside it has failed, so that its result
-        // is not needed.
+        // This runs if the program has ended, or if another step has failed, so that its result is
+        // not needed: kill it in any case.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -64,9 +64,9 @@ impl Step {
         Step { name, rerun, needs: None, action: Box::new(action) }
     }
 
-    /// Makes two steps from a program: the first starts it at the lowest priority, so that the
-    /// steps in between run beside it; the second, with the name `name`, waits for its end and
-    /// prints its output. If a step in between fails, the program is killed.
+    /// Makes two steps from a program: the first starts it at the lowest priority, so that it runs
+    /// at the same time as the steps in between; the second, with the name `name`, waits for its
+    /// end and prints its output. If a step in between fails, the program is killed.
     pub(crate) fn beside(name: &'static str, command: Command, log: PathBuf) -> [Step; 2] {
         let rerun = shown(&command);
         let running: Rc<RefCell<Option<Running>>> = Rc::default();
@@ -99,8 +99,8 @@ impl Step {
 
     /// Skips the step, with a notice, if `program` is not installed, that is, if `probe` fails.
     ///
-    /// Being on PATH is not enough, because rustup has stand-ins there for components that are not
-    /// installed.
+    /// A program on PATH is not enough, because rustup has stand-ins there for components that are
+    /// not installed.
     pub(crate) fn needs(mut self, program: &'static str, probe: Command) -> Step {
         self.needs = Some((program, probe));
         self
@@ -121,7 +121,6 @@ impl Step {
 /// Runs the steps in order, up to the first failure.
 ///
 /// # Errors
-///
 /// Name of the failed step, and the command that runs it alone.
 pub(crate) fn run(steps: Vec<Step>) -> Result<()> {
     let mut rows = Vec::new();
@@ -134,7 +133,7 @@ pub(crate) fn run(steps: Vec<Step>) -> Result<()> {
             continue;
         }
         println!("==> {}/{total} {name}: {rerun}", index + 1);
-        // Flush, so that the program's output follows this line even if stdout is a pipe.
+        // Flush stdout, so that the program's output follows this line even if stdout is a pipe.
         std::io::stdout().flush().context("stdout is closed")?;
         let start = Instant::now();
         let result = step.run().unwrap_or_else(|error| {
@@ -160,7 +159,8 @@ fn table(rows: &[(&str, String, Duration)]) -> String {
     text
 }
 
-/// Text of a command as a shell accepts it, with the environment variables that it sets first.
+/// Text of a command as a shell accepts it, preceded by the environment variables that the command
+/// sets.
 fn shown(command: &Command) -> String {
     let set = command.get_envs().filter_map(|(name, value)| {
         value.map(|value| format!("{}={}", name.to_string_lossy(), quoted(value)))

@@ -19,10 +19,10 @@ pub(crate) struct Options {
     /// searches; smoke is the operators' suite only.
     #[arg(long, default_value_t)]
     level: Level,
-    /// Shorthand for --level quick.
+    /// Shorthand for the option `--level quick`.
     #[arg(long, conflicts_with_all = ["full", "level"])]
     quick: bool,
-    /// Shorthand for --level full.
+    /// Shorthand for the option `--level full`.
     #[arg(long, conflicts_with = "level")]
     full: bool,
     /// Runs only the operators' suite, on this backend: `iris test --backend BACKEND`.
@@ -43,8 +43,8 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
     }
     let mut steps = lint_steps(root);
     steps.push(build_step(root));
-    // The models run beside the tests, many of which wait or use one thread only and leave cores
-    // idle.
+    // The models run at the same time as the tests, many of which wait or use one thread only and
+    // leave cores idle.
     let [begin, end] = check_protocols::steps(root, level == Level::Full);
     steps.push(begin);
     steps.push(test_step(root, level));
@@ -78,7 +78,8 @@ fn build_step(root: &Path) -> Step {
 /// Step that runs the tests of the workspace at the level `level`.
 pub(crate) fn test_step(root: &Path, level: Level) -> Step {
     let mut command = hip::with_feature(cargo(root, &["test", "--release", "--workspace"]));
-    // Make the tests independent of the caller's environment and of measurements on this machine.
+    // Make the tests independent of the caller's environment and of tuning data measured on this
+    // machine.
     command.env(Level::VARIABLE, level.name()).env("IRIS_TUNING", "off");
     if level == Level::Full {
         command.args(["--", "--include-ignored"]);
@@ -92,8 +93,8 @@ fn doc_step(root: &Path) -> Step {
     Step::command("doc", command)
 }
 
-/// Steps that pack the library crates and run a program over them, then the same program with the
-/// oldest Rust that is promised.
+/// Steps that pack the library crates and run a program that depends on them alone; then the same
+/// program with the oldest Rust version that is supported.
 fn package_steps(root: &Path) -> [Step; 2] {
     let step = |name, oldest: bool| {
         let command = if oldest { "cargo xtask package --oldest" } else { "cargo xtask package" };
@@ -104,8 +105,8 @@ fn package_steps(root: &Path) -> [Step; 2] {
     [step("package", false), oldest]
 }
 
-/// Checks licences, bans and sources. Advisories are left out, because they need a database from
-/// the network.
+/// Step that checks licences, banned crates and sources of dependencies. Security advisories are
+/// left out, because they need a database from the network.
 fn deny_step(root: &Path) -> Step {
     Step::command("deny", cargo(root, &["deny", "check", "licenses", "bans", "sources"]))
         .needs("cargo-deny", cargo(root, &["deny", "--version"]))

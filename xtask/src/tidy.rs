@@ -47,7 +47,7 @@ impl fmt::Display for Finding {
 /// Options of `cargo xtask tidy`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Root of another tree to check instead of this one.
+    /// Root of another tree, which is checked instead of this one.
     root: Option<PathBuf>,
     /// Prints this many comments with the code below each, drawn at random, instead of checking.
     #[arg(long, value_name = "COUNT", requires = "seed")]
@@ -112,7 +112,7 @@ pub(crate) fn run(root: &Path) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// Violations that `rule` finds in a tree of the files (path, text) in `files`, each as
+    /// Violations that `rule` finds in a tree that consists of `files` (path and text), each as
     /// `path:line`.
     pub(super) fn found(rule: Rule, files: &[(&str, &str)]) -> Vec<String> {
         let folder = tempfile::tempdir().expect("no temporary folder");

@@ -6,10 +6,10 @@ use crate::{End, Memory, Span, Stop};
 pub trait AccumulateTiles {
     /// Set `tile` of this rank's own workspace to zero.
     fn zero(&mut self, tile: u32, parity: u32);
-    /// Compute this rank's partial of `tile`, in the type that is sent between ranks.
+    /// Compute this rank's partial result of `tile`, in the type that is sent between ranks.
     fn produce(&mut self, tile: u32);
-    /// Add this rank's partial to the workspace of `owner`; the caller holds the tile's lock, or
-    /// the additions are atomic.
+    /// Add this rank's partial result to the workspace of `owner`; the caller holds the tile's
+    /// lock, or the additions are atomic.
     fn add(&mut self, owner: u32, tile: u32, parity: u32);
     /// Read `tile` from the workspace of `owner` and write it to C.
     fn convert(&mut self, owner: u32, tile: u32, parity: u32);
@@ -26,8 +26,8 @@ pub fn zero<M: Memory + ?Sized>(
     launch.run(End::Keep, |wg| {
         wg.enter()?;
         let parity = wg.parity();
-        // Peers read this workspace two calls ago; their credit shows that they have ended that
-        // call.
+        // Peers read this workspace two calls ago; their entry into the previous call (credit)
+        // shows that they have finished.
         for peer in wg.channel.peers() {
             wg.credit(peer)?;
         }
@@ -38,8 +38,8 @@ pub fn zero<M: Memory + ?Sized>(
     })
 }
 
-/// Add this rank's partials to the workspaces of their owners; take the tile's lock for each if
-/// `locked` is true. A device barrier must follow before any rank reads the sums.
+/// Add this rank's partial results to the workspaces of the tiles' owners; take the tile's lock for
+/// each addition if `locked` is true. A device barrier must follow before any rank reads the sums.
 pub fn add<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     tiles: u32,

@@ -1,6 +1,6 @@
-//! Protocols for shards that a copy engine moves instead of workgroups. A copy engine cannot wait,
-//! poll or abort, so one launch before the copies waits for the peers, and later launches check the
-//! arrivals.
+//! Protocols for data that a copy engine moves instead of workgroups. A copy engine cannot wait,
+//! poll or abort, so one launch before the copies waits for the peers, and later launches check
+//! that the copies have arrived.
 
 use super::{Delivery, Launch};
 use crate::barrier::Members;
@@ -13,11 +13,11 @@ pub trait CopiedTiles {
     fn copy(&mut self, peer: u32, part: u32);
 }
 
-/// Opens the call: the first launch, of one workgroup. It waits until all peers have entered, so
-/// that data which they read in the previous call may be overwritten, then stores the call number
-/// in staging flag 0. The copies that follow send that number as their signal.
+/// Opens the call: this is the first launch, of one workgroup. It waits until all peers have
+/// entered, so that data which they read in the previous call may be overwritten, then stores the
+/// call number in staging flag 0. The copies that follow send that number as their signal.
 ///
-/// A launch that fails leaves the old number in the flag, so copies that cannot be stopped raise no
+/// If the launch fails, the flag keeps the old number, so copies that cannot be stopped raise no
 /// new signal.
 pub fn open<M: Memory + ?Sized>(launch: &Launch<'_, M>) -> Result<(), Stop> {
     launch.run(End::Keep, |wg| {
@@ -28,9 +28,9 @@ pub fn open<M: Memory + ?Sized>(launch: &Launch<'_, M>) -> Result<(), Stop> {
     })
 }
 
-/// Copies by workgroups, used if no copy engine does them: each part goes to its peers and is
-/// followed by its signal, the number that [`open`] stored. Part 0 has signal number `first`. Like
-/// an engine, the copies continue if the rank has given up.
+/// Copies by workgroups, used if no copy engine does them: each part of the data goes to its peers
+/// and is followed by a signal with the number that [`open`] stored. Part 0 has signal number
+/// `first`. Like a copy engine, the workgroups continue to copy if the rank has given up.
 pub fn copies<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     first: u32,
@@ -60,7 +60,8 @@ pub fn gate<M: Memory + ?Sized>(
     launch.run(End::Keep, |wg| wg.wait_parts(source, first, parts))
 }
 
-/// Arrival waits of a single thread, inside a kernel that reads parts while copies are running.
+/// Waits for the arrival of parts by a single thread, inside a kernel that reads parts while copies
+/// are running.
 ///
 /// The kernel must run between [`open`], which has checked agreement with all peers, and [`close`].
 /// It does not count workgroups and ends no call.
@@ -72,15 +73,15 @@ pub struct Arrivals<'a, M: Memory + ?Sized> {
 }
 
 impl<'a, M: Memory + ?Sized> Arrivals<'a, M> {
-    /// Begins to wait for the parts of the present call, whose number is read here.
+    /// Makes the state for waits in the present call, whose number is read here.
     pub fn begin(launch: &Launch<'a, M>) -> Self {
         let Launch { m, channel, .. } = *launch;
         let call = Call::new(m.dev_load(DevWord { index: channel.call }, Access::CallLoad));
         Self { m, channel, call, lost: false }
     }
 
-    /// Waits until part `part` of `source` has arrived. After one failed wait all later waits fail
-    /// at once: the call has failed, but the launch must still reach its end.
+    /// Waits until part `part` of the data of `source` has arrived. After one failed wait all later
+    /// waits fail at once: the call has failed, but the launch must still reach its end.
     pub fn wait_part(&mut self, source: u32, part: u32) -> Result<(), Stop> {
         if self.lost {
             return Err(Stop);
@@ -92,9 +93,9 @@ impl<'a, M: Memory + ?Sized> Arrivals<'a, M> {
     }
 }
 
-/// Signals of a single thread, inside a kernel between [`open`] and [`close`], for data that this
-/// thread itself has stored at peers. A rank that has given up must not store, because peers may
-/// still be reading the data of an earlier call.
+/// Signals that a single thread raises, inside a kernel between [`open`] and [`close`], for data
+/// that this thread itself has stored at peers. A rank that has given up must not store, because
+/// peers may still be reading the data of an earlier call.
 pub struct Departures<'a, M: Memory + ?Sized> {
     m: &'a M,
     channel: &'a Channel,
@@ -104,7 +105,7 @@ pub struct Departures<'a, M: Memory + ?Sized> {
 }
 
 impl<'a, M: Memory + ?Sized> Departures<'a, M> {
-    /// Reads the number of the call, and whether this rank has given up, after which it must not
+    /// Reads the number of the call, and whether this rank has given up: in that case it must not
     /// store to peers.
     pub fn begin(launch: &Launch<'a, M>) -> Self {
         let Launch { m, channel, record, .. } = *launch;
@@ -112,8 +113,8 @@ impl<'a, M: Memory + ?Sized> Departures<'a, M> {
         Self { m, channel, record, call, muted: has_given_up(m, channel) }
     }
 
-    /// Whether this thread may store to peers: false if the rank had given up when the launch
-    /// began.
+    /// Whether this thread may store to peers: false if the rank had already given up when the
+    /// launch began.
     pub fn may_store(&self) -> bool {
         !self.muted
     }
@@ -130,9 +131,9 @@ impl<'a, M: Memory + ?Sized> Departures<'a, M> {
     }
 }
 
-/// Closes the call: the last launch, of one workgroup, queued after the copies and after all
-/// readers of copied data. Fails if a peer gave up, because its copies may have overwritten data
-/// while it was read here.
+/// Closes the call: this is the last launch, of one workgroup, enqueued after the copies and after
+/// all readers of copied data. It fails if a peer gave up, because the peer's copies may have
+/// overwritten data while it was read here.
 pub fn close<M: Memory + ?Sized>(launch: &Launch<'_, M>) -> Result<(), Stop> {
     launch.run(End::Advance, |wg| wg.check_not_aborted())
 }

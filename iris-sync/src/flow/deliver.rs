@@ -2,12 +2,12 @@ use super::{Launch, every};
 use crate::barrier::Members;
 use crate::{Channel, End, Memory, Span, Stop, Workgroup};
 
-/// Tile operations of an op that moves data without adding: all-gather, all-to-all, broadcast.
+/// Tile operations of an op that moves data without adding: all-gather, all-to-all or broadcast.
 pub trait DeliverTiles {
     /// Compute or load `tile` of this rank's data, and store it at its destination on this rank.
     fn produce(&mut self, tile: u32);
-    /// Write `tile` to `peer`: into the peer's C if `direct`, else into its inbox. The data is this
-    /// rank's own or, in a relay, what has arrived in this rank's C.
+    /// Write `tile` to `peer`: into the peer's C if `direct` is true, else into its inbox. The data
+    /// is this rank's own or, in a relay, data that has arrived in this rank's C.
     fn push(&mut self, peer: u32, tile: u32, parity: u32, direct: bool);
     /// Copy the tile `tile` that `source` sent from half `parity` of the inbox to C.
     fn take(&mut self, source: u32, tile: u32, parity: u32);
@@ -17,17 +17,18 @@ pub trait DeliverTiles {
 pub trait Delivery {
     /// Number of tiles that this rank produces.
     fn produced(&self) -> u32;
-    /// Number of tiles that `from` sends to `to`: the first ones of those that it produces.
+    /// Number of tiles that `from` sends to `to`: these are the first of the tiles that `from`
+    /// produces.
     fn sent(&self, from: u32, to: u32) -> u32;
 }
 
 /// Each rank pushes its tiles to their receivers, and takes the tiles that others pushed.
 ///
-/// The first `senders` workgroups push and the rest take. If `senders` is 0 or not less than the
-/// number of workgroups, every workgroup pushes first and then takes. A pushing workgroup waits for
-/// credits, and for entries if it writes C, but never for a signal, so the waits form no cycle.
-/// With dedicated senders, `push` must not read what `produce` writes: another workgroup writes it,
-/// in no fixed order.
+/// The first `senders` workgroups push tiles and the rest take tiles. If `senders` is 0 or not less
+/// than the number of workgroups, every workgroup pushes first and then takes. A pushing workgroup
+/// waits for credits, and for entries if it writes C, but never for a signal, so the waits form no
+/// cycle. With dedicated senders, `push` must not read what `produce` writes: another workgroup
+/// writes it, in no fixed order.
 pub fn deliver<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     delivery: &impl Delivery,
@@ -53,8 +54,8 @@ pub fn deliver<M: Memory + ?Sized>(
             }
             send(wg, body, to, tile)?;
         }
-        // A workgroup that does not send also produces tiles: each before it waits for the peers'
-        // tiles with the same number.
+        // A workgroup that does not send produces tiles too: each one before it waits for the
+        // peers' tiles with the same number.
         let left = if sends { 0 } else { produced };
         let sent = wg.channel.peers().map(|source| delivery.sent(source, me));
         let most = sent.chain([left]).max().filter(|_| takes);
@@ -87,8 +88,8 @@ impl Relays {
         (self.root + 1 + tile % (self.size - 1)) % self.size
     }
 
-    /// Number of the tile that `rank` forwards as its `place`-th; `rank` must not be the root. The
-    /// result is at least `tiles` if `rank` forwards fewer.
+    /// Number of the tile that `rank` forwards at position `place` of its order; `rank` must not be
+    /// the root. The result is at least `tiles` if `rank` forwards fewer tiles.
     pub fn relayed(&self, rank: u32, place: u32) -> u32 {
         place * (self.size - 1) + (rank + self.size - 1 - self.root) % self.size
     }
@@ -114,8 +115,8 @@ pub fn relay<M: Memory + ?Sized>(
             return Ok(());
         }
         let others = of(wg.channel, |peer| peer != root);
-        // Tiles to be forwarded come first, because other ranks wait for them; their only source is
-        // the root.
+        // A rank first forwards its own share of tiles, because other ranks wait for them; only the
+        // root sends these.
         let own = wg.share(tiles).map(|place| relays.relayed(me, place));
         for tile in own.take_while(|&tile| tile < tiles) {
             receive(wg, body, one(root), tile)?;
@@ -134,7 +135,7 @@ fn produce<M: Memory + ?Sized>(wg: &Workgroup<'_, M>, body: &mut impl DeliverTil
     wg.m.end(Span::Gemm);
 }
 
-/// Write `tile` to each of these peers, and raise its signal there.
+/// Write `tile` to each peer in `peers`, and raise the tile's signal there.
 fn send<M: Memory + ?Sized>(
     wg: &mut Workgroup<'_, M>,
     body: &mut impl DeliverTiles,
@@ -153,7 +154,7 @@ fn send<M: Memory + ?Sized>(
     Ok(())
 }
 
-/// Wait for `tile` of each of these peers, and copy it from the inbox to C unless the peer has
+/// Wait for `tile` from each peer in `peers`, and copy it from the inbox to C unless the peer has
 /// written C directly.
 fn receive<M: Memory + ?Sized>(
     wg: &mut Workgroup<'_, M>,

@@ -1,7 +1,8 @@
 use super::Launch;
 use crate::{End, Memory, Span, Stop};
 
-/// Tile operations of an all-gather before a matrix product, by pull, or by push and barrier.
+/// Tile operations of an all-gather before a matrix product, either by reading the peers' shards or
+/// by pushing shards before a barrier.
 pub trait GatherTiles {
     /// Write `part` of this rank's shard to the inbox of `peer`, or to this rank's own inbox if
     /// `peer` is this rank.
@@ -62,8 +63,8 @@ pub fn gather<M: Memory + ?Sized>(
     })
 }
 
-/// Multiply the shards that [`gather`] pushed, after the barrier. This is the last launch of the
-/// call.
+/// Multiply the shards that [`gather`] has pushed, after the device barrier. This is the last
+/// launch of the call.
 pub fn local<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     tiles: u32,
@@ -87,8 +88,8 @@ pub fn local<M: Memory + ?Sized>(
     })
 }
 
-/// Multiply directly from the peers' own shards. No rank ends the call before all peers have read
-/// its shard.
+/// Multiply directly from the peers' shards in their memory. No rank ends the call before all peers
+/// have read its shard.
 pub fn pull<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     tiles: u32,
@@ -112,8 +113,9 @@ pub fn pull<M: Memory + ?Sized>(
     })
 }
 
-/// The first `fetchers` workgroups copy remote units to a staging buffer and raise a flag for each;
-/// the other workgroups multiply, and wait for the flag of each unit that they need.
+/// Staged all-gather and product: the first `fetchers` workgroups copy remote units to a staging
+/// buffer and raise a flag for each; the other workgroups multiply, and wait for the flag of each
+/// unit that they need.
 ///
 /// This rank's own units are read in place. If `fetchers` is 0 or not less than the number of
 /// workgroups, every workgroup first fetches its share and then multiplies; fetching waits for

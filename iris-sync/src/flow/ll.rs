@@ -3,16 +3,17 @@ use crate::barrier::Members;
 use crate::ll::{self, Batch, HEAD, Rows, Strip};
 use crate::{End, Memory, Span, Stop, Workgroup, divergent};
 
-/// Number of items between ranks: pure functions of values that all ranks agreed on. An item is the
-/// data of one pair of LL words, eight bytes; the last item of a message may be padded.
+/// Numbers of items that ranks send each other: pure functions of values that all ranks agreed on.
+/// An item is the data of one pair of LL words, eight bytes; the last item of a message may be
+/// padded.
 pub trait Exchange {
     /// Number of items that `from` sends to `to`; if both are the same rank, the number of items
     /// that the rank keeps.
     fn sent(&self, from: u32, to: u32) -> u32;
 }
 
-/// Item operations of one thread in an LL exchange; a thread takes only items that it waited for
-/// itself.
+/// Operations on items that one thread performs in an exchange by the LL protocol; a thread takes
+/// only items for which it has waited itself.
 pub trait LlTiles {
     /// Data of item number `item` that this rank sends to `peer`.
     fn give(&mut self, peer: u32, item: u32) -> [u32; 2];
@@ -25,32 +26,32 @@ pub trait LlTiles {
     fn end(&mut self, item: u32);
 }
 
-/// Item operations of one thread in an exchange of rows. The thread begins all items of a batch
-/// before it waits for them, and ends them after the wait.
+/// Operations on items that one thread performs in an exchange of rows. The thread begins all items
+/// of a batch before it waits for them, and ends them after the wait.
 pub trait LlRows: LlTiles {
-    /// Called when all threads of this workgroup have taken their items of `row`.
+    /// Callback that runs when all threads of this workgroup have taken their items of `row`.
     fn row(&mut self, row: u32);
 }
 
-/// Item operations of one thread for a tile of a matrix product.
+/// Operations on items that one thread performs for a tile of a matrix product.
 pub trait LlTile: LlTiles {
     /// Finish the product of the workgroup's tile, with all threads, so that `give` can return its
     /// items.
     fn multiply(&mut self);
 }
 
-/// Exchange by LL words: each rank pushes its items to their receivers, then takes the items that
-/// others pushed.
+/// Exchange by LL words (data and a flag in one word): each rank pushes its items to their
+/// receivers, then takes the items that others pushed.
 ///
-/// A thread pushes all of its items, and the entry, before it waits for anything, so the waits form
-/// no cycle.
+/// A thread pushes all of its items, and the rank's entry into the call, before it waits for
+/// anything, so the waits form no cycle.
 pub fn exchange<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     exchange: &impl Exchange,
     body: &mut impl LlTiles,
 ) -> Result<(), Stop> {
     let me = launch.channel.rank;
-    // A message with items also uses the pairs of its header, which come first.
+    // In a message with items, the pairs of its header are used too; they come before the items.
     let used = |peer| match exchange.sent(me, peer) {
         0 => 0,
         items => HEAD + items,
@@ -72,8 +73,8 @@ fn steps<M: Memory + ?Sized>(
     wg.begin_push(to)?;
     m.begin(Span::Signal, 0);
     wg.count_out();
-    // All threads of a wave push before any waits: in a lockstep wave, one that waited would
-    // hold up pushes for which peers wait.
+    // All threads of a wave push before any of them waits: in a lockstep wave, a waiting thread
+    // would hold up pushes for which peers wait.
     divergent(m, || {
         wg.push_head(to);
         let most = channel.peers().map(|peer| exchange.sent(me, peer)).max();
@@ -104,8 +105,9 @@ fn steps<M: Memory + ?Sized>(
     wg.leave_together(taken)
 }
 
-/// [`exchange`] for rows, each taken by one workgroup as a whole: a thread waits for several items
-/// at once, and the body's `row` is called after all threads have taken their items of a row.
+/// Exchange as in [`exchange`], but for rows, each of which one workgroup takes as a whole: a
+/// thread waits for several items at once, and the body's `row` is called after all threads have
+/// taken their items of a row.
 pub fn exchange_rows<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     rows: &Rows,
@@ -128,8 +130,8 @@ fn row_steps<M: Memory + ?Sized>(
     wg.begin_push(all)?;
     m.begin(Span::Signal, 0);
     wg.count_out();
-    // All threads of a wave push before any waits: in a lockstep wave, one that waited would
-    // hold up pushes for which peers wait.
+    // All threads of a wave push before any of them waits: in a lockstep wave, a waiting thread
+    // would hold up pushes for which peers wait.
     divergent(m, || {
         wg.push_head(all);
         if rows.spread {
@@ -141,8 +143,8 @@ fn row_steps<M: Memory + ?Sized>(
         }
     });
     m.end(Span::Signal);
-    // A workgroup that gets no row also waits for the headers, which show whether all ranks made
-    // the same call.
+    // A workgroup without rows also waits for the headers, which show whether all ranks made the
+    // same call.
     let mut mine = wg.share_of_rows(rows);
     let (mut at, mut heads) = (mine.next(), all);
     loop {
@@ -161,9 +163,9 @@ fn row_steps<M: Memory + ?Sized>(
     }
 }
 
-/// [`exchange`] for the tiles of a matrix product, one tile per workgroup: the workgroup pushes its
-/// tile's items after multiplying, then takes the same items of all ranks. Together the tiles of a
-/// rank cover the message.
+/// Exchange as in [`exchange`], but for the tiles of a matrix product, one tile per workgroup: the
+/// workgroup pushes its tile's items after multiplying, then takes the same items of all ranks.
+/// Together the tiles of a rank cover the message.
 pub fn exchange_tile<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     strip: &Strip,
@@ -184,18 +186,18 @@ fn tile_steps<M: Memory + ?Sized>(
     let begun = wg.begin_push(all);
     if begun.is_ok() {
         wg.count_out();
-        // The header is pushed before the product, so that the round trip of the entry's release
-        // overlaps with the product.
+        // The header is pushed before the product, so that the round trip that releasing the entry
+        // takes overlaps with the product.
         divergent(m, || wg.push_head(all));
     }
-    // Multiply even if the call has failed, because `multiply` waits for asynchronous copies to
-    // shared memory, which must complete before the workgroup ends.
+    // Multiply even if the call has failed: `multiply` waits for asynchronous copies to shared
+    // memory, which must complete before the workgroup ends.
     body.multiply();
     begun?;
     m.begin(Span::Signal, 0);
     let (thread, threads) = (m.thread(), m.threads());
-    // All threads of a wave push before any waits: in a lockstep wave, one that waited would
-    // hold up pushes for which peers wait.
+    // All threads of a wave push before any of them waits: in a lockstep wave, a waiting thread
+    // would hold up pushes for which peers wait.
     divergent(m, || push_batch(wg, |number| strip.batch(thread, threads, number), body));
     m.end(Span::Signal);
     let taken = divergent(m, || {
@@ -227,8 +229,8 @@ fn take_batch<M: Memory + ?Sized>(
     Ok(())
 }
 
-/// Push this thread's batches: all items of a batch to one peer, then the same items to the next
-/// peer.
+/// Push this thread's batches of items: all items of a batch to one peer, then the same items to
+/// the next peer.
 fn push_batch<M: Memory + ?Sized>(
     wg: &Workgroup<'_, M>,
     of: impl Fn(u32) -> Batch,
@@ -244,7 +246,7 @@ fn push_batch<M: Memory + ?Sized>(
     }
 }
 
-/// Batches that `of` returns for 0, 1, 2, ..., up to the first `None` or empty batch.
+/// Batches that the function `of` returns for 0, 1, 2, ..., up to the first `None` or empty batch.
 fn batches(of: impl Fn(u32) -> Option<Batch>) -> impl Iterator<Item = Batch> {
     (0..).map_while(of).take_while(|batch| !batch.items().is_empty())
 }

@@ -40,9 +40,9 @@ use crate::{Channel, End, Memory, Record, Stop, Workgroup};
 pub struct Launch<'a, M: Memory + ?Sized> {
     /// Memory that holds the synchronisation words.
     pub m: &'a M,
-    /// Layout of the words of the op.
+    /// Layout of the synchronisation words of the op.
     pub channel: &'a Channel,
-    /// This rank's description of the call, which is compared with those of its peers.
+    /// Description of the call by this rank, which is compared with those of its peers.
     pub record: &'a Record,
     /// Index of this workgroup in the launch.
     pub index: u32,
@@ -63,7 +63,7 @@ impl<M: Memory + ?Sized> Launch<'_, M> {
     }
 }
 
-/// Device barrier of `members`, as a launch of one workgroup that does nothing else.
+/// Device barrier of the ranks `members`, as a launch of one workgroup that does nothing else.
 pub fn barrier<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     phase: u32,

@@ -6,27 +6,27 @@ use crate::{End, Memory, Span, Stop, Workgroup};
 ///
 /// `parity` is the half of the inbox that the call uses, 0 or 1.
 pub trait ReduceTiles {
-    /// Whether tiles are reduced while others are still to be pushed. False for matrix products,
-    /// whose accumulators already fill the registers of a device.
+    /// Whether a workgroup reduces tiles while it still has others to push. False for matrix
+    /// products, whose accumulators already fill the registers of a device.
     fn at_once(&self) -> bool {
         true
     }
-    /// Compute this rank's partial of `tile`, in the type that is sent between ranks.
+    /// Compute this rank's partial result of `tile`, in the type that is sent between ranks.
     fn produce(&mut self, tile: u32);
-    /// Write this rank's partial of `tile` to the slot for this rank in the inbox of `peer`.
+    /// Write this rank's partial result of `tile` to the slot for this rank in the inbox of `peer`.
     fn push(&mut self, peer: u32, tile: u32, parity: u32);
-    /// Store this rank's partial of `tile` in the slot for this rank in its own inbox.
+    /// Store this rank's partial result of `tile` in the slot for this rank in its own inbox.
     fn keep(&mut self, tile: u32, parity: u32);
-    /// Add up all ranks' partials of `tile`, in an order of ranks that is fixed for the op, and
-    /// write the sum to C.
+    /// Add up all ranks' partial results of `tile`, in an order of ranks that is fixed for the op,
+    /// and write the sum to C.
     fn reduce(&mut self, tile: u32, parity: u32);
-    /// Write the result of `tile` to `peer`: into its C if `direct`, else into its inbox.
+    /// Write the result of `tile` to `peer`: into its C if `direct` is true, else into its inbox.
     fn push_result(&mut self, peer: u32, tile: u32, parity: u32, direct: bool);
     /// Copy the result of `tile` from the inbox to C.
     fn take_result(&mut self, tile: u32, parity: u32);
 }
 
-/// Assignment of tiles to owners: the ranks that reduce them.
+/// Assignment of tiles to the ranks that reduce them, their owners.
 pub trait Owners {
     /// Maximum number of tiles that one rank owns.
     fn most(&self) -> u32;
@@ -55,9 +55,9 @@ impl Owners for Turns {
     }
 }
 
-/// One-shot all-reduce: each rank pushes its partial of every tile to all inboxes and reduces every
-/// tile itself. A workgroup reduces a tile after it has pushed its next one, so that links and
-/// memory are busy at once.
+/// One-shot all-reduce: each rank pushes its partial result of every tile to all inboxes and
+/// reduces every tile itself. A workgroup reduces a tile after it has pushed its next one, so that
+/// links and memory are busy at the same time.
 pub fn one_shot<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     tiles: u32,
@@ -94,7 +94,8 @@ pub fn one_shot<M: Memory + ?Sized>(
     })
 }
 
-/// Waits for all partials of a tile and reduces them; sends the result to all ranks if `to_all`.
+/// Wait for all ranks' partial results of a tile and reduce them; send the result to all ranks if
+/// `to_all` is true.
 fn add_up<M: Memory + ?Sized>(
     wg: &mut Workgroup<'_, M>,
     body: &mut impl ReduceTiles,
@@ -120,12 +121,13 @@ fn add_up<M: Memory + ?Sized>(
     Ok(())
 }
 
-/// Two-shot all-reduce: each tile has an owner; all ranks push their partials to the owner, which
-/// reduces them and sends the result to all.
+/// Two-shot all-reduce: each tile has an owner; all ranks push their partial results to the owner,
+/// which reduces them and sends the result to all ranks.
 ///
 /// The first `senders` workgroups push tiles that other ranks own, and the rest reduce. If
 /// `senders` is 0 or not less than the number of workgroups, every workgroup does both. A pushing
-/// workgroup waits for credits only, so the waits form no cycle.
+/// workgroup waits only until peers have entered the previous call (for credits), so the waits form
+/// no cycle.
 pub fn two_shot<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     owners: &impl Owners,
@@ -135,8 +137,8 @@ pub fn two_shot<M: Memory + ?Sized>(
     reduce_at_owners(launch, owners, senders, body, true)
 }
 
-/// Reduce-scatter: each tile has an owner; all ranks push their partials to the owner, which
-/// reduces them. `senders` is as in [`two_shot`].
+/// Reduce-scatter: each tile has an owner; all ranks push their partial results to the owner, which
+/// reduces them. `senders` has the same meaning as in [`two_shot`].
 pub fn reduce_scatter<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     owners: &impl Owners,
@@ -156,7 +158,8 @@ fn reduce_at_owners<M: Memory + ?Sized>(
     launch.run(End::Advance, |wg| {
         wg.enter()?;
         let (parity, me, at_once) = (wg.parity(), wg.channel.rank, body.at_once());
-        // Item numbers: this rank's own tiles first, then the tiles of the peers, round-robin.
+        // Order of the items: this rank's own tiles first, then the tiles of the peers,
+        // round-robin.
         let (most, size) = (owners.most(), wg.channel.size);
         let items = most * size;
         let theirs = |item: u32| {
@@ -179,8 +182,8 @@ fn reduce_at_owners<M: Memory + ?Sized>(
         };
         let mut own = owns.clone().peekable();
         let mut other = others.clone().map(theirs).peekable();
-        // Pushes come before the workgroup's own reductions, because peers wait for them; but they
-        // are interleaved, so that links and memory are both busy.
+        // A workgroup pushes tiles before it reduces its own ones, because peers wait for them; but
+        // both are interleaved, so that links and memory are busy at the same time.
         loop {
             let ahead = |&(_, place): &(u32, u32)| {
                 own.peek().is_none_or(|own| !at_once || place <= own + step)

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Finding;
 use super::tree::{Tree, code_of};
 
-/// Path of a module, as the names of the modules from the root of its crate.
+/// Path of a module: the names of the modules from the root of its crate on.
 type Module = Vec<String>;
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
@@ -26,7 +26,7 @@ fn circles(tree: &Tree, folder: &str) -> Vec<Finding> {
         .iter()
         .filter_map(|file| {
             let module = module_of(file.path.strip_prefix(folder)?.strip_suffix(".rs")?);
-            // Test modules, which stand at the end of a file, are left out: they may import
+            // Test modules, which stand at the end of a file, are not checked: they may import
             // everything.
             let code = code_of(&file.text, true);
             let code = code.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
@@ -72,13 +72,13 @@ fn reached<'a>(
     seen
 }
 
-/// Module of a file, by its path in the crate.
+/// Module that a file defines, from the file's path in the crate.
 fn module_of(path: &str) -> Module {
     let parts = path.split('/').filter(|part| !["mod", "lib", "main"].contains(part));
     parts.map(str::to_owned).collect()
 }
 
-/// File that an import of `module` refers to, if it is a file of this crate.
+/// File to which an import of `module` refers; `None` if it is no file of this crate.
 fn target<'a>(
     files: &'a BTreeMap<Module, (&str, Vec<Module>)>,
     root: &BTreeMap<String, Module>,
@@ -119,7 +119,7 @@ fn exports(files: &BTreeMap<Module, (&str, Vec<Module>)>) -> BTreeMap<String, Mo
     exported.collect()
 }
 
-/// Module paths that the `use` declarations of `code` import.
+/// Paths of modules that the `use` declarations in `code` import.
 fn imports(code: &str) -> Vec<Module> {
     let mut paths = Vec::new();
     let mut rest = code;
@@ -135,7 +135,8 @@ fn imports(code: &str) -> Vec<Module> {
     paths
 }
 
-/// Module paths in `code`, macros included, that begin at a module known without a `use`.
+/// Paths of modules in `code`, macros included, that begin at a module that is known without a
+/// `use`.
 fn named(code: &str) -> Vec<Module> {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let mut paths = Vec::new();
@@ -183,7 +184,7 @@ mod tests {
     use super::*;
     use crate::tidy::tests::found;
 
-    /// Findings for a library of two modules, `a` and `b`, with these texts.
+    /// Findings for a library that consists of two modules, `a` and `b`, with these texts.
     fn two(a: &str, b: &str) -> Vec<String> {
         let lib = "pub mod a;\npub mod b;\npub use b::Thing;\n";
         let files =

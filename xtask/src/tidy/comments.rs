@@ -1,19 +1,19 @@
-//! Rule: comments of the source open with a noun or a verb; and random samples of comments, for
-//! readers to rate.
+//! Rule: comments of the source begin with a noun or a verb. Also draws random samples of comments,
+//! for readers to rate.
 
 use super::Finding;
 use super::tree::{File, Tree};
 
-/// Opening words from which a reader cannot tell whether a comment names a thing or an action.
+/// Opening words after which a reader cannot tell whether a comment names a thing or an action.
 const OPENINGS: &[&str] = &[
     "What", "How", "Who", "Of", "Those", "As", "Such", "The same", "Likewise", "Which", "Nobody",
     "Whoever",
 ];
 
-/// Number of comments with one of [`OPENINGS`] that the tree may have.
+/// Number of comments with one of [`OPENINGS`] that the tree may have without a violation.
 const ALLOWED: usize = 0;
 
-/// Prefixes of paths that are not checked: GEMM code that is to be replaced.
+/// Prefixes of paths whose comments are not checked: GEMM code that is to be replaced.
 const LEFT_OUT: &[&str] =
     &["iris-kernels/kernels/iris/gemm/", "iris-kernels/kernels/gemm_", "iris-kernels/src/gemm/"];
 
@@ -25,9 +25,9 @@ struct Comment<'a> {
     path: &'a str,
     /// Number of the first line in the file, from 1.
     line: usize,
-    /// Text of the lines, without slashes.
+    /// Text of the comment's lines, without slashes.
     text: Vec<&'a str>,
-    /// First lines of code below; none below a comment at the top of a file.
+    /// First lines of the code below the comment; empty for a comment at the top of a file.
     code: Vec<&'a str>,
 }
 
@@ -35,8 +35,8 @@ impl<'a> Comment<'a> {
     /// All comments of a file, except those that follow code on a line.
     fn all(file: &'a File) -> Vec<Comment<'a>> {
         let mut all: Vec<Comment<'_>> = Vec::new();
-        // Comment marker of the last line, `None` if it was no comment. A change of the marker,
-        // such as from `//!` to `///`, begins another block.
+        // Comment marker of the previous line; `None` if that was no comment. A change of the
+        // marker, such as from `//!` to `///`, begins another block.
         let mut last = None;
         for (number, line) in file.text.lines().enumerate() {
             let line = line.trim();
@@ -72,11 +72,11 @@ impl<'a> Comment<'a> {
         })
     }
 
-    /// Number by which comments are ordered for a sample; depends on the seed and on the comment's
-    /// place.
+    /// Number by which comments are ordered for a sample; it depends on the seed and on the
+    /// comment's place.
     fn lot(&self, seed: &str) -> u64 {
-        // FNV-1a, whose last bytes reach all bits by the finalizer of SplitMix64. Both stay the same from one release of
-        // Rust to the next.
+        // FNV-1a hash, followed by the finalizer of SplitMix64, which spreads the last bytes to all
+        // bits. Both stay the same from one release of Rust to the next.
         let name = format!("{seed} {} {}", self.path, self.line);
         let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
@@ -87,7 +87,7 @@ impl<'a> Comment<'a> {
     }
 }
 
-/// Source files whose comments are checked and sampled.
+/// Source files whose comments are checked and can be drawn for samples.
 fn files(tree: &Tree) -> impl Iterator<Item = &File> {
     let counts = |file: &&File| {
         (file.extension() == "rs" || file.is_device())

@@ -6,10 +6,12 @@ use super::tree::Tree;
 /// Folder of the device source.
 const KERNELS: &str = "iris-kernels/kernels/";
 
-/// Rule for some identifiers, which may be used only in the files for which `may` is true.
+/// Rule for some identifiers, which may be used only in the files for which the function `may`
+/// returns true.
 struct Confined {
     what: &'static str,
-    /// Identifiers; a `*` at the end matches any suffix, a `(` at the end matches calls only.
+    /// Identifiers that the rule confines; a `*` at the end matches any suffix, a `(` at the end
+    /// matches calls only.
     words: &'static [&'static str],
     may: fn(&str) -> bool,
     place: &'static str,
@@ -71,8 +73,8 @@ const RULES: &[Confined] = &[
         place: "iris/port*.h and the instructions in iris/gemm/",
     },
     Confined {
-        // Types of words and the table fix orders and scopes; naming them elsewhere would bypass
-        // both.
+        // The types of words and the access table fix orders and scopes; naming these elsewhere
+        // would bypass both.
         what: "an order or a scope",
         words: &["Order", "Scope", "ScopedWord"],
         may: |path| {
@@ -83,7 +85,7 @@ const RULES: &[Confined] = &[
     },
     Confined {
         // Kernels call protocol functions (enter, credit, push_signal, wait_tile, finish), which
-        // models have checked. Direct accesses to words would be unchecked.
+        // models have checked. Direct accesses to words are not checked by models.
         what: "a word",
         words: &["SymWord", "DevWord", "SymPair", "device_word", "word("],
         may: |path| WORDS.contains(&header(path)),
@@ -114,8 +116,8 @@ fn header(path: &str) -> &str {
     path.strip_prefix("iris/").unwrap_or_default()
 }
 
-/// Whether a file contains the instructions of GEMMs; files that use these may not contain
-/// instructions.
+/// Whether a file contains the instructions of GEMMs; other GEMM files use it and may not contain
+/// instructions themselves.
 fn is_gemm(path: &str) -> bool {
     const CORES: [&str; 3] = ["gemm/cdna3.h", "gemm/sm80.h", "gemm/sm90.h"];
     CORES.contains(&header(path))
@@ -176,12 +178,12 @@ const TOUCHES: [&str; 9] =
     ["ld.", "st.", "atom.", "red.", "fence", "nanosleep", "cp.async", "ldmatrix", "wgmma"];
 
 /// Rule: inline assembly that accesses memory must be volatile and clobber memory, so that the
-/// compiler does not move it.
+/// compiler does not move the assembly.
 pub(super) fn check_assembly(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in tree.files().iter().filter(|file| file.path.starts_with(KERNELS)) {
         let mut line = 1;
-        // Each piece of the text between one `asm` and the next contains at most one assembly
+        // Each piece of the text from one `asm` to the next contains at most one assembly
         // statement.
         for (number, statement) in file.text.split("asm").enumerate() {
             let first = line;
@@ -199,7 +201,7 @@ pub(super) fn check_assembly(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Whether the line contains a call of the function `word`.
+/// Whether the line contains a call of the function named `word`.
 fn calls(line: &str, word: &str) -> bool {
     let before = |at: usize| line[..at].chars().next_back();
     line.match_indices(&format!("{word}("))
@@ -218,7 +220,7 @@ mod tests {
     use super::*;
     use crate::tidy::tests::found;
 
-    /// Lines of violations in a device source with this path and text.
+    /// Line numbers of the violations in a device source with this path and text.
     fn lines(path: &str, text: &str) -> Vec<String> {
         let path = format!("{KERNELS}{path}");
         let found = found(check, &[(&path, text)]);
@@ -243,12 +245,13 @@ mod tests {
 
     #[test]
     fn raw_atomics_stay_in_the_port() {
-        // The last line also contains a vendor's function.
+        // The last line of the text also contains a vendor's function, which only some files may
+        // call.
         assert_eq!(lines("iris/memory.h", RAW), ["2", "3", "4", "5"]);
         assert_eq!(lines("gemm/sm90.h", RAW), ["2", "3", "4", "5"]);
         assert!(lines("iris/port.h", RAW).is_empty());
-        // Instruction headers of a GEMM core may contain instructions; files that use these headers
-        // may not.
+        // A header with the instructions of a GEMM core may contain instructions, but files that
+        // use this header may not.
         assert!(lines("iris/gemm/sm90_ptx.h", RAW).is_empty());
         assert_eq!(lines("iris/gemm/core.h", RAW), ["2", "3", "4", "5"]);
         assert_eq!(lines("gemm_sm90.cu", RAW), ["2", "3", "4", "5"]);

@@ -1,4 +1,5 @@
-//! Rule: which packages may depend on which, and no dependency without a use.
+//! Rule: a package depends only on the packages that are allowed for it, and has no dependency
+//! without a use.
 
 use std::collections::BTreeSet;
 
@@ -7,16 +8,16 @@ use toml::{Table, Value};
 use super::Finding;
 use super::tree::{File, Tree};
 
-/// Each package with the packages of the workspace that it may depend on. A library may also have
-/// iris-testkit as dev-dependency.
+/// Packages of the workspace, each with the packages of the workspace on which it may depend. A
+/// library may also have iris-testkit as dev-dependency.
 const LAYERS: &[(&str, &[&str])] = &[
     ("iris-sync", &[]),
     ("iris-heap", &["iris-sync"]),
     ("iris-kernels", &["iris-sync", "iris-heap"]),
     ("iris-ops", &["iris-sync", "iris-heap", "iris-kernels"]),
     ("iris-testkit", &["iris-sync", "iris-heap", "iris-kernels", "iris-ops"]),
-    // iris-models does not depend on iris-ops, so that a protocol of one's own is checked without
-    // operators.
+    // The package iris-models does not depend on iris-ops, so that users can check a protocol of
+    // their own without the operators.
     ("iris-models", &["iris-sync", "iris-kernels"]),
     ("iris-cli", &["iris-sync", "iris-heap", "iris-kernels", "iris-ops", "iris-testkit"]),
     ("xtask", &[]),
@@ -25,7 +26,7 @@ const LAYERS: &[(&str, &[&str])] = &[
 /// Crate that only tests and programs may use.
 const TESTKIT: &str = "iris-testkit";
 
-/// Members whose external dependencies are restricted, too, because the protocols run inside a
+/// Members whose external dependencies are restricted too, because their protocols run inside a
 /// model checker.
 const OUTSIDE: &[(&str, &[&str])] = &[("iris-sync", &["bytemuck"])];
 
@@ -88,7 +89,7 @@ fn words(tree: &Tree, member: &str, members: &[&str]) -> BTreeSet<String> {
     own.flat_map(File::identifiers).map(|(_, word)| word).collect()
 }
 
-/// Reason why `member` may not depend on `name` by a dependency of this kind; `None` if it may.
+/// Reason for which `member` may not have a dependency of this kind on `name`; `None` if it may.
 fn refused(member: &str, may: &[&str], kind: &str, name: &str) -> Option<String> {
     let ours = LAYERS.iter().any(|(layer, _)| *layer == name);
     let test_only = kind == "dev-dependencies";
@@ -143,8 +144,8 @@ mod tests {
     use super::*;
     use crate::tidy::tests::found;
 
-    /// Number of violations if one member has this manifest, and a source that uses every
-    /// dependency which the tests name.
+    /// Number of violations if the member `name` has this manifest, and a source that uses every
+    /// dependency that the tests name.
     fn member(name: &str, manifest: &str) -> usize {
         const USES: &str = "use iris_ops; use ops; use iris_heap; use iris_kernels; use iris_sync;
             use iris_testkit; use rayon; use loom; use bytemuck; use x;";
@@ -166,8 +167,8 @@ mod tests {
         assert_eq!(member_with("iris-heap", manifest, "// serde_json\nuse serde::Value;"), 1);
     }
 
-    /// Tests that a package in another's folder is checked by its own layer, and that its sources
-    /// do not count as uses of the outer one.
+    /// Tests that a package in another package's folder is checked by its own layer, and that its
+    /// sources do not count as uses of the outer package's dependencies.
     #[test]
     fn a_nested_package_is_one_of_its_own() {
         let root = "[workspace]\nmembers = ['iris-testkit', 'iris-testkit/models']";

@@ -1,4 +1,4 @@
-//! Rule: local links of the documents have existing targets.
+//! Rule: local links in the documents must have existing targets.
 
 use super::Finding;
 use super::tree::{File, Tree};
@@ -28,7 +28,7 @@ fn links(text: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// Lines outside of fenced code blocks, numbered from 1, without inline code.
+/// Lines of a document outside of fenced code blocks, numbered from 1, without inline code.
 fn prose(text: &str) -> Vec<(usize, String)> {
     let mut fenced = false;
     let mut lines = Vec::new();
@@ -61,7 +61,8 @@ fn resolves(tree: &Tree, from: &File, target: &str) -> bool {
     }
 }
 
-/// Path of `target` relative to the folder of `from`; `None` if it leaves the tree.
+/// Path of the link target `target`, which is relative to the folder of `from`; `None` if it leaves
+/// the tree.
 fn joined(from: &str, target: &str) -> Option<String> {
     let mut parts: Vec<&str> = from.split('/').collect();
     parts.pop();
@@ -75,7 +76,7 @@ fn joined(from: &str, target: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// Anchors by which links refer to the headings of a document.
+/// Anchors by which links can refer to the headings of a document.
 fn headings(text: &str) -> Vec<String> {
     // Inline code in a heading belongs to its anchor, so only fenced blocks are left out.
     let outside: Vec<usize> = prose(text).into_iter().map(|(number, _)| number).collect();

@@ -1,4 +1,4 @@
-//! Rule: a long source file gives the reason for its length.
+//! Rule: a long source file must give the reason for its length.
 
 use super::Finding;
 use super::tree::{File, Tree};
@@ -6,8 +6,8 @@ use super::tree::{File, Tree};
 /// Number of lines above which a source file must give a reason for its length.
 const LONG: usize = 500;
 
-/// Beginning of the sentence with the reason, and the number of lines from the top within which it
-/// must stand.
+/// Beginning of the sentence with the reason, and the number of lines from the top of the file
+/// within which the sentence must stand.
 const WHY: (&str, usize) = ("Long because", 40);
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {

@@ -109,8 +109,8 @@ pub(super) fn code_of(text: &str, rust: bool) -> String {
             ('"', _) => quote_end(&chars, i, '"'),
             ('r', '"' | '#') if rust && !in_word => raw_end(&chars, i, i),
             ('b', 'r') if rust && !in_word => raw_end(&chars, i, i + 1),
-            // A lifetime or a digit separator is not a character literal: `'a` has no quote two
-            // characters later.
+            // A lifetime or a digit separator is not a character literal: for example, `'a` has no
+            // quote two characters later.
             ('\'', '\\') => quote_end(&chars, i, '\''),
             ('\'', _) if at(i + 2) == '\'' => i + 3,
             _ => i,

@@ -1,5 +1,5 @@
-//! Rule: protocols and kernel bodies exist both in Rust and in device headers, in files with the
-//! same stem.
+//! Rule: protocols and kernel bodies must exist both in Rust and in device headers, in files with
+//! the same stem.
 
 use super::Finding;
 use super::tree::Tree;
@@ -7,15 +7,16 @@ use super::tree::Tree;
 const HEADERS: &str = "iris-kernels/kernels/iris/";
 const CRATE: &str = "iris-sync/src/lib.rs";
 
-/// Folders of Rust files that all have a header, with the folder of the header in `kernels/iris/`.
+/// Folders of Rust files that must all have a device header, with the folder of the header in
+/// `kernels/iris/`.
 const FOLDERS: [(&str, &str); 3] = [
     ("iris-sync/src/flow/", "flow/"),
     ("iris-sync/src/", ""),
     ("iris-kernels/src/cpu/body/", "body/"),
 ];
 
-/// Folders of headers that all have a Rust file. `kernels/iris/` has further headers, which only
-/// devices need.
+/// Folders of device headers that must all have a Rust file. `kernels/iris/` has further headers,
+/// which only devices need.
 const OF_HEADERS: [&str; 2] = ["flow/", "body/"];
 
 /// Header without a file of its own in Rust: `flow/mod.rs` contains its declarations.
@@ -23,7 +24,7 @@ const SHARED: &str = "flow/launch.h";
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
-    // A tree with only the device source, which tests use to plant faults, has nothing to compare.
+    // Test trees that contain only the device source have nothing to compare.
     if tree.file(CRATE).is_none() {
         return findings;
     }
@@ -55,7 +56,7 @@ mod tests {
     use super::*;
     use crate::tidy::tests;
 
-    /// Paths with findings, for a tree of these files and the root of iris-sync.
+    /// Paths with findings, for a tree that consists of these files and the root file of iris-sync.
     fn found(paths: &[&str]) -> Vec<String> {
         let files: Vec<_> = paths.iter().chain(&[CRATE]).map(|&path| (path, "")).collect();
         tests::found(check, &files)

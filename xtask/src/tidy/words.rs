@@ -1,5 +1,4 @@
-//! Rules: forbidden words, which are meaningless outside of one machine or conversation, and no
-//! Python.
+//! Rules: no words that are meaningless outside of one machine or conversation, and no Python.
 
 use super::Finding;
 use super::tree::Tree;
@@ -35,7 +34,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Rule: no Python, neither source files nor files that Python tools leave.
+/// Rule: no Python in the tree, neither source files nor files that Python tools leave.
 pub(super) fn check_python(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in tree.files() {
