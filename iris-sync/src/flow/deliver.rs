@@ -135,7 +135,7 @@ fn produce<M: Memory + ?Sized>(wg: &Workgroup<'_, M>, body: &mut impl DeliverTil
     wg.m.end(Span::Gemm);
 }
 
-/// Write `tile` to each peer in `peers`, and raise the tile's signal there.
+/// Write `tile` to each peer in `to`, and raise the tile's signal there.
 fn send<M: Memory + ?Sized>(
     wg: &mut Workgroup<'_, M>,
     body: &mut impl DeliverTiles,
@@ -154,7 +154,7 @@ fn send<M: Memory + ?Sized>(
     Ok(())
 }
 
-/// Wait for `tile` from each peer in `peers`, and copy it from the inbox to C unless the peer has
+/// Wait for `tile` from each peer in `from`, and copy it from the inbox to C unless the peer has
 /// written C directly.
 fn receive<M: Memory + ?Sized>(
     wg: &mut Workgroup<'_, M>,
