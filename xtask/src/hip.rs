@@ -30,7 +30,7 @@ pub(crate) fn with_feature(mut command: Command) -> Command {
     command
 }
 
-/// Step of `cargo xtask test` that compares the table of HIP's functions with AMD's headers.
+/// Step of `cargo xtask test` that tests the table of HIP's functions.
 pub(crate) fn step(root: &Path) -> Step {
     let mut command = with_feature(cargo(root, &["test", "--release", "-p", "iris-heap", "--lib"]));
     command.arg("hip::");

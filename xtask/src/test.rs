@@ -78,8 +78,7 @@ fn build_step(root: &Path) -> Step {
 /// Step that runs the tests of the workspace at the level `level`.
 pub(crate) fn test_step(root: &Path, level: Level) -> Step {
     let mut command = hip::with_feature(cargo(root, &["test", "--release", "--workspace"]));
-    // Make the tests independent of the caller's environment and of tuning data measured on this
-    // machine.
+    // Make the tests independent of the caller's environment and of measurements on this machine.
     command.env(Level::VARIABLE, level.name()).env("IRIS_TUNING", "off");
     if level == Level::Full {
         command.args(["--", "--include-ignored"]);

@@ -1,5 +1,5 @@
 //! Calls over several nodes: the operators on the caller's stream, and the steps between nodes that
-//! run beside it.
+//! run at the same time.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -48,8 +48,8 @@ impl Composite {
         if done.is_err() && !begun {
             lane.call -= 1;
         } else if done.is_err() {
-            // The call is incomplete, so other nodes may wait for steps that will not come;
-            // poisoning the heap ends their waits.
+            // The call is incomplete, so other nodes may wait for steps that will not come.
+            // Poisoning the heap ends these waits.
             let _ = heap.poison(abort::INCOMPLETE);
             if let Some(across) = heap.across() {
                 across.abort();
@@ -199,8 +199,8 @@ impl Calling<'_> {
         })
     }
 
-    /// Rows (or parts) of the call that a node owns, and those that the rank with this local rank
-    /// owns there.
+    /// Rows (or parts) of the call that node `node` owns, and those of them that the rank with this
+    /// rank's local rank owns there.
     fn rows(&self, node: usize) -> (Range<usize>, Range<usize>) {
         let (plan, m) = (&self.op.plan, self.call.m);
         let rank = node * plan.ranks().local().size + self.op.heap.rank();
@@ -321,8 +321,8 @@ impl Calling<'_> {
         self.part(Role::Finish, Matrices { a: Some(sum), c: Some(c), bias, ..Matrices::default() })
     }
 
-    /// Sends this rank's matrix to all nodes, and returns the slot's size in bytes and the event at
-    /// the step's end.
+    /// Sends this rank's matrix to all nodes; returns the size of a slot in bytes, and the event at
+    /// the end of the step.
     fn gather(&mut self, own: MatRef, longest: (usize, usize)) -> Result<(u64, Event)> {
         let slot = slot_bytes(longest.0, longest.1, own.dtype());
         let from = self.area(Area::Send, 0..slot)?;
@@ -425,7 +425,8 @@ impl Calling<'_> {
                 self.copy(Role::Copy, from, to)?;
                 continue;
             }
-            // In a message of elements, each part is copied alone, because parts may have a distance.
+            // In a message of elements each part is copied on its own, because there may be gaps
+            // between parts.
             for part in 0..rows.len() {
                 let part = |matrix: MatRef| matrix.some_rows(part..part + 1).in_rows(1, n);
                 self.copy(Role::Copy, part(from), part(to))?;
@@ -455,7 +456,8 @@ impl Calling<'_> {
         // All ranks of the node issue the same calls; the copy is empty on all ranks except the
         // root.
         self.copy(Role::Copy, self.call.matrices.a.unwrap_or(staged), staged)?;
-        // The ranks beside the root exchange no data, but compare their calls with the other nodes.
+        // All ranks except the root exchange no data, but they compare their calls with those of
+        // the other nodes.
         let has = self.op.heap.rank() == root;
         let block = if has { block } else { self.area(Area::Receive, 0..0)? };
         let end = self.step(Exchange::Broadcast { root: from_node }, block, block)?;

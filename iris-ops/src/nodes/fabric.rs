@@ -1,4 +1,4 @@
-//! Steps between nodes: collectives over the ranks with equal local ranks, one of each node,
+//! Steps between nodes: collectives over the ranks that have the same local rank, one on each node,
 //! enqueued on a stream.
 
 use std::fmt;
@@ -14,17 +14,17 @@ use crate::kind::Op;
 /// added in the order of nodes, so that all nodes get the same bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Exchange {
-    /// `to` = sum over nodes of `from`; `to` may be `from`.
+    /// Stores in `to` the sum over nodes of `from`; both may be the same block.
     AllReduce,
-    /// Slot d of `to` = `from` of node d.
+    /// Stores in slot d of `to` the block `from` of node d.
     AllGather,
-    /// `to` = sum over nodes of slot `node` of `from`.
+    /// Stores in `to` the sum over nodes of their slots for this node in `from`.
     ReduceScatter,
-    /// Slot d of `to` = slot `node` of `from` of node d.
+    /// Stores in slot d of `to` the slot for this node in `from` of node d.
     AllToAll,
-    /// `to` = `from` of the root's node; the other nodes' `from` is ignored.
+    /// Stores in `to` the block `from` of the root's node; `from` of the other nodes is ignored.
     Broadcast {
-        /// Node of the root.
+        /// Index of the root's node.
         root: usize,
     },
 }
@@ -91,9 +91,9 @@ pub(crate) trait Engine: fmt::Debug + Send + Sync {
 }
 
 /// Transport over the connections of the rendezvous. It carries the records of all calls, which the
-/// ranks compare before a step, and reports lost ranks and failed calls. It also moves the data if there
-/// is no engine: simple, and slow, because rank 0 forwards everything. For tests, and for programs on CPUs
-/// that exchange little.
+/// ranks compare before a step, and reports lost ranks and failed calls. Without an engine it also
+/// moves the data, which is simple but slow, because rank 0 forwards everything: for tests, and for
+/// programs on CPUs that exchange little.
 pub(crate) struct Sockets {
     engine: Option<Arc<dyn Engine>>,
     heap: Weak<SymmetricHeap>,

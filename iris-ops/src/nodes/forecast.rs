@@ -55,8 +55,8 @@ impl Plan {
     pub fn forecast(&self, network: &Network, m: usize) -> Option<Forecast> {
         let composed = self.composed()?;
         let nodes = self.ranks.nodes();
-        // Times at which the caller's stream, and the stream of the exchanges, have done their work
-        // so far.
+        // Times in microseconds at which the caller's stream, and the stream of the exchanges, will
+        // have done the work so far.
         let (mut main_us, mut lane_us) = (0.0_f64, 0.0_f64);
         let (mut node_us, mut network_us) = (0.0, 0.0);
         let mut ends = Vec::new();
@@ -95,7 +95,7 @@ impl Plan {
             Op::ReduceScatter => Collective::ReduceScatter { bytes },
             Op::AllToAll => Collective::AllToAll { bytes },
             Op::Broadcast => Collective::Broadcast { bytes },
-            // NCCL has no barrier; the usual stand-in is an all-reduce of one word.
+            // NCCL has no barrier; programs usually replace it by an all-reduce of one word.
             Op::Barrier => Collective::AllReduce { bytes: 4.0 },
             _ => return None,
         };

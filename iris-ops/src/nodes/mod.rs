@@ -145,7 +145,7 @@ impl Operator {
     pub(crate) fn trace(&self) -> Result<Vec<Vec<TraceSpan>>> {
         match self {
             Self::Node(operator) => operator.trace(),
-            // Plans over several nodes have no trace.
+            // An operator over several nodes has no trace.
             Self::Nodes(_) => Ok(Vec::new()),
         }
     }
@@ -183,7 +183,7 @@ impl Composite {
             (Ok(made), Ok(())) => made,
             (Ok((parts, areas)), Err(error)) => {
                 // `give_back` is collective. All ranks of this node get here, unless the world is
-                // broken; then it fails at once.
+                // broken; in that case it fails at once.
                 let own = if workspace.is_some() { BTreeMap::new() } else { areas };
                 if let Err(error) = give_back(heap, op, parts, &own) {
                     tracing::warn!(%op, rank = heap.rank(), %error, "memory is not given back");

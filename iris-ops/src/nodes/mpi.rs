@@ -31,7 +31,8 @@ pub struct MpiError(&'static str);
 /// MPI, initialised for this process. Operators over several nodes that are made while it exists
 /// use it; keep it until they have been freed. Dropping it finalizes MPI, which all ranks must do.
 pub struct Mpi {
-    /// Guard that finalises MPI when dropped; `None` if the program had initialised MPI itself.
+    /// Guard that finalizes MPI when it is dropped; `None` if the program had initialised MPI
+    /// itself.
     _universe: Option<Universe>,
 }
 
@@ -77,7 +78,7 @@ pub(super) fn is_ready(world: &World) -> bool {
     (all.rank() as usize, all.size() as usize) == (world.rank(), world.size())
 }
 
-/// Communicator of the ranks with this rank's local rank, in the order of nodes.
+/// Communicator of the ranks that have the same local rank, in the order of nodes.
 pub(super) struct Communicator(ManuallyDrop<SimpleCommunicator>);
 
 #[allow(unsafe_code, reason = "MPI allows calls from all threads at this level of threading")]
@@ -103,8 +104,8 @@ impl Communicator {
         Self(ManuallyDrop::new(part.expect("a color was given")))
     }
 
-    /// Exchanges slots: returns slot `node` of each node's `from`, where `node` is this node, in
-    /// the order of nodes.
+    /// Exchanges slots between nodes: returns each node's slot for this node, in the order of
+    /// nodes.
     fn all_to_all(&self, from: &[u8]) -> Vec<u8> {
         let mut to = vec![0; from.len()];
         self.0.all_to_all_into(from, &mut to);

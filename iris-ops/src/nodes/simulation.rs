@@ -34,7 +34,7 @@ struct Task {
     end_us: Option<f64>,
 }
 
-/// Disturbance of a simulated call, or a planted fault of the simulation itself.
+/// Disturbance of a simulated call, or an intentional error in the simulation itself.
 #[derive(Clone, Copy)]
 enum Fault {
     None,
@@ -49,9 +49,9 @@ enum Fault {
         node: usize,
         us: f64,
     },
-    /// Planted fault of the simulation: the caller's stream does not wait for exchanges.
+    /// Intentional error: the caller's stream does not wait for exchanges.
     NoWaits,
-    /// Planted fault of the simulation: messages arrive as soon as they are sent.
+    /// Intentional error: messages arrive as soon as they are sent.
     NoLatency,
 }
 
@@ -99,7 +99,7 @@ impl Simulation<'_> {
         let port = |node: usize| (node, node * local.1 + local.0);
         let begun: Vec<_> =
             (0..nodes).map(|node| self.task(node, algorithm.fixed_us, vec![start[node]])).collect();
-        // For each node, the tasks that must end before the node has finished the exchange.
+        // Tasks that must end before a node has finished the exchange, for each node.
         let mut seen: Vec<Vec<usize>> = begun.iter().map(|&it| vec![it]).collect();
         match kind {
             Kind::AllReduce if algorithm.is_tree => {
@@ -191,7 +191,7 @@ impl Simulation<'_> {
         let mut last: Vec<usize> =
             (0..ranks.size).map(|rank| self.task(node_of(rank), 0.0, vec![])).collect();
         let mut lane = last.clone();
-        // Task at whose end each exchange is complete, for each rank.
+        // Task at whose end an exchange is complete, for each exchange and rank.
         let mut ends: Vec<Vec<usize>> = Vec::new();
         for (index, step) in steps(self.plan, m).unwrap().into_iter().enumerate() {
             if let Fault::Late { rank, step: at, us } = fault
@@ -210,7 +210,8 @@ impl Simulation<'_> {
                                 last[rank] = self.task(node, us, vec![last[rank]])
                             });
                         } else {
-                            // All ranks of the node enter, and none leaves before all have finished.
+                            // All ranks of the node must begin, and none ends before all have
+                            // finished.
                             let work = self.task(node, us, last[of_node.clone()].to_vec());
                             last[of_node].fill(work);
                         }
@@ -242,7 +243,7 @@ impl Simulation<'_> {
         streams
     }
 
-    /// Runs all tasks in the order of their times, with the disturbance `fault`.
+    /// Runs all tasks in the order of their start times, with the disturbance `fault`.
     fn run(&mut self, fault: Fault) {
         let mut next: Vec<Vec<usize>> = vec![Vec::new(); self.tasks.len()];
         let mut missing = vec![0; self.tasks.len()];
@@ -309,7 +310,7 @@ fn plans((nodes, local): (usize, usize)) -> Vec<(Plan, usize)> {
     plans
 }
 
-/// Largest fraction by which the simulated time of a call may be above or below the closed form's.
+/// Largest fraction by which the simulated time of a call may differ from that of the closed form.
 const BOUND: f64 = 0.05;
 /// Largest part by which a simulated call with several all-reduces by trees may be faster: a node
 /// that has finished one starts the next while the last nodes still receive, which the closed form
@@ -326,7 +327,7 @@ fn agrees(plan: &Plan, m: usize, fault: Fault) -> bool {
 
 #[test]
 fn the_closed_form_is_that_of_the_simulated_messages() {
-    // Planted faults, by their index below, that changed the time of a call; each with the
+    // Intentional errors that changed the time of a call, by their index below; each with the
     // operator.
     let mut seen = BTreeSet::new();
     for world in [(2, 1), (2, 8), (3, 2), (4, 2), (16, 2), (64, 1)] {
@@ -340,14 +341,16 @@ fn the_closed_form_is_that_of_the_simulated_messages() {
         }
     }
     for op in Op::ALL.into_iter().filter(|&op| op != Op::Matmul) {
-        // Work after the exchange of a reduce-scatter is too short for its order to be seen.
+        // The work after the exchange of a reduce-scatter is too short to show in which order it
+        // runs.
         let is_short = matches!(op, Op::MatmulReduceScatter | Op::ReduceScatter);
         assert!(is_short || seen.contains(&(0, op)), "{op} without waits");
         assert!(seen.contains(&(1, op)), "{op} without latency");
     }
 }
 
-/// Tests that a late rank delays a call by at most its own delay: no step waits twice for it.
+/// Tests that a late rank delays a call by at most its own delay: no step waits for the rank a
+/// second time.
 #[test]
 fn a_late_rank_is_waited_for_once() {
     let (late_us, rank) = (500.0, 3);
@@ -363,7 +366,7 @@ fn a_late_rank_is_waited_for_once() {
                 plan.op()
             );
         }
-        // A rank that is late from the start delays the whole call, except for what overlaps.
+        // A rank that is late from the start must delay the whole call, except for what overlaps.
         let late = Fault::Late { rank, step: 0, us: late_us };
         assert!(simulate(&plan, m, late).0.unwrap() > late_us, "{}", plan.op());
     }

@@ -8,7 +8,7 @@ use crate::plan::composed::{Role, slot_bytes};
 use crate::split::split;
 use iris_heap::DType;
 
-/// Step that a call over several nodes enqueues, in the order of enqueueing.
+/// Step that a call over several nodes enqueues; steps are listed in the order of enqueueing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NodeStep {
     /// Operator of the node, for a call of `size` rows or, in a message by elements, parts of
@@ -17,7 +17,7 @@ pub(crate) enum NodeStep {
     /// Exchange between nodes that starts on its own stream after the steps before it. `bytes` is
     /// the length of its input.
     Exchange { kind: Kind, bytes: u64 },
-    /// The caller's stream waits for the exchange with this index in the list of steps.
+    /// Wait of the caller's stream for the exchange with this index in the list of steps.
     Wait(usize),
 }
 
@@ -44,14 +44,15 @@ pub(crate) fn steps(plan: &Plan, m: usize) -> Option<Vec<NodeStep>> {
     let (nodes, local) = (ranks.nodes(), ranks.local().size);
     let slots = |slot: u64| nodes as u64 * slot;
     let part = |role: Role, size: usize| Part { role, size };
-    // Sum over the ranks of a node, widened to f32 if needed; rows of the node and of this rank.
+    // Steps that sum over the ranks of a node, and widen the sum to f32 if needed; `rows` are those
+    // of the node, `own` those of this rank.
     let scatter = |rows: usize, own: usize| {
         let widen = composed.parts.contains_key(&Role::Widen).then(|| part(Role::Widen, own));
         [Some(part(Role::Main, rows)), widen].into_iter().flatten()
     };
     let others = || (1..nodes).map(|node| plan.rows_of_node(node, m).len());
     let (here, own) = (plan.rows_of_node(0, m).len(), plan.rows_of(0, m).len());
-    // Exchange of this rank's rows with all nodes.
+    // Steps that exchange this rank's rows with all nodes.
     let gather = |rows: usize, slot: u64| {
         [part(Role::Copy, rows), Exchange { kind: Kind::AllGather, bytes: slot }]
     };
@@ -140,7 +141,8 @@ mod tests {
     use crate::nodes::Composite;
     use crate::options::Request;
 
-    /// Enqueues a call on rank 0 and its peers, and returns the steps that rank 0 enqueued.
+    /// Enqueues a call on rank 0 and its peers; returns the steps that rank 0 has enqueued, and the
+    /// predicted ones.
     fn enqueued(world: &World, request: &Request, m: usize) -> (Vec<NodeStep>, Vec<NodeStep>) {
         let heap = SymmetricHeap::open(world, HeapOptions::new().data_bytes(4 << 20)).unwrap();
         let plan = Plan::new((&heap).into(), request).unwrap();
@@ -161,7 +163,7 @@ mod tests {
         (log, steps(&plan, m).unwrap())
     }
 
-    /// Tests that the steps are those that calls enqueue, for all operators.
+    /// Tests that the predicted steps are those that calls enqueue, for all operators.
     #[test]
     fn steps_are_what_calls_enqueue() {
         for (op, shard) in Op::ALL

@@ -118,9 +118,8 @@ fn blocks_of(bytes: u64) -> usize {
     ((bytes as f64 / BYTES_OF_LATENCY).sqrt() as usize).clamp(1, MOST_BLOCKS)
 }
 
-/// Maximum number of thread blocks of a step between nodes on a GPU: the limit to set in a
-/// communication library such as NCCL (`maxCTAs`). Each thread block takes at most one
-/// multiprocessor.
+/// Maximum number of thread blocks of a step between nodes on a GPU: the limit that an engine such as
+/// NCCL is to be given (`maxCTAs`). Each takes at most one multiprocessor.
 const STEP_BLOCKS: u32 = 8;
 
 /// Maximum number of bytes of a step between nodes: a frame of the connections between ranks is at

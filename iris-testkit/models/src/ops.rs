@@ -592,8 +592,7 @@ pub fn beside(ranks: u32, tiles: u32, calls_: u32, how: Beside) -> Scenario {
     directly(scenario, true)
 }
 
-/// Copies of the call number and the sequence for a concurrent user's kernel: pairs of the original
-/// device word and its copy.
+/// Device words with the copies of call number and sequence for the kernel beside the call.
 fn copies(thread: &Thread<'_>) -> [(u32, u32); 2] {
     let channel = thread.channel();
     [(channel.call, 1000), (channel.sequence, 1001)]
@@ -667,8 +666,8 @@ pub fn pull(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
     )
 }
 
-/// Index of the first word that holds data of [`pull_of_leavers`] or [`copied_of_leavers`], after
-/// all other words of a rank.
+/// Index of the first word that holds data of [`pull_of_leavers`] or [`copied_of_leavers`]: behind all
+/// other words.
 pub(crate) const SHARD_WORD: u32 = 1 << 21;
 
 /// Pull of one tile whose shards are words; records whether it read a value of another call.
@@ -871,7 +870,7 @@ const ON: u32 = 2;
 /// Option bit of the program of [`copied`]: one launch, which runs beside the copy engine,
 /// multiplies the data.
 const BESIDE: u32 = 4;
-/// Option bit of the program of [`copied`]: the scenario is [`copied_of_leavers`].
+/// the scenario is [`copied_of_leavers`].
 const OF_LEAVERS: u32 = 8;
 
 fn copied_in((name, options): (&str, u32), ranks: u32, tiles: u32, calls_: u32) -> Scenario {
@@ -885,8 +884,7 @@ fn copied_in((name, options): (&str, u32), ranks: u32, tiles: u32, calls_: u32) 
             let (is_stream, is_engine) = (group == 0, group + 1 == groups);
             calls(thread, tiles, |launch, mut body| {
                 let alone = Launch { index: 0, count: 1, ..*launch };
-                // Results of launches are ignored, because a stream runs later launches even after
-                // one that failed.
+                // A stream runs on even after a launch that failed.
                 if is_stream && !early {
                     let _ = flow::open(&alone);
                 } else if is_stream {

@@ -62,7 +62,7 @@ pub enum Change {
     OwnerStamps,
     /// Drops the refresh of words of this kind.
     SkipStamps(Kind),
-    /// Lets a rank leave a call without telling its peers, if its host or a peer told it to leave.
+    /// Lets a rank that its host or a peer told to leave tell nobody.
     LeaveUntold,
 }
 

@@ -62,8 +62,8 @@ fn a_weakened_rule_is_not_proved() {
     assert!(matches!(open, Goal::Property("enter", _)), "{open}");
 }
 
-/// Tests that each clause of the rule of staging flags is needed: without it a condition is not
-/// proved, and a small world violates a property.
+/// Each clause of staging flags, if it is switched off, leaves a condition unproved, and a small
+/// world violates a property.
 #[test]
 fn every_clause_of_staging_flags_is_needed() {
     if !solver() {

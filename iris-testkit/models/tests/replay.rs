@@ -28,8 +28,7 @@ fn executions_keep_to_the_rules() {
         missing
     };
     assert_eq!(missing(&all), Vec::<String>::new());
-    // Tests that an action or an access that no execution of the Rust code performs is reported by
-    // name.
+    // An action and an access that no execution of the Rust code performs are named.
     let mut less = all;
     for of_rust in less.iter_mut().filter(|it| it.implementation == Implementation::Rust) {
         of_rust.counts.steps.remove(&("slot rule", "see_done"));
@@ -77,8 +76,8 @@ fn every_engine_is_observed() {
     }
 }
 
-/// Tests that a rank that leaves a call in which peers read its memory must tell the peers first,
-/// and that a rank that has seen all done words must check its abort word before it relies on them.
+/// A rank that leaves a call that pulls must tell its peers first, and a rank that found all done
+/// words must look at its abort word before it believes them.
 #[test]
 fn ranks_that_leave_a_pulled_call_keep_to_the_rules() {
     let by = |scenario: &Scenario, rules: &Rules, extent| {

@@ -178,7 +178,7 @@ pub fn catalogue(full: bool) -> Vec<Model> {
     add("ll, tiles", 2, given_up, Engine::Random(runs));
     add("accumulate, atomic", 2, ops::accumulate(2, 1, 2, atomic), Engine::Loom(Some(2)));
     add("staged, fetchers", 2, ops::staged(&[2, 1], 1, 1), Engine::Loom(Some(2)));
-    // If a rank has two workgroups, the first only sends; a single workgroup sends and sums.
+    // With two workgroups per rank the first only sends; a single workgroup does both.
     let by_senders: [Op; 4] = [
         ("two_shot, senders", |ranks, calls| ops::two_shot_by_senders(ranks, 2, calls)),
         ("reduce_scatter, senders", |ranks, calls| ops::reduce_scatter_by_senders(ranks, 2, calls)),
@@ -218,7 +218,7 @@ pub(super) fn refreshing() -> Vec<(Implementation, Scenario)> {
         ll::partial(Pattern::All, 2, before - 1, &[1, 1, 1, 1, 2, 2]),
         ll::exchange(Pattern::Parts, 3, 3).calls(3, before),
         ll::exchange(Pattern::All, 2, 3).calls(3, before).threads(2).groups(&[2, 1]),
-        // The second call has the smallest call number, and refreshes flags.
+        // The second call has the least number of all, and refreshes flags.
         ops::staged(&[2, 1], 1, 3).calls(3, i32::MAX).threads(2),
     ];
     let both = |scenario: Scenario| {

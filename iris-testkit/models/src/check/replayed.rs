@@ -110,8 +110,8 @@ const OUTSIDE: &[(&str, &str)] =
     &[("no-vote-after-lock", LOCKS), ("no-vote-before-unlock", LOCKS), ("site-lock-give", LOCKS)];
 const LOCKS: &str = "locks are explored only";
 
-/// Replays random schedules of each mutant, up to the first that breaks the rules. Left out are
-/// mutants whose scenario itself is wrong, and those to whose scenario no rule applies.
+/// Replays random schedules of the mutants, up to the first that leaves the rules. Mutants of the
+/// scenario itself, and those in whose scenario no rule has a part, are left out.
 ///
 /// Calls that refresh words take the place of a scenario that goes through the whole range of
 /// numbers, and of one without peers, if the mutant is of a row that the rules use.

@@ -1,12 +1,13 @@
-//! The device barrier by itself: its calls enter nothing and have words of their own. Ranks here are the members of the
-//! group; every call has the barrier of one phase, and may have others.
+//! Rule of the device barrier as a transition system of its own: its calls write no entry records
+//! and have words of their own. Ranks here are the members of the group that meets; every call has
+//! the barrier of one phase, and may have barriers of other phases.
 
 use super::rule::{Clauses, Numbers, Parameters, functions, pattern, starts_as};
 use super::system::{Action, Clause, Effect, System};
 use super::term::{Function, Sort, Term, all_of, apply, for_all, variable};
 
 functions! {
-    /// Functions that never change.
+    /// Functions that never change during a run.
     FIXED:
     /// Number that the first call has.
     first(): Int;
@@ -17,33 +18,37 @@ functions! {
 }
 
 functions! {
-    /// Functions of the state.
+    /// Functions whose values make up the state.
     STATE:
-    /// The call that the rank is in, or, if it is idle, the next.
+    /// Number of the call that the rank is in or, if it is idle, of its next call.
     call(Rank): Int;
-    /// No launch of that call has begun.
+    /// Whether the rank is idle: no launch of its next call has begun.
     idle(Rank): Bool;
-    /// A thread has given up, or was told that a peer did.
+    /// Whether a thread of the rank has given up, or was told that a peer has given up.
     quit(Rank): Bool;
-    /// The rank has given up and ended that call.
+    /// Whether the rank has given up and ended its call.
     dead(Rank): Bool;
-    /// The last call in which the rank did what it does before this barrier.
+    /// Last call in which the rank did the work that comes before the barrier of this phase.
     worked(Rank, Word): Int;
-    /// The last call in which the first rank arrived at the second.
+    /// Last call in which the first rank arrived at the second, in this phase.
     arrived(Rank, Rank, Word): Int;
-    /// Numbers stored in the word of the first rank at the second.
+    /// Whether the first rank has stored this number in its barrier word at the second rank.
     stored(Rank, Rank, Word, Int): Bool;
-    /// Call up to which a member that acquires this store knows its writer's work.
+    /// Last call whose work by the first rank a member knows when it acquires the store of this
+    /// number.
     view(Rank, Rank, Word, Int): Int;
-    /// The first rank knows what the second did before this barrier of this call.
+    /// Last call for which the first rank knows the work of the second before the barrier of this
+    /// phase.
     knows(Rank, Rank, Word): Int;
-    /// Last call that the rank ended without its work, because it gave up or a clause is off.
+    /// Last call that the rank ended without its work, because it gave up or a clause is switched
+    /// off.
     missed(Rank): Int;
-    /// The last call in which it saw that word reached.
+    /// Last call for which the first rank saw that the second rank's barrier word had reached the
+    /// call's number.
     seen(Rank, Rank, Word): Int;
 }
 
-/// The rule of the device barrier. Without the clause `off`, if it is one.
+/// Makes the rule of the device barrier, without the clause `off` if it is given.
 pub fn barrier(numbers: Numbers, off: Option<&str>) -> System {
     let clauses = Clauses::without(off);
     let actions = actions(&clauses, &numbers);

@@ -1,5 +1,5 @@
-//! Searches of a rule with small constants: every action can happen, nothing bad happens, and without one of its
-//! clauses something does.
+//! Searches of a rule's states with small constants. They show that every action can happen, that
+//! no property is violated, and that without any one clause of the rule a property is violated.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
@@ -9,11 +9,12 @@ use super::rule::Numbers;
 use super::system::{Action, System};
 use super::term::Name;
 
-/// A small world: who is there, what calls do, and which actions are taken.
+/// Small world that a search explores: its ranks and threads, its calls, and the actions that are
+/// allowed.
 pub struct World {
     /// Name of the world.
     pub name: &'static str,
-    /// Sizes of the world's sorts, and its number of calls.
+    /// Number of ranks, threads, words and tiles in the world, and its number of calls.
     pub universe: Universe,
     /// Values of the functions that never change, in this world.
     pub fixed: fn(&Universe, Name, &[i64]) -> i64,
@@ -32,7 +33,8 @@ pub struct Found {
     pub refused: HashSet<(Name, Name)>,
     /// Property that was violated; `None` if none was.
     pub violated: Option<Name>,
-    /// The clause of the invariant that was broken, if that was looked for.
+    /// Clause of the invariant that was found broken; `None` if none was, or if the search did not
+    /// check the invariant.
     pub broken: Option<Name>,
     /// Actions that led to the violation, in order.
     pub trace: Vec<String>,
@@ -40,10 +42,11 @@ pub struct Found {
     pub complete: bool,
 }
 
-/// The constants of small worlds: a word that is left alone for nine calls looks new.
+/// Constants of small worlds. With them, a word that is left alone for nine calls would look new.
 pub const SMALL: Numbers = Numbers { range: 16, period: 4 };
 
-/// Smaller constants: words of ranks that run four calls apart are outside the window.
+/// Constants that are still smaller. With them, the words of ranks that run four calls apart are
+/// too far apart to be compared.
 pub const TINY: Numbers = Numbers { range: 8, period: 2 };
 
 struct Seen {
@@ -53,13 +56,14 @@ struct Seen {
     parameters: Box<[i64]>,
 }
 
-/// Goes through the states of a world, nearest first, up to `limit` of them or the first violation.
+/// Searches the states of a world in breadth-first order, until `limit` states were seen or a
+/// property is violated.
 pub fn search(system: &System, world: &World, limit: usize, invariant: bool) -> Found {
     let universe = world.universe.clone();
     let machine =
         Machine::new(system, universe, |name, values| (world.fixed)(&world.universe, name, values));
     let last = world.universe.first + world.universe.calls;
-    // Function that counts what a rank does.
+    // Name of the function that counts the calls or steps of a rank.
     let clock = if system.function("call").is_some() { "call" } else { "at" };
     let hasher = RandomState::new();
     let pack = |state: &State| state.0.iter().map(|&it| it as i8).collect::<Box<[i8]>>();
@@ -134,12 +138,13 @@ pub fn search(system: &System, world: &World, limit: usize, invariant: bool) -> 
     found
 }
 
-/// Fixed functions of two ranks with one thread each, rank 0 sending rank 1 whatever `plan` says.
+/// Values of the fixed functions for two ranks with one thread each, where rank 0 sends to rank 1
+/// what the function `plan` says.
 fn base(universe: &Universe, name: Name, values: &[i64]) -> i64 {
     match name {
         "rank" => values[0] * universe.ranks / universe.agents,
         "one" => values[0] * universe.agents / universe.ranks,
-        // Two slots: tile 0 of even calls, tile 1 of odd ones.
+        // There are two slots: tile 0 belongs to even calls, tile 1 to odd calls.
         "odd" => values[0] % 2,
         "theirs" => 1,
         _ => 0,
@@ -165,12 +170,13 @@ macro_rules! world {
     };
 }
 
-/// Two ranks of one thread each, so many calls from one on whose numbers soon wrap.
+/// World of two ranks with one thread each and `calls` calls from number `first` on, whose numbers
+/// soon wrap around.
 const fn two(first: i64, calls: i64) -> Universe {
     Universe { ranks: 2, agents: 2, words: 1, tiles: 2, first, calls }
 }
 
-/// The call of a world in which a word that was left alone for half the range is looked at.
+/// Call at which a world looks at a word that was left alone for half the range of numbers.
 const LATE: i64 = 14;
 
 const CALLS: &[Name] = &["load", "credit", "enter", "count", "advance", "finish"];
@@ -183,7 +189,7 @@ const GIVES_UP: &[Name] = &["quit", "die"];
 const STAMPS: &[Name] = &["stamp"];
 const REFRESH: &[Name] = &["stamp", "say_done", "stamp_numbered"];
 
-/// Worlds in which the system of this name is searched.
+/// Worlds in which the system called `system` is searched.
 pub fn worlds(system: &str) -> Vec<World> {
     match system {
         "slot rule" => slot_worlds(),
@@ -193,14 +199,16 @@ pub fn worlds(system: &str) -> Vec<World> {
     }
 }
 
-/// One rank that enqueues up to six steps of any kind, with the ends of calls between them.
+/// Worlds of one rank that enqueues up to six steps of any kind, with the ends of calls between
+/// them.
 fn program_worlds() -> Vec<World> {
     let one = Universe { ranks: 1, agents: 1, words: 1, tiles: 1, first: 0, calls: 6 };
     let steps: Vec<Name> = super::program::Kind::ALL.iter().map(|kind| kind.name).collect();
     vec![world!("programs", one, &[steps, vec!["next"]], |f, v, u| {})]
 }
 
-/// One device with two workgroups, of which the first copies the one unit: in each call, or never.
+/// Worlds of one device with two workgroups, of which the first copies the only unit: in each call,
+/// or never.
 fn staging_worlds() -> Vec<World> {
     const WAITS: &[Name] = &["await", "multiply", "count", "finish", "stamp"];
     let device = |calls| Universe { ranks: 1, agents: 2, words: 1, tiles: 1, first: 6, calls };
@@ -228,13 +236,13 @@ fn barrier_worlds() -> Vec<World> {
     ]
 }
 
-/// Whether an action of the weakened rule is another than that of the whole one.
+/// Whether an action of the weakened rule differs from that of the whole rule.
 fn differs(numbers: Numbers, make: fn(Numbers, Option<&str>) -> System, action: &Action) -> bool {
     let whole = make(numbers, None);
     whole.action(action.name).is_none_or(|it| format!("{it:?}") != format!("{action:?}"))
 }
 
-/// The worlds of the slot rule.
+/// Worlds in which the slot rule is searched.
 fn slot_worlds() -> Vec<World> {
     vec![
         world!("entries", two(7, 4), &[CALLS, RECORDS, REFRESH], |f, v, u| {}),
@@ -322,21 +330,21 @@ fn slot_worlds() -> Vec<World> {
     ]
 }
 
-/// A world of two ranks in which rank 0 has two threads, without words and tiles.
+/// World of two ranks in which rank 0 has two threads, without words and tiles.
 const fn bare(calls: i64) -> Universe {
     Universe { agents: 3, words: 0, tiles: 0, ..two(6, calls) }
 }
 
-/// Rank 0, the one with two threads, receives.
+/// Whether in these arguments of `plan` rank 1 sends to rank 0, the rank with two threads.
 fn receives(values: &[i64]) -> bool {
     values[1] == 1 && values[2] == 0
 }
 
-/// Number of states that are searched in a world for the violation of a clause.
+/// Maximum number of states that are searched in a world for the violation of a clause.
 pub const SEARCHED: usize = 40_000;
 
-/// Violation that a rule shows in small worlds with one clause switched off: the property, the world, and the length of
-/// the run; none if no run of [`SEARCHED`] states shows one.
+/// Violation that a rule shows in small worlds if one clause is switched off: the property, the
+/// world, and the length of the run. `None` if no run within [`SEARCHED`] states shows one.
 pub fn violation(
     make: fn(Numbers, Option<&str>) -> System,
     clause: Name,
@@ -344,7 +352,7 @@ pub fn violation(
     [SMALL, TINY].into_iter().find_map(|numbers| violation_with(numbers, make, clause))
 }
 
-/// [`violation`] with these constants.
+/// Violation as [`violation`] finds it, but with the constants `numbers`.
 fn violation_with(
     numbers: Numbers,
     make: fn(Numbers, Option<&str>) -> System,
@@ -352,7 +360,8 @@ fn violation_with(
 ) -> Option<(Name, Name, usize)> {
     let weak = make(numbers, Some(clause));
     let worlds = worlds(weak.name);
-    // Worlds in which nobody does what the clause is about show nothing.
+    // A world in which no action of the changed clause is allowed can show nothing, so it is left
+    // out.
     let about: Vec<Name> = weak
         .actions
         .iter()

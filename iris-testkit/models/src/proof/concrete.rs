@@ -1,12 +1,12 @@
-//! A system over concrete values: ranks, threads, words and tiles are numbers from 0, calls lie in a window. The text is
-//! that of the proof, compiled to tables and look-ups.
+//! Transition system over concrete values: ranks, threads, words and tiles are numbers from 0, and
+//! calls lie in a window. The rule's terms are those of the proof, compiled to tables and look-ups.
 
 mod steps;
 
 use super::system::{Action, Clause, System};
 use super::term::{Function, Name, Node, Sort, Term, Variable};
 
-/// Number of values of each sort.
+/// Number of ranks, threads, words, tiles and calls that a concrete system has.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Universe {
     /// Number of ranks.
@@ -17,17 +17,17 @@ pub struct Universe {
     pub words: i64,
     /// Number of tiles from one rank to another.
     pub tiles: i64,
-    /// Number that the first call has.
+    /// Number of the first call.
     pub first: i64,
     /// Number of calls.
     pub calls: i64,
 }
 
-/// Numbers below the first that words may hold.
+/// Largest difference by which a number that a word holds may be below the number of the first call.
 const BELOW: i64 = 3;
 
 impl Universe {
-    /// First value of a sort, and the number of its values.
+    /// First value of a sort, and number of the sort's values.
     fn domain(&self, sort: Sort) -> (i64, i64) {
         match sort {
             Sort::Bool => (0, 2),
@@ -40,18 +40,18 @@ impl Universe {
     }
 }
 
-/// Values of all functions of a state.
+/// State of a system: the values of all its functions.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct State(pub(super) Vec<i64>);
 
-/// Reason why an action cannot happen, or must not have happened.
+/// Reason for which an action cannot happen, or must not have happened.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Refusal {
-    /// It is no such action: memory does not do that, or the rank is not there.
+    /// The parameters describe no such action: memory does not behave so, or there is no such rank.
     Given,
-    /// This guard of the rule does not hold.
+    /// The guard of this name does not hold.
     Guard(Name),
-    /// The action is allowed, but violates this property.
+    /// The rule allows the action, but the action violates this property.
     Property(Name),
 }
 
@@ -75,9 +75,11 @@ enum Code {
 /// Where the value of a function lies.
 struct Place {
     offset: usize,
-    /// Each argument, with the first value of its sort, how many there are, and the stride.
+    /// Arguments of the function, each with the first value of its sort, the number of values, and
+    /// the stride.
     arguments: Box<[(Code, i64, i64, i64)]>,
-    /// Value for arguments outside of the universe: calls outside of the window.
+    /// Value of the function for arguments outside of the universe, such as calls outside of the
+    /// window.
     outside: i64,
 }
 
@@ -88,7 +90,7 @@ struct CompiledEffect {
     value: Code,
 }
 
-/// Action of a system, compiled to run on states.
+/// Action of a system, compiled so that it runs on states.
 struct CompiledAction {
     name: Name,
     over: Vec<Variable>,
@@ -104,7 +106,7 @@ struct CompiledClause {
     body: Code,
 }
 
-/// System of a proof, compiled to run on states.
+/// System of a proof, compiled so that it runs on states.
 pub struct Machine {
     universe: Universe,
     tables: Vec<(Function, usize)>,
@@ -115,7 +117,7 @@ pub struct Machine {
     initial: Vec<CompiledEffect>,
 }
 
-/// Values of variables while terms are evaluated, and what is read.
+/// Values of the variables while terms are evaluated, and the state that is read.
 struct Frame<'a> {
     slots: [i64; SLOTS],
     fixed: &'a [i64],
@@ -180,8 +182,8 @@ impl Code {
 }
 
 impl Machine {
-    /// Compiles a system; `fixed` has the values of functions that never change, but for those with no arguments,
-    /// which are the number of the first call.
+    /// Compiles a system. `fixed` returns the values of functions that never change, except of
+    /// those without arguments, whose value is the number of the first call.
     pub fn new(system: &System, universe: Universe, fixed: impl Fn(Name, &[i64]) -> i64) -> Self {
         let mut tables = Vec::new();
         let (mut fixed_size, mut size) = (0, 0);
@@ -227,7 +229,7 @@ impl Machine {
         machine
     }
 
-    /// Results of `of` for all values of these variables.
+    /// Results of the function `of` for all values of the variables `over`.
     fn each<R>(&self, over: &[Variable], mut of: impl FnMut(&[i64]) -> Option<R>) -> Vec<R> {
         let domains: Vec<(i64, i64)> =
             over.iter().map(|&(_, sort)| self.universe.domain(sort)).collect();
@@ -372,7 +374,7 @@ impl Machine {
         state
     }
 
-    /// Assignments of these effects: index in the state and new value.
+    /// Assignments that these effects make: index in the state, and new value.
     fn writes(
         &self,
         state: &State,
@@ -414,7 +416,7 @@ impl Machine {
         }
     }
 
-    /// Index of the action called `name`.
+    /// Index of the action with the name `name`.
     pub fn named(&self, name: &str) -> usize {
         match self.actions.iter().position(|action| action.name == name) {
             Some(at) => at,
@@ -432,7 +434,7 @@ impl Machine {
         self.actions.len()
     }
 
-    /// All values of the parameters of an action that satisfy what makes it this action.
+    /// All values of the action's parameters for which the conditions that define the action hold.
     pub fn choices(&self, state: &State, action: usize) -> Vec<Vec<i64>> {
         let action = &self.actions[action];
         let mut frame = self.frame(state, &[]);
@@ -442,17 +444,15 @@ impl Machine {
         })
     }
 
-    /// Guards of the action that do not hold with these parameters.
+    /// Names of the action's guards that do not hold with these parameters.
     pub fn unmet(&self, state: &State, action: usize, parameters: &[i64]) -> Vec<Name> {
         let mut frame = self.frame(state, parameters);
         let unmet = |(name, guard): &(Name, Code)| (guard.value(&mut frame) == 0).then_some(*name);
         self.actions[action].guards.iter().filter_map(unmet).collect()
     }
 
-    /// Whether the action may happen with these parameters.
-    ///
-    /// # Errors
-    /// Checks an action; the error is the guard that forbids it, or the property that it violates.
+    /// Whether the action may happen with these parameters; the error is the first reason against
+    /// it.
     pub fn permits(&self, state: &State, action: usize, parameters: &[i64]) -> Result<(), Refusal> {
         let action = &self.actions[action];
         let mut frame = self.frame(state, parameters);
@@ -472,12 +472,13 @@ impl Machine {
         Ok(())
     }
 
-    /// Performs the action, which changes `state`.
+    /// Performs the action with these parameters, which changes `state`.
     pub fn perform(&self, state: &mut State, action: usize, parameters: &[i64]) {
         self.write(state, &self.actions[action].effects, parameters);
     }
 
-    /// First clause of the invariant that does not hold in `state`; `None` if all hold.
+    /// First clause of the invariant that does not hold in `state`, with the values for which it
+    /// fails; `None` if all clauses hold.
     pub fn broken(&self, state: &State) -> Option<(Name, Vec<i64>)> {
         self.invariant.iter().find_map(|clause| {
             let mut frame = self.frame(state, &[]);
@@ -491,5 +492,5 @@ impl Machine {
     }
 }
 
-/// Variables of an action and of the quantifiers in it, at most.
+/// Maximum number of variables of an action, including those of the quantifiers in it.
 const SLOTS: usize = 12;

@@ -1,4 +1,5 @@
-//! The conditions of a proof: the invariant holds at first, each action keeps it, and each property follows from it.
+//! Conditions of a proof: the invariant holds in the initial state, each action keeps it, and each
+//! property follows from it.
 
 use std::fmt::{self, Write as _};
 use std::time::Instant;
@@ -12,11 +13,11 @@ use super::term::{Name, Node, Term, Variable, variable};
 /// Statement to be proved.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Goal {
-    /// This clause holds in the initial state.
+    /// The clause of the invariant with this name holds in the initial state.
     Initiation(Name),
-    /// If the invariant holds, this action keeps this clause of it.
+    /// If the invariant holds, the action named first keeps the clause named second.
     Consecution(Name, Name),
-    /// A property holds whenever an action happens.
+    /// The property named second holds whenever the action named first happens.
     Property(Name, Name),
 }
 
@@ -30,13 +31,14 @@ impl fmt::Display for Goal {
     }
 }
 
-/// A goal, and what the solver is given: none if there is nothing to ask, because the action changes nothing that
-/// the clause speaks of.
+/// Goal, together with the solver's input. There is no input if the action changes nothing that the
+/// clause mentions: then there is nothing to ask.
 #[derive(Clone, Debug)]
 pub struct Condition {
     /// Statement to be proved.
     pub goal: Goal,
-    /// SMT-LIB assertions that cannot hold together if the goal is true.
+    /// SMT-LIB assertions that contradict each other if the goal is true; `None` if there is
+    /// nothing to ask.
     pub script: Option<String>,
 }
 
@@ -45,7 +47,7 @@ pub struct Condition {
 pub struct Verdict {
     /// Statement that was to be proved.
     pub goal: Goal,
-    /// The answer, [`Answer::Proved`] too if there was nothing to ask.
+    /// Answer of the solver; [`Answer::Proved`] also if there was nothing to ask.
     pub answer: Answer,
     /// Whether the solver was asked about this goal.
     pub asked: bool,
@@ -53,10 +55,10 @@ pub struct Verdict {
     pub seeds: usize,
 }
 
-/// Seeds of the solver, in the order in which they are tried.
+/// Seeds of the solver's random numbers, in the order in which they are tried.
 pub const SEEDS: [u32; 4] = [0, 1, 2, 3];
 
-/// z3's units of work for a goal and a seed.
+/// Limit for one goal and one seed, in z3's units of work.
 pub const LIMIT: u64 = 10_000_000;
 
 const SKOLEMS: [Name; 6] = ["s!0", "s!1", "s!2", "s!3", "s!4", "s!5"];
@@ -107,7 +109,7 @@ pub fn all(system: &System) -> Vec<Condition> {
     all
 }
 
-/// Whether an action changes anything that a clause speaks of.
+/// Whether an action changes a function that a clause mentions.
 pub fn touches(action: &Action, clause: &Clause) -> bool {
     clause.body.any(&|node| {
         let changed = |name: &Name| action.effects.iter().any(|effect| effect.function == *name);
@@ -125,7 +127,7 @@ fn kept(base: &str, action: &Action, clause: &Clause) -> String {
     script
 }
 
-/// Prove a condition: with each seed in turn, until one settles it.
+/// Tries to prove a condition with each seed in turn, until the solver proves or refutes it.
 pub fn settle(condition: &Condition, seeds: &[u32], limit: u64) -> Verdict {
     let mut answer = Answer::Proved;
     let mut tried = 0;
@@ -146,14 +148,14 @@ pub fn settle(condition: &Condition, seeds: &[u32], limit: u64) -> Verdict {
     }
 }
 
-/// The conditions of a system that are not proved, and counts.
+/// Outcome of the proof of a system: the conditions that are not proved, and counts.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// Number of conditions of the system.
     pub conditions: usize,
     /// Number of conditions that the solver was asked about.
     pub asked: usize,
-    /// Conditions of which a later seed than the first was needed.
+    /// Number of conditions for which the first seed did not suffice.
     pub again: usize,
     /// Goals that were not proved, with the solver's answers.
     pub open: Vec<(Goal, Answer)>,
@@ -161,7 +163,7 @@ pub struct Outcome {
     pub seconds: f64,
 }
 
-/// Prove all conditions of a system.
+/// Tries to prove all conditions of a system.
 pub fn prove(system: &System, seeds: &[u32], limit: u64) -> Outcome {
     let start = Instant::now();
     let verdicts: Vec<Verdict> =

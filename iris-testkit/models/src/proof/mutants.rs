@@ -1,4 +1,5 @@
-//! Each clause of a rule, switched off: a condition of the proof must fail, and something bad must be able to happen.
+//! Proofs of weakened rules: if any one clause of a rule is switched off, a condition of the proof
+//! must fail, and a run to a violated property must exist.
 
 use std::collections::HashSet;
 
@@ -9,27 +10,30 @@ use super::smt::Answer;
 use super::system::System;
 use super::term::Name;
 
-/// A clause that was switched off, and what it leads to.
+/// Clause that was switched off, and the effects that this had.
 #[derive(Clone, Debug)]
 pub struct Weakened {
     /// Clause of the rule that is switched off.
     pub clause: Name,
-    /// Condition whose proof then fails; `None` if all are still proved.
+    /// First condition whose proof fails without the clause; `None` if all are still proved.
     pub open: Option<Goal>,
-    /// The property that is violated in a small world, the world, and the number of actions that lead there.
+    /// Property that is violated in a small world without the clause, the name of that world, and
+    /// the number of actions that lead to the violation. `None` if no violation was found.
     pub violated: Option<(Name, Name, usize)>,
 }
 
-/// The clauses of a rule, each once, in the order of its text.
+/// Names of the clauses of a rule, each once, in the order of the rule's text.
 pub fn clauses(system: &System) -> Vec<Name> {
     let mut seen = HashSet::new();
     system.clauses.iter().copied().filter(|name| seen.insert(*name)).collect()
 }
 
-/// The solver's work for a condition that is expected to fail: what is true is proved with a tenth of it.
+/// Limit of the solver's work for a condition that is expected to fail; true conditions are proved
+/// with a tenth of it.
 const LIMIT: u64 = 3_000_000;
 
-/// Switch a clause off; with `worlds`, also look for what happens then.
+/// Switches a clause off and tries the proof; with `worlds`, also searches small worlds for a
+/// violation.
 pub fn weaken(
     make: fn(Numbers, Option<&str>) -> System,
     whole: &System,
@@ -44,15 +48,16 @@ pub fn weaken(
     }
 }
 
-/// Conditions of a weakened system that the whole one does not have.
+/// Conditions of a weakened system that differ from all conditions of the whole system.
 fn changed(whole: &System, weak: &System) -> Vec<Condition> {
     let known: HashSet<_> = conditions::all(whole).into_iter().map(|it| it.script).collect();
     conditions::all(weak).into_iter().filter(|it| !known.contains(&it.script)).collect()
 }
 
-/// The first condition that is not proved of a weakened system.
+/// First condition of a weakened system that is not proved.
 pub fn first_open(whole: &System, weak: &System) -> Option<Goal> {
-    // A property says more than an invariant that cannot be kept.
+    // Properties come first, because a violated property is more informative than a clause that an
+    // action does not keep.
     let mut changed = changed(whole, weak);
     changed.sort_by_key(|it| !matches!(it.goal, Goal::Property(..)));
     changed.into_iter().find_map(|condition| {

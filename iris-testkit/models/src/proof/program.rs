@@ -21,31 +21,31 @@ use super::system::{Action, Clause, System};
 use super::term::{Function, Sort, Term, all_of, apply, for_all, variable};
 
 functions! {
-    /// Functions that never change.
+    /// Functions that never change during a run.
     FIXED:
     /// Number of the first step.
     first(): Int;
 }
 
 functions! {
-    /// Functions of the state.
+    /// Functions whose values make up the state.
     STATE:
     /// Number of the step that the rank enqueues next.
     at(Rank): Int;
     /// Whether a step has opened the rank's call.
     opened(Rank): Bool;
-    /// Whether a step has ended it.
+    /// Whether a step has ended the rank's call.
     ended(Rank): Bool;
-    /// Whether the call has enqueued copies on the side stream.
+    /// Whether the rank's call has enqueued copies on the side stream.
     forked(Rank): Bool;
     /// Whether the last step on the stream of the call is the launch that waits until peers have
     /// entered.
     behind(Rank): Bool;
-    /// Whether the copies of this step may be under way.
+    /// Whether the copies that the step with this number enqueued may still be under way.
     copying(Rank, Int): Bool;
 }
 
-/// Kind of a step, by its effects.
+/// Kind of a step, described by its effects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Kind {
     /// Name of the action.
@@ -56,18 +56,18 @@ pub struct Kind {
     pub peers: bool,
     /// Whether the step ends the call.
     pub ends: bool,
-    /// Whether it is the launch that waits until peers have entered.
+    /// Whether the step is the launch that waits until peers have entered the call.
     pub is_open: bool,
     /// Whether the step waits for the side stream.
     pub joins: bool,
     /// Whether the step runs on the side stream.
     pub side: bool,
-    /// Whether it may begin while the step before it opens the call.
+    /// Whether the step may begin while the step before it opens the call.
     pub early: bool,
 }
 
 impl Kind {
-    /// All kinds of steps.
+    /// All kinds of steps that a program may have.
     pub const ALL: &'static [Kind] = &[
         Kind { name: "local", ..Kind::NONE },
         Kind { name: "open", opens: true, is_open: true, ..Kind::NONE },
@@ -92,13 +92,14 @@ impl Kind {
         early: false,
     };
 
-    /// Whether peers can see the step.
+    /// Whether peers can observe the step.
     pub fn is_visible(&self) -> bool {
         self.opens || self.peers || self.ends
     }
 }
 
-/// The rules of programs, without the clause `off`, if it is one. Numbers do not matter to them.
+/// Makes the rules of programs, without the clause `off` if it is given. The constants of call
+/// numbers do not matter to them.
 pub fn programs(_: Numbers, off: Option<&str>) -> System {
     let clauses = Clauses::without(off);
     let mut actions: Vec<Action> = Kind::ALL.iter().map(|kind| step(kind, &clauses)).collect();
@@ -176,7 +177,7 @@ fn step(kind: &Kind, clauses: &Clauses) -> Action {
     }
 }
 
-/// The end of a program: the next step is that of another call.
+/// Action that ends a program: the next step belongs to another call.
 fn next(clauses: &Clauses) -> Action {
     let Parameters { p, .. } = Parameters::new();
     Action::new("next", [&p])

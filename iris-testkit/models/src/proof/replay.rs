@@ -38,15 +38,15 @@ enum Word {
     Entry { source: i64, odd: bool },
     /// Any field of the entry record of a source rank.
     Record { source: i64 },
-    /// A signal, a result or the word of a barrier, of a source.
+    /// Signal word, result word or barrier word that a source rank sets.
     Signal { source: i64 },
     /// Done word of a reader rank.
     Done { reader: i64 },
-    /// Abort word of the rank.
+    /// Abort word of the rank in whose memory it lies.
     Abort,
     /// A shard that the scenario keeps in words.
     Shard,
-    /// A lock, or memory of the scenario's own.
+    /// Lock word, or memory that only the scenario uses.
     Other,
 }
 
@@ -77,7 +77,8 @@ fn word(channel: &Channel, index: u32) -> Word {
     }
 }
 
-/// Key of a signal, result or barrier word without its source: the kind, and the tile or phase.
+/// Key of a signal, result or barrier word, without its source rank: the kind of word, and the tile
+/// or phase.
 fn meaning(channel: &Channel, index: u32) -> (u32, u32) {
     let c = channel;
     match index {
@@ -87,20 +88,20 @@ fn meaning(channel: &Channel, index: u32) -> (u32, u32) {
     }
 }
 
-/// Rank that writes a word of the LL protocol.
+/// Rank that writes a given word of the LL protocol.
 fn writer(channel: &Channel, index: u32) -> i64 {
     let first = channel.pair(0, 0, 0, 0).index;
     let source = channel.pair(0, 1, 0, 0).index - first;
     i64::from((index - first) / source % channel.size)
 }
 
-/// Array that a cell belongs to.
+/// Index of the array that contains a cell.
 fn array_of(index: u32) -> u32 {
     index / 256
 }
 
-/// Whether the rule speaks of an array. Arrays that are added to under locks, or that stay on one
-/// device, are explored by the models only.
+/// Whether the slot rule covers an array. Arrays to which ranks add under locks, or that stay on
+/// one device, are explored by the models only.
 fn is_spoken_of(index: u32) -> bool {
     !matches!(array_of(index), array::WORK | array::STAGE)
 }
@@ -111,10 +112,10 @@ const GAVE_UP: Name = "die: no call after one that was given up";
 /// Clause that demands a store to the abort word of each peer before a rank leaves a call that pulls.
 const TOLD: Name = "die: peers of a call that pulls are told";
 
-/// Rule that a rank tells all peers before it leaves a call of any kind.
+/// Rule that a rank tells all peers before it leaves a call of any kind because it gives up.
 const LEAVES: Name = "whoever leaves a call tells its peers";
 
-/// Rule that every word stores the number of its writer's call.
+/// Rule that every word holds the number of a call of its writer.
 const NUMBER: Name = "words hold the number of the call";
 
 /// Rule that calls use the tiles and words that ranks agreed on.
@@ -127,10 +128,10 @@ struct Plan {
     tiles: BTreeSet<(i64, i64, Place)>,
     /// Word whose signal stands for each tile.
     words: HashMap<(i64, i64, Place), u32>,
-    /// Words that are raised: call, writer, receiver and word.
+    /// Words that are set as signals: call, writer, receiver and word.
     raised: BTreeSet<(i64, i64, i64, u32)>,
     pulled: BTreeSet<i64>,
-    /// Calls that write records.
+    /// Calls in which ranks write entry records.
     recorded: BTreeSet<i64>,
     enters: bool,
 }
@@ -151,12 +152,13 @@ struct Learner {
     channel: Channel,
     first: i64,
     plan: Plan,
-    /// Call that each rank is in.
+    /// Call that each rank is in at present.
     calls: HashMap<u32, i64>,
     launches: HashMap<u32, u32>,
     /// Number of barriers that each workgroup has passed so far.
     votes: HashMap<(u32, u32), u32>,
-    /// Tiles whose word has not been raised: call, writer, place, thread, launch, and barriers of its workgroup.
+    /// Tiles whose signal has not been set yet: call, writer, place, thread, launch, and number of
+    /// barriers that the workgroup had passed.
     open: Vec<(i64, i64, Place, ThreadId, u32, u32)>,
 }
 
@@ -227,34 +229,37 @@ impl Observer for Learner {
     }
 }
 
-/// Maximum number of ranks of a scenario.
+/// Maximum number of ranks in a scenario that is replayed.
 const RANKS: usize = 8;
 
-/// A scenario's rule over concrete values, and the state that an execution has reached.
+/// Slot rule of a scenario over concrete values, and the state that an execution has reached.
 pub struct Replay {
     channel: Channel,
     first: i64,
     track: Track,
-    /// Threads of the scenario; an agent of the rule is an index.
+    /// Threads of the scenario; the rule identifies a thread by its index here.
     threads: Vec<ThreadId>,
-    /// Agents (threads and engines) of each rank.
+    /// Threads and copy engines of each rank, by their indices in the rule.
     agents: Vec<Vec<i64>>,
     tiles: HashMap<Place, i64>,
     words: HashMap<(u32, u32), i64>,
     plan: Plan,
     direct: HashSet<Place>,
-    /// Last thread of the launch that was counted out, by rank; it knows what those before it knew.
+    /// Last thread of a launch that was counted as finished, for each rank; it knows what the
+    /// threads before it knew.
     counted_out: [Option<u8>; RANKS],
     aborts: Aborts,
 }
 
-/// Abort words as an execution has stored and found them so far.
+/// Abort words of an execution: the stores made and the values found so far.
 #[derive(Clone, Default)]
 pub struct Aborts {
-    /// Peers to whose abort word each rank has stored, as bits. Abort words are never reset.
+    /// Peers to whose abort word each rank has stored, as a bit set per rank. Abort words are never
+    /// reset.
     told: [u8; RANKS],
-    /// Done words that reached a rank's call, each with the rank, its agent, the peer and the number.
-    /// They count when a later look at the rank's abort word finds nothing.
+    /// Done words that were found to have reached a rank's call, each with the rank, its thread,
+    /// the peer and the number. They count once a later look at the rank's abort word finds no
+    /// abort.
     done_words: Vec<[i64; 4]>,
 }
 
@@ -319,7 +324,8 @@ impl Replay {
         let by_index: Vec<Place> = places.iter().copied().collect();
         let word_index: Vec<(u32, u32)> = indices.iter().copied().collect();
         let first = i64::from(scenario.first.number());
-        // The first call of each place, and whether calls of both parities use it.
+        // Parity of the first call that uses each place; and places without a second buffer, which
+        // are C and the places that calls of both parities use.
         let mut odd = HashMap::new();
         let mut direct = HashSet::new();
         for &(call, _, place) in &plan.tiles {
@@ -407,8 +413,8 @@ impl Replay {
         self.track.step(name, parameters)
     }
 
-    /// Lets each of these threads learn what the others know: the first from all, then all from the
-    /// first.
+    /// Lets each of these threads learn what the others know: first one thread learns from all,
+    /// then all learn from it.
     fn join(&mut self, agents: &[i64]) -> Result<(), Forbidden> {
         let Some((&first, others)) = agents.split_first() else { return Ok(()) };
         others.iter().try_for_each(|&other| self.track.turn(first, other))?;
@@ -423,8 +429,8 @@ impl Replay {
         self.track.ghost(rank, value)
     }
 
-    /// Takes the step `count`: all threads of the call have been counted out, and the last one goes
-    /// on for all.
+    /// Takes the step `count`: all threads of the call have been counted as finished, and the last
+    /// one goes on for all.
     fn count(&mut self, rank: i64) -> Result<(), Forbidden> {
         if self.is("counted", &[rank]) {
             return Ok(());
@@ -434,7 +440,8 @@ impl Replay {
         self.step("count", &[rank])
     }
 
-    /// Ends the rank's call, whose last launch is over: the step `finish`, or `die` if it gave up.
+    /// Ends the rank's call after its last launch, by the step `finish`, or by `die` if the rank
+    /// gave up.
     fn close(&mut self, rank: i64) -> Result<(), Forbidden> {
         if !self.is("advanced", &[rank]) || self.is("dead", &[rank]) {
             return Ok(());
@@ -455,8 +462,9 @@ impl Replay {
         self.step("die", &[rank])
     }
 
-    /// Takes the step `see_done` for each done word that the rank has found set: a look at its abort
-    /// word found nothing, or the rank advances its number without one.
+    /// Takes the step `see_done` for each done word that the rank has found set. This is called
+    /// when a look at the rank's abort word found no abort, or when the rank advances its call
+    /// number without such a look.
     fn settle(&mut self, rank: i64) -> Result<(), Forbidden> {
         let all = std::mem::take(&mut self.aborts.done_words);
         for [of, agent, peer, v] in all {
@@ -494,8 +502,9 @@ impl Replay {
             Word::Entry { source, odd } if source != me => {
                 let of_call = odd == (call.rem_euclid(2) == 1);
                 self.track.row(if of_call { Access::EntryLoad } else { Access::CreditLoad }, op)?;
-                // A rank whose workgroups are all counted out waits for its peers to be done. It
-                // reads their entries only to find whom to blame, which is no step of the rule.
+                // A rank all of whose workgroups have finished waits for its peers to be done. It
+                // reads their entries only to find out which peer to blame, which is no step of the
+                // rule.
                 if self.is("counted", &[me]) {
                     return Ok(());
                 }
@@ -529,8 +538,9 @@ impl Replay {
         }
     }
 
-    /// Whether a rank that gave up stores a number of an earlier call to a word that has held it: copies
-    /// run on after a launch that failed, and carry the number of the last call that was opened.
+    /// Whether a rank that gave up stores the number of an earlier call to a word that has already
+    /// held it: copies run on after a launch that failed, and carry the number of the last call
+    /// that was opened.
     fn says_nothing_new(&self, (me, peer): (i64, i64), index: u32, v: i64) -> bool {
         let signal = matches!(word(&self.channel, index), Word::Signal { .. });
         let earlier = self.first - 1..=self.get("call", &[me]);
@@ -557,8 +567,8 @@ impl Replay {
             return self.quits(me);
         }
         if kind == Word::Shard && peer == me {
-            // A kernel of the stream before or after the call. A rank of one thread meets nobody
-            // between two launches, so nothing else says that its call is over.
+            // This is a kernel of the stream before or after the call. In a rank with one thread,
+            // no meeting of threads shows that the call is over, so this access shows it.
             self.close(me)?;
             return if self.is("idle", &[me]) { self.step("use", &[me]) } else { Ok(()) };
         }
@@ -582,7 +592,8 @@ impl Replay {
             }
             Word::Entry { .. } => Err(Forbidden::new("records: two, by parity", format!("{op:?}"))),
             Word::Done { .. } => {
-                // A refresh of a word of a call without pulls has the order of any other refresh.
+                // A refresh of a word in a call without pulls must have the order of any other
+                // refresh.
                 let pulls = self.plan.pulled.contains(&(call - self.first));
                 self.track.row(if pulls { Access::DoneStore } else { Access::StampStore }, op)?;
                 self.count(me)?;
@@ -782,7 +793,8 @@ impl Observer for Replay {
 }
 
 impl Explorer for Replay {
-    /// Number of changes, the threads counted out, and the abort words.
+    /// Data to which a search returns: number of changes, the threads counted as finished, and the
+    /// abort words.
     type Saved = (usize, [Option<u8>; RANKS], Aborts);
 
     fn save(&self) -> Self::Saved {
@@ -796,7 +808,7 @@ impl Explorer for Replay {
     }
 }
 
-/// Replay of an execution against all rules that have a part in its scenario.
+/// Replay of an execution against all rules that apply to its scenario.
 struct Both {
     slots: Option<Replay>,
     members: Option<Members>,
@@ -879,18 +891,19 @@ impl Explorer for Both {
     }
 }
 
-/// Executions of one engine that are replayed.
+/// Executions by one engine that are replayed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Extent {
-    /// So many random schedules.
+    /// Executions by this number of random schedules.
     Random(u64),
-    /// Every transition of the exhaustive search.
+    /// Every transition of the exhaustive search of schedules.
     Search,
     /// Every execution of loom with this number of preemptions; all executions if `None`.
     Loom(Option<usize>),
 }
 
-/// Replays executions of a scenario. Returns `None` if neither rule has a part in it.
+/// Replays executions of a scenario against the rules. Returns `None` if no rule applies to the
+/// scenario.
 pub fn replay(scenario: &Scenario, rules: &Rules, extent: Extent) -> Option<(Report, Counts)> {
     let mut both = match Both::new(scenario) {
         Ok(both) => both?,
@@ -918,8 +931,8 @@ pub fn replay(scenario: &Scenario, rules: &Rules, extent: Extent) -> Option<(Rep
     })
 }
 
-/// Whether a row of the table of accesses belongs to a rule that is replayed. The others are explored by
-/// the models, and not replayed.
+/// Whether a row of the access table belongs to a rule that is replayed. Other rows are explored by
+/// the models only.
 pub fn is_replayed(access: Access) -> bool {
     use Access::*;
     match access {
@@ -932,7 +945,8 @@ pub fn is_replayed(access: Access) -> bool {
     }
 }
 
-/// Names of all actions of the replayed rules and all rows of the table that `counts` lacks.
+/// Names of those actions of the replayed rules, and of those rows of the access table, that do not
+/// occur in `counts`.
 pub fn never_replayed(counts: &Counts) -> Vec<String> {
     let systems = [slot_rule, barrier, staging].map(|make| make(Numbers::REAL, None));
     let actions = systems.iter().flat_map(|it| it.actions.iter().map(|of| (it.name, of.name)));

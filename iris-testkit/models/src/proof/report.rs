@@ -1,4 +1,4 @@
-//! The proof as a table, and what failed.
+//! Report of the proof: a table of what was proved, and the failures.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -19,15 +19,15 @@ use super::{barrier, bounded, program, smt, staging};
 pub struct Proof {
     /// Version that z3 prints; `None` if there is no z3.
     pub solver: Option<String>,
-    /// Lemmas about machine words that were settled as they should be.
+    /// Number of lemmas about machine words for which the solver gave the expected answer.
     pub lemmas: usize,
     /// Systems that were proved, each with the outcome of its conditions.
     pub systems: Vec<(Name, Outcome)>,
-    /// Proofs with one clause of the rules switched off, for each clause.
+    /// Proofs in which one clause of the rules was switched off, one for each clause.
     pub weakened: Vec<Weakened>,
     /// Number of states of small worlds in which no property was violated.
     pub states: usize,
-    /// Number of actions that happened in the small worlds, and number of all actions.
+    /// Number of actions that happened in the small worlds, and number of all actions of the rules.
     pub actions: (usize, usize),
     /// Failures, each with the name of the system and goal.
     pub failures: Vec<String>,
@@ -38,20 +38,20 @@ pub struct Proof {
 pub enum Extent {
     /// Only the conditions of all systems.
     Conditions,
-    /// Also each clause switched off: a condition must fail.
+    /// Also proofs with each clause switched off, in each of which a condition must fail.
     Clauses,
-    /// Also small worlds, in which every action happens and nothing bad does, and of each clause that is switched off a
-    /// run to a violation.
+    /// Also searches of small worlds: every action must happen and no property be violated, and for
+    /// each clause that is switched off there must be a run to a violation.
     Worlds,
 }
 
-/// Makes a system from numbers, without a clause.
+/// Function that makes a system from constants, without the named clause.
 type Make = fn(Numbers, Option<&str>) -> System;
 
 /// The systems that are proved.
 pub const SYSTEMS: [Make; 4] = [barrier::barrier, slot_rule, staging::staging, program::programs];
 
-/// Prove everything. Without z3 nothing is done but to say so.
+/// Runs the whole proof to this extent. Without z3 only its absence is reported.
 pub fn run(extent: Extent) -> Proof {
     let mut proof = Proof { solver: smt::version(), ..Proof::default() };
     if proof.solver.is_none() {
@@ -119,7 +119,8 @@ impl Proof {
         }
     }
 
-    /// In small worlds, nothing bad happens, and everything happens.
+    /// Searches small worlds of all systems: no property may be violated, and every action must
+    /// happen.
     fn explore(&mut self) {
         for make in SYSTEMS {
             self.explore_worlds(&make(bounded::SMALL, None));

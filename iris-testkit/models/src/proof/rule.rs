@@ -28,7 +28,8 @@ use std::cell::RefCell;
 use super::system::{Action, Effect, System, assign, declared};
 use super::term::{Function, Name, Sort, Term, all_of, any_of, apply, for_all, variable};
 
-/// Declares functions: their table, and for each a Rust function that applies it.
+/// Declares functions of a rule: a table of all, and for each a Rust function that applies it to
+/// terms.
 macro_rules! functions {
     ($(#[$about:meta])* $table:ident: $($(#[$doc:meta])* $name:ident($($argument:ident),*): $value:ident;)*) => {
         $(#[$about])*
@@ -46,135 +47,145 @@ macro_rules! functions {
 pub(super) use functions;
 
 functions! {
-    /// Functions that never change: plans, and who is whose.
+    /// Functions that never change during a run: the plans of calls, and which thread belongs to
+    /// which rank.
     FIXED:
     /// Number that the first call has.
     first(): Int;
     /// Rank that a thread belongs to.
     rank(Agent): Rank;
-    /// A thread of the rank.
+    /// Some thread of the rank.
     one(Rank): Agent;
     /// Whether the first rank writes the tile at the second in this call.
     plan(Int, Rank, Rank, Tile): Bool;
-    /// Whether the tile is memory of the receiver's own, without a second buffer: C, or a workspace that engines fill.
+    /// Whether the tile lies in the receiver's own memory, without a second buffer: in C, or in a
+    /// workspace that copy engines fill.
     direct(Tile): Bool;
-    /// Whether the tile carries its number (LL words).
+    /// Whether the tile carries the number of its call itself, as LL words do.
     numbered(Tile): Bool;
-    /// Whether the tile is one of those that the first rank writes at the second and refreshes there.
+    /// Whether the tile is one that the first rank writes at the second and refreshes there.
     theirs(Rank, Rank, Tile): Bool;
-    /// The word that stands for that tile.
+    /// Word at the second rank by which the first signals this tile in this call.
     word(Int, Rank, Rank, Tile): Word;
-    /// Whether the second rank waits in this call for that word of the first.
+    /// Whether the second rank waits in this call for that word, which the first rank sets.
     awaited(Int, Rank, Rank, Word): Bool;
-    /// The parity of calls whose slot this tile is.
+    /// Whether the tile is in the slot that calls with odd numbers use.
     odd(Tile): Bool;
     /// Whether ranks read each other's memory in this call.
     pulled(Int): Bool;
-    /// Whether the call writes no entry records: its messages carry what records are compared for.
+    /// Whether the call writes no entry records, because its messages carry the values that records
+    /// would be compared for.
     light(Int): Bool;
 }
 
 functions! {
-    /// Functions of the state.
+    /// Functions whose values make up the state.
     STATE:
-    /// The call that the rank is in, or, if it is idle, the next.
+    /// Number of the call that the rank is in or, if it is idle, of its next call.
     call(Rank): Int;
-    /// No launch of that call has begun.
+    /// Whether the rank is idle: no launch of its next call has begun.
     idle(Rank): Bool;
-    /// All threads of the call have been counted out.
+    /// Whether all threads of the rank's call have been counted as finished.
     counted(Rank): Bool;
-    /// The device word with the number of the call.
+    /// Value of the rank's device word that holds the number of the call.
     number(Rank): Int;
-    /// That word has been advanced in this call.
+    /// Whether that device word has been advanced in this call.
     advanced(Rank): Bool;
-    /// A thread has given up, or was told that a peer did.
+    /// Whether a thread of the rank has given up, or was told that a peer has given up.
     quit(Rank): Bool;
-    /// The rank has given up and ended that call.
+    /// Whether the rank has given up and ended its call.
     dead(Rank): Bool;
-    /// The last call that the first rank entered at the second.
+    /// Last call whose entry the first rank announced to the second.
     entered(Rank, Rank): Int;
-    /// Call up to which a thread that acquires this store knows its writer's work.
+    /// Last call of the first rank whose work a thread knows when it acquires the entry store of
+    /// this number.
     entry_view(Rank, Rank, Int): Int;
-    /// The last call whose record the first rank wrote at the second, by parity.
+    /// Last call whose record the first rank wrote at the second, for each parity of calls.
     recorded(Rank, Rank, Bool): Int;
-    /// The last call in which the first rank read the record of the second, by parity.
+    /// Last call in which the first rank read the record of the second, for each parity of calls.
     record_read(Rank, Rank, Bool): Int;
-    /// The thread knows all that the rank did before its launch of this call.
+    /// Last call before whose launch the thread knows all that the rank did.
     knows(Agent, Rank): Int;
-    /// The thread has seen that it may write slots at the rank.
+    /// Whether the thread has seen that it may write slots at the rank.
     credit(Agent, Rank): Bool;
-    /// The thread has seen that the rank entered this call.
+    /// Whether the thread has seen that the rank has entered this call.
     came(Agent, Rank): Bool;
-    /// The thread has compared its record with that of the rank.
+    /// Whether the thread has compared its own record with that of the rank.
     agreed(Agent, Rank): Bool;
-    /// The last call whose tile for that rank the thread knows its own rank to have written.
+    /// Last call for which the thread knows that its own rank has written this tile for that rank.
     wrote(Agent, Rank, Tile): Int;
-    /// The thread knows what the rank's store of this number to the word carried.
+    /// Number up to which the thread knows what the rank's stores to the word carried.
     holds(Agent, Rank, Word): Int;
-    /// The last call in which it saw that word reached.
+    /// Last call for which the thread saw that the word of the rank had reached the call's number.
     seen(Agent, Rank, Word): Int;
-    /// The last call in which the first rank wrote that tile at the second.
+    /// Last call in which the first rank wrote this tile at the second.
     filled(Rank, Rank, Tile): Int;
-    /// The last call in which the first rank read the tile that the second writes.
+    /// Last call in which the first rank read this tile, which the second rank writes.
     taken(Rank, Rank, Tile): Int;
-    /// Numbers stored in the word of the first rank at the second.
+    /// Whether the first rank has stored this number in its word at the second rank.
     stored(Rank, Rank, Word, Int): Bool;
-    /// Call up to which a thread that acquires this store knows its writer's work.
+    /// Last call of the first rank whose work a thread knows when it acquires the store of this
+    /// number.
     view(Rank, Rank, Word, Int): Int;
-    /// Numbers stored in that numbered tile.
+    /// Whether the first rank has stored this number with the tile, for tiles that carry their
+    /// number.
     labelled(Rank, Rank, Tile, Int): Bool;
-    /// The last call before which kernels of the rank used its C or its shard.
+    /// Last call before which kernels of the rank's stream used its C or its shard.
     used(Rank): Int;
-    /// The last call in which the first rank read the shard of the second.
+    /// Last call in which the first rank read the shard of the second.
     pulls(Rank, Rank): Int;
-    /// Numbers stored in the done word of the first rank at the second.
+    /// Whether the first rank has stored this number in its done word at the second rank.
     done(Rank, Rank, Int): Bool;
-    /// Call up to which a thread that acquires this store knows its writer's work.
+    /// Last call of the first rank whose work a thread knows when it acquires the done word's store
+    /// of this number.
     done_view(Rank, Rank, Int): Int;
-    /// The first rank knows what the done word of the second carried.
+    /// Last call for which the first rank knows what the done word of the second carried.
     done_known(Rank, Rank): Int;
-    /// The last call in which it saw that word reached.
+    /// Last call for which the first rank saw that the done word of the second had reached the
+    /// call's number.
     done_seen(Rank, Rank): Int;
-    /// The first rank has stored to the abort word of the second, before it left a call that pulls.
+    /// Whether the first rank, before it left a call that reads the peers' memory, has stored to
+    /// the abort word of the second.
     told(Rank, Rank): Bool;
 }
 
-/// Constants of call numbers.
+/// Constants of the arithmetic of call numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Numbers {
-    /// Number of values of a word: 2^32.
+    /// Number of different values that a word can hold: 2^32.
     pub range: i64,
     /// Every so many calls all words are refreshed: 2^29.
     pub period: i64,
 }
 
 impl Numbers {
-    /// Constants of iris-sync.
+    /// Constants with the values that iris-sync uses.
     pub const REAL: Numbers = Numbers { range: 1 << 32, period: iris_sync::RESTAMP_PERIOD as i64 };
 
-    /// Comparison of `Call::reached_by`: whether `seen` is `want` or later.
+    /// Term of the comparison `Call::reached_by`: whether the number `seen` is that of `want` or of
+    /// a later call.
     pub fn reached(&self, want: &Term, seen: &Term) -> Term {
         (seen - want).modulo(self.range).below(self.range / 2)
     }
 
-    /// A number as the machine's signed integer.
+    /// Term for a number as the machine's signed integer holds it.
     fn signed(&self, number: &Term) -> Term {
         let low = number.modulo(self.range);
         low.below(self.range / 2).choose(&low, &low - self.range)
     }
 
-    /// Largest multiple of the period that is at most `number`.
+    /// Term for the largest multiple of the refresh period that is at most `number`.
     pub fn refresh_before(&self, number: &Term) -> Term {
         number - number.modulo(self.period)
     }
 
-    /// Whether `want` and `seen` differ by less than half the range.
+    /// Term for whether `want` and `seen` differ by less than half the range of numbers.
     pub fn in_window(&self, want: &Term, seen: &Term) -> Term {
         all_of([(seen - want).below(self.range / 2), (seen - want).at_least(-self.range / 2)])
     }
 }
 
-/// The clauses of a rule: all of them in force but one, perhaps.
+/// Clauses of a rule, of which one may be switched off.
 pub(super) struct Clauses {
     off: Option<String>,
     known: RefCell<Vec<Name>>,
@@ -185,7 +196,7 @@ impl Clauses {
         Self { off: off.map(String::from), known: RefCell::default() }
     }
 
-    /// Whether the clause `name` is in force, so not switched off.
+    /// Whether the clause `name` is in force, that is, not switched off.
     pub(super) fn has(&self, name: Name) -> bool {
         self.known.borrow_mut().push(name);
         self.off.as_deref() != Some(name)
@@ -195,7 +206,7 @@ impl Clauses {
         self.known.into_inner()
     }
 
-    /// A comparison by the wrapping difference; without this clause, by `<`.
+    /// Comparison by the wrapping difference of numbers; if the clause is switched off, by `<`.
     pub(super) fn reached(&self, name: Name, numbers: &Numbers, want: &Term, seen: &Term) -> Term {
         if self.has(name) {
             numbers.reached(want, seen)
@@ -204,20 +215,23 @@ impl Clauses {
         }
     }
 
-    /// View that a release store of `call` carries; without this clause the store is relaxed.
+    /// Value that a release store of `call` carries to threads that acquire it; if the clause is
+    /// switched off, the store is relaxed and carries less.
     pub(super) fn carries(&self, name: Name, call: &Term) -> Term {
         if self.has(name) { call.clone() } else { call - 1 }
     }
 }
 
 impl Action {
-    /// Demands this, by a name that is a clause of the rule.
+    /// Adds a guard whose name is a clause of the rule; the guard is left out if the clause is
+    /// switched off.
     #[must_use]
     pub(super) fn rule(self, clauses: &Clauses, name: Name, term: Term) -> Self {
         if clauses.has(name) { self.guard(name, term) } else { self }
     }
 
-    /// Joins what an acquire load has seen to what its thread knows; without this clause it is relaxed.
+    /// Adds to what a thread knows what its acquire load has seen; if the clause is switched off,
+    /// the load is relaxed and adds nothing.
     #[must_use]
     pub(super) fn acquires(self, clauses: &Clauses, name: Name, joins: &[(&Term, &Term)]) -> Self {
         if !clauses.has(name) {
@@ -227,12 +241,12 @@ impl Action {
     }
 }
 
-/// Whether the call with this number is odd.
+/// Term for whether the call with this number is odd.
 pub(super) fn is_odd(call: &Term) -> Term {
     call.modulo(2).is(1)
 }
 
-/// Variables by the names that parameters of actions have.
+/// Variables with the names that the parameters of actions have.
 pub(super) struct Parameters {
     pub(super) g: Term,
     pub(super) h: Term,
@@ -257,12 +271,13 @@ impl Parameters {
     }
 }
 
-/// The greatest number that the rank may have stored in a word.
+/// Term for the greatest number that the rank may have stored in a word.
 pub(super) fn newest(p: &Term) -> Term {
     call([p]) - idle([p]).choose(1, 0)
 }
 
-/// A rank in a call, not yet counted out, that had not given up before.
+/// Term for whether a rank is in a call, its threads not all counted as finished, and has not given
+/// up in an earlier call.
 fn at_work(p: &Term) -> Term {
     all_of([!idle([p]), !counted([p]), !dead([p])])
 }
@@ -291,7 +306,7 @@ pub fn slot_rule(numbers: Numbers, off: Option<&str>) -> System {
     }
 }
 
-/// Launches: what threads learn from each other, and the number of the call.
+/// Actions of launches: what threads learn from each other, and changes of the call number.
 fn of_calls(clauses: &Clauses) -> Vec<Action> {
     let Parameters { g, h, p, v, .. } = Parameters::new();
     let me = rank([&g]);
@@ -322,7 +337,7 @@ fn of_calls(clauses: &Clauses) -> Vec<Action> {
     vec![load, turn, quits, of_use(), of_advance()]
 }
 
-/// A kernel of the stream between two calls, which reads C and writes the shard.
+/// Action of a kernel on the stream between two calls, which reads C and writes the shard.
 fn of_use() -> Action {
     let Parameters { p, .. } = Parameters::new();
     let (g, q, k) =
@@ -360,7 +375,8 @@ fn of_advance() -> Action {
         .set(&advanced([&p]), true)
 }
 
-/// A load by thread `h` of the entry word of rank `p` for calls of the parity of `want`.
+/// Condition that thread `h` may load the value `v` from the entry word of rank `p` for calls of
+/// the parity of `want`.
 fn entry_load(h: &Term, p: &Term, want: &Term, v: &Term) -> Term {
     let q = &rank([h]);
     let parity = is_odd(want);
@@ -379,7 +395,7 @@ fn entry_load(h: &Term, p: &Term, want: &Term, v: &Term) -> Term {
     all_of([stored, not_older(knows([h, p]) - 1), not_older(knows([h, p]) - 2)])
 }
 
-/// Actions of entries, records and credits.
+/// Actions by which ranks enter calls: entries, records and credits.
 fn of_entries(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
     let Parameters { g, h, p, q, v, .. } = Parameters::new();
     let me = rank([&g]);
@@ -448,12 +464,12 @@ fn of_entries(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
     vec![credits, enter, entry, compare]
 }
 
-/// Record that a call uses, of the two by parity.
+/// Term for which of the two records, one per parity, a call uses.
 fn record_slot(clauses: &Clauses, call: &Term) -> Term {
     if clauses.has("records: two, by parity") { is_odd(call) } else { false.into() }
 }
 
-/// Actions of tiles and of the words that stand for them.
+/// Actions that write and read tiles, and the words that signal them.
 fn of_tiles(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
     let Parameters { g, h, p, q, k, w, v } = Parameters::new();
     let me = rank([&g]);
@@ -529,7 +545,7 @@ fn of_tiles(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
         .rule(clauses, "read: a tile of the plan", plan([&c, &p, &me, &k]))
         .rule(clauses, "slots: two, by parity", own_parity)
         .rule(clauses, "read: after the word that stands for it", seen([&h, &p, &its]).is(&c))
-        // Results of a rank that has given up are void.
+        // The results of a rank that has given up are not used, so records need not agree.
         .rule(clauses, "read: the records agree", agreed([&h, &p]) | quit([&me]))
         .set(&taken([&me, &p, &k]), &c)
         .property("the tile is of this call", filled([&p, &me, &k]).is(&c))
@@ -538,7 +554,7 @@ fn of_tiles(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
     vec![slot, own, raise, see, read]
 }
 
-/// Tiles that carry their number: words of 64 bits.
+/// Actions of tiles that carry the number of their call: words of 64 bits.
 fn of_numbered_tiles(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
     let Parameters { g, h, p, q, k, v, .. } = Parameters::new();
     let me = rank([&g]);
@@ -594,7 +610,8 @@ fn of_numbered_tiles(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
             !dead([&me]),
             !idle([&me]),
             newest_refresh(numbers, &k, &c).is(&c),
-            // Follows from the line above, for the solver: the period is even.
+            // This follows from the line above, because the refresh period is even; it is written
+            // out to help the solver.
             odd([&k]).is(is_odd(&c)),
         ]))
         .rule(clauses, "stamp_numbered: all are counted out", counted([&me]))
@@ -610,7 +627,8 @@ fn of_numbered_tiles(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
     vec![push, take, stamp]
 }
 
-/// The last call up to `number` in which numbered tiles of the slot of `k` are refreshed.
+/// Term for the last call up to `number` in which the numbered tiles of the slot of `k` are
+/// refreshed.
 pub(super) fn newest_refresh(numbers: &Numbers, k: &Term, number: &Term) -> Term {
     odd([k]).choose(numbers.refresh_before(&(number - 1)) + 1, numbers.refresh_before(number))
 }
@@ -654,8 +672,8 @@ fn of_pulls(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
             clauses.reached("see_done: compared by the difference", numbers, &c, &v),
         )
         .rule(clauses, "see_done: all are counted out", counted([&me]))
-        // The code looks at its abort word once, after the last done word. Abort words are sticky,
-        // so a look that finds nothing holds for each done word before it.
+        // The code looks at its abort word once, after the last done word. Abort words are never
+        // reset, so a look that finds no abort is valid for each done word before it.
         .rule(clauses, "see_done: the peer has not told that it gave up", !told([&q, &me]))
         .set(&done_seen([&me, &q]), &c)
         .acquires(
@@ -787,7 +805,8 @@ fn of_ends(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
     } else {
         die
     };
-    // A rank that has given up does nothing more; without this clause it goes on with the next call.
+    // A rank that has given up does nothing more; if the clause is switched off, it goes on with
+    // the next call.
     let die = if clauses.has("die: no call after one that was given up") {
         die.set(&dead([&p]), true)
     } else {
@@ -810,7 +829,7 @@ fn initial() -> Vec<Effect> {
     STATE.iter().map(invariant::start).collect()
 }
 
-/// An application of a function to variables of its sorts.
+/// Application of a function to variables of the sorts of its arguments, and these variables.
 pub(super) fn pattern(function: &Function) -> (Term, Vec<Term>) {
     const NAMES: [Name; 4] = ["i0", "i1", "i2", "i3"];
     let variables: Vec<Term> =
@@ -818,7 +837,7 @@ pub(super) fn pattern(function: &Function) -> (Term, Vec<Term>) {
     (Term::applied(function.name, variables.clone()), variables)
 }
 
-/// An initial value for all arguments.
+/// Assignment of an initial value to a function for all arguments.
 pub(super) fn starts_as(function: &Function, value: impl Into<Term>) -> Effect {
     let (place, over) = pattern(function);
     assign(&place, over.iter().map(declared).collect(), true.into(), value.into())

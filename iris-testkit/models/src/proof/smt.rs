@@ -1,4 +1,4 @@
-//! Terms as SMT-LIB, and the solver: Debian's program z3.
+//! Terms as SMT-LIB text, and calls of the solver: Debian's program z3.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -8,16 +8,16 @@ use super::system::{Clause, System};
 use super::term::text::{bind, put, sort, text};
 use super::term::{Function, Sort, Term, Variable};
 
-/// Solver's answer to a goal.
+/// Answer of the solver to a goal.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Answer {
-    /// The solver found that there is no counterexample.
+    /// The solver found that no counterexample exists.
     Proved,
     /// The solver found a counterexample.
     Refuted,
-    /// The solver gave up within its limit.
+    /// The solver gave up at its limit of work.
     Unknown,
-    /// The solver could not be asked, for this reason.
+    /// The solver could not be asked; the text is the reason.
     Failed(String),
 }
 
@@ -42,7 +42,7 @@ pub fn constants(over: &[Variable]) -> String {
     })
 }
 
-/// A clause as an assertion about all values.
+/// SMT-LIB assertion that a clause holds for all values of its variables.
 pub fn assert_clause(clause: &Clause) -> String {
     let mut out = String::from("(assert ");
     if clause.over.is_empty() {
@@ -63,7 +63,8 @@ pub fn assert(term: &Term) -> String {
     format!("(assert {})\n", text(term))
 }
 
-/// Ask z3 whether assertions can hold together, with this seed and so many of its units of work.
+/// Asks z3 whether these assertions can hold together, with this seed and a limit in z3's units of
+/// work.
 pub fn ask(assertions: &str, seed: u32, limit: u64) -> Answer {
     let script = format!(
         "(set-option :smt.random_seed {seed})\n(set-option :sat.random_seed {seed})\n(set-option :rlimit {limit})\n\
@@ -94,7 +95,7 @@ fn talk(script: &str) -> std::io::Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Output of `z3 --version`; `None` if there is no such program.
+/// Output of `z3 --version`; `None` if z3 is not installed.
 pub fn version() -> Option<String> {
     let output = Command::new("z3").arg("--version").output().ok()?;
     let said = String::from_utf8_lossy(&output.stdout);

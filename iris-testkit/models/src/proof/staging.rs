@@ -18,40 +18,41 @@ use super::system::{Action, Clause, Effect, System};
 use super::term::{Function, Sort, Term, all_of, apply, for_all, variable};
 
 functions! {
-    /// Functions that never change.
+    /// Functions that never change during a run.
     FIXED:
     /// Number that the first call has.
     first(): Int;
     /// Rank to whose device a workgroup belongs.
     rank(Agent): Rank;
-    /// The workgroup that copies a unit in a call of this rank.
+    /// Workgroup that copies a unit in a given call of a rank.
     fetcher(Int, Rank, Word): Agent;
 }
 
 functions! {
-    /// Functions of the state.
+    /// Functions whose values make up the state.
     STATE:
-    /// The call that the rank is in.
+    /// Number of the call that the rank is in.
     call(Rank): Int;
     /// The last call out of which the workgroup was counted.
     over(Agent): Int;
-    /// The last call whose data was copied to the unit.
+    /// Last call whose data was copied to the unit.
     copied(Rank, Word): Int;
-    /// The last call in which the unit's flag was raised.
+    /// Last call in which the unit's flag was raised.
     raised(Rank, Word): Int;
-    /// Numbers stored in the unit's flag.
+    /// Whether this number was stored in the unit's flag.
     stored(Rank, Word, Int): Bool;
-    /// Call up to which a workgroup that acquires this store knows the unit's copies.
+    /// Last call whose copies to the unit a workgroup knows when it acquires the store of this
+    /// number.
     view(Rank, Word, Int): Int;
-    /// Call up to which the workgroup knows the unit's copies.
+    /// Last call whose copies to the unit the workgroup knows.
     knows(Agent, Word): Int;
-    /// The last call in which the workgroup saw the flag reached.
+    /// Last call for which the workgroup saw that the unit's flag had reached the call's number.
     seen(Agent, Word): Int;
-    /// The last call in which the workgroup read the unit.
+    /// Last call in which the workgroup read the unit.
     used(Agent, Word): Int;
 }
 
-/// The rule of staging flags. Without the clause `off`, if it is one.
+/// Makes the rule of staging flags, without the clause `off` if it is given.
 pub fn staging(numbers: Numbers, off: Option<&str>) -> System {
     let clauses = Clauses::without(off);
     let actions = actions(&clauses, &numbers);
@@ -127,7 +128,8 @@ fn actions(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
     let stamp = Action::new("stamp", [&p, &w])
         .rule(clauses, "stamp: all workgroups are counted out", all_over.clone())
         .set(&stored([&p, &w, &now]), true)
-        // The store is relaxed: who acquires it learns nothing of this call.
+        // The store is relaxed here: a workgroup that loads it learns nothing of this call's
+        // copies.
         .set(&view([&p, &w, &now]), &now - 1);
     let x = variable(("x", Sort::Word));
     let due = now.modulo(numbers.period).is(0);

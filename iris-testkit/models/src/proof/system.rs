@@ -1,8 +1,9 @@
-//! A transition system: functions, what holds at first, actions, and an invariant.
+//! Transition systems: functions that make up the state, their initial values, actions, and an
+//! invariant.
 
 use super::term::{Function, Name, Node, Term, Variable};
 
-/// A named statement about all values of some variables.
+/// Statement with a name, about all values of some variables.
 #[derive(Clone, Debug)]
 pub struct Clause {
     /// Name of the clause.
@@ -13,24 +14,25 @@ pub struct Clause {
     pub body: Term,
 }
 
-/// An assignment: `function` has `value` at these arguments, for all values of the variables in `over` for which `only`
-/// holds.
+/// Assignment that an action makes: `function` gets `value` at the arguments `at`, for all values
+/// of the variables in `over` for which `only` holds.
 #[derive(Clone, Debug)]
 pub struct Effect {
     /// Function of the state whose value changes.
     pub function: Name,
-    /// Its arguments: variables of `over`, each once, and terms of the action's parameters.
+    /// Arguments of the function: variables of `over`, each once, and terms over the action's
+    /// parameters.
     pub at: Vec<Term>,
-    /// Variables of this assignment.
+    /// Variables over all of whose values this assignment ranges.
     pub over: Vec<Variable>,
-    /// Condition on these variables: the assignment applies where it holds.
+    /// Condition on the variables: the assignment is made only for values that satisfy it.
     pub only: Term,
-    /// The new value; functions in it are those before the action.
+    /// New value of the function; other functions in it have their values from before the action.
     pub value: Term,
 }
 
 impl Effect {
-    /// Whether the assignment is to these arguments, and the value.
+    /// Term for whether the assignment applies to these arguments, and the assigned value.
     fn at(&self, arguments: &[Term]) -> (Term, Term) {
         let mut bound = Vec::new();
         let mut same = Vec::new();
@@ -57,22 +59,22 @@ pub struct Action {
     pub over: Vec<Variable>,
     /// Conditions that define the action and the values that memory may return.
     pub given: Vec<Term>,
-    /// Guards that the rule demands, by name.
+    /// Guards, with their names: conditions under which the rule allows the action.
     pub guards: Vec<(Name, Term)>,
     /// Assignments to the state that the action makes.
     pub effects: Vec<Effect>,
-    /// Properties that must hold whenever the action happens, by name.
+    /// Properties, with their names, that must hold whenever the action happens.
     pub properties: Vec<(Name, Term)>,
 }
 
-/// A transition system with its properties and the invariant that proves them.
+/// Transition system with its properties, and the invariant that proves them.
 #[derive(Clone, Debug)]
 pub struct System {
     /// Name of the system.
     pub name: Name,
-    /// Functions that never change.
+    /// Functions that never change during a run.
     pub fixed: &'static [Function],
-    /// Functions of the state.
+    /// Functions whose values make up the state.
     pub state: &'static [Function],
     /// Assumptions about the fixed functions.
     pub axioms: Vec<Clause>,
@@ -87,18 +89,18 @@ pub struct System {
 }
 
 impl Clause {
-    /// A statement about all values of `over`.
+    /// Makes the statement `body` about all values of the variables `over`.
     pub fn new<const N: usize>(name: Name, over: [&Term; N], body: Term) -> Self {
         Self { name, over: over.map(declared).into(), body }
     }
 
-    /// The statement about these values.
+    /// Statement for these values of the variables.
     pub fn of(&self, values: &[Term]) -> Term {
         self.body.with(&self.over, values)
     }
 }
 
-/// Name and sort of a variable.
+/// Name and sort of a term that is a variable.
 pub fn declared(term: &Term) -> Variable {
     match term.node() {
         Node::Variable(name, sort) => (*name, *sort),
@@ -107,7 +109,7 @@ pub fn declared(term: &Term) -> Variable {
 }
 
 impl Action {
-    /// An action that is always possible and changes nothing.
+    /// Makes an action that is always possible and changes nothing.
     pub fn new<const N: usize>(name: Name, over: [&Term; N]) -> Self {
         Self {
             name,
@@ -119,14 +121,14 @@ impl Action {
         }
     }
 
-    /// Makes this part of what the action is.
+    /// Adds a condition that is a part of what defines the action.
     #[must_use]
     pub fn given(mut self, term: Term) -> Self {
         self.given.push(term);
         self
     }
 
-    /// Adds the guard `term`, which the rule demands by this name.
+    /// Adds the guard `term` with this name: the rule allows the action only if it holds.
     #[must_use]
     pub fn guard(mut self, name: Name, term: Term) -> Self {
         self.guards.push((name, term));
@@ -140,14 +142,15 @@ impl Action {
         self
     }
 
-    /// Assigns `value` to one place of a function, `place` being its application.
+    /// Assigns `value` to one value of a function; `place` is the function applied to its
+    /// arguments.
     #[must_use]
     pub fn set(self, place: &Term, value: impl Into<Term>) -> Self {
         self.set_each(place, [], true.into(), value)
     }
 
-    /// Assigns `value` to places of a function, `place` being its application, for all values of these variables for
-    /// which `only` holds.
+    /// Assigns `value` to values of a function, for all values of the given variables for which
+    /// `only` holds; `place` is the function applied to its arguments.
     #[must_use]
     pub fn set_each<const N: usize>(
         mut self,
@@ -176,26 +179,27 @@ impl Action {
     }
 }
 
-/// An assignment to the places that `place`, an application, stands for.
+/// Makes the assignment of `value` to the values of a function for which `place`, an application of
+/// the function, stands.
 pub fn assign(place: &Term, over: Vec<Variable>, only: Term, value: Term) -> Effect {
     let Node::Apply(function, at) = place.node() else { unreachable!("{place:?} is no place") };
     Effect { function, at: at.clone(), over, only, value }
 }
 
 impl System {
-    /// The function with this name.
+    /// Function of the system with this name.
     pub fn function(&self, name: Name) -> Option<&'static Function> {
         let (fixed, state) = (self.fixed, self.state);
         fixed.iter().chain(state).find(|function| function.name == name)
     }
 
-    /// The action with this name.
+    /// Action of the system with this name.
     pub fn action(&self, name: Name) -> Option<&Action> {
         self.actions.iter().find(|action| action.name == name)
     }
 
-    /// Faults in the text of the system itself, for tests: functions or variables that nobody has
-    /// declared, or functions without an initial value.
+    /// Errors in the text of the system itself, which tests look for: functions or variables that
+    /// are not declared, and functions without an initial value.
     pub fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         let mut look = |place: String, over: &[Variable], term: &Term| {
@@ -235,7 +239,7 @@ impl System {
     }
 }
 
-/// A variable of the term that is none of `over` and not bound in it.
+/// Name of a variable that occurs in the term but is neither in `over` nor bound in the term.
 fn free(term: &Term, over: &[Variable]) -> Option<Name> {
     match term.node() {
         Node::Variable(name, _) => (!over.iter().any(|(known, _)| known == name)).then_some(name),

@@ -10,20 +10,20 @@ use std::sync::Arc;
 /// Name of a function, a variable or a clause.
 pub type Name = &'static str;
 
-/// Sort of a term.
+/// Sort of a term: the kind of value that it has.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Sort {
-    /// A truth value.
+    /// Truth value: true or false.
     Bool,
-    /// An integer without bounds: the number of a call.
+    /// Integer without bounds, which stands for the number of a call.
     Int,
-    /// A rank.
+    /// Rank of the world.
     Rank,
-    /// A thread of a rank, or an engine of it.
+    /// Thread of a rank, or a copy engine that works for the rank.
     Agent,
-    /// A word that one rank writes at another.
+    /// Word that one rank writes at another rank.
     Word,
-    /// A place of data that one rank writes at another.
+    /// Place for data that one rank writes at another rank.
     Tile,
 }
 
@@ -38,41 +38,41 @@ pub struct Function {
     pub value: Sort,
 }
 
-/// A variable: a parameter of an action, or bound by a quantifier.
+/// Variable with its sort: a parameter of an action, or a variable bound by a quantifier.
 pub type Variable = (Name, Sort);
 
-/// A term; clones are cheap.
+/// Term of first-order logic; clones are cheap.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Term(Arc<Node>);
 
-/// The outermost operation of a term.
+/// Outermost operation of a term, with its operands.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Node {
-    /// A truth value.
+    /// Constant truth value.
     Bool(bool),
-    /// A number.
+    /// Constant number.
     Int(i64),
-    /// A variable.
+    /// Variable with this name and sort.
     Variable(Name, Sort),
-    /// Application of the function of this name to arguments.
+    /// Application of the function with this name to arguments.
     Apply(Name, Vec<Term>),
-    /// Negation.
+    /// Negation of a term.
     Not(Term),
-    /// Conjunction.
+    /// Conjunction: all of these terms hold.
     And(Vec<Term>),
-    /// Disjunction.
+    /// Disjunction: at least one of these terms holds.
     Or(Vec<Term>),
-    /// Implication.
+    /// Implication: if the first term holds, so does the second.
     Implies(Term, Term),
-    /// Equality.
+    /// Equality of two terms.
     Equal(Term, Term),
-    /// `<=` of integers.
+    /// Comparison `<=` of two integers.
     AtMost(Term, Term),
-    /// Sum.
+    /// Sum of two integers.
     Add(Term, Term),
-    /// Difference.
+    /// Difference of two integers.
     Sub(Term, Term),
-    /// Remainder, not negative, by a positive number.
+    /// Remainder of an integer, never negative, by a positive number.
     Mod(Term, i64),
     /// Conditional: the second term if the first holds, else the third.
     If(Term, Term, Term),
@@ -90,62 +90,62 @@ impl Term {
         Self(Arc::new(node))
     }
 
-    /// A function of these arguments.
+    /// Makes the application of the function `name` to these arguments.
     pub fn applied(name: Name, arguments: Vec<Term>) -> Self {
         Term::new(Node::Apply(name, arguments))
     }
 
-    /// Whether all of these hold.
+    /// Makes the conjunction of these terms: all of them hold.
     pub fn conjunction(terms: Vec<Term>) -> Self {
         Term::new(Node::And(terms))
     }
 
-    /// `self == other`.
+    /// Makes the term `self == other`.
     pub fn is(&self, other: impl Into<Term>) -> Term {
         Term::new(Node::Equal(self.clone(), other.into()))
     }
 
-    /// `self != other`.
+    /// Makes the term `self != other`.
     pub fn is_not(&self, other: impl Into<Term>) -> Term {
         !self.is(other)
     }
 
-    /// `self <= other`.
+    /// Makes the term `self <= other`.
     pub fn at_most(&self, other: impl Into<Term>) -> Term {
         Term::new(Node::AtMost(self.clone(), other.into()))
     }
 
-    /// `self >= other`.
+    /// Makes the term `self >= other`.
     pub fn at_least(&self, other: impl Into<Term>) -> Term {
         other.into().at_most(self)
     }
 
-    /// `self < other`.
+    /// Makes the term `self < other`.
     pub fn below(&self, other: impl Into<Term>) -> Term {
         !self.at_least(other)
     }
 
-    /// `self > other`.
+    /// Makes the term `self > other`.
     pub fn above(&self, other: impl Into<Term>) -> Term {
         !self.at_most(other)
     }
 
-    /// If `self` holds, so does `other`.
+    /// Makes the implication: if `self` holds, so does `other`.
     pub fn implies(&self, other: impl Into<Term>) -> Term {
         Term::new(Node::Implies(self.clone(), other.into()))
     }
 
-    /// The remainder by `modulus`, from 0 up.
+    /// Makes the term for the remainder of `self` by `modulus`, which is never negative.
     pub fn modulo(&self, modulus: i64) -> Term {
         Term::new(Node::Mod(self.clone(), modulus))
     }
 
-    /// `yes` if `self` holds, else `no`.
+    /// Makes the conditional: `yes` if `self` holds, else `no`.
     pub fn choose(&self, yes: impl Into<Term>, no: impl Into<Term>) -> Term {
         Term::new(Node::If(self.clone(), yes.into(), no.into()))
     }
 
-    /// The larger of the two.
+    /// Makes the term for the larger of `self` and `other`.
     pub fn max(&self, other: impl Into<Term>) -> Term {
         let other = other.into();
         self.at_least(&other).choose(self, &other)
@@ -174,8 +174,8 @@ impl Term {
         replace(&node).unwrap_or_else(|| Term::new(node))
     }
 
-    /// Copy of this term with these values in place of these variables. Variables that quantifiers bind have
-    /// names of their own.
+    /// Copy of this term in which `values` replace `variables`. Variables that quantifiers bind
+    /// have names of their own, so they do not clash.
     pub fn with(&self, variables: &[Variable], values: &[Term]) -> Term {
         self.rebuild(&|node| match node {
             Node::Variable(name, _) => {
@@ -204,27 +204,27 @@ impl Term {
     }
 }
 
-/// A variable as a term.
+/// Makes a term from a variable.
 pub fn variable((name, sort): Variable) -> Term {
     Term::new(Node::Variable(name, sort))
 }
 
-/// A function of these arguments.
+/// Makes the application of the function `name` to these arguments.
 pub fn apply<const N: usize>(name: Name, arguments: [&Term; N]) -> Term {
     Term::new(Node::Apply(name, arguments.map(Term::clone).into()))
 }
 
-/// Whether all of these hold.
+/// Makes the conjunction of these terms: all of them hold.
 pub fn all_of<const N: usize>(terms: [Term; N]) -> Term {
     Term::new(Node::And(terms.into()))
 }
 
-/// Whether one of these holds.
+/// Makes the disjunction of these terms: at least one of them holds.
 pub fn any_of<const N: usize>(terms: [Term; N]) -> Term {
     Term::new(Node::Or(terms.into()))
 }
 
-/// Whether `body` holds for all values of these variables.
+/// Makes the quantified term: `body` holds for all values of these variables.
 pub fn for_all<const N: usize>(variables: [&Term; N], body: Term) -> Term {
     let name = |term: &Term| match term.node() {
         Node::Variable(name, sort) => (*name, *sort),

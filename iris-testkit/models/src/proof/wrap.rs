@@ -1,16 +1,19 @@
-//! The wrap lemma: on machine words, `Call::reached_by` is the order of the calls, as long as two calls are less than
-//! half the range apart; and what a word says of parity and refresh is what its call says.
+//! Lemmas about call numbers that wrap around: on machine words, `Call::reached_by` gives the order
+//! of the calls, as long as two calls are less than half the range apart; and parity and refresh
+//! can be computed from the word instead of the call.
 
 use super::smt::{self, Answer};
 
-/// A statement about 64-bit numbers a and b, which stand for calls, and the 32-bit words that hold them.
+/// Statement about 64-bit numbers a and b, which stand for calls, and the 32-bit words that hold
+/// them.
 #[derive(Clone, Copy, Debug)]
 pub struct Lemma {
-    /// The statement in words.
+    /// Text of the statement.
     pub name: &'static str,
     /// SMT-LIB assertions that contradict the statement.
     script: &'static str,
-    /// Whether it is true; the others show that the lemma says no more than it must.
+    /// Whether the statement is true. The false ones show that the bounds in the true ones are
+    /// needed.
     pub holds: bool,
 }
 
@@ -62,7 +65,7 @@ pub const LEMMAS: [Lemma; 6] = [
 ];
 
 impl Lemma {
-    /// Asks the solver whether the lemma is true.
+    /// Asks the solver whether the statement is true.
     pub fn settle(&self, limit: u64) -> Answer {
         smt::ask(&format!("{WORDS}{}\n", self.script), 0, limit)
     }

@@ -1,10 +1,11 @@
-//! Values of a machine's state, and steps that can be taken back.
+//! Access to values of a machine's state, and steps that can be undone.
 
 use super::{Machine, State, System};
 use crate::proof::term::{Function, Sort};
 
 impl Machine {
-    /// Lets the action happen, and appends each value that it overwrote to `log`, with its index.
+    /// Performs the action with these parameters, and appends each value that it overwrites to
+    /// `log`, with the value's index.
     pub(in crate::proof) fn perform_logged(
         &self,
         state: &mut State,
@@ -20,7 +21,7 @@ impl Machine {
         }
     }
 
-    /// Offset and length of the row of one thread, for each function of the state whose first
+    /// Offset and length of one thread's row of values, for each function of the state whose first
     /// argument is a thread. The row of thread g begins g lengths after the offset.
     pub(in crate::proof) fn rows_of_threads(&self, system: &System) -> Vec<(usize, usize)> {
         let state = &self.tables[system.fixed.len()..];
@@ -32,7 +33,7 @@ impl Machine {
         of_threads.map(|(function, offset)| (*offset, length(function))).collect()
     }
 
-    /// Text of an action with its parameters, for people.
+    /// Text of an action with its parameters, as error messages show it.
     pub fn show(&self, action: usize, parameters: &[i64]) -> String {
         let action = &self.actions[action];
         let pairs = action.over.iter().zip(parameters);

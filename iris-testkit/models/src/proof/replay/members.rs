@@ -1,5 +1,6 @@
-//! Replay of the device barrier. A word of the rule is a phase, and a rank of the rule a member of the
-//! group. Each access of a member to a cell is work before the next phase at which it arrives.
+//! Replay of executions against the rule of the device barrier. A word of the rule is a phase, and
+//! a rank of the rule a member of the group. Each access of a member to a cell counts as its work
+//! before the next phase in which it arrives.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -13,7 +14,7 @@ use crate::proof::rule::Numbers;
 use crate::search::{self, Explorer, Observer};
 use crate::{Forbidden, Op, Place, Rules, Scenario, ThreadId};
 
-/// Number of the barrier's phases in a channel.
+/// Number of barrier phases that a channel has.
 const PHASES: i64 = 2;
 
 /// Phase of a barrier word; `None` for other words.
@@ -28,14 +29,14 @@ struct Learner {
     channel: Option<Channel>,
     first: i64,
     calls: HashMap<u32, i64>,
-    /// Whether launches read the number of their call; if not, only a member's next write shows
-    /// that its previous call is over.
+    /// Whether launches read the number of their call. If they do not, only a member's next write
+    /// shows that its previous call is over.
     numbered: bool,
     members: BTreeSet<i64>,
     used: BTreeSet<(i64, i64)>,
-    /// Writes of each rank since it last arrived.
+    /// Writes that each rank made since it last arrived at a barrier.
     unheralded: HashMap<u32, Vec<Place>>,
-    /// Phase before which a rank writes a place, by call, rank and place.
+    /// Phase before whose barrier a rank writes a place, by call, rank and place.
     heralds: HashMap<(i64, u32, Place), i64>,
 }
 
@@ -69,12 +70,12 @@ impl Observer for Learner {
     }
 }
 
-/// Replay of the barrier rule.
+/// Replay of one execution against the rule of the barrier.
 pub(super) struct Members {
     channel: Channel,
     pub(super) track: Track,
     numbered: bool,
-    /// Index of each member in the rule, by rank.
+    /// Index that each member has in the rule, by rank.
     members: HashMap<i64, i64>,
     used: BTreeSet<(i64, i64)>,
     heralds: HashMap<(i64, u32, Place), i64>,
@@ -103,7 +104,8 @@ impl Members {
             first,
             calls: calls + 1,
         };
-        // A call after the last one has the barrier too, so that the axiom holds.
+        // The call after the last one gets a barrier too, so that the rule's assumption (a barrier
+        // in every call) holds.
         let is_used = |call: i64, phase: i64| phase == 0 || learner.used.contains(&(call, phase));
         let fixed = |name: &'static str, values: &[i64]| match name {
             "first" => first,
@@ -125,7 +127,7 @@ impl Members {
         self.used.contains(&(call - self.first, phase))
     }
 
-    /// Whether the member has arrived, at somebody, in this phase of its call.
+    /// Whether the member has arrived, at any other member, in this phase of its call.
     fn has_arrived(&self, me: i64, phase: i64) -> bool {
         let call = self.track.get("call", &[me]);
         self.peers(me).any(|peer| self.track.get("arrived", &[me, peer, phase]) == call)
@@ -138,7 +140,7 @@ impl Members {
         })
     }
 
-    /// Ends the member's call.
+    /// Ends the call that the member is in.
     fn close(&mut self, me: i64) -> Result<(), Forbidden> {
         if self.track.is("idle", &[me]) || self.track.is("dead", &[me]) {
             return Ok(());
@@ -153,7 +155,7 @@ impl Members {
 
     fn cell(&mut self, me: i64, by: ThreadId, op: &Op, place: Place) -> Result<(), Forbidden> {
         let rank = owner(place);
-        // Without launches nothing but the next write says that a call is over.
+        // Without launches only the next write shows that a call is over.
         if !self.numbered && matches!(op, Op::Write { .. }) {
             if !self.track.is("idle", &[me]) && self.all_seen(me) {
                 self.close(me)?;

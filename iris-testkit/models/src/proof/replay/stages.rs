@@ -1,5 +1,6 @@
-//! Replay of the rule of staging flags. A thread of the rule is a workgroup: the barriers of its
-//! threads are checked here, by the steps that each thread has taken since.
+//! Replay of executions against the rule of staging flags. A thread of the rule is a workgroup
+//! here. Barriers inside a workgroup are checked in this file, by the steps that each thread has
+//! taken since the last one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -28,7 +29,7 @@ fn unit(channel: &Channel, index: u32) -> Option<i64> {
     flags.contains(&index).then(|| i64::from(index - channel.flags))
 }
 
-/// Whether the cell belongs to the staging buffer.
+/// Whether the cell with this index belongs to the staging buffer.
 fn is_staged(index: u32) -> bool {
     array_of(index) == array::STAGE
 }
@@ -36,7 +37,7 @@ fn is_staged(index: u32) -> bool {
 /// Observer that learns from one execution which workgroup copies which unit to which cells.
 struct Learner {
     channel: Channel,
-    /// Cells that a workgroup, by rank and index, has written since its last flag.
+    /// Cells that a workgroup, given by rank and index, has written since it last raised a flag.
     unraised: BTreeMap<(u32, u32), Vec<Place>>,
     units: BTreeMap<Place, i64>,
     fetchers: BTreeMap<(u32, i64), u32>,
@@ -69,7 +70,7 @@ impl Observer for Learner {
 pub(super) struct Stages {
     channel: Channel,
     pub(super) track: Track,
-    /// Workgroups by rank and index; an agent of the rule is a position.
+    /// Workgroups, given by rank and index; the rule identifies a workgroup by its position here.
     groups: Vec<(u32, u32)>,
     units: BTreeMap<Place, i64>,
     threads: Threads,
@@ -78,10 +79,11 @@ pub(super) struct Stages {
 /// Steps of threads that the threads' workgroups may not know of yet.
 #[derive(Clone, Default)]
 pub(super) struct Threads {
-    /// Threads that copied to a unit and have met at no barrier since, as (rank, group, thread) and unit.
+    /// Threads that copied to a unit and have passed no barrier since, as (rank, group, thread) and
+    /// unit.
     copying: BTreeSet<(u32, u32, u32, i64)>,
-    /// Calls in which a thread saw a unit's flag, or met a thread that did, as (rank, group,
-    /// thread), unit and call.
+    /// Calls in which a thread saw a unit's flag, or met a thread that had seen it, as (rank,
+    /// group, thread), unit and call.
     awaited: BTreeSet<(u32, u32, u32, i64, i64)>,
     /// Ranks that gave up or were told to: they wait for no flag and refresh none.
     out: BTreeSet<u32>,
@@ -138,8 +140,8 @@ impl Stages {
         self.track.get("call", &[by.rank.into()])
     }
 
-    /// Whether all workgroups of the rank are counted out. One that is alone is not counted by a
-    /// word: it is over when it stores at the end of the call.
+    /// Whether all workgroups of the rank were counted as finished. A workgroup that is alone is
+    /// not counted by a word: it is over when it stores at the end of the call.
     fn is_over(&self, rank: u32, call: i64) -> bool {
         let of_rank = self.groups.iter().zip(0..).filter(|((of, _), _)| *of == rank);
         of_rank.into_iter().all(|(_, agent)| self.track.get("over", &[agent]) >= call)
@@ -268,7 +270,7 @@ impl Observer for Stages {
 }
 
 impl Explorer for Stages {
-    /// Number of changes, and the steps of threads.
+    /// Data to which a search returns: number of changes, and the steps of threads.
     type Saved = (usize, Threads);
 
     fn save(&self) -> Self::Saved {

@@ -1,4 +1,4 @@
-//! Progress of an execution through a system, with a count of what was replayed.
+//! Progress of an execution through the states of a rule, with counts of the replayed steps.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -12,14 +12,14 @@ use crate::{Forbidden, Op};
 /// Numbers of replayed steps and accesses, by name.
 #[derive(Clone, Default, Debug)]
 pub struct Counts {
-    /// Number of steps, by system and action.
+    /// Number of steps, by rule and action.
     pub steps: BTreeMap<(Name, Name), u64>,
-    /// Number of atomic accesses, by row of the table of accesses.
+    /// Number of atomic accesses, by row of the access table.
     pub accesses: BTreeMap<Name, u64>,
 }
 
 impl Counts {
-    /// Adds the numbers of another count.
+    /// Adds the numbers of `other` to this count.
     pub fn add(&mut self, other: &Counts) {
         for (&name, &times) in &other.steps {
             *self.steps.entry(name).or_default() += times;
@@ -35,26 +35,26 @@ impl Counts {
     }
 }
 
-/// Number of turns of a replay that the machine does; see [`Track::turn`].
+/// Number of steps `turn` of a replay that the compiled rule performs; see [`Track::turn`].
 const COMPARED: u64 = 200;
 
-/// A system over concrete values, and the state that an execution has reached.
+/// Rule over concrete values, and the state that an execution has reached.
 pub(super) struct Track {
     system: Name,
     machine: Machine,
     state: State,
-    /// Values that the steps of this execution overwrote, each with its index.
+    /// Values that the steps of this execution have overwritten, each with its index.
     log: Vec<(usize, i64)>,
-    /// States whose invariant was checked.
+    /// States in which the invariant was already checked.
     ends: HashSet<State>,
-    /// Rows of threads; see [`Machine::rows_of_threads`].
+    /// Rows of values of each thread; see [`Machine::rows_of_threads`].
     rows: Vec<(usize, usize)>,
-    /// Action of the last step, if the step changed nothing.
+    /// Index of the last step's action, if that step changed nothing.
     idle: Option<usize>,
     idle_parameters: Vec<i64>,
-    /// Number of the action `turn`; 0 if the system has none.
+    /// Index of the action `turn`; 0 if the rule has no such action.
     turn: usize,
-    /// Number of turns that the machine has done.
+    /// Number of steps `turn` that the compiled rule has performed.
     turns: u64,
     steps: Vec<u64>,
     accesses: Vec<u64>,
@@ -83,12 +83,12 @@ impl Track {
         self.undo_to(0);
     }
 
-    /// Number of changes so far, for [`Track::undo_to`].
+    /// Number of changes so far, which [`Track::undo_to`] takes.
     pub(super) fn changes(&self) -> usize {
         self.log.len()
     }
 
-    /// Takes back all changes but the first `changes`.
+    /// Undoes all changes except the first `changes`.
     pub(super) fn undo_to(&mut self, changes: usize) {
         self.idle = None;
         for (at, old) in self.log.drain(changes..).rev() {
@@ -116,10 +116,10 @@ impl Track {
         self.get(name, arguments) != 0
     }
 
-    /// Takes a step, if the system allows it.
+    /// Takes a step, if the rule allows it.
     pub(super) fn step(&mut self, name: Name, parameters: &[i64]) -> Result<(), Forbidden> {
         let action = self.machine.named(name);
-        // A step that has just been taken and changed nothing is allowed again.
+        // If the same step was taken last and changed nothing, it is allowed again without a check.
         let is_idle =
             self.idle.is_some_and(|it| it == action) && self.idle_parameters == parameters;
         if is_idle {
@@ -143,11 +143,12 @@ impl Track {
         Ok(())
     }
 
-    /// Lets a thread learn what another one of its rank knows: the step `turn`, which takes the
-    /// greater of both values in each row of the two threads.
+    /// Lets a thread learn what another thread of its rank knows. This is the step `turn`, which
+    /// takes the greater of the two threads' values in each row.
     ///
-    /// Half of all steps are turns, and the machine needs microseconds for one. So only the first
-    /// [`COMPARED`] turns are left to it, and must have this effect; later ones are done here.
+    /// Half of all steps are such turns, and the compiled rule needs microseconds for one. So only
+    /// the first [`COMPARED`] turns are also performed by the compiled rule and compared; later
+    /// ones are done only here.
     pub(super) fn turn(&mut self, to: i64, from: i64) -> Result<(), Forbidden> {
         let mut learned = Vec::new();
         for &(offset, length) in &self.rows {
@@ -192,7 +193,7 @@ impl Track {
         Ok(())
     }
 
-    /// Checks the invariant, once for each state.
+    /// Checks the invariant in the present state, once for each state.
     pub(super) fn holds(&mut self) -> Result<(), Forbidden> {
         if self.ends.contains(&self.state) {
             return Ok(());
@@ -207,8 +208,8 @@ impl Track {
         }
     }
 
-    /// Number of the call that a word holds: of all that are equal modulo 2^32, the nearest to the
-    /// rank's call.
+    /// Number of the call that a word holds: of all numbers that are equal to `value` modulo 2^32,
+    /// the nearest to the rank's call.
     pub(super) fn ghost(&self, rank: i64, value: i64) -> i64 {
         let call = self.get("call", &[rank]);
         call + i64::from((value as i32).wrapping_sub(call as i32))

@@ -1,11 +1,11 @@
-//! The invariant of the slot rule: what holds of every state that ranks can reach. Every clause is about a pair of
-//! ranks; no third one is ever needed.
+//! Invariant of the slot rule: clauses that hold in every state that ranks can reach. Every clause
+//! is about a pair of ranks; a third rank is never needed.
 
 use super::*;
 use crate::proof::system::{Clause, Effect};
 use crate::proof::term::{Function, Sort, Term, all_of, any_of, variable};
 
-/// Assumptions about plans, which tests of iris-ops check.
+/// Assumptions about the plans of calls, which tests of iris-ops check.
 pub(super) fn plans() -> Vec<Clause> {
     let (p, q) = (variable(("p", Sort::Rank)), variable(("q", Sort::Rank)));
     let (k, v) = (variable(("k", Sort::Tile)), variable(("v", Sort::Int)));
@@ -30,17 +30,18 @@ pub(super) fn plans() -> Vec<Clause> {
     ]
 }
 
-/// The value of a function before the first call.
+/// Initial value of a function, before the first call.
 pub(super) fn start(function: &Function) -> Effect {
     let before = || first([]) - 1;
     let (_, at) = pattern(function);
     match function.name {
         "call" | "number" => starts_as(function, first([])),
         "idle" => starts_as(function, true),
-        // Nothing has been written, read or seen.
+        // At first nothing has been written, read or seen: these functions have the value that
+        // stands for no call.
         "recorded" | "record_read" | "wrote" | "seen" | "filled" | "taken" | "pulls"
         | "done_seen" => starts_as(function, first([]) - 2),
-        // Words hold the number before the first call, whose calls are over.
+        // At first words hold the number of the call before the first one, and that call is over.
         "entered" | "entry_view" | "knows" | "holds" | "view" | "used" | "done_view"
         | "done_known" => starts_as(function, before()),
         "stored" | "labelled" | "done" => {
@@ -51,7 +52,7 @@ pub(super) fn start(function: &Function) -> Effect {
     }
 }
 
-/// The clauses.
+/// Clauses of the invariant of the slot rule.
 pub(super) fn slot_rule(numbers: &Numbers) -> Vec<Clause> {
     [
         ranks(),
@@ -65,7 +66,7 @@ pub(super) fn slot_rule(numbers: &Numbers) -> Vec<Clause> {
     .concat()
 }
 
-/// Whether the rank has been counted out of this call.
+/// Term for whether the rank's threads have been counted as finished in this call.
 fn out(p: &Term, v: &Term) -> Term {
     v.below(call([p])) | all_of([v.is(call([p])), counted([p])])
 }

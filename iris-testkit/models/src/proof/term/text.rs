@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::{Node, Sort, Term, Variable};
 
-/// The name of a sort.
+/// Name of a sort in SMT-LIB text.
 pub fn sort(sort: Sort) -> &'static str {
     match sort {
         Sort::Bool => "Bool",
@@ -69,7 +69,7 @@ pub fn put(out: &mut String, term: &Term) {
     }
 }
 
-/// Appends the list of bound variables with their sorts.
+/// Appends the list of a quantifier's variables, with their sorts.
 pub fn bind(out: &mut String, variables: &[Variable]) {
     out.push('(');
     for (name, of) in variables {
