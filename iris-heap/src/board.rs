@@ -14,8 +14,8 @@ type Standing = Vec<(u64, Option<u32>)>;
 use crate::error::Result;
 use crate::segment::SharedMemory;
 
-/// Number of calls that a board holds. Two ranks can be compared only while one is ahead of the
-/// other by fewer calls.
+/// Number of calls that one rank's board holds. Two ranks can be compared only while one is ahead
+/// of the other by fewer calls.
 const CALLS: u64 = 1024;
 
 /// Number of 64-bit words before the calls. Word 0 counts calls, word 1 tells whether a call was
@@ -28,7 +28,7 @@ const HEADER: u64 = 16;
 /// Number of 64-bit words after the calls, for the text of the host's collective step.
 const TEXT: u64 = 32;
 
-/// Size of a board in bytes.
+/// Size in bytes of one rank's board.
 pub(crate) const BYTES: u64 = 8 * (HEADER + CALLS + TEXT);
 
 /// Issue boards of all ranks of a heap, indexed by rank: memory in which each rank records its
@@ -123,7 +123,7 @@ impl Boards {
         self.rank
     }
 
-    /// Number of ranks.
+    /// Number of ranks that have a board.
     pub(crate) fn ranks(&self) -> usize {
         self.all.len()
     }

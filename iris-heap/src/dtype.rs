@@ -20,21 +20,21 @@ pub enum DType {
     F32,
     /// IEEE half precision, 2 bytes.
     F16,
-    /// bfloat16, 2 bytes.
+    /// Type bfloat16: 2 bytes.
     BF16,
     /// IEEE double precision, 8 bytes.
     F64,
-    /// Signed integer, 1 byte.
+    /// Signed integer of 1 byte.
     I8,
-    /// Signed integer, 4 bytes.
+    /// Signed integer of 4 bytes.
     I32,
-    /// Signed integer, 8 bytes.
+    /// Signed integer of 8 bytes.
     I64,
-    /// Unsigned integer, 1 byte.
+    /// Unsigned integer of 1 byte.
     U8,
-    /// Unsigned integer, 4 bytes.
+    /// Unsigned integer of 4 bytes.
     U32,
-    /// Unsigned integer, 8 bytes.
+    /// Unsigned integer of 8 bytes.
     U64,
 }
 

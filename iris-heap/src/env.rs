@@ -16,7 +16,7 @@ pub const MAX_THREADS: usize = 4096;
 /// Description of one environment variable.
 #[derive(Clone, Copy, Debug)]
 pub struct Variable {
-    /// Name of the variable.
+    /// Name of the environment variable.
     pub name: &'static str,
     /// Meaning of the variable, its values and its default.
     pub doc: &'static str,
@@ -238,7 +238,7 @@ impl Settings {
     }
 }
 
-/// Largest factor on deadlines.
+/// Largest factor by which deadlines may be multiplied.
 const MOST: f64 = 1e6;
 const FACTOR: &str = "a factor above 0, at most 1e6";
 

@@ -23,7 +23,7 @@ pub enum Error {
     /// An environment variable has an invalid value.
     #[error("{variable}={value}: expected {expected}; {}", set(.value))]
     Env {
-        /// Name of the variable.
+        /// Name of the environment variable.
         variable: String,
         /// Value of the variable, or `(not set)`.
         value: String,
@@ -33,9 +33,9 @@ pub enum Error {
     /// An argument is outside its range.
     #[error("{what} is {value}: expected {expected}")]
     Invalid {
-        /// Name of the argument.
+        /// Name of the argument that was refused.
         what: String,
-        /// Value of the argument.
+        /// Value of the argument that was refused.
         value: String,
         /// Description of a valid value.
         expected: String,
@@ -182,7 +182,7 @@ pub enum Error {
     StillOpen {
         /// First rank with open objects.
         rank: usize,
-        /// Number of open heaps.
+        /// Number of heaps that are still open.
         heaps: usize,
         /// Number of open worlds that were split off this one.
         worlds: usize,
@@ -222,7 +222,7 @@ pub enum Error {
     NotAllocated {
         /// Name of the segment.
         segment: String,
-        /// First byte of the slice.
+        /// First byte of the slice that was requested.
         offset: u64,
         /// End of the slice, in bytes.
         end: u64,
@@ -234,11 +234,11 @@ pub enum Error {
     OutOfBounds {
         /// Name of the indexed object.
         what: String,
-        /// First index.
+        /// First index that was requested.
         start: u64,
         /// End of the range, one after the last index.
         end: u64,
-        /// Length of the object.
+        /// Length of the object that was indexed.
         len: u64,
     },
     /// A CPU launch has more workgroups than the heap has threads, so a workgroup could wait
@@ -250,7 +250,7 @@ pub enum Error {
     TooManyGroups {
         /// Name of the kernel.
         name: String,
-        /// Number of workgroups requested.
+        /// Number of workgroups that were requested.
         groups: u32,
         /// Number of threads of the heap.
         threads: u32,
@@ -265,7 +265,7 @@ pub enum Error {
         /// Name of the function.
         what: String,
     },
-    /// Enqueued work panicked.
+    /// Work that was enqueued on a stream panicked.
     #[error(
         "{name}{}: panicked: {message}; expected it to return: mend the panic, whose place stands on stderr",
         of_group(.group)
@@ -322,7 +322,7 @@ pub enum Error {
         /// Later error of the host, which may be only a consequence of the fault.
         then: Box<Error>,
     },
-    /// Waiting kernels were told to leave.
+    /// Kernels that were waiting got the abort code that makes them leave.
     #[error(
         "the work was aborted before it could end: {reason} (code {code}); close the heap and its world, and open them \
          anew"
@@ -351,7 +351,7 @@ pub enum Error {
         /// Description of the problem.
         problem: String,
     },
-    /// A system call failed.
+    /// A system call of the host failed.
     #[error("{call}: {}", explain(.error))]
     System {
         /// Name of the system call, with its object.
@@ -368,7 +368,7 @@ pub enum Error {
     Library {
         /// Description of the library.
         library: String,
-        /// Places that were searched.
+        /// Places in which the library was searched.
         looked: String,
         /// Description of the problem.
         problem: String,

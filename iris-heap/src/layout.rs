@@ -18,7 +18,7 @@ pub struct Layout {
     serial: u64,
 }
 
-/// One allocated block.
+/// Block of memory that was allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
     /// Offset of the first byte.
@@ -36,7 +36,7 @@ pub struct Block {
 pub struct Full {
     /// Bytes requested, rounded up to the alignment; `u64::MAX` if that overflows.
     pub asked: u64,
-    /// Number of free bytes.
+    /// Number of bytes that are not allocated.
     pub free: u64,
     /// Size of the largest free block in bytes.
     pub largest: u64,
@@ -124,7 +124,7 @@ impl Layout {
         self.capacity
     }
 
-    /// Number of free bytes.
+    /// Number of bytes that are not allocated.
     pub fn free_bytes(&self) -> u64 {
         self.free.values().sum()
     }

@@ -57,7 +57,7 @@ impl Module {
 }
 
 impl Function {
-    /// Name of the kernel.
+    /// Name of the kernel in its module.
     pub fn name(&self) -> &str {
         &self.name
     }

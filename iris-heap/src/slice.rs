@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Segment {
-    /// Matrices and messages.
+    /// Memory for matrices and messages.
     Data,
     /// Words that peers poll, in a segment of their own because a GPU caches it differently.
     Signal,
@@ -41,7 +41,7 @@ pub struct SymSlice<T> {
     serial: u64,
     /// Offset in the segment, in bytes.
     offset: u64,
-    /// Number of elements.
+    /// Number of elements of the slice.
     len: u64,
     element: PhantomData<fn() -> T>,
 }
@@ -97,7 +97,7 @@ impl<T> SymSlice<T> {
         self.offset
     }
 
-    /// Number of elements.
+    /// Number of elements of the slice.
     pub fn len(&self) -> usize {
         self.len as usize
     }
@@ -107,7 +107,7 @@ impl<T> SymSlice<T> {
         self.len == 0
     }
 
-    /// Length in bytes.
+    /// Length of the slice in bytes.
     pub fn bytes(&self) -> u64 {
         self.len * size_of::<T>() as u64
     }
@@ -199,7 +199,7 @@ impl DevWords {
         self.offset
     }
 
-    /// Number of 32-bit words.
+    /// Number of 32-bit words that this range holds.
     pub fn len(&self) -> usize {
         self.words as usize
     }

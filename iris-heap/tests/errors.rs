@@ -37,7 +37,7 @@ fn an_abort_word_that_names_no_rank_is_an_error_that_shows_it() {
     .unwrap();
 }
 
-/// Tests that every rank is told if one rank has enqueued only a part of a call.
+/// Tests that every rank gets an error if one rank has enqueued only a part of a call.
 #[test]
 fn a_poisoned_heap_is_of_no_further_use_on_any_rank() {
     World::run_threads(3, |w| {

@@ -107,7 +107,7 @@ fn ranks_that_do_not_allocate_are_named() {
     });
     for (rank, result) in results.into_iter().enumerate() {
         let e = result.unwrap_err();
-        // The ranks that arrive late must be told why the other ranks gave up.
+        // The ranks that arrive late must get the reason for which the other ranks gave up.
         assert!(matches!(&e, Error::Absent { ranks, .. } if ranks == &[1, 3]), "rank {rank}: {e}");
         assert!(e.to_string().contains("alloc at") && e.to_string().contains("faults.rs"), "{e}");
         assert_eq!(e.kind(), ErrorKind::Timeout);

@@ -39,7 +39,7 @@ fn a_thousand_worlds_leave_nothing() {
             heap.free(import)?;
             let part = w.split(Some(w.rank() as u32), 0)?;
             part.map_or(Ok(()), |part| part.close())?;
-            // In some rounds the heap or the world is not closed.
+            // In some rounds neither the heap nor the world is closed.
             if number % 10 == 3 {
                 return Ok(());
             }

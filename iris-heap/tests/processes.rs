@@ -387,7 +387,8 @@ fn a_rank_that_skips_a_collective_is_named() {
     for text in [&texts[0], &texts[2]] {
         contains(text, &["error", "barrier at", "processes.rs", "for rank 1"]);
     }
-    // A rank that arrives too late is told why the others gave up, so its barrier must fail, too.
+    // A rank that arrives too late gets the reason for which the others gave up, so its barrier
+    // must fail, too.
     contains(&texts[1], &["error"]);
 }
 

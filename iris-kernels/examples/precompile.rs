@@ -1,6 +1,6 @@
 //! Compiles all kernels of the ops ahead of time: `precompile FOLDER ARCH..`, for example
-//! `precompile kernels sm_90a`. A program beside a folder named `kernels` uses its contents and
-//! needs no compiler.
+//! `precompile kernels sm_90a`. A program whose own folder contains a folder `kernels` uses the
+//! kernels in that and needs no compiler.
 
 use std::error::Error;
 use std::path::Path;

@@ -20,9 +20,9 @@ pub struct Matrix {
     /// Leading dimension in elements: the stride between rows, or between columns if `transposed`
     /// is 1.
     pub ld: u64,
-    /// Number of rows.
+    /// Number of rows of the matrix.
     pub rows: u32,
-    /// Number of columns.
+    /// Number of columns of the matrix.
     pub cols: u32,
     /// Element type, by its [`dtype_code`].
     pub dtype: u32,
@@ -110,7 +110,7 @@ pub struct OpArgs {
     pub a: Matrix,
     /// Right factor B of the product.
     pub b: Matrix,
-    /// Result C.
+    /// Result matrix C of the call.
     pub c: Matrix,
     /// Bias: one row of N elements that is added to every row of the result; address 0 for none.
     pub bias: Matrix,
@@ -208,9 +208,9 @@ pub mod arrival {
     pub const RELAYS: u32 = 3;
 }
 
-/// View of one call of an op for a user's kernel that runs beside the op and waits for tiles of C;
-/// `Tiles` of `iris/tiles.h` reads it. Its channel takes the call number from copies of the op's
-/// words, because the op itself advances its words when the call ends.
+/// View of one call of an op for a user's kernel that runs at the same time as the op and waits for
+/// tiles of C; `Tiles` of `iris/tiles.h` reads it. Its channel takes the call number from copies of
+/// the op's words, because the op itself advances its words when the call ends.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct TileView {
@@ -239,15 +239,15 @@ pub struct TileView {
 
 /// Indices of the counters that a rank keeps for an op, in its array of counters.
 pub mod counter {
-    /// Number of bytes written to peers.
+    /// Index of the counter of bytes written to peers.
     pub const PUSHED: usize = 0;
-    /// Number of bytes read from peers.
+    /// Index of the counter of bytes read from peers.
     pub const PULLED: usize = 1;
-    /// Number of signals and flags raised.
+    /// Index of the counter of signals and flags raised.
     pub const FLAGS: usize = 2;
-    /// Number of waits begun.
+    /// Index of the counter of waits begun.
     pub const WAITS: usize = 3;
-    /// Number of counters.
+    /// Number of counters in the array.
     pub const COUNT: usize = 8;
 }
 

@@ -46,18 +46,19 @@ pub enum OmittedWait {
 /// delayed, so that the other ranks continue meanwhile; at `Adding` all ranks are delayed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Hold {
-    /// Before the kernel that precedes an op accesses the op's operands.
+    /// Delay before the kernel that precedes an op accesses the op's operands.
     Filling,
-    /// After the rank has entered a call, before it sends data, reads it or fetches it from peers.
+    /// Delay after the rank has entered a call, before it sends data, reads it or fetches it from
+    /// peers.
     Entered,
-    /// After the signals of a tile have been seen, before the tile is read.
+    /// Delay after the signals of a tile have been seen, before the tile is read.
     Received,
-    /// After the source rank of a unit of the gathered matrix has entered the call, before the unit
-    /// is copied to the staging buffer.
+    /// Delay after the source rank of a unit of the gathered matrix has entered the call, before
+    /// the unit is copied to the staging buffer.
     Fetching,
-    /// Between the read and the write of an addition under a lock.
+    /// Delay between the read and the write of an addition under a lock.
     Adding,
-    /// Before a whole-matrix GEMM stores a tile of its result at the peers.
+    /// Delay before a whole-matrix GEMM stores a tile of its result at the peers.
     Storing,
 }
 
@@ -122,9 +123,9 @@ pub struct OpBuild {
 /// Device source with its compile options, which one compilation turns into machine code.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Build {
-    /// Source text.
+    /// Text of the source to be compiled.
     pub source: Text,
-    /// Compile options.
+    /// Options with which the source is compiled.
     pub options: Options,
     /// Number of threads per workgroup.
     pub threads: u32,
@@ -138,8 +139,8 @@ impl Build {
         let threads =
             if source.kind == SourceKind::Barrier { BARRIER_THREADS } else { MESSAGE_THREADS };
         let options = Options::new().define("IRIS_THREADS", threads);
-        // The kernels of this source ask for two workgroups per multiprocessor, so that one reads
-        // while the other one reduces.
+        // The kernels of this source ask for two workgroups per multiprocessor: one reads while the
+        // other reduces.
         let options = match source.kind {
             SourceKind::Local => options.define("IRIS_TOGETHER", 2),
             _ => options,

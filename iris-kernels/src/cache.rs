@@ -135,7 +135,7 @@ impl Cache {
     }
 }
 
-/// Folder of kernels shipped with the program, which may not exist: `kernels` beside the
+/// Folder of kernels shipped with the program, which may not exist: `kernels` in the folder of the
 /// executable. It is trusted like the executable. `None` if the system does not report the
 /// executable's path.
 pub fn carried_folder() -> Option<PathBuf> {

@@ -56,11 +56,11 @@ pub struct Executor {
 /// Error of a call that failed while it was being enqueued.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// Step that failed.
+    /// Step that could not be enqueued.
     pub step: Work,
     /// Error that the step returned.
     pub cause: Error,
-    /// Action that is left to the caller.
+    /// Action that the caller must take.
     pub recovery: Recovery,
 }
 

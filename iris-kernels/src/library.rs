@@ -45,10 +45,10 @@ impl std::str::FromStr for Library {
     }
 }
 
-/// Requested whole-matrix GEMM.
+/// Request for a whole-matrix GEMM.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GemmRequest {
-    /// Preferred implementation.
+    /// Implementation that is preferred.
     pub library: Library,
     /// Kind of device on which the GEMM runs.
     pub backend: BackendKind,

@@ -133,7 +133,7 @@ pub enum Item {
 /// One piece of work, enqueued as a whole.
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
-    /// Work to be enqueued.
+    /// Work that the step enqueues.
     pub work: Work,
     /// Steps that replace the work if it cannot be done; they use the same words and give the same
     /// results. That may be known only when the work is enqueued, for example if a library refuses
@@ -147,7 +147,7 @@ pub struct Step {
 pub enum Work {
     /// Launch of a kernel of the operator, over all tiles of the operands.
     Kernel(Kernel, Operands),
-    /// Matrix product.
+    /// Matrix product of one rank.
     Gemm(Gemm),
     /// Wait until all peers have entered the call; after it, later steps (copy engines, GEMMs) may
     /// store to the peers.
@@ -232,7 +232,7 @@ pub enum Source {
 vocabulary! {
     /// Rows that a GEMM multiplies.
     Rows {
-        /// All rows.
+        /// All rows of A.
         All = "all rows",
         /// Rows that this rank owns.
         Own = "own rows",
@@ -248,7 +248,7 @@ vocabulary! {
     }
 }
 
-/// Destination of results.
+/// Destination of a step's results.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Target {
     /// Matrix C of the call, which has all rows; rows are stored at their positions among all rows.

@@ -38,7 +38,7 @@ pub enum SourceKind {
 pub struct Text {
     /// Name: the path in `#include` for a header, the file name for a kernel.
     pub name: &'static str,
-    /// Text of the file.
+    /// Text of the embedded file.
     pub text: &'static str,
     /// Kind of the source.
     pub kind: SourceKind,

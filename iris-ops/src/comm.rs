@@ -83,7 +83,7 @@ pub use stream::OnStream;
 /// refused with an error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReduceOp {
-    /// Sum over ranks.
+    /// Sum over all ranks.
     Sum,
     /// Product over ranks; not supported.
     Prod,

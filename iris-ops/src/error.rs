@@ -45,7 +45,7 @@ pub enum Error {
         what: String,
         /// Value that was refused.
         value: String,
-        /// Values that are allowed.
+        /// Description of the values that are allowed.
         expected: String,
     },
     /// A matrix has another shape than the plan and the call's other matrices imply.
@@ -124,9 +124,9 @@ pub enum Error {
     OtherWorld {
         /// Operator of the plan.
         op: OpLabel,
-        /// Rank in the plan.
+        /// Rank for which the plan was made.
         planned_rank: usize,
-        /// Number of ranks in the plan.
+        /// Number of ranks for which the plan was made.
         planned_size: usize,
         /// Rank of the heap.
         rank: usize,

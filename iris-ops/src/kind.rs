@@ -9,7 +9,7 @@ use std::str::FromStr;
 pub struct UnknownName {
     /// Kind of thing that was named: `op`, `variant` or `device`.
     pub what: &'static str,
-    /// Name that was given.
+    /// Name that was not recognised.
     pub value: String,
     /// Valid names in place of the given one, separated by commas.
     pub expected: String,

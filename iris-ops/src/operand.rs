@@ -179,7 +179,7 @@ pub(crate) mod sealed {
     use super::*;
 
     pub trait MatrixArg {
-        /// Reference to the matrix.
+        /// Reference to the matrix that was passed.
         fn matrix(&self) -> MatRef;
 
         /// Checks that calls on the given stream may use the matrix's memory.

@@ -61,7 +61,7 @@ struct Sizes {
     /// M and N of the call.
     shape: (usize, usize),
     groups: Workgroups,
-    /// Value of [`OpArgs::dedicated_workgroups`].
+    /// Value for [`OpArgs::dedicated_workgroups`] in calls of this shape.
     dedicated: u32,
 }
 

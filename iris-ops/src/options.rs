@@ -146,7 +146,7 @@ pub struct Request {
     pub shard: Shard,
     /// Options of the variant `staged`.
     pub staged: Staged,
-    /// Root of a broadcast.
+    /// Root rank of a broadcast.
     pub root: usize,
     /// Ranks that take part in a barrier; `None` for all.
     pub members: Option<Vec<usize>>,

@@ -52,7 +52,7 @@ impl Ranks {
         Self { nodes: nodes.max(1), ..self }
     }
 
-    /// Number of nodes.
+    /// Number of nodes of the world.
     pub fn nodes(&self) -> usize {
         self.nodes
     }

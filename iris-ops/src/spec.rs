@@ -46,9 +46,9 @@ pub(crate) struct Common {
 /// that every rank has as a whole.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Part {
-    /// All M rows.
+    /// All M rows, on every rank.
     All,
-    /// This rank's rows, `split(m, size, rank)`.
+    /// Rows of this rank, `split(m, size, rank)`.
     Own,
     /// One block from each rank, each with as many rows as `split(m, size, rank)` has.
     Blocks,
@@ -108,7 +108,7 @@ pub(crate) enum Tiles {
     Own,
 }
 
-/// One variant of an operator: its program, memory and properties.
+/// Variant of an operator: its program, memory and properties.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Form {
     pub(crate) variant: Variant,
@@ -149,7 +149,7 @@ pub(crate) enum GemmStage {
     All,
     /// GEMM before the message, which sends this rank's partial.
     Partial,
-    /// GEMM before the message, which sends this rank's rows of C.
+    /// GEMM before the message; the message then sends this rank's rows of C.
     Rows,
     /// GEMM after the message, which gathers A.
     Gathered,

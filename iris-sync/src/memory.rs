@@ -27,7 +27,7 @@ pub struct SymPair {
 /// which the data belongs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct LlWord {
-    /// Four bytes of data.
+    /// Data of the word: four bytes.
     pub data: u32,
     /// Number of the call to which the data belongs.
     pub call: i32,
@@ -135,7 +135,7 @@ accesses! {
     VersionLoad: Acquire, System;
     /// A spinlock is taken, by compare-and-exchange.
     LockTake: Acquire, System;
-    /// A spinlock is released.
+    /// A rank releases a spinlock that it holds.
     LockGive: Release, System;
     /// The last workgroup of a launch stores the call number into all words that its rank writes,
     /// so that none becomes too old, after all its workgroups have finished.

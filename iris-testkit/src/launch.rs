@@ -64,7 +64,7 @@ const KEPT: usize = 64 << 10;
 pub const QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
 
 /// Environment variables for AMD's runtime: hardware queues for streams, and no kernels for copies
-/// by the host, because a kernel would need compute units beside kernels that wait.
+/// by the host, because a kernel would need compute units while other kernels wait on the device.
 pub const HIP: &[(&str, &str)] = &[("GPU_MAX_HW_QUEUES", "32"), ("GPU_FORCE_BLIT_COPY_SIZE", "0")];
 
 /// Environment variable that passes the launcher's process id to the rank processes.
@@ -201,7 +201,7 @@ impl fmt::Display for End {
     }
 }
 
-/// Outcome of one rank.
+/// Outcome of one rank of a job.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RankOutcome {

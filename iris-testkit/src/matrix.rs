@@ -142,10 +142,7 @@ impl Matrix {
         matrix(self.slice, self.dtype, (self.rows, self.cols))
     }
 
-    /// Frees the matrix. Collective.
-    ///
-    /// # Errors
-    /// Errors of [`SymmetricHeap::free`].
+    /// Frees the matrix's memory. Collective.
     #[track_caller]
     pub fn free(self, heap: &SymmetricHeap) -> Result<()> {
         Ok(heap.free(self.slice)?)

@@ -78,9 +78,9 @@ pub enum Refused {
         what: String,
         /// Number of elements of the result.
         seen: usize,
-        /// Expected number of rows.
+        /// Number of rows that was expected.
         rows: usize,
-        /// Expected number of columns.
+        /// Number of columns that was expected.
         cols: usize,
     },
 }

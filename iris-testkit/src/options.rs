@@ -52,7 +52,7 @@ pub struct Options {
     /// Whether all ranks have the same N and K. If so, the choice of a variant may depend on N and
     /// K.
     pub even: bool,
-    /// Root of a broadcast.
+    /// Root rank of a broadcast.
     pub root: usize,
     /// Number of trace spans that each workgroup has room for; 0 for no trace.
     pub trace_spans: u32,

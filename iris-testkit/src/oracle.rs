@@ -20,9 +20,9 @@ pub use meaning::{Meaning, Product, Rows};
 /// Row-major, contiguous matrix of f64.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Dense {
-    /// Number of rows.
+    /// Number of rows of the matrix.
     pub rows: usize,
-    /// Number of columns.
+    /// Number of columns of the matrix.
     pub cols: usize,
     /// Elements, row-major: `rows * cols` of them.
     pub data: Vec<f64>,

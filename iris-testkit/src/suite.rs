@@ -25,14 +25,14 @@ pub use traffic::{Traffic, expected as expected_traffic};
 pub enum Input {
     /// Integers in [-8, 8], for which f32 sums are exact, so results are compared for equality.
     Integers,
-    /// Reals in [-1, 1).
+    /// Real numbers in [-1, 1).
     Reals,
 }
 
 /// Location of the residual that is added to a result before an RMSNorm.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Residual {
-    /// No residual.
+    /// No residual is added.
     None,
     /// Separate memory with the layout of C.
     Apart,
@@ -59,7 +59,7 @@ pub struct Case {
     pub residual: Residual,
     /// Memory layout of A, or of the message.
     pub a: Layout,
-    /// Memory layout of B.
+    /// Memory layout of matrix B.
     pub b: Layout,
     /// Memory layout of C, of the residual and of the normalised rows.
     pub c: Layout,

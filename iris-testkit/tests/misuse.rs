@@ -70,7 +70,7 @@ fn wrong_matrices_are_refused_and_the_next_call_is_right() {
         let first = heap.read(c)?;
         let before = op.counters()?;
         for (mistake, message) in mistakes {
-            // Only rank 1 makes the mistake, and only its call returns an error.
+            // Only rank 1 makes the mistake, so only its call must return an error.
             if world.rank() == 1 {
                 let error = op.run(&mistake, &stream).unwrap_err();
                 assert!(error.to_string().contains(message), "{error}, expected {message}");
@@ -135,7 +135,7 @@ fn wrong_matrices_of_norms_are_refused_and_the_next_call_is_right() {
             (of_weight(MatRef::sym(c.slice(40..)?, 1, n)), "output and weight overlap"),
         ];
         for (mistake, message) in mistakes {
-            // Only rank 1 makes the mistake, and only its call returns an error.
+            // Only rank 1 makes the mistake, so only its call must return an error.
             if world.rank() == 1 {
                 let error = op.run(&mistake, &stream).unwrap_err().to_string();
                 assert!(error.contains(message), "{error}, expected {message}");

@@ -1,5 +1,5 @@
-//! Tests of every operator over several nodes against the oracle: threads that simulate nodes, and
-//! ranks that meet over loopback.
+//! Tests of every operator over several nodes against a reference: threads that simulate nodes, and
+//! ranks that connect over loopback.
 
 mod common;
 
@@ -251,7 +251,7 @@ fn a_barrier_holds_all_nodes() {
     }
 }
 
-/// Tests operators whose ranks meet over TCP, authenticated by a secret.
+/// Tests operators whose ranks connect over TCP, authenticated by a secret.
 #[test]
 fn operators_over_sockets() {
     for names in [&["a", "a", "b", "b"][..], &["a", "b", "c"]] {

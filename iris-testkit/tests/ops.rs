@@ -1,5 +1,5 @@
-//! Tests of every op, variant, element type and number of ranks against the oracle, over ragged
-//! shapes.
+//! Tests of every op, variant, element type and number of ranks against a reference, over shapes
+//! that are no multiples of tiles.
 //!
 //! Many cases run in one world. `IRIS_TEST_LEVEL` decides how many cases run.
 

@@ -154,7 +154,7 @@ fn a_call_left_out_before_a_close_or_a_free_is_the_error_of_every_run() {
 }
 
 /// Tests that all runs return the error of the rank that found the difference, and not the error of
-/// a rank that was told of it.
+/// a rank that learned of it from another.
 #[test]
 fn a_difference_is_the_error_of_every_run() {
     let run = |world: World| -> anyhow::Result<()> {
@@ -171,8 +171,8 @@ fn a_difference_is_the_error_of_every_run() {
     assert!(all.iter().all(|error| error.contains("entered with M")), "{all:#?}");
 }
 
-/// Tests that a rank's own error is what the program returns, even if other ranks, which are told
-/// of that error at once, fail earlier.
+/// Tests that a rank's own error is what the program returns, even if other ranks, which learn of
+/// that error at once, fail earlier.
 #[test]
 fn an_error_of_the_program_is_returned() {
     let failed = AtomicUsize::new(0);

@@ -1,4 +1,4 @@
-//! Random shapes, tiles, layouts and options of every op against the oracle.
+//! Tests of random shapes, tiles, layouts and options of every op against a reference.
 
 mod common;
 

@@ -32,7 +32,7 @@ use cases::Extent;
 use library::{CHILD, Machine, child, child_of};
 
 /// Environment variables of a child process: the architecture and number of devices that the
-/// stand-in driver shows, and the child's task.
+/// stand-in (fake) driver shows, and the child's task.
 const ARCH: &str = "STANDIN_ARCH";
 const DEVICES: &str = "STANDIN_DEVICES";
 const FOLDER: &str = "STANDIN_LOGS";
@@ -80,7 +80,7 @@ fn main() -> ExitCode {
     ])
 }
 
-/// Runs the smoke test in a child process on a stand-in machine.
+/// Runs the smoke test in a child process on a machine with a stand-in (fake) driver.
 fn smoke_on(arch: &'static str, library: bool) {
     let output = child("smoke", Machine { arch, devices: 2, library }, &[]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -186,8 +186,8 @@ fn each_enqueue_that_fails_leaves_a_call_to_retry_or_a_poisoned_heap() {
     }
 }
 
-/// Tests a machine without a compiler. Kernels are compiled ahead of time into a folder beside a
-/// copy of this program, and the copy must make operators from them. If whole-matrix GEMMs are then
+/// Tests a machine without a compiler. Kernels are compiled ahead of time into the folder of a copy
+/// of this program, and the copy must make operators from them. If whole-matrix GEMMs are then
 /// removed from the folder, operators must return an error instead of taking other kernels.
 fn without_a_compiler_kernels_come_from_the_folder_or_are_named() {
     let own = std::env::current_exe().unwrap();

@@ -73,7 +73,7 @@ impl Options {
 
 type Rule = fn(&Tree) -> Vec<Finding>;
 
-/// All rules, by name.
+/// All rules that tidy checks, by name.
 const RULES: &[(&str, Rule)] = &[
     ("layers", layers::check),
     ("circles", circles::check),

@@ -348,8 +348,8 @@ impl Backend for CpuBackend {
 }
 
 impl Drop for CpuBackend {
-    /// Returns without waiting: enqueued work is skipped, running kernels are told to stop, and the
-    /// threads keep the memory mapped until they end.
+    /// Returns without waiting: enqueued work is skipped, running kernels get the abort code that
+    /// makes them stop, and the threads keep the memory mapped until they end.
     fn drop(&mut self) {
         if !self.closed.load(Ordering::Relaxed) {
             self.shared.dropped.store(true, Ordering::Relaxed);

@@ -23,7 +23,7 @@ pub(crate) use gpu::Current;
 pub use gpu::{DeviceCopy, Gpu};
 pub use kind::{BackendKind, DeviceTraits};
 
-/// Description of a device.
+/// Description of a device by its driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceInfo {
@@ -50,7 +50,7 @@ pub trait Mapping: Send + Sync {
     /// Start address; a host or device address, depending on the backend.
     fn address(&self) -> u64;
 
-    /// Length in bytes.
+    /// Length of the memory region in bytes.
     fn bytes(&self) -> u64;
 
     /// This object as `Any`, to downcast it to the backend's own type.
@@ -60,9 +60,9 @@ pub trait Mapping: Send + Sync {
 /// Use of a memory segment; devices cache data and signals differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// Matrices and messages.
+    /// Memory for matrices and messages.
     Data,
-    /// Words that peers poll.
+    /// Memory for words that peers poll.
     Signal,
     /// Device-local words, which only this device accesses; never shared.
     DeviceWords,
@@ -96,7 +96,7 @@ pub(crate) struct Imported {
 /// Message and descriptors by which other processes can map a rank's memory.
 #[derive(Debug, Default)]
 pub(crate) struct Export {
-    /// Message that [`Backend::describe`] made.
+    /// Message of another rank, made by [`Backend::describe`] there.
     pub message: Vec<u8>,
     /// File descriptors by which the memory can be mapped; empty if the message suffices.
     pub descriptors: Vec<OwnedFd>,
@@ -254,7 +254,7 @@ pub(crate) trait EventBackend: Send + Sync {
 /// Shape of a kernel launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchShape {
-    /// Number of workgroups.
+    /// Number of workgroups of the launch.
     pub groups: u32,
     /// Number of threads per workgroup.
     pub threads: u32,
@@ -273,8 +273,8 @@ pub(crate) enum LaunchOrder {
     /// Launch in the order of ops: after the heap's last op, whichever stream that op is on; the
     /// next op waits for this launch.
     Op,
-    /// Launch beside ops: after the heap's last op, on another stream; the next op does not wait
-    /// for this launch.
+    /// Launch that runs at the same time as ops: after the heap's last op, on another stream; the
+    /// next op does not wait for this launch.
     Beside,
 }
 
@@ -328,7 +328,7 @@ pub(crate) trait FunctionBackend: Send + Sync {
 /// Copies are made by the calling thread: they are synchronous and not ordered with streams. A
 /// [`Mapping`] passed to a method must have been made by the same backend.
 pub(crate) trait Backend: Send + Sync {
-    /// Description of the device.
+    /// Description of the device that the backend uses.
     fn device(&self) -> DeviceInfo;
 
     /// Number of ranks of the heap that use this device, this rank included.
@@ -444,10 +444,7 @@ pub(crate) trait Backend: Send + Sync {
     /// [`Error::OutOfBounds`].
     fn fill(&self, to: &dyn Mapping, offset: u64, bytes: u64, value: u8) -> Result<()>;
 
-    /// Makes a new stream.
-    ///
-    /// # Errors
-    /// [`Error::System`], [`Error::Closed`].
+    /// Makes a new stream on the backend's device.
     fn stream(&self) -> Result<Arc<dyn StreamBackend>>;
 
     /// Wraps the caller's own stream, given as the device's handle.

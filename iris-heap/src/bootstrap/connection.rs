@@ -95,7 +95,8 @@ impl LastChance {
 }
 
 impl Connection {
-    /// Starts the control thread of a connection. Frames are sealed if `keys` are given.
+    /// Starts the control thread of a connection. Frames are encrypted with `keys` if these are
+    /// given.
     pub(super) fn start(
         socket: &Socket,
         keys: Option<&Keys>,

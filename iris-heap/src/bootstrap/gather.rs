@@ -33,7 +33,7 @@ pub(super) struct Gathering {
 
 impl Gathering {
     /// Gathers a world of `size` ranks; `own` is rank 0's own connection. Returns the peers by
-    /// rank, or `None` if the world could not be formed; then all processes are told why.
+    /// rank, or `None` if the world could not be formed; then all processes get the reason.
     pub(super) fn run(
         place: Place,
         door: &mut Door,
@@ -188,7 +188,7 @@ impl Gathering {
     }
 
     /// Reads messages of strangers and of waiting ranks. If a message makes the world impossible,
-    /// the remaining strangers are still read and kept, so that they can be told why.
+    /// the remaining strangers are still read and kept, so that they can be sent the reason.
     fn hear(&mut self) -> Result<()> {
         let mut outcome = Ok(());
         for mut stranger in std::mem::take(&mut self.strangers) {

@@ -22,7 +22,7 @@ const DRAIN: Duration = Duration::from_secs(10);
 
 pub(crate) struct Hub {
     size: usize,
-    /// Connections, by rank.
+    /// Connections to the ranks, indexed by rank.
     peers: Vec<Peer>,
     groups: BTreeMap<u64, Group>,
     /// Ranks whose deadline has passed, with their reports. They are handled only after all

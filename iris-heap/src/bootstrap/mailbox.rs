@@ -29,12 +29,12 @@ pub(crate) struct Outbox {
     /// Number of bytes and number of descriptors of the first packet that have been sent.
     bytes_sent: usize,
     descriptors_sent: usize,
-    /// Encrypts the frames; `None` on a Unix socket, whose frames are not sealed.
+    /// Encrypts the frames; `None` on a Unix socket, whose frames are not encrypted.
     sealer: Option<Sealer>,
 }
 
 impl Outbox {
-    /// Makes an outbox whose frames are sealed with `keys`.
+    /// Makes an outbox whose frames are encrypted with `keys`.
     pub(crate) fn sealed(keys: &Keys) -> Outbox {
         Outbox { sealer: Some(keys.sealer()), ..Outbox::default() }
     }
@@ -63,7 +63,7 @@ impl Outbox {
     }
 
     /// Writes until everything is sent or the socket is full. After an error that is [`crowded`] or
-    /// `WouldBlock`, the unsent rest can be sent by a later call.
+    /// `WouldBlock`, the unsent bytes can be sent by a later call.
     pub(crate) fn flush(&mut self, socket: &impl AsFd) -> std::io::Result<()> {
         while let Some(packet) = self.packets.front() {
             let descriptors: Vec<BorrowedFd<'_>> = packet.descriptors[self.descriptors_sent..]
@@ -130,7 +130,7 @@ pub(crate) struct Inbox {
     /// Whether the peer has not said hello yet; until then its frames must be short and have no
     /// descriptors.
     stranger: bool,
-    /// Decrypts the frames; `None` on a Unix socket, whose frames are not sealed.
+    /// Decrypts the frames; `None` on a Unix socket, whose frames are not encrypted.
     opener: Option<Opener>,
 }
 
@@ -141,7 +141,7 @@ impl Inbox {
         Inbox { stranger: true, ..Inbox::default() }
     }
 
-    /// Makes an inbox for sealed frames of a connection that has not said hello.
+    /// Makes an inbox for encrypted frames of a connection that has not sent a hello yet.
     pub(crate) fn sealed(keys: &Keys) -> Inbox {
         Inbox { opener: Some(keys.opener()), ..Inbox::of_stranger() }
     }

@@ -68,10 +68,10 @@ pub struct Step {
 /// the world ensures this and tags its messages. After an error of a collective method the
 /// bootstrap is broken, and every further collective method returns that error.
 pub trait Bootstrap: Send + Sync {
-    /// This rank's number.
+    /// Number of this rank in the world.
     fn rank(&self) -> usize;
 
-    /// Number of ranks.
+    /// Number of ranks of the world.
     fn size(&self) -> usize;
 
     /// Exchanges bytes: returns the bytes of every rank, indexed by rank.

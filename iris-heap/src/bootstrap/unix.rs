@@ -36,8 +36,8 @@ pub(crate) struct Processes {
 const ON_THEIR_WAY: usize = 128;
 /// Time limit for sending a last message to which no answer is awaited.
 const PARTING: Duration = Duration::from_secs(2);
-/// Time for the hub to answer which ranks are missing; after that, the user is told that the hub is
-/// silent.
+/// Time in which the hub must answer which ranks are missing; after that, the user gets the message
+/// that the hub is silent.
 const ANSWER: Duration = Duration::from_secs(2);
 
 impl Processes {
@@ -87,7 +87,7 @@ impl Processes {
         let connection = match Connection::start(&socket, None, rank) {
             Ok(connection) => connection,
             Err(error) => {
-                // The other ranks are told the reason at once, so that they need not wait for this
+                // Send the reason to the other ranks at once, so that they need not wait for this
                 // rank.
                 let mut outbox = Outbox::default();
                 let gave_up = Frame::GaveUp { group: 0, error: failed(rank, &error) };
@@ -157,8 +157,8 @@ impl Processes {
         };
         let frame = Frame::Give { group: self.group, number, part };
         let whole = step.deadline.saturating_duration_since(started);
-        // Sending may take eight tenths of the deadline; in the rest the reason of a failure can be
-        // sent to the other ranks.
+        // Sending may take eight tenths of the deadline; in the remaining time the reason of a
+        // failure can be sent to the other ranks.
         let sent = self.connection.send(frame, started + whole / 10 * 8);
         let what = format!("rank {} in {}", self.rank, step.what);
         let mut patience = Patience::new(started, step.deadline);

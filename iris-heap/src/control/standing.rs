@@ -102,7 +102,8 @@ impl Control {
     }
 
     /// Operator and call that each rank is in, and the collective step of its host, as far as the
-    /// boards tell, if `fault` may come from a wrong order of calls; `None` for other faults.
+    /// issue boards show this, if `fault` may come from a wrong order of calls; `None` for other
+    /// faults.
     pub(super) fn standing(&self, fault: &iris_sync::Fault) -> Option<Vec<String>> {
         use iris_sync::Field;
         let about_calls = match fault.kind {

@@ -8,7 +8,7 @@ use crate::bootstrap::notice::notice;
 /// Environment variable whose name begins with `IRIS_` but which iris does not read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unknown {
-    /// Name of the variable.
+    /// Name of the environment variable that is unknown.
     pub name: String,
     /// Known variable with a similar name, if there is one.
     pub nearest: Option<&'static str>,

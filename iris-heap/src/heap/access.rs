@@ -218,10 +218,7 @@ impl SymmetricHeap {
         self.backend.write(&*self.memory.device_words, words.offset, bytemuck::cast_slice(data))
     }
 
-    /// Reads device-local words; synchronous.
-    ///
-    /// # Errors
-    /// [`Error::NotAllocated`]; [`Error::ForeignSlice`].
+    /// Reads device-local words, and waits until they are read.
     pub fn read_device_words(&self, words: DevWords) -> Result<Vec<i32>> {
         self.resolve_device_words(words)?;
         let mut data = vec![0; words.len()];

@@ -59,7 +59,7 @@ pub struct SymmetricHeap {
     options: HeapOptions,
     id: u64,
     // Backend of the heap. The field precedes `memory`, because fields drop in this order: streams
-    // must end, or be told to end, before their memory is unmapped.
+    // must end, or have received the order to end, before their memory is unmapped.
     backend: Arc<dyn Backend>,
     memory: Memory,
     state: RwLock<State>,
@@ -87,12 +87,12 @@ struct State {
     imports: u64,
 }
 
-/// One part of a [`SymmetricHeap::alloc_many`] request.
+/// Part of a [`SymmetricHeap::alloc_many`] request: one allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Segment in which to allocate: [`Segment::Data`] or [`Segment::Signal`].
     pub segment: Segment,
-    /// Number of bytes.
+    /// Number of bytes to allocate.
     pub bytes: u64,
     /// Purpose of the memory; compared between ranks, and named in errors.
     pub name: Cow<'static, str>,
@@ -112,13 +112,7 @@ impl fmt::Debug for SymmetricHeap {
 }
 
 impl SymmetricHeap {
-    /// Opens a heap: collective.
-    ///
-    /// # Errors
-    /// [`Error::Disagreement`] if the ranks differ in crate or protocol version, options,
-    /// device or `IRIS_*` variables; [`Error::PeerFailed`] if another rank could not get its
-    /// memory; [`Error::Invalid`], [`Error::Unsupported`], [`Error::System`]; errors of
-    /// [`World::barrier`].
+    /// Opens a heap. Collective: all ranks call it.
     #[track_caller]
     pub fn open(world: &World, options: HeapOptions) -> Result<Arc<SymmetricHeap>> {
         check_may_wait("opening a heap")?;
@@ -531,10 +525,7 @@ impl SymmetricHeap {
             .find(|error| !told(error))
     }
 
-    /// Makes a new stream.
-    ///
-    /// # Errors
-    /// [`Error::Closed`]; [`Error::System`].
+    /// Makes a new stream on the heap's device.
     pub fn stream(&self) -> Result<Stream> {
         self.backend.stream().map(Stream::from_backend)
     }
@@ -759,8 +750,8 @@ impl SymmetricHeap {
         Ok(state)
     }
 
-    // Ignores poisoning: the state is always replaced as a whole, so a panic elsewhere leaves it
-    // consistent.
+    // Ignores the poisoning of the lock: the state is always replaced as a whole, so a panic of
+    // another holder leaves it consistent.
     fn state(&self) -> RwLockReadGuard<'_, State> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -829,7 +820,8 @@ fn refusal<T>(mine: &Result<T>) -> Vec<u8> {
     mine.as_ref().err().map_or(Vec::new(), |error| error.to_string().into_bytes())
 }
 
-/// Checks that no rank has refused a step; `told` has the messages of [`refusal`], by rank.
+/// Checks that no rank has refused a step; `told` has the messages of all ranks, which [`refusal`]
+/// makes, by rank.
 fn check_refusals(what: &str, told: &[Vec<u8>]) -> Result<()> {
     match told.iter().enumerate().find(|(_, message)| !message.is_empty()) {
         None => Ok(()),

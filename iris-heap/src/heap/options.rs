@@ -20,7 +20,7 @@ pub struct HeapOptions {
     pub signal_bytes: u64,
     /// Number of device-local words of each rank; default 262,144, at most 2^32.
     pub device_words: u64,
-    /// Kind of device.
+    /// Kind of device that the heap uses.
     pub backend: BackendKind,
     /// Index of the device among the devices visible to the process; default: the rank's number on
     /// its host, modulo the number of devices. Several ranks may use one device.

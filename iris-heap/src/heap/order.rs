@@ -16,10 +16,11 @@ use crate::error::{Error, Result};
 use crate::segment::{JointMemory, SharedMemory};
 use crate::world::World;
 
-/// Interval between two comparisons of the boards.
+/// Interval between two comparisons of the ranks' boards.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Creates the file of all boards on rank 0; `None` on other ranks, and in a world of one rank.
+/// Creates the file of all ranks' boards on rank 0; returns `None` on other ranks, and in a world
+/// of one rank.
 pub(super) fn make_boards(world: &World) -> Result<Option<JointMemory>> {
     let makes = world.rank() == 0 && world.size() > 1;
     makes.then(|| JointMemory::create("iris-issue", &sizes(world))).transpose()

@@ -40,7 +40,7 @@ impl Hosts {
         Hosts::of(&members.iter().map(node).collect::<Vec<_>>())
     }
 
-    /// Number of nodes.
+    /// Number of nodes of the world.
     pub(crate) fn nodes(&self) -> usize {
         self.names.len()
     }
@@ -60,7 +60,7 @@ impl Hosts {
         self.node_of[rank]
     }
 
-    /// Ranks of `node`, ascending.
+    /// Ranks of the node `node` in ascending order.
     pub(crate) fn ranks(&self, node: usize) -> Vec<usize> {
         (0..self.node_of.len()).filter(|&rank| self.node_of[rank] == node).collect()
     }

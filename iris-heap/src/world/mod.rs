@@ -55,7 +55,7 @@ struct Inner {
     /// Number of the next exchange; the lock is held during an exchange.
     sequence: Mutex<u64>,
     closed: Mutex<bool>,
-    /// Control blocks of the open heaps, whose kernels are told if a peer is lost.
+    /// Control blocks of the open heaps, through which waiting kernels learn that a peer is lost.
     controls: Arc<Mutex<Vec<Weak<Control>>>>,
     heaps: AtomicUsize,
     children: AtomicUsize,

@@ -24,7 +24,7 @@ IRIS_DEVICE constexpr u32 element_bytes(u32 dtype) { return dtype == F32 ? 4 : 2
 IRIS_DTYPES(IRIS_ROW)
 #undef IRIS_ROW
 
-/// Bits of OpArgs::epilogue.
+/// Flag bits of the field OpArgs::epilogue.
 constexpr u32 EPILOGUE_GELU = 1;
 /// Values of OpArgs::producer: partial tiles are tiles of the product A B, or elements of A.
 constexpr u32 PRODUCER_GEMM = 0, PRODUCER_LOAD = 1;

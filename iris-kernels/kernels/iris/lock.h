@@ -1,4 +1,4 @@
-// Spinlock; transcribes iris_sync::lock.
+// Spinlock in device code, transcribed from iris_sync::lock.
 #ifndef IRIS_LOCK_H
 #define IRIS_LOCK_H
 

@@ -73,18 +73,18 @@ IRIS_ACCESSES(IRIS_ROW)
 /// Code location at which a stress test can delay workgroups; same values in the same order as
 /// iris_kernels::build::Hold. Other builds have no code at these locations.
 enum class Hold : int {
-    /// Before the kernel that precedes an op accesses the op's operands.
+    /// Delay before the kernel that precedes an op accesses the op's operands.
     Filling,
-    /// After the rank has entered a call, before it sends, reads or fetches data.
+    /// Delay after the rank has entered a call, before it sends, reads or fetches data.
     Entered,
-    /// After the signals of a tile have been seen, before the tile is read.
+    /// Delay after the signals of a tile have been seen, before the tile is read.
     Received,
-    /// After the source rank of a unit has entered, before the unit is copied to the staging
-    /// buffer.
+    /// Delay after the source rank of a unit (a piece of the gathered matrix) has entered the call,
+    /// before the unit is copied to the staging buffer.
     Fetching,
-    /// Between the read and the write of an addition under a lock.
+    /// Delay between the read and the write of an addition under a lock.
     Adding,
-    /// Before a whole-matrix GEMM stores a tile of its result at the peers.
+    /// Delay before a whole-matrix GEMM stores a tile of its result at the peers.
     Storing,
 };
 

@@ -209,8 +209,8 @@ impl<'a> Call<'a> {
     }
 
     /// Whether the launch of `work` may begin before the previous launch has ended. It may not on a
-    /// device that ranks share, or beside a step between nodes, because a waiting launch must leave
-    /// room for the launches that it waits for.
+    /// device that ranks share, or while a step between nodes may run, because a waiting launch
+    /// must leave room for the launches that it waits for.
     pub(super) fn may_be_early(&self, work: Work) -> bool {
         let alone = self.heap.ranks_on_device() == 1 && self.of.program.overlap.is_none();
         work.early() != EarliestStart::No && alone

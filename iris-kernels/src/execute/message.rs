@@ -45,7 +45,7 @@ impl Message {
         Self { args, first: 0, pattern: Pattern::Scatter }
     }
 
-    /// Same message with its signals numbered after the signals of `other`.
+    /// Returns the same message, with its signals numbered after the signals of `other`.
     pub(super) fn with_signals_after(self, other: &Self) -> Self {
         Self { first: other.signals(), ..self }
     }

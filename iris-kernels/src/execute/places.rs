@@ -14,7 +14,7 @@ use crate::schedule::split;
 
 /// Operands of the steps of one call, computed from the arguments and the workspace of the call.
 pub(super) struct Places<'a> {
-    /// Arguments of the call.
+    /// Kernel arguments of the call.
     pub(super) args: &'a OpArgs,
     /// Areas of the workspace that the program uses for intermediate matrices.
     pub(super) areas: Areas,

@@ -29,7 +29,7 @@ pub enum Error {
         folder.display()
     )]
     NotCarried {
-        /// Name of the source.
+        /// Name of the source file.
         source_name: String,
         /// Architecture for which the kernel is needed.
         arch: String,
@@ -57,11 +57,11 @@ pub enum Error {
         "{source_name} for {arch} was expected to compile; mend what the compiler says:\n{log}"
     )]
     Compile {
-        /// Name of the source.
+        /// Name of the source file.
         source_name: String,
         /// Architecture for which the source was compiled.
         arch: String,
-        /// Log of the compiler.
+        /// Text of the compiler's log.
         log: String,
     },
     /// The compiler is too old for an architecture; calling it anyway would abort the process.
@@ -69,7 +69,7 @@ pub enum Error {
         "{compiler} does not support {arch}, expected one that does, and {instead}: install a later one"
     )]
     Architecture {
-        /// Compiler, with its release.
+        /// Name of the compiler, with its release.
         compiler: String,
         /// Architecture that the compiler does not support.
         arch: String,

@@ -55,7 +55,7 @@ impl Vendor {
 /// Device source to be compiled, with a file name for the compiler's messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KernelSource<'a> {
-    /// File name for messages.
+    /// File name that the compiler's messages show.
     pub name: &'a str,
     /// Source text; it may include the headers of [`crate::source::HEADERS`].
     pub text: &'a str,
@@ -80,12 +80,12 @@ impl<'a> From<&'a str> for KernelSource<'a> {
 pub struct Options {
     /// Macros and their values, in the order given.
     pub defines: Vec<(String, String)>,
-    /// Further options, passed unchanged.
+    /// Further options, which are passed to the compiler unchanged.
     pub arguments: Vec<String>,
 }
 
 impl Options {
-    /// Makes empty options.
+    /// Makes options without any macro or argument.
     pub fn new() -> Self {
         Self::default()
     }

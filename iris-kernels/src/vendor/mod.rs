@@ -55,7 +55,7 @@ pub enum Error {
     /// No GEMM library is supported for this kind of device.
     #[error("no GEMM library is supported on {kind}, expected cuda or hip: use Library::None")]
     None {
-        /// Kind of device.
+        /// Kind of device that has no such library.
         kind: BackendKind,
     },
     /// The library's release is older than the numbers used here.
@@ -66,7 +66,7 @@ pub enum Error {
     TooOld {
         /// Name and version of the library.
         library: String,
-        /// Oldest supported version.
+        /// Oldest version of the library that is supported.
         oldest: String,
     },
     /// A function of the library failed.

@@ -7,7 +7,7 @@ use iris_heap::DType;
 /// Layout of a matrix in memory: element type, storage order and stride.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Layout {
-    /// Type of an element.
+    /// Type of a matrix element.
     pub dtype: DType,
     /// Whether the matrix is column-major: element (r, c) is `c * ld + r` elements from the first;
     /// otherwise it is row-major, `r * ld + c`.
@@ -45,11 +45,11 @@ pub struct Problem {
 /// Device addresses of the matrices and of the workspace of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Addresses {
-    /// Address of A.
+    /// Address of matrix A.
     pub a: u64,
-    /// Address of B.
+    /// Address of matrix B.
     pub b: u64,
-    /// Address of C.
+    /// Address of matrix C.
     pub c: u64,
     /// Address of the bias, if the problem has one.
     pub bias: u64,

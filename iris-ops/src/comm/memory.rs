@@ -44,7 +44,7 @@ pub(super) mod sealed {
 /// Place of lent memory: host, GPU or symmetric heap.
 #[derive(Clone, Copy, Debug)]
 enum Place {
-    /// Host memory, by address.
+    /// Host memory at this address.
     Host(u64),
     /// Memory of cudarc, by address; `None` if the communicator's stream is not one of cudarc's.
     #[cfg(feature = "cudarc-0-19")]

@@ -22,7 +22,7 @@ use crate::split::split;
 struct Calling<'a> {
     op: &'a Composite,
     call: &'a Call,
-    /// The caller's stream.
+    /// Stream on which the caller issued the call.
     stream: &'a Stream,
     /// Stream of the heap on which the steps between nodes are enqueued, one after the other.
     lane: Stream,
@@ -86,7 +86,7 @@ impl Composite {
 }
 
 impl Calling<'_> {
-    /// Enqueues the whole call.
+    /// Enqueues the whole call over several nodes.
     fn all(&mut self) -> Result<()> {
         match self.record.op {
             Op::MatmulAllReduce | Op::AllReduce => self.all_reduce(),

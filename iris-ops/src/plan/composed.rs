@@ -60,7 +60,7 @@ pub(crate) enum Area {
     /// Input message, padded to equal parts for all ranks.
     Padded,
     PaddedOut,
-    /// Whole matrix A, transposed.
+    /// The whole matrix A, transposed.
     Whole,
 }
 

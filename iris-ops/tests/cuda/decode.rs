@@ -111,7 +111,7 @@ impl Step {
         Ok(Step { heap: heap.clone(), matmul, sum, kernels, x, w, y, z, sums, state, tokens })
     }
 
-    /// Enqueues one step.
+    /// Enqueues one decode step.
     fn run(&self, stream: &Stream) -> Result<()> {
         let heap = &self.heap;
         let view = heap.view();

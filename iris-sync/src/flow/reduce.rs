@@ -38,7 +38,7 @@ pub trait Owners {
 /// Round-robin ownership: tile t belongs to rank t mod `owners`.
 #[derive(Clone, Copy, Debug)]
 pub struct Turns {
-    /// Number of tiles.
+    /// Number of tiles of all owners.
     pub tiles: u32,
     /// Number of ranks that own tiles: the ranks 0 to `owners` - 1.
     pub owners: u32,

@@ -1,4 +1,4 @@
-//! Comparison of all ranks' results with the oracle and with each other.
+//! Comparison of all ranks' results with a reference and with each other.
 
 use anyhow::Result;
 use iris_heap::SymmetricHeap;

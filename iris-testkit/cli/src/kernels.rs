@@ -10,8 +10,8 @@ use crate::progress::Progress;
 /// Compile the kernels of all ops into a folder; no GPU is needed.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Folder for the kernels. A program `iris` beside a folder `kernels` loads its kernels from
-    /// there.
+    /// Folder for the compiled kernels. A program `iris` loads kernels from a folder `kernels` in
+    /// its own folder.
     #[arg(long)]
     out: PathBuf,
     /// Architectures, separated by commas: sm_90a and the like with NVRTC; gfx942 and the like with

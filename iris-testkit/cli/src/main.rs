@@ -46,13 +46,13 @@ struct Arguments {
 enum Task {
     /// Run a transformer layer on four ranks, or one operator on random input; check and time it.
     Run(Box<operator::Options>),
-    /// Test every operator over ragged shapes against the oracle.
+    /// Test every operator, over shapes that are no multiples of tiles, against a reference.
     Test(suite::Options),
     /// Make thousands of calls on GPUs with random delays and compare them on the device; then
     /// leave out each wait, which must be found. Needs the vendor's compiler.
     Stress(stress::Options),
-    /// On the CPU, compare ratios of times with their limits; on GPUs, time every operator beside
-    /// NCCL and cuBLASLt, or RCCL and hipBLASLt.
+    /// On the CPU, compare ratios of times with their limits; on GPUs, time every operator and, for
+    /// comparison, NCCL and cuBLASLt, or RCCL and hipBLASLt.
     Bench(bench::options::Options),
     /// Print a record of benchmarks as a table, draw its charts, or compare it with another.
     Record(record::Options),
@@ -67,8 +67,8 @@ enum Task {
     Kernels(kernels::Options),
     /// Report what this machine has and what is missing: drivers, devices, compilers, variables.
     Doctor(doctor::Options),
-    /// Write one file about a machine, to be sent to whoever asked for it: doctor, a smoke test, a
-    /// short stress test, a benchmark.
+    /// Write one file about a machine, to be sent to the person who asked for it: doctor, a smoke
+    /// test, a short stress test, a benchmark.
     Report(report::Options),
     /// Writes a new secret, by which the ranks of a job on several hosts recognise each other, to a file.
     Secret(secret::Options),

@@ -20,14 +20,14 @@ use crate::problem::known_variant;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Operator.
+    /// Operator for which calls are planned.
     #[arg(value_parser = op, required_unless_present_any = ["cases", "write"])]
     op: Option<Op>,
     /// Number of ranks in all [default: 4, or 8 for each of several nodes].
     #[arg(long)]
     ranks: Option<usize>,
-    /// Number of nodes. With several, prints the predicted time of each call beside that of a GEMM
-    /// and one NCCL collective over all ranks. It needs an NVIDIA device by name.
+    /// Number of nodes. With several, prints the predicted time of each call together with that of
+    /// a GEMM and one NCCL collective over all ranks. It needs an NVIDIA device by name.
     #[arg(long, default_value_t = 1)]
     nodes: usize,
     /// Line rate in Gbit/s of the network port that each rank has [default: 400, as in a DGX H200].
@@ -54,13 +54,13 @@ pub(crate) struct Options {
     /// Element type: f32, f16 or bf16.
     #[arg(long, default_value = "bf16", value_parser = dtype, conflicts_with = "cases")]
     dtype: DType,
-    /// Split A by columns.
+    /// Split A by columns over the ranks.
     #[arg(long, conflicts_with = "cases")]
     columns: bool,
     /// Normalise the rows of the result (RMSNorm).
     #[arg(long, conflicts_with = "cases")]
     rms_norm: bool,
-    /// Variant, instead of auto.
+    /// Variant of the operator, instead of auto.
     #[arg(long, conflicts_with = "cases")]
     variant: Option<String>,
     /// Read shapes from a file in the format of bench/cuda.toml, instead of one operator; steps are

@@ -16,7 +16,7 @@ use crate::tune::TuneJob;
 pub(crate) struct Options {
     /// Name of the job, [`Job::NAME`].
     name: String,
-    /// Job as JSON.
+    /// Description of the job as JSON.
     job: String,
 }
 

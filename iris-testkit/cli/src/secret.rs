@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use iris_heap::Secret;
 
-/// Options of `iris secret`.
+/// Command-line options of `iris secret`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// File to make, which this user alone can read. Copy it to the other hosts, and set IRIS_SECRET_FILE to its path

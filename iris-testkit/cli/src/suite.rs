@@ -1,5 +1,5 @@
-//! `iris test`: every op, variant and element type over ragged shapes against the oracle, for
-//! machines that have only this program.
+//! `iris test`: every op, variant and element type, over shapes that are no multiples of tiles,
+//! against a reference; for machines that have only this program.
 
 use std::io::{self, Write};
 use std::time::{Duration, Instant};

@@ -2,8 +2,9 @@
 //! each.
 //!
 //! Ranks 1 and 2 write a cell at rank 0 and increment a counter there; rank 0 waits for both and
-//! reads the cells. The device header is `check_my_protocol.h` beside this file, the program over
-//! it `cxx/example.cpp`; `iris_models::headers` says how another crate builds such programs.
+//! reads the cells. The device header is `check_my_protocol.h` in the folder of this file, the
+//! program over it `cxx/example.cpp`; `iris_models::headers` says how another crate builds such
+//! programs.
 
 #![allow(unsafe_code, reason = "the declaration of a program in C++")]
 

@@ -30,13 +30,15 @@ pub enum Pattern {
     Parts,
     /// Rank 0 sends all of its items to all ranks: broadcast.
     Root,
-    /// Like `All`, in rows of a few words. One workgroup takes a whole row and reads it once all of
-    /// its threads have taken their items; it pushes the items that it takes.
+    /// Every rank sends all of its items to all ranks, in rows of a few words. One workgroup takes
+    /// a whole row and reads it once all of its threads have taken their items; it pushes the items
+    /// that it takes.
     Rows,
-    /// Like `Rows`, but the pushes are spread over all workgroups.
+    /// Every rank sends rows, as in `Rows`, but all workgroups share the pushes.
     SpreadRows,
-    /// Like `All`, for the tiles of a GEMM: a workgroup has all rows and its share of the columns,
-    /// and a thread pushes items that another thread has multiplied.
+    /// Every rank sends all of its items, which are the tiles of a GEMM, to all ranks: a workgroup
+    /// has all rows and its share of the columns, and a thread pushes items that another thread has
+    /// multiplied.
     Tiles,
 }
 
@@ -204,7 +206,7 @@ impl Items<'_, '_> {
 /// Way in which a scenario deviates from [`flow::exchange`], for mutants.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum How {
-    /// No deviation: the correct protocol runs.
+    /// No deviation from the protocol: the correct protocol runs.
     Right,
     /// Polls the peers' heads before it pushes its own head.
     WaitsFirst,

@@ -10,11 +10,11 @@ pub enum Compare {
     Wrapping,
     /// Comparison by `<`, which fails when the counter wraps.
     Less,
-    /// Comparison by `==`.
+    /// Comparison of two numbers by `==`.
     Equal,
     /// Comparison with the literal 1.
     One,
-    /// No comparison: any value ends the wait.
+    /// No comparison of numbers: any value ends the wait.
     Any,
 }
 
@@ -35,7 +35,7 @@ pub enum Change {
     SkipAt(Access, u32),
     /// Drops one barrier of a workgroup.
     DropVote {
-        /// Rank of the workgroup.
+        /// Rank to which the workgroup belongs.
         rank: u32,
         /// Index of the workgroup in its rank.
         group: u32,
@@ -62,7 +62,8 @@ pub enum Change {
     OwnerStamps,
     /// Drops the refresh of words of this kind.
     SkipStamps(Kind),
-    /// Lets a rank that its host or a peer told to leave tell nobody.
+    /// Mutant in which a rank that its host or a peer told to leave a call does not tell the other
+    /// ranks.
     LeaveUntold,
 }
 

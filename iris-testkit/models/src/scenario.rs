@@ -108,8 +108,9 @@ impl Scenario {
         Self { name: format!("{}, {threads} threads", self.name), threads, ..self }
     }
 
-    /// Makes the threads of a workgroup a wave that runs in lockstep: one arm of a branch runs to
-    /// its end before another begins, and any arm may be the first. The loom engine ignores it.
+    /// Makes the threads of a workgroup a wave that runs in lockstep: one side of a branch runs to
+    /// its end before the other side begins, and either side may be the first. The loom engine
+    /// ignores it.
     ///
     /// Threads diverge where a program reads its own thread index or calls
     /// [`divergent`](iris_sync::divergent). They reconverge at the next barrier of the workgroup or

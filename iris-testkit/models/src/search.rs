@@ -373,7 +373,7 @@ impl<'a> Machine<'a> {
         state.at[thread] = self.programs.advance(state.at[thread], result);
     }
 
-    /// Runs one random schedule.
+    /// Runs one schedule that is chosen at random from `seed`.
     fn run(&mut self, seed: u64) -> (Option<Failure>, Vec<(ThreadId, Op)>) {
         let mut random = Random(seed);
         let mut state = self.first();
@@ -469,7 +469,7 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// SplitMix64 random number generator.
+/// Random number generator SplitMix64.
 struct Random(u64);
 
 impl Random {

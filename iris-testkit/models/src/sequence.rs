@@ -278,10 +278,10 @@ pub fn cases() -> impl Strategy<Value = Case> {
     )
 }
 
-/// Summary of a comparison.
+/// Summary of a comparison of two implementations.
 #[derive(Clone, Debug)]
 pub struct Compared {
-    /// Number of random cases.
+    /// Number of random cases that were compared.
     pub cases: u32,
     /// Number of requests: operations, barriers and reads of the clock.
     pub events: u64,

@@ -8,7 +8,7 @@ use crate::{Op, Place, Site, ThreadId};
 ///
 /// A hook passes an operation as the headers name its order and scope, which need not be those of the table of accesses.
 pub(crate) trait Target: Memory {
-    /// Thread whose program runs.
+    /// Identity of the thread whose program runs.
     fn id(&self) -> ThreadId;
 
     /// Number of threads of a workgroup, and number of workgroups of this rank.

@@ -50,7 +50,7 @@ const SIGNALS: [Held; 3] = [
     ("stored", Access::SignalLoad, Hold::Entered),
 ];
 
-/// Compiled program held.cpp.
+/// Program held.cpp, compiled for the host.
 struct Host {
     program: PathBuf,
     _folder: TempDir,

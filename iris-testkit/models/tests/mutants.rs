@@ -28,7 +28,7 @@ fn every_row_of_the_table_has_its_mutants() {
     }
 }
 
-/// Words between backquotes.
+/// Words of a text that stand between backquotes.
 fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }

@@ -302,7 +302,7 @@ fn tiles_of_words_that_carry_their_data() {
     }
 }
 
-/// Tests calls that start just below the largest number and just below each multiple of the restamp
+/// Tests calls that start just below the largest number and just below each multiple of the refresh
 /// period; they use three of eight tiles, then all of them.
 #[test]
 fn counters_about_to_wrap_or_to_refresh() {

@@ -8,9 +8,9 @@ use crate::oracle::{Meaning, Product, Rows, split};
 /// Bytes and flags that one rank moves in one call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Traffic {
-    /// Bytes written to peers.
+    /// Number of bytes written to peers.
     pub pushed: u64,
-    /// Bytes read from peers.
+    /// Number of bytes read from peers.
     pub pulled: u64,
     /// Number of signals and flags that this rank raises.
     pub flags: u64,

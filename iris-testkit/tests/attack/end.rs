@@ -1,4 +1,4 @@
-//! Blows: the ways in which an attack ends or stops a rank at some moment of its program.
+//! Ends of a rank: the ways in which an attack kills or stops a rank at some moment of its program.
 
 use std::fmt;
 use std::process::{Command, Stdio};

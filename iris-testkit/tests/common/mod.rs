@@ -26,7 +26,8 @@ pub fn backend() -> BackendKind {
     if asked.is_empty() { BackendKind::Cpu } else { asked.parse().unwrap() }
 }
 
-/// Whether the op accepts the matrices of the case. Other tests check that the op refuses the rest.
+/// Whether the op accepts the matrices of the case. Other tests check that the op refuses all other
+/// cases.
 pub fn taken(case: &Case, size: usize) -> bool {
     let pulls = case.op == Op::AllGatherMatmul && case.variant != "baseline" && size > 1;
     let finishes = case.op.options().contains(&"epilogue") || case.op == Op::Barrier;

@@ -60,8 +60,8 @@ impl Ready {
         Ok(passed)
     }
 
-    /// Advances the heap's clock until a call has failed on this rank, or this rank has been told
-    /// of a failure on another one; returns the time that was added.
+    /// Advances the heap's clock until a call has failed on this rank, or this rank has learned of
+    /// a failure on another one; returns the time that was added.
     pub fn pass_until_a_fault(&self) -> Duration {
         let mut passed = Duration::ZERO;
         let step = self.heap.world().settings().progress_deadline();

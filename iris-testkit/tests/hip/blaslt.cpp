@@ -369,7 +369,7 @@ int NAME(Matmul)(Handle* handle, Desc* desc, const float* alpha, u64 a, Layout* 
         // AMD's library would compute a wrong result with the algorithm of another product.
         return outcome(sizeof *algorithm == 64 ? NOT_SUPPORTED : INVALID_VALUE, "Matmul by an algorithm of another product");
     }
-    // If a stand-in driver, which runs nothing, is loaded, the product is only logged.
+    // If a stand-in driver (a fake driver that runs nothing) is loaded, the product is only logged.
     if (const auto enqueue = runtime<u32 (*)(void*, const char*, const char*)>("standin_enqueue")) {
         const auto shown = runtime<const char* (*)(u64)>("standin_shown");
         std::ostringstream line;

@@ -1,5 +1,5 @@
-//! Operators on a machine without a compiler, where compiled kernels lie in a folder beside the
-//! program.
+//! Tests of operators on a machine without a compiler, where a folder next to the program holds
+//! compiled kernels.
 
 use std::collections::HashMap;
 

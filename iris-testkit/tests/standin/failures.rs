@@ -22,11 +22,11 @@ const FAILING: usize = 0;
 /// Way in which the failing call is issued.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum How {
-    /// On the stream of the previous call.
+    /// Call on the stream of the previous call.
     Eager,
-    /// On another stream than the previous call, so that events order the two.
+    /// Call on another stream than the previous call, so that events order the two.
     OtherStream,
-    /// In a capture of its own.
+    /// Call in a graph capture of its own.
     Captured,
 }
 
@@ -62,7 +62,8 @@ pub(crate) enum Verdict {
     /// All enqueues of the call succeed, except the record of the event that orders the next call
     /// after it.
     Enqueued,
-    /// Wrong: peers see part of a call that will not be completed, and no rank is told.
+    /// Wrong outcome: peers see part of a call that will not be completed, and no rank learns of
+    /// it.
     Kept,
     /// Wrong: the heap is poisoned although peers cannot see any part of the call.
     PoisonedUnseen,

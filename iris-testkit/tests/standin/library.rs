@@ -74,13 +74,14 @@ impl Built {
     }
 }
 
-/// Runs this program on a stand-in machine as a child process with the task `name`.
+/// Runs this program as a child process with the task `name`, on a machine with a stand-in (fake)
+/// driver.
 pub(crate) fn child(name: &str, machine: Machine, set: &[(&str, &str)]) -> Output {
     child_of(&std::env::current_exe().unwrap(), name, machine, set)
 }
 
-/// Runs `program`, a copy of this one, on a stand-in machine as a child process with the task
-/// `name`.
+/// Runs `program`, a copy of this one, as a child process with the task `name`, on a machine with a
+/// stand-in (fake) driver.
 pub(crate) fn child_of(
     program: &Path,
     name: &str,

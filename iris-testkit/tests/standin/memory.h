@@ -1,4 +1,5 @@
-// Memory of stand-in devices: files in memory, each mapped at its own address range.
+// Memory of the devices of a stand-in (fake) driver: files in memory, each mapped at its own
+// address range.
 #ifndef STANDIN_MEMORY_H
 #define STANDIN_MEMORY_H
 

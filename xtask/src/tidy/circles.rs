@@ -1,4 +1,5 @@
-//! No circles: whoever reads a file of a package finds what it names by going down, and never comes back.
+//! Rule: no circles between the files of a package. A reader who follows the names in a file from
+//! file to file never comes back to it.
 //!
 //! A file names another by `use`, or by a path in its code or its macros. What children take from the file of their
 //! own module is that module's business; what is taken from the root is of the file that the root has it from.

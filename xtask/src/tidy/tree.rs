@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 /// Folders that are skipped, because they hold no source files of the project.
 const SKIPPED: &[&str] = &[".git", "target", "dist"];
 
-/// File of the tree.
+/// File of the source tree, with its text.
 pub(super) struct File {
     /// Path relative to the root, with `/` between folders.
     pub(super) path: String,

@@ -306,7 +306,7 @@ fn number<T: Copy>(theirs: T) -> u32 {
 }
 
 numbers! {
-    /// Result code: success.
+    /// Result code of a call that succeeded.
     SUCCESS = 0, CUresult::CUDA_SUCCESS;
     /// Result code: the work has not ended.
     NOT_READY = 600, CUresult::CUDA_ERROR_NOT_READY;
@@ -344,7 +344,7 @@ numbers! {
     MEMORY_TYPE = 2, CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
     /// Pointer attribute: index of the device that owns the memory.
     MEMORY_DEVICE = 9, CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
-    /// Memory type: device memory.
+    /// Memory type of device memory.
     OF_A_DEVICE = 2, CUmemorytype::CU_MEMORYTYPE_DEVICE;
     /// Memory type: unified, determined from the address.
     BY_ADDRESS = 4, CUmemorytype::CU_MEMORYTYPE_UNIFIED;

@@ -91,7 +91,8 @@ impl CopyStream {
         let enqueued = copies.into_iter().try_for_each(|copy| {
             let DeviceCopy { to, from, bytes, lines, strides, signal } = copy;
             if signal && !in_order {
-                // The event's record is a release at system scope; see PROTOCOL.md (Copy engines).
+                // Recording this event is a release at system scope; see PROTOCOL.md (Copy
+                // engines).
                 self.end.record(self.queue.raw())?;
             }
             if lines == 1 || strides == [bytes; 2] {

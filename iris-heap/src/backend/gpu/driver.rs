@@ -21,13 +21,13 @@ macro_rules! handles {
 }
 
 handles! {
-    /// Handle of a stream.
+    /// Handle of a stream, as the driver knows it.
     RawStream;
-    /// Handle of an event.
+    /// Handle of an event, as the driver knows it.
     RawEvent;
     /// Handle of a loaded image of kernels.
     RawModule;
-    /// Handle of a kernel.
+    /// Handle of a kernel, as the driver knows it.
     RawFunction;
 }
 
@@ -71,13 +71,13 @@ impl Drop for Current<'_> {
 /// Copy between device addresses that the device has mapped: its own memory or a peer's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceCopy {
-    /// Target address.
+    /// Address to which the copy writes.
     pub to: u64,
-    /// Source address.
+    /// Address from which the copy reads.
     pub from: u64,
     /// Number of bytes per line.
     pub bytes: u64,
-    /// Number of lines.
+    /// Number of lines that are copied.
     pub lines: u64,
     /// Stride from line to line in bytes: of the target, then of the source.
     pub strides: [u64; 2],

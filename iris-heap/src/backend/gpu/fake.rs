@@ -361,7 +361,7 @@ fn ops_are_in_order_over_streams() {
         format!("record {number} on {x}"),
     ];
     assert_eq!(fake.taken(), back);
-    // Work beside ops is refused on the stream of the last op.
+    // Work that shall run at the same time as ops must be refused on the stream of the last op.
     let error = a.0.beside(|| Ok(())).unwrap_err();
     assert!(error.to_string().contains("that of an op"), "{error}");
     b.0.beside(|| Ok(())).unwrap();

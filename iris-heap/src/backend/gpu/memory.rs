@@ -13,7 +13,7 @@ pub(crate) trait Region: Send + Sync {
     /// Start address in the device's address space.
     fn address(&self) -> u64;
 
-    /// Length in bytes.
+    /// Length of the memory region in bytes.
     fn bytes(&self) -> u64;
 
     /// Index of the device that owns the memory, among those visible to the process.
@@ -41,7 +41,7 @@ pub(crate) trait Region: Send + Sync {
 /// Properties of requested memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wanted {
-    /// Use of the memory.
+    /// Use of the requested memory.
     pub(crate) purpose: Purpose,
     /// Whether other processes must be able to map the memory.
     pub(crate) exported: bool,

@@ -16,7 +16,7 @@ use crate::wire::{Reader, Writer};
 
 /// Memory of all ranks, as it is mapped on one device.
 pub(super) struct Joined {
-    /// Regions, indexed by rank.
+    /// Memory regions of the ranks, indexed by rank.
     pub(super) regions: Vec<Arc<dyn Region>>,
     /// Number of ranks that use this rank's device, this rank included.
     pub(super) sharing: u32,

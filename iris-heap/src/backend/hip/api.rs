@@ -110,7 +110,7 @@ macro_rules! functions {
 
 functions!(table);
 
-/// Address in device memory.
+/// Type of an address in device memory.
 pub(super) type Address = u64;
 
 /// `hipIpcMemHandle_t`: IPC handle of device memory, passed by value.
@@ -201,7 +201,7 @@ macro_rules! numbers {
 
 numbers! {
     enumerated {
-        /// Result code: success.
+        /// Result code of a call that succeeded.
         SUCCESS = 0, hipError_t::hipSuccess;
         /// Result code: an argument is not valid in this release.
         INVALID_VALUE = 1, hipError_t::hipErrorInvalidValue;
@@ -240,7 +240,7 @@ numbers! {
     defined {
         /// Stream flag: the stream and the null stream do not wait for each other.
         NON_BLOCKING = 1, hipStreamNonBlocking;
-        /// Event flag: no timing.
+        /// Event flag: the event records no time.
         NO_TIMING = 2, hipEventDisableTiming;
         /// Event flag: the event's record is a release at system scope.
         RELEASE_TO_SYSTEM = 0x8000_0000, hipEventReleaseToSystem;

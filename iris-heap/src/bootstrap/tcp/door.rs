@@ -24,7 +24,7 @@ use crate::bootstrap::peer::Peer;
 use crate::error::{Error, Result, list_ranks};
 use crate::limits::{explain, is_full};
 
-/// Maximum number of connections at a time that have not sent a sealed hello.
+/// Maximum number of connections at a time that have not sent an encrypted hello.
 const STRANGERS: usize = 256;
 /// Time limit for a stranger to send its hello.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -43,7 +43,7 @@ pub(super) struct Door {
     listener: TcpListener,
     /// Peers by rank, each set after its hello. Rank 0's own connection needs none.
     peers: Vec<Option<Peer>>,
-    /// Connections that have not sent a sealed hello, the oldest first.
+    /// Connections that have not sent an encrypted hello, the oldest first.
     strangers: VecDeque<Stranger>,
     /// Number of connections that were refused.
     turned_away: usize,
@@ -86,7 +86,7 @@ impl Door {
             Err(error) => {
                 tracing::debug!(%error, "the world comes to nothing");
                 let refusal = Frame::Refuse(error).pack();
-                // Rank 0 is told last, because its process may end once it has read the refusal.
+                // Rank 0 gets the refusal last, because its process may end once it has read it.
                 for peer in self.peers.iter_mut().rev().flatten() {
                     peer.send(refusal.clone());
                 }

@@ -264,7 +264,7 @@ template <Collective C, u32 N> class ExchangeBody {
     static constexpr u64 PAIR_BYTES = 16;
 
     IRIS_DEVICE u32 me() const { return args.channel.rank; }
-    /// This rank's data for rank `to`, as items.
+    /// Data of this rank for rank `to`, as items.
     IRIS_DEVICE ItemsOf of_mine(u32 to) const {
         return ItemsOf(View::of(args.a).from(items.source_row(to), 0), items.rows_sent(me(), to),
                        items.cols, items.shift);
@@ -588,7 +588,7 @@ template <u32 DTYPE, bool PAIR> class VectorBody {
     u32 at, count, first, stride;
     /// Items of this rank's data as they are pushed to the peers.
     u64 given[ITEMS];
-    /// This rank's data, later C; the residual; and the RMSNorm weights.
+    /// Data of this rank, which later becomes C; the residual; and the RMSNorm weights.
     Vec16 own[HELD], residual[HELD], weight[HELD];
     Values sum[HELD];
     bool summed, own_is_added;

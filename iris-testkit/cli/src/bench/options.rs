@@ -14,8 +14,8 @@ use crate::record::kept;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Backend: cpu; cuda, which times every op beside NCCL and cuBLASLt; or hip, beside RCCL and
-    /// hipBLASLt, or alone if they are missing.
+    /// Backend: cpu; cuda, which also times NCCL and cuBLASLt for comparison; or hip, which also
+    /// times RCCL and hipBLASLt if they are installed.
     #[arg(long, default_value = "cpu")]
     pub(crate) backend: BackendKind,
     /// Write the results as JSON, one object per line.
@@ -48,8 +48,8 @@ pub(crate) struct Options {
     /// Print differences from the times in this record (GPUs only).
     #[arg(long, value_name = "FILE")]
     pub(crate) compare: Option<PathBuf>,
-    /// File with PyTorch's times on this machine, recorded beside ours (GPUs only): a list of
-    /// {"op", "shape", "who", "us"}.
+    /// File with PyTorch's times on this machine, which are recorded together with ours (GPUs
+    /// only): a list of {"op", "shape", "who", "us"}.
     #[arg(long, value_name = "FILE")]
     pub(crate) torch: Option<PathBuf>,
     /// Seconds after which the program ends, even if it hangs (GPUs only) [default: 400].

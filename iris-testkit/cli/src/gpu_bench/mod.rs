@@ -1,6 +1,6 @@
-//! `iris bench --backend cuda`: times every op beside NCCL and cuBLASLt, in one process with a
-//! thread per GPU. Times are the device's, by events around replays of a graph of several calls;
-//! the host time of `run` is measured, too.
+//! `iris bench --backend cuda`: times every op and, for comparison, NCCL and cuBLASLt, in one
+//! process with a thread per GPU. Times are the device's, by events around replays of a graph of
+//! several calls; the host time of `run` is measured, too.
 //!
 //! With `--backend hip` the baselines are RCCL and hipBLASLt, if installed. Times are then the
 //! host's, for several calls in a row, because graphs and events of AMD's runtime are not used.

@@ -1,4 +1,5 @@
-//! Sides of a measurement (ops, library calls, copies), and the way that they are timed.
+//! Sides of a measurement: ops, library calls or copies that are compared; and the method by which
+//! they are timed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! `iris tune --backend cuda`: times the variants and tiles of an op beside the predicted choice,
-//! in turns in one run on all ranks, and makes tuning rows for faster ones; or times the cases from
+//! `iris tune --backend cuda`: times the variants and tiles of an op and the predicted choice, in
+//! turns in one run on all ranks, and makes tuning rows for faster ones; or times the cases from
 //! which machine parameters are fitted.
 
 use std::sync::atomic::{AtomicUsize, Ordering};

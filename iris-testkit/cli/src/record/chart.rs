@@ -137,7 +137,7 @@ fn charts(lines: &[Line]) -> Vec<Chart> {
 }
 
 impl Series {
-    /// Label that is drawn beside the line's end.
+    /// Label that is drawn at the end of the line.
     fn label(&self) -> String {
         let of = match self.of {
             Of::Us => "iris",

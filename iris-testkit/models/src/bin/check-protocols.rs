@@ -13,7 +13,7 @@ struct Arguments {
     /// End with one line of JSON.
     #[arg(long)]
     json: bool,
-    /// The long searches too.
+    /// Also run the searches that take long.
     #[arg(long)]
     full: bool,
     /// Do not fail if a required compiler is missing: only print which checks were skipped.

@@ -203,7 +203,8 @@ pub fn catalogue(full: bool) -> Vec<Model> {
     all
 }
 
-/// Scenarios whose first or second call refreshes all words, in both implementations.
+/// Scenarios whose first or second call refreshes all words, for the Rust protocols and for the
+/// device headers.
 pub(super) fn refreshing() -> Vec<(Implementation, Scenario)> {
     let before = RESTAMP_PERIOD - 1;
     let scenarios = [

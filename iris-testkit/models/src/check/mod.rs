@@ -94,7 +94,7 @@ pub fn run(options: Options) -> Summary {
     summary
 }
 
-/// Returns the mutants of both implementations.
+/// Returns the mutants of the Rust protocols and of the device headers.
 pub fn all_mutants() -> Vec<(Implementation, Mutant)> {
     let rust = mutants::all();
     let cxx: Vec<Mutant> = rust.iter().filter_map(Mutant::on_headers).collect();

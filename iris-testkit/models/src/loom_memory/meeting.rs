@@ -24,7 +24,7 @@ pub(super) enum Token {
     AnswerAndLeave,
     /// Request to leave the barrier.
     Leave,
-    /// Answer to a request.
+    /// Answer to a thread's request.
     Here,
 }
 

@@ -13,7 +13,7 @@ use crate::{Failure, Place, Report, Rules, Scenario, ops, search};
 pub const STATES: u64 = 20_000_000;
 
 /// Searches the whole range of the call counter: two ranks and an op planned for eight tiles of
-/// which calls use three. Three calls run at every multiple of the restamp period and the calls
+/// which calls use three. Three calls run at every multiple of the refresh period and the calls
 /// between are skipped. More than 2^31 calls after the start come the calls `last`, each with a
 /// number of tiles or another op, see [`ops::instead`]. A staged gather has one tile, and its rank
 /// 0 has two workgroups.
@@ -58,7 +58,7 @@ pub(super) fn once_round(on_headers: bool, rules: &Rules, last: &'static [u32]) 
     })
 }
 
-/// Goes through the whole range of the call counter, three calls at each multiple of the restamp
+/// Goes through the whole range of the call counter, three calls at each multiple of the refresh
 /// period. `at` returns the scenario of a step, whose calls begin with the given number, and the
 /// words that the skipped calls have left. All interleavings of a step must end in the same state,
 /// where the next step begins.
@@ -102,7 +102,7 @@ pub(super) const LAST: &[u32] = &[1, 2, 2];
 
 /// Searches the whole range of LL call numbers: two ranks, words for two items of which most calls
 /// use one, 2^32 calls, so that the first numbers come again. Three calls run at every multiple of
-/// the restamp period and the calls between are skipped; the first and the last three use both
+/// the refresh period and the calls between are skipped; the first and the last three use both
 /// items.
 pub fn slots_whole_range(on_headers: bool, rules: &Rules) -> Report {
     let name = format!("ll, 1 of 2 items, once round the counter, then {LAST:?}");

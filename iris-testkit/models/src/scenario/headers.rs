@@ -43,13 +43,13 @@ use super::thread::Thread;
 pub struct Input<'a> {
     /// Symmetric heap, with addresses that the hooks understand.
     pub heap: &'a HeapView,
-    /// Layout of the words.
+    /// Layout of the synchronisation words.
     pub channel: &'a Channel,
     /// Entry record that this rank publishes in its calls.
     pub record: &'a Record,
     /// Number of the first call.
     pub first: i32,
-    /// Number of calls.
+    /// Number of calls that the program makes.
     pub calls: u32,
     /// Number of tiles of the largest plan.
     pub tiles: u32,

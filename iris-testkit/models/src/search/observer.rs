@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::Machine;
 use crate::{Failure, Forbidden, Op, Report, Rules, Scenario, ThreadId};
 
-/// Observer that is told every operation of an execution, in order.
+/// Observer that receives every operation of an execution, in order.
 pub trait Observer {
     /// Called when an execution begins. Does nothing by default.
     fn begin(&mut self) {}
@@ -36,7 +36,7 @@ pub trait Observer {
 pub trait Explorer: Observer {
     /// Copy of the observer's state.
     type Saved;
-    /// Copies the observer's state.
+    /// Returns a copy of the observer's state.
     fn save(&self) -> Self::Saved;
     /// Returns to a state that was saved earlier on the path from the start to the present state.
     fn restore(&mut self, saved: &Self::Saved);

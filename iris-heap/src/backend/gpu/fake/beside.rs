@@ -12,8 +12,8 @@ fn copied_on(calls: &[String]) -> u64 {
     copy.rsplit(' ').next().and_then(|raw| raw.parse().ok()).expect("a number")
 }
 
-/// Enqueues two copies beside `stream`; returns the number of the copy stream, and the logged
-/// calls.
+/// Enqueues two copies on a copy stream that runs at the same time as `stream`; returns the number
+/// of the copy stream, and the logged calls.
 fn copies(fake: &Fake, gpu: &Gpu, stream: &Stream) -> (u64, Vec<String>) {
     fake.taken();
     // SAFETY: the fake driver copies nothing.
@@ -40,7 +40,7 @@ fn they_begin_behind_what_is_enqueued_and_are_waited_for_where_they_are_joined()
     assert_eq!(calls[4..], [format!("record {end} on {side}")]);
     gpu.join_copies(&stream).unwrap();
     assert_eq!(fake.taken(), [format!("wait_for {end} on {own}")]);
-    // Later copies use the same copy stream, whichever stream they run beside.
+    // Later copies must use the same copy stream, whichever stream they run concurrently with.
     assert_eq!(copies(&fake, &gpu, &stream).0, side);
     let other = Stream::from_backend(gpu.stream().unwrap());
     assert_eq!(copies(&fake, &gpu, &other).0, side);
