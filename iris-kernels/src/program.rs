@@ -194,8 +194,8 @@ vocabulary! {
         /// All-gather of A: each rank's shard of A (or of A's transpose, if A is split by columns)
         /// goes to the gathered A of all ranks.
         Shards = "shards of A",
-        /// Reduce-scatter input: each rank sends to every other rank the rows of its partial that
-        /// the receiver owns.
+        /// Reduce-scatter of partial products: each rank sends to every other rank the rows of its
+        /// partial product that the receiver owns.
         Blocks = "partials",
         /// All-gather of the sums: each rank sends the rows that it has added up to all ranks. The
         /// numbers of its signals follow those of [`Transfer::Blocks`].

@@ -74,7 +74,7 @@ pub enum Op {
     Load {
         /// Location that is read.
         place: Place,
-        /// Relaxed or acquire.
+        /// Memory order of the load: relaxed or acquire.
         order: Order,
         /// Memory scope of the load: device or system.
         scope: Scope,
@@ -85,7 +85,7 @@ pub enum Op {
         place: Place,
         /// Value to store.
         value: i64,
-        /// Relaxed or release.
+        /// Memory order of the store: relaxed or release.
         order: Order,
         /// Memory scope of the access: device or system.
         scope: Scope,

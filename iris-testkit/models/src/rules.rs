@@ -60,7 +60,7 @@ pub enum Change {
     SkipPairStamps(u32),
     /// Lets the rank that owns a word refresh it, instead of the rank that writes it.
     OwnerStamps,
-    /// Drops the refresh of words of this kind.
+    /// Mutant without the refresh of words of this kind.
     SkipStamps(Kind),
     /// Mutant in which a rank that its host or a peer told to leave a call does not tell the other
     /// ranks.

@@ -44,7 +44,8 @@ fn plants() -> Vec<Plant> {
     };
     // Control: an edit that changes nothing, in which no check may find anything.
     add("iris/sym.h", "namespace iris {", "namespace iris {".into(), "all_gather.cu", &[]);
-    // Wrong stores outside the protocols, in every kernel and in the headers that kernels use.
+    // Faults that add wrong stores outside the protocols, in every kernel and in the headers that
+    // kernels use.
     const BESIDE: &[&str] = &["hook", "isa", "ptx", "tidy"];
     for kernel in KERNELS {
         add(kernel.name, ") {", format!(") {{ {RAW}"), kernel.name, BESIDE);

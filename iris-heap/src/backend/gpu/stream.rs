@@ -171,7 +171,7 @@ impl Shared {
 /// Owner of a stream, which determines who keeps it alive and destroys it.
 enum Owner {
     Ours,
-    /// Another library, which keeps the stream alive while this reference is held.
+    /// Owned by another library, which keeps the stream alive while this reference is held.
     Held {
         _by: Arc<dyn Any + Send + Sync>,
     },
@@ -197,7 +197,7 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Makes a stream that waits for no other (non-blocking).
+    /// Makes a stream whose work waits for no other stream (non-blocking).
     pub(crate) fn create(shared: &Arc<Shared>) -> Result<Arc<Queue>> {
         let _open = shared.open()?;
         let raw = match shared.take_spare() {

@@ -61,9 +61,9 @@ class Arrivals {
     IRIS_DEVICE explicit Arrivals(const Launch& launch)
         : m(launch.heap, launch.channel), number(m.dev_load<Access::CallLoad>(m.call_word())), lost(false) {}
 
-    /// Waits until part `part` of `source` has arrived; false if the wait fails. After one failed
-    /// wait all later waits fail at once: the call has failed, but the launch must still reach its
-    /// end.
+    /// Waits until part `part` of the data of `source` has arrived; false if the wait fails. After
+    /// one failed wait all later waits fail at once: the call has failed, but the launch must still
+    /// reach its end.
     IRIS_DEVICE bool wait_part(u32 source, u32 part) {
         if (lost) return false;
         lost = !wait_signal(m, number, m.signal(m.channel.rank, source, part), source, part);
@@ -106,9 +106,9 @@ class Departures {
     const bool muted;
 };
 
-/// Closes the call: the last launch, of one workgroup, queued after the copies and after all
-/// readers of copied data. Fails if a peer gave up, because copies of that peer may have
-/// overwritten data while this rank read it.
+/// Closes the call: this is the last launch, of one workgroup, enqueued after the copies and after
+/// all readers of copied data. Returns false if a peer gave up, because copies of that peer may
+/// have overwritten data while this rank read it.
 IRIS_DEVICE bool close(const Launch& launch) {
     return run(launch, End::Advance, [&](Workgroup& wg) IRIS_INLINE { return wg.check_not_aborted(); });
 }

@@ -126,7 +126,7 @@ const PLAN: Name = "tiles and words are those of the plan";
 struct Plan {
     /// Tiles that are written: call, writer and place.
     tiles: BTreeSet<(i64, i64, Place)>,
-    /// Word whose signal stands for each tile.
+    /// Word by which each tile is signalled.
     words: HashMap<(i64, i64, Place), u32>,
     /// Words that are set as signals: call, writer, receiver and word.
     raised: BTreeSet<(i64, i64, i64, u32)>,
