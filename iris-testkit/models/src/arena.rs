@@ -18,7 +18,7 @@ pub enum Place {
     Sym {
         /// Rank whose memory holds the word.
         rank: u32,
-        /// Index of the word.
+        /// Index of the word in that rank's symmetric words.
         index: u32,
     },
     /// 64-bit word of the LL protocol, data and call number together; see `LlWord::to_bits`.
@@ -32,7 +32,7 @@ pub enum Place {
     Dev {
         /// Rank whose device holds the word.
         rank: u32,
-        /// Index of the word.
+        /// Index of the word in that rank's device words.
         index: u32,
     },
     /// Field of an entry record: a word of symmetric memory that is read and written without
@@ -40,14 +40,14 @@ pub enum Place {
     Data {
         /// Rank whose memory holds the word.
         rank: u32,
-        /// Index of the word.
+        /// Index of the word in that rank's symmetric words.
         index: u32,
     },
     /// Element of a tile, shard or inbox: the data that a protocol protects.
     Cell {
         /// Rank whose memory holds the cell.
         rank: u32,
-        /// Index of the cell.
+        /// Index of the cell in that rank's cells.
         index: u32,
     },
     /// Location whose accesses are not checked for races, for mutants that must run on after a
@@ -55,7 +55,7 @@ pub enum Place {
     Unchecked {
         /// Rank whose memory holds the word.
         rank: u32,
-        /// Index of the word.
+        /// Index of the word in that rank's memory.
         index: u32,
     },
 }

@@ -858,9 +858,9 @@ pub fn stored(ranks: u32, tiles: u32, calls_: u32, instead: Stored) -> Scenario 
 pub enum Stored {
     /// No step: the correct protocol.
     Right,
-    /// The check that keeps a rank from storing after it has given up.
+    /// Step that is left out: the check that keeps a rank from storing after it has given up.
     Unmuted,
-    /// The wait for the launch that opens the call, before the first store.
+    /// Step that is left out: the wait for the launch that opens the call, before the first store.
     OutOfTurn,
 }
 
@@ -871,7 +871,7 @@ const ON: u32 = 2;
 /// Option bit of the program of [`copied`]: one launch, which runs at the same time as the copy
 /// engine, multiplies the data.
 const BESIDE: u32 = 4;
-/// the scenario is [`copied_of_leavers`].
+/// Option bit of the program of [`copied`]: the scenario is [`copied_of_leavers`].
 const OF_LEAVERS: u32 = 8;
 
 fn copied_in((name, options): (&str, u32), ranks: u32, tiles: u32, calls_: u32) -> Scenario {

@@ -21,11 +21,11 @@ pub enum Compare {
 /// Change to the accesses of a protocol; mutants are made of such changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
-    /// Replaces the order of this access.
+    /// Replaces the memory order of this access.
     Order(Access, Order),
-    /// Replaces the scope of this access.
+    /// Replaces the memory scope of this access.
     Scope(Access, Scope),
-    /// Replaces the comparison of waits on this access.
+    /// Replaces the comparison by which waits on this access decide that they are over.
     Compare(Access, Compare),
     /// Replaces the value of stores of this access.
     Value(Access, i32),
@@ -60,9 +60,9 @@ pub enum Change {
     SkipPairStamps(u32),
     /// Lets the rank that owns a word refresh it, instead of the rank that writes it.
     OwnerStamps,
-    /// Mutant without the refresh of words of this kind.
+    /// Leaves out the refresh of words of this kind.
     SkipStamps(Kind),
-    /// Mutant in which a rank that its host or a peer told to leave a call does not tell the other
+    /// Lets a rank that its host or a peer told to leave a call leave without telling the other
     /// ranks.
     LeaveUntold,
 }

@@ -96,9 +96,9 @@ impl DeviceCopy {
 /// Driver calls for one device. Each call makes the device or its context current on the calling
 /// thread and restores the previous state.
 ///
-/// Calls documented as *capture-neutral* do not affect captured work: they never break a capture
-/// that another thread makes meanwhile, in whatever mode. No call waits for work of a stream unless
-/// its documentation says so.
+/// Calls that do not affect graph captures, as their documentation says, never break a capture that
+/// another thread makes meanwhile, in whatever mode. No call waits for work of a stream unless its
+/// documentation says so.
 ///
 /// # Safety of the calls
 /// Handles passed to a call are alive and belong to this device unless stated otherwise; events may
@@ -121,7 +121,8 @@ pub(crate) trait Driver: Send + Sync {
     /// processes.
     fn uuid(&self) -> String;
 
-    /// Free and total memory of the device in bytes. Capture-neutral.
+    /// Free and total memory of the device in bytes. Does not affect graph captures (see
+    /// [`Driver`]).
     fn memory_info(&self) -> Result<(u64, u64)>;
 
     /// Makes this device current on the thread. Returns the device that [`Driver::leave`] is to
@@ -160,15 +161,16 @@ pub(crate) trait Driver: Send + Sync {
     fn multiprocessors(&self) -> u32;
 
     /// Makes a stream that waits for no other (non-blocking) and has been used once, see
-    /// [`Driver::use_first`]. Capture-neutral.
+    /// [`Driver::use_first`]. Does not affect graph captures (see [`Driver`]).
     fn create_stream(&self) -> Result<RawStream>;
 
-    /// Destroys a stream; the driver finishes its enqueued work first. Capture-neutral.
+    /// Destroys a stream; the driver finishes its enqueued work first. Does not affect graph
+    /// captures (see [`Driver`]).
     unsafe fn destroy_stream(&self, stream: RawStream) -> Result<()>;
 
     /// Enqueues a copy of four bytes, so that later work is not the stream's first: the first use
-    /// of a stream may make it wait for another stream. The stream must not be captured.
-    /// Capture-neutral.
+    /// of a stream may make it wait for another stream. The stream must not be captured. Does not
+    /// affect graph captures (see [`Driver`]).
     unsafe fn use_first(&self, stream: RawStream) -> Result<()>;
 
     /// Whether a stream belongs to this device and to the context that the backend uses.
@@ -177,16 +179,19 @@ pub(crate) trait Driver: Send + Sync {
     /// Number of the capture in progress on a stream; `None` if there is none.
     unsafe fn capture_of(&self, stream: RawStream) -> Result<Option<u64>>;
 
-    /// Waits until all work enqueued on a stream has ended. Capture-neutral.
+    /// Waits until all work enqueued on a stream has ended. Does not affect graph captures (see
+    /// [`Driver`]).
     unsafe fn sync_stream(&self, stream: RawStream) -> Result<()>;
 
-    /// Whether all work enqueued on a stream has ended; false if that is unknown. Capture-neutral.
+    /// Whether all work enqueued on a stream has ended; false if that is unknown. Does not affect
+    /// graph captures (see [`Driver`]).
     unsafe fn stream_is_done(&self, stream: RawStream) -> bool;
 
-    /// Makes an event without timing. Capture-neutral.
+    /// Makes an event without timing. Does not affect graph captures (see [`Driver`]).
     fn create_event(&self) -> Result<RawEvent>;
 
-    /// Destroys an event; enqueued waits for the event stay valid. Capture-neutral.
+    /// Destroys an event; enqueued waits for the event stay valid. Does not affect graph captures
+    /// (see [`Driver`]).
     unsafe fn destroy_event(&self, event: RawEvent) -> Result<()>;
 
     /// Records an event after the work enqueued on a stream so far.
@@ -196,10 +201,12 @@ pub(crate) trait Driver: Send + Sync {
     unsafe fn wait_for(&self, event: RawEvent, stream: RawStream) -> Result<()>;
 
     /// Whether the work before a recorded event has ended, normally or by a device error. False if
-    /// the event belongs to a capture or the state is unknown. Capture-neutral.
+    /// the event belongs to a capture or the state is unknown. Does not affect graph captures (see
+    /// [`Driver`]).
     unsafe fn event_is_done(&self, event: RawEvent) -> bool;
 
-    /// Waits until the work before a recorded event has ended. Capture-neutral.
+    /// Waits until the work before a recorded event has ended. Does not affect graph captures (see
+    /// [`Driver`]).
     unsafe fn sync_event(&self, event: RawEvent) -> Result<()>;
 
     /// Enqueues a copy between addresses that the device has mapped.
@@ -209,30 +216,32 @@ pub(crate) trait Driver: Send + Sync {
     unsafe fn copy_lines(&self, copy: &DeviceCopy, stream: RawStream) -> Result<()>;
 
     /// Enqueues a copy from host memory, in several pieces if the driver copies only small ones
-    /// reliably. Capture-neutral.
+    /// reliably. Does not affect graph captures (see [`Driver`]).
     unsafe fn write(&self, to: u64, from: *const u8, bytes: usize, stream: RawStream)
     -> Result<()>;
 
-    /// Enqueues a copy to host memory. Capture-neutral.
+    /// Enqueues a copy to host memory. Does not affect graph captures (see [`Driver`]).
     unsafe fn read(&self, to: *mut u8, from: u64, bytes: usize, stream: RawStream) -> Result<()>;
 
     /// Enqueues a fill of `bytes` bytes at `to` with `value`, before any kernel of the heap runs;
-    /// may be implemented by a kernel. Capture-neutral.
+    /// may be implemented by a kernel. Does not affect graph captures (see [`Driver`]).
     unsafe fn fill(&self, to: u64, bytes: u64, value: u8, stream: RawStream) -> Result<()>;
 
     /// Allocates pinned host memory, page-aligned, which all devices can map and which is never
-    /// freed. Capture-neutral.
+    /// freed. Does not affect graph captures (see [`Driver`]).
     fn pin(&self, bytes: usize) -> Result<NonNull<u8>>;
 
-    /// Device address of memory that [`Driver::pin`] returned. Capture-neutral.
+    /// Device address of memory that [`Driver::pin`] returned. Does not affect graph captures (see
+    /// [`Driver`]).
     unsafe fn pinned_address(&self, host: NonNull<u8>) -> Result<u64>;
 
     /// Loads an image of kernels whose length the driver can determine;
-    /// [`Error::Invalid`](crate::Error::Invalid) for any other image. Capture-neutral.
+    /// [`Error::Invalid`](crate::Error::Invalid) for any other image. Does not affect graph
+    /// captures (see [`Driver`]).
     fn load(&self, image: &[u8]) -> Result<RawModule>;
 
     /// Returns the kernel called `name`, ready for its first launch with `shared_bytes` bytes of
-    /// dynamic shared memory. Capture-neutral.
+    /// dynamic shared memory. Does not affect graph captures (see [`Driver`]).
     unsafe fn function(
         &self,
         module: RawModule,
@@ -240,15 +249,18 @@ pub(crate) trait Driver: Send + Sync {
         shared_bytes: u32,
     ) -> Result<RawFunction>;
 
-    /// Number of registers per thread, and of bytes of local memory per thread. Capture-neutral.
+    /// Number of registers per thread, and of bytes of local memory per thread. Does not affect
+    /// graph captures (see [`Driver`]).
     unsafe fn resources(&self, function: RawFunction) -> Result<(u32, u32)>;
 
     /// Number of workgroups of a kernel that are co-resident on one multiprocessor, if each has
-    /// `threads` threads and `shared` bytes of shared memory. Capture-neutral.
+    /// `threads` threads and `shared` bytes of shared memory. Does not affect graph captures (see
+    /// [`Driver`]).
     unsafe fn resident(&self, function: RawFunction, threads: u32, shared: u32) -> Result<u32>;
 
     /// Number of clusters of a kernel that are co-resident on the whole device, for a launch of
-    /// this shape with clusters of `cluster` workgroups. Capture-neutral.
+    /// this shape with clusters of `cluster` workgroups. Does not affect graph captures (see
+    /// [`Driver`]).
     unsafe fn resident_clusters(
         &self,
         function: RawFunction,

@@ -49,7 +49,7 @@ pub(crate) struct Wanted {
     pub(crate) legacy: bool,
 }
 
-/// Driver calls for the memory of one device. All are *capture-neutral*, as [`Driver`] defines it.
+/// Driver calls for the memory of one device. None affects graph captures (see [`Driver`]).
 pub(crate) trait MemoryDriver: Driver {
     /// Allocates at least `bytes` bytes with undefined contents.
     fn allocate(self: Arc<Self>, bytes: u64, wanted: Wanted) -> Result<Arc<dyn Region>>;

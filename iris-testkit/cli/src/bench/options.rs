@@ -45,7 +45,7 @@ pub(crate) struct Options {
     /// one; not for all_to_all and broadcast, which gain nothing by it.
     #[arg(long)]
     pub(crate) windows: bool,
-    /// Print differences from the times in this record (GPUs only).
+    /// Print the differences between the times measured now and those in this record (GPUs only).
     #[arg(long, value_name = "FILE")]
     pub(crate) compare: Option<PathBuf>,
     /// File with PyTorch's times on this machine, which are recorded together with ours (GPUs
