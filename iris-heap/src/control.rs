@@ -347,6 +347,9 @@ impl Control {
 
     /// Returns the fault or abort of this heap like [`Control::check`], but does not count it as
     /// returned to the program; used for enqueued work.
+    ///
+    /// # Errors
+    /// Errors of [`Control::check`].
     pub fn outcome(&self) -> Result<()> {
         let code = self.host_abort();
         let disorder = || if code == 0 { None } else { self.disorder() };

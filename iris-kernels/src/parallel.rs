@@ -9,6 +9,10 @@ const STACK: usize = 8 << 20;
 
 /// Runs `work` for each job, in the order of `jobs`, on up to `threads` threads, the calling thread
 /// included. After the first error no further job is started.
+///
+/// # Errors
+/// The first error of a job. A thread that cannot be started is no error; the other threads do its
+/// jobs.
 pub(crate) fn for_each<J: Sync, E: Send>(
     jobs: &[J],
     threads: usize,

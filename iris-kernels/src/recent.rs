@@ -16,6 +16,9 @@ impl<K: PartialEq, V> Recent<K, V> {
 
     /// Returns the value of `key`; if the cache lacks it, makes and stores it first. Finding an
     /// existing value allocates nothing.
+    ///
+    /// # Errors
+    /// Errors of `make`; nothing is stored for the key then.
     pub(crate) fn get_or_make<E>(
         &mut self,
         key: K,

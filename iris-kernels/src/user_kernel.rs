@@ -88,6 +88,12 @@ impl UserKernel {
     /// the operator with `Options::beside(groups)` on all ranks. All workgroups are then resident,
     /// whatever resources each needs, as long as no other kernel waits on the device.
     ///
+    /// # Errors
+    /// [`Error::TooManyGroups`] if there are more workgroups than that; [`Error::Invalid`] for the
+    /// stream of the last operator call, and for a stream or a view of another heap;
+    /// [`Error::Closed`]; [`Error::Device`]. Errors inside the kernel are reported by
+    /// [`Stream::sync`].
+    ///
     /// # Safety
     /// The contract of [`UserKernel::launch`] applies. The program runs no other waiting kernel
     /// during the same call. Nothing that the kernel reads is written before it ends: make the

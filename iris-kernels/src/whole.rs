@@ -109,6 +109,9 @@ impl WholeGemm {
     /// Enqueues C = A B + addend, plus the call's bias, by the vendor's library. Returns false if
     /// the library cannot do this; the caller must then add by a kernel of its own.
     ///
+    /// # Errors
+    /// Errors of [`WholeGemm::enqueue`].
+    ///
     /// # Safety
     /// The contract of [`WholeGemm::enqueue`] applies, also to the addend; the addend does not
     /// overlap C.

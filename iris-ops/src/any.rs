@@ -74,6 +74,10 @@ impl AnyOp {
 
     /// Describes the next call to a kernel of the caller that runs at the same time as the call, as
     /// [`AllReduce::beside`](crate::AllReduce::beside) does.
+    ///
+    /// # Errors
+    /// Errors of `AllReduce::beside`; [`Invalid`](crate::OpError::Invalid) for an operator or
+    /// variant whose tiles of C have no signals.
     pub fn beside(&self, operands: &Operands, stream: &Stream) -> Result<TileView> {
         self.operator.beside(stream, &self.matrices(operands))
     }
@@ -92,12 +96,19 @@ impl AnyOp {
 
     /// Bytes moved, flags raised and waits begun by the operator's calls on this rank so far.
     /// Synchronise the stream of the calls before reading them.
+    ///
+    /// # Errors
+    /// [`Invalid`](crate::OpError::Invalid) on a GPU if the plan lacks `counted`; errors of the
+    /// device.
     pub fn counters(&self) -> Result<Counters> {
         self.operator.counters()
     }
 
     /// Trace spans of the operator's calls so far, one list per workgroup; empty if the plan has no
     /// `trace_spans`. Synchronise the stream of the calls before reading them.
+    ///
+    /// # Errors
+    /// Errors of the device.
     pub fn trace(&self) -> Result<Vec<Vec<TraceSpan>>> {
         self.operator.trace()
     }
@@ -158,6 +169,10 @@ impl Op {
 
     /// Returns the operator's variant with this name, in which hyphens count as underscores; `None`
     /// for the name `auto`, which leaves the choice to the plan.
+    ///
+    /// # Errors
+    /// [`Invalid`](Error::Invalid) if the operator has no such variant; the error lists those that
+    /// it has.
     pub fn variant(self, name: &str) -> Result<Option<Variant>> {
         ops::row(self).variant(name)
     }

@@ -175,6 +175,10 @@ impl Comm {
 
     /// Opens a communicator as [`Comm::from_rank`] does, with the sizes in `options`, which must be
     /// equal on all ranks.
+    ///
+    /// # Errors
+    /// The errors of [`Comm::from_rank`]; [`Error::Invalid`] for options that no communicator can
+    /// have.
     #[track_caller]
     pub fn from_rank_with(
         stream: impl Into<OnStream>,

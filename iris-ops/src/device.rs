@@ -102,6 +102,9 @@ impl Device {
 
     /// Device that a heap uses for the rank with this number on its host, as the driver describes
     /// it, unless [`HeapOptions::device`](iris_heap::HeapOptions::device) names another one.
+    ///
+    /// # Errors
+    /// Errors of [`BackendKind::device_of`], such as a missing driver or device.
     pub fn of_rank(backend: BackendKind, local_rank: usize) -> iris_heap::Result<Self> {
         if backend.traits().host_threads {
             return Ok(Self::host());

@@ -41,6 +41,9 @@ macro_rules! common_methods {
             /// Makes the plan for calls up to the size that the options give, without
             /// communication. `ranks` is a heap, a world (then the plan is for the CPU), or
             /// [`Ranks`](crate::Ranks).
+            ///
+            /// # Errors
+            /// [`Invalid`](crate::OpError::Invalid) for an option that the operator cannot take.
             pub fn plan(&self, ranks: impl Into<$crate::Ranks>) -> $crate::OpResult<$crate::Plan> {
                 $crate::Plan::new(ranks.into(), &self.request)
             }
@@ -50,6 +53,11 @@ macro_rules! common_methods {
             /// Makes the operator. Collective: all ranks of the heap call it, with plans that
             /// agree. It allocates and prepares a workspace. Either every rank gets the operator or
             /// every rank gets an error.
+            ///
+            /// # Errors
+            /// Plans that differ between ranks (the error names the item, the values and the
+            /// ranks); a full heap, which is left unchanged on all ranks; a failure of any rank; a
+            /// rank that does not come before the deadline.
             #[track_caller]
             pub fn new(
                 heap: &std::sync::Arc<iris_heap::SymmetricHeap>,
@@ -74,6 +82,10 @@ macro_rules! common_methods {
 
             /// Bytes moved, flags raised and waits begun by the operator's calls on this rank so
             /// far. Synchronise the stream of the calls before reading them.
+            ///
+            /// # Errors
+            /// [`Invalid`](crate::OpError::Invalid) on a GPU if the plan lacks
+            /// [`Options::counted`]; errors of the device.
             pub fn counters(&self) -> $crate::OpResult<$crate::Counters> {
                 self.operator.counters()
             }
@@ -81,11 +93,17 @@ macro_rules! common_methods {
             /// Trace spans of the operator's calls so far, one list per workgroup; empty if the
             /// plan has no [`Options::trace_spans`]. Synchronise the stream of the calls before
             /// reading them.
+            ///
+            /// # Errors
+            /// Errors of the device.
             pub fn trace(&self) -> $crate::OpResult<Vec<Vec<$crate::TraceSpan>>> {
                 self.operator.trace()
             }
 
             /// Frees the memory of the operator. Collective; waits for the streams of the heap.
+            ///
+            /// # Errors
+            /// Errors of [`SymmetricHeap::free`](iris_heap::SymmetricHeap::free).
             #[track_caller]
             pub fn free(self) -> $crate::OpResult<()> {
                 self.operator.free()
@@ -101,6 +119,10 @@ macro_rules! shared_workspace {
         impl $op {
             /// Makes the operator in a workspace that was made for plans like this one. Collective:
             /// all ranks call it. The workspace outlives the operator.
+            ///
+            /// # Errors
+            /// Errors of [`new`](Self::new); [`Invalid`](crate::OpError::Invalid) if the workspace
+            /// is too small.
             #[track_caller]
             pub fn in_workspace(
                 workspace: &std::sync::Arc<$crate::Workspace>,

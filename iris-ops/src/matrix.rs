@@ -98,9 +98,10 @@ impl MatRef {
         Self { place, dtype: T::DTYPE, rows, cols, ld: cols, transposed: false }
     }
 
-    /// Sets the leading dimension: rows (columns, if transposed) start `ld` elements apart. If the
-    /// value is smaller than the length of a row, the call fails. The memory needs `(rows - 1) * ld
-    /// + cols` elements (rows and columns as stored): the last row may be short of `ld`.
+    /// Sets the leading dimension: rows (columns, if transposed) start `ld` elements apart. A call
+    /// fails if the value is smaller than the length of a row. The memory needs
+    /// `(rows - 1) * ld + cols` elements (rows and columns as stored): the last row may be short of
+    /// `ld`.
     ///
     /// The left half of a matrix of 4 x 6 elements:
     ///

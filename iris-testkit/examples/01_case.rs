@@ -1,5 +1,9 @@
 //! Example of a case of the suite: a fused product over three ranks, whose sizes are no multiples
 //! of the tile, compared with the reference in every element.
+//!
+//! ```sh
+//! cargo run --release -p iris-testkit --example 01_case
+//! ```
 
 use iris_heap::{HeapOptions, World};
 use iris_testkit::suite::{Case, Op, Options, open, run_case};

@@ -143,6 +143,9 @@ impl Matrix {
     }
 
     /// Frees the matrix's memory. Collective.
+    ///
+    /// # Errors
+    /// Errors of [`SymmetricHeap::free`].
     #[track_caller]
     pub fn free(self, heap: &SymmetricHeap) -> Result<()> {
         Ok(heap.free(self.slice)?)

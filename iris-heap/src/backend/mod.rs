@@ -445,6 +445,9 @@ pub(crate) trait Backend: Send + Sync {
     fn fill(&self, to: &dyn Mapping, offset: u64, bytes: u64, value: u8) -> Result<()>;
 
     /// Makes a new stream on the backend's device.
+    ///
+    /// # Errors
+    /// [`Error::System`], [`Error::Closed`].
     fn stream(&self) -> Result<Arc<dyn StreamBackend>>;
 
     /// Wraps the caller's own stream, given as the device's handle.

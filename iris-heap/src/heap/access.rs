@@ -219,6 +219,9 @@ impl SymmetricHeap {
     }
 
     /// Reads device-local words, and waits until they are read.
+    ///
+    /// # Errors
+    /// [`Error::NotAllocated`]; [`Error::ForeignSlice`].
     pub fn read_device_words(&self, words: DevWords) -> Result<Vec<i32>> {
         self.resolve_device_words(words)?;
         let mut data = vec![0; words.len()];

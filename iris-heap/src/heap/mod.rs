@@ -113,6 +113,12 @@ impl fmt::Debug for SymmetricHeap {
 
 impl SymmetricHeap {
     /// Opens a heap. Collective: all ranks call it.
+    ///
+    /// # Errors
+    /// [`Error::Disagreement`] if the ranks differ in crate or protocol version, options,
+    /// device or `IRIS_*` variables; [`Error::PeerFailed`] if another rank could not get its
+    /// memory; [`Error::Invalid`], [`Error::Unsupported`], [`Error::System`]; errors of
+    /// [`World::barrier`].
     #[track_caller]
     pub fn open(world: &World, options: HeapOptions) -> Result<Arc<SymmetricHeap>> {
         check_may_wait("opening a heap")?;
@@ -526,6 +532,9 @@ impl SymmetricHeap {
     }
 
     /// Makes a new stream on the heap's device.
+    ///
+    /// # Errors
+    /// [`Error::Closed`]; [`Error::System`].
     pub fn stream(&self) -> Result<Stream> {
         self.backend.stream().map(Stream::from_backend)
     }

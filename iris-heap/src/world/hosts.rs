@@ -76,6 +76,9 @@ impl Hosts {
 
     /// Checks that ranks are numbered node by node: first all ranks of node 0, then those of node
     /// 1, and so on.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] with two nodes whose ranks are interleaved.
     pub(crate) fn check_order(&self) -> Result<()> {
         let Some(rank) = (1..self.node_of.len()).find(|&r| self.node_of[r] < self.node_of[r - 1])
         else {

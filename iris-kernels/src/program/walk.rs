@@ -15,6 +15,9 @@ impl Program {
     /// Calls `visit` for each step of an alternative, including the RMSNorm, in the order of a
     /// call. `bounds` is a pair: the number of parts, and a function that lists the calling rank's
     /// peers.
+    ///
+    /// # Errors
+    /// The first error of `visit`, which ends the walk.
     pub fn walk<Peers: Iterator<Item = u32>, E>(
         &self,
         of: &'static Alternative,

@@ -15,6 +15,12 @@ use crate::nodes::Operator;
 impl Comm {
     /// Sums `input` over ranks into `output` on all ranks, with the same bits on every rank. Both
     /// have the same number of elements.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for unequal lengths, an operation other than [`ReduceOp::Sum`], a type
+    /// that [`Options::sums`](super::Options::sums) leaves out, or memory of another device;
+    /// [`Error::Overlap`] if the two share elements; [`Error::Poisoned`] after a fault. With host
+    /// memory on the CPU, also the errors of the call itself.
     pub fn all_reduce<T: Summand, S: Source<T> + ?Sized, R: Target<T> + ?Sized>(
         &self,
         input: &S,
@@ -26,6 +32,9 @@ impl Comm {
     }
 
     /// Sums `data` over ranks in place, on all ranks, with the same bits on every rank.
+    ///
+    /// # Errors
+    /// The errors of [`Comm::all_reduce`].
     pub fn all_reduce_in_place<T: Summand, R: Target<T> + ?Sized>(
         &self,
         data: &mut R,
@@ -66,6 +75,9 @@ impl Comm {
     /// Sends part r of `input` to rank r, which stores it in its `output` as the part with the
     /// sender's rank number. Both buffers have the same number of elements, a multiple of
     /// [`Comm::world_size`].
+    ///
+    /// # Errors
+    /// The errors of [`Comm::all_reduce`].
     pub fn all_to_all<T: Pod, S: Source<T> + ?Sized, R: Target<T> + ?Sized>(
         &self,
         input: &S,

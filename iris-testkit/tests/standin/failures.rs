@@ -102,7 +102,8 @@ impl fmt::Display for Verdict {
 /// Prints a row for each call with the state after a failure of each enqueue; then the wrong states
 /// by variant, and the errors.
 ///
-/// # Errors The cases in which a failed call leaves a wrong state.
+/// # Errors
+/// The cases in which a failed call leaves a wrong state.
 pub(crate) fn table(machine: &Machine, size: usize) -> Result<()> {
     let mut counts: BTreeMap<Verdict, u32> = BTreeMap::new();
     let mut wrong: BTreeMap<String, Vec<String>> = BTreeMap::new();

@@ -453,6 +453,9 @@ impl Machine {
 
     /// Whether the action may happen with these parameters; the error is the first reason against
     /// it.
+    ///
+    /// # Errors
+    /// Checks an action; the error is the guard that forbids it, or the property that it violates.
     pub fn permits(&self, state: &State, action: usize, parameters: &[i64]) -> Result<(), Refusal> {
         let action = &self.actions[action];
         let mut frame = self.frame(state, parameters);
