@@ -131,7 +131,8 @@ impl Control {
     /// Tells all kernels of this rank to stop, for a reason listed in [`abort`]. The first reason
     /// stays; zero is ignored.
     pub fn set_host_abort(&self, reason: i32) {
-        // Release order: a kernel that reads the abort word also sees the host's earlier writes.
+        // The release order lets a kernel that reads the abort word also see the host's earlier
+        // writes.
         let _ = self.words()[0].compare_exchange(0, reason, Ordering::Release, Ordering::Relaxed);
     }
 

@@ -51,15 +51,15 @@ impl TileSize {
 /// `product.h` there selects one by the same conditions as [`Core::of`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Core {
-    /// wgmma, for f16 and bf16 in tiles of 128 x 128.
+    /// Instruction wgmma, for f16 and bf16 in tiles of 128 x 128.
     Sm90,
-    /// wgmma with operands swapped, for f16 and bf16 in tiles of 64 x 64 with few rows.
+    /// Instruction wgmma with operands swapped, for f16 and bf16 in tiles of 64 x 64 with few rows.
     Sm90Flipped,
-    /// mma.sync, for f16 and bf16.
+    /// Instruction mma.sync, for f16 and bf16.
     Sm80,
-    /// MFMA, for every type, on CDNA GPUs (gfx90a, gfx942, gfx950).
+    /// Instruction MFMA, for every type, on CDNA GPUs (gfx90a, gfx942, gfx950).
     Cdna3,
-    /// Multiply-add, for every architecture and type.
+    /// Ordinary multiply-add, for every architecture and type.
     Fma,
 }
 

@@ -86,7 +86,7 @@ pub fn split(total: usize, size: usize, rank: usize) -> Range<usize> {
 /// Contribution of one rank to an op: the product that it computes, or the data that it sends.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Part {
-    /// Values of the contribution.
+    /// Values that the rank contributes.
     pub value: Dense,
     /// Contribution computed from absolute values, such as |A| |B|, for error bounds.
     pub magnitude: Dense,

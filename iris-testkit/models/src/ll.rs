@@ -347,7 +347,7 @@ pub fn partial(pattern: Pattern, ranks: u32, first: i32, used: &'static [u32]) -
     scenario.calls(used.len() as u32, first)
 }
 
-/// Mutant that polls the peers' heads before it pushes its own.
+/// Mutant in which ranks poll the headers of their peers before they push their own.
 pub fn waiting_first() -> Scenario {
     let mut scenario = scenario(Pattern::All, 2, 1, &[1], How::WaitsFirst);
     scenario.name.push_str(", waits first");

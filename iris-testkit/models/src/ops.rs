@@ -21,7 +21,7 @@ pub(crate) mod array {
     pub(crate) const INBOX: u32 = 0;
     /// Slots for results from the tiles' owners, or for data that copy engines send on.
     pub(crate) const RESULT: u32 = 1;
-    /// Output matrix C.
+    /// Number of the array that holds the output matrix C.
     pub(crate) const OUT: u32 = 2;
     /// Shard of the input that peers pull.
     pub(crate) const SHARD: u32 = 3;

@@ -180,7 +180,8 @@ pub(super) struct Location {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Properties {
-    /// Always [`ALLOCATION_PINNED`]: the memory is not migrated.
+    /// Type of the allocation: always [`ALLOCATION_PINNED`], which means that the memory is not
+    /// migrated.
     pub(super) kind: c_uint,
     /// 0 for memory that is not exported, or [`HANDLE_DESCRIPTOR`].
     pub(super) handles: c_uint,
@@ -249,7 +250,8 @@ pub(super) struct Lines {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Access {
     pub(super) location: Location,
-    /// Always [`ACCESS_READ_WRITE`]: the device may read and write.
+    /// Kind of access: always [`ACCESS_READ_WRITE`], which means that the device may read and
+    /// write.
     pub(super) flags: c_uint,
 }
 

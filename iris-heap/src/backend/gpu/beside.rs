@@ -10,10 +10,10 @@ use super::stream::{Queue, Shared};
 use crate::error::Result;
 use crate::util::lock;
 
-/// Streams for copies beside other streams: one for calls that run, and one for each capture in
-/// progress. One stream for all peers is faster than one per peer, since copy engines that run at
-/// the same time share bandwidth: an all-gather before a product of 8192 x 1280 x 8192 took 426 us
-/// with one and 689 us with three (4 x H200, 2026-11-22).
+/// Streams for copies that run at the same time as other streams: one for calls that run, and one
+/// for each capture in progress. One stream for all peers is faster than one per peer, since copy
+/// engines that run at the same time share bandwidth: an all-gather before a product of 8192 x 1280
+/// x 8192 took 426 us with one and 689 us with three (4 x H200, 2026-11-22).
 #[derive(Default)]
 pub(super) struct CopyStreams(Mutex<Vec<Arc<CopyStream>>>);
 

@@ -1,5 +1,5 @@
 //! Ranks on several hosts: each connects to rank 0's hub by TCP and sends the frames of the
-//! Unix-socket transport, sealed.
+//! Unix-socket transport, encrypted.
 //!
 //! TCP keepalive probes detect a cut network or a lost host. A stopped process still answers them,
 //! so it counts as late, not as lost.

@@ -129,7 +129,7 @@ fn hostile(meeting: &Meeting, kind: usize, recorded: &[u8]) -> Option<TcpStream>
         2 => stream.write_all(&noise),
         3 => stream.write_all(&recorded[..GREETING / 2]),
         4 => stream.write_all(recorded),
-        // A replayed greeting, followed by noise in place of the hello.
+        // This connection replays a recorded greeting, followed by noise in place of the hello.
         5 => stream.write_all(&[recorded, &noise].concat()),
         6 => stream.write_all(&other_key),
         7 => stream.write_all(&too_high),

@@ -111,7 +111,7 @@ impl<'a> Thread<'a> {
         self.id.rank
     }
 
-    /// Number of ranks.
+    /// Number of ranks of the scenario.
     pub fn ranks(&self) -> u32 {
         self.scenario.ranks
     }
