@@ -284,7 +284,7 @@ pub enum Core {
     Exchanging(Kernel),
 }
 
-/// A grid of 128 workgroups in full waves is faster than a larger grid whose last wave is partial.
+/// Earliest time at which the device may begin a launch, relative to the previous step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EarliestStart {
     /// The launch begins after the previous step has ended.
