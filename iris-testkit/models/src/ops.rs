@@ -592,8 +592,7 @@ pub fn beside(ranks: u32, tiles: u32, calls_: u32, how: Beside) -> Scenario {
     directly(scenario, true)
 }
 
-/// Device words with the copies of call number and sequence for a kernel that runs at the same time
-/// as the call.
+/// Device words with the copies of call number and sequence for the kernel beside the call.
 fn copies(thread: &Thread<'_>) -> [(u32, u32); 2] {
     let channel = thread.channel();
     [(channel.call, 1000), (channel.sequence, 1001)]
@@ -871,7 +870,7 @@ const ON: u32 = 2;
 /// Option bit of the program of [`copied`]: one launch, which runs at the same time as the copy
 /// engine, multiplies the data.
 const BESIDE: u32 = 4;
-/// Option bit of the program of [`copied`]: the scenario is [`copied_of_leavers`].
+/// the scenario is [`copied_of_leavers`].
 const OF_LEAVERS: u32 = 8;
 
 fn copied_in((name, options): (&str, u32), ranks: u32, tiles: u32, calls_: u32) -> Scenario {

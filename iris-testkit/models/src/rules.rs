@@ -62,8 +62,7 @@ pub enum Change {
     OwnerStamps,
     /// Leaves out the refresh of words of this kind.
     SkipStamps(Kind),
-    /// Lets a rank that its host or a peer told to leave a call leave without telling the other
-    /// ranks.
+    /// Lets a rank that its host or a peer told to leave tell nobody.
     LeaveUntold,
 }
 

@@ -373,7 +373,7 @@ impl<'a> Machine<'a> {
         state.at[thread] = self.programs.advance(state.at[thread], result);
     }
 
-    /// Runs one schedule that is chosen at random from `seed`.
+    /// Runs one random schedule.
     fn run(&mut self, seed: u64) -> (Option<Failure>, Vec<(ThreadId, Op)>) {
         let mut random = Random(seed);
         let mut state = self.first();
@@ -423,7 +423,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Reports to `observer` the operations of `thread` between the states `before` and after.
+    /// Reports to `observer` the operations of `thread` between the states `before` and `after`.
     fn tell(
         &self,
         before: &State,

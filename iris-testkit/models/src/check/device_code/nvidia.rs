@@ -112,8 +112,8 @@ impl Checker<'_> {
                 all.extend(sizes.map(|&size| TileConfig::of(self.arch, 1, size).options()));
             }
             for (index, options) in all.into_iter().enumerate() {
-                // Only this source with the large tile is assembled to machine code, because that
-                // takes as long as all other checks together.
+                // Only one source with the large tile is assembled to machine code, which takes as
+                // long as all other checks together.
                 let ptx = match index == 0 || name == &"matmul.cu" {
                     true => self.ptx_and_code(name, text, &options)?,
                     false => self.ptx(name, text, &options)?,
