@@ -1,0 +1,221 @@
+//! Test programs of the workspace, several at once.
+//!
+//! `cargo test` runs the programs one after the other, and many of them leave cores idle: they wait
+//! for deadlines, or have fewer tests than the machine has cores.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::level::Level;
+
+/// Device files whose presence means that the machine has a GPU.
+const GPUS: [&str; 2] = ["/dev/nvidiactl", "/dev/kfd"];
+
+/// Job of the test step: a test program, or the tests in the documentation.
+struct Job {
+    name: String,
+    command: Command,
+}
+
+/// Environment variables that a command sets.
+type Environment = Vec<(OsString, OsString)>;
+
+/// Builds the tests that `build` asks cargo for, runs the programs with the variables that `build`
+/// sets, and `doc`, which runs the tests in the documentation; prints the result of each when it
+/// ends. At [`Level::Full`] the programs run ignored tests too.
+///
+/// # Errors
+/// Names of the programs with failed tests, after their output has been printed.
+pub(crate) fn run(mut build: Command, doc: Command, level: Level) -> Result<()> {
+    build.args(["--no-run", "--message-format=json-render-diagnostics"]);
+    let built = build.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
+    let built = built.context("cargo did not start")?;
+    if !built.status.success() {
+        bail!("the tests are not built: {}", built.status);
+    }
+    let environment =
+        build.get_envs().filter_map(|(name, value)| Some((name.into(), value?.into())));
+    let messages = String::from_utf8_lossy(&built.stdout);
+    let mut jobs = programs(&messages, &environment.collect(), level)?;
+    if jobs.is_empty() {
+        bail!("cargo built no test program");
+    }
+    jobs.push(Job { name: "documentation".into(), command: doc });
+    run_jobs(jobs, at_once())
+}
+
+/// Number of programs that run at once: one on a machine with a GPU, because tests there compare
+/// the free memory of the device, and elsewhere as many as the machine has cores.
+fn at_once() -> usize {
+    let has_gpu = GPUS.iter().any(|file| Path::new(file).exists());
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    if has_gpu { 1 } else { cores }
+}
+
+/// Test programs that cargo's messages, one line each, name.
+fn programs(messages: &str, environment: &Environment, level: Level) -> Result<Vec<Job>> {
+    let mut jobs = Vec::new();
+    for line in messages.lines() {
+        let message: Value =
+            serde_json::from_str(line).with_context(|| format!("message of cargo: {line}"))?;
+        let is_test = message["profile"]["test"] == true;
+        let (Some(program), true) = (message["executable"].as_str(), is_test) else { continue };
+        let manifest = Path::new(message["manifest_path"].as_str().unwrap_or_default());
+        let package = manifest.parent().context("a manifest without a folder")?;
+        let name = format!(
+            "{} {}",
+            package.file_name().unwrap_or_default().to_string_lossy(),
+            message["target"]["name"].as_str().unwrap_or_default()
+        );
+        let mut command = Command::new(program);
+        // As `cargo test` starts it.
+        command.current_dir(package).env("CARGO_MANIFEST_DIR", package).envs(environment.clone());
+        if level == Level::Full {
+            command.arg("--include-ignored");
+        }
+        jobs.push(Job { name, command });
+    }
+    Ok(jobs)
+}
+
+/// Runs all jobs, `at_once` of them at the same time, in their order.
+fn run_jobs(jobs: Vec<Job>, at_once: usize) -> Result<()> {
+    let waiting = Mutex::new(VecDeque::from(jobs));
+    let failed = Mutex::new(Vec::new());
+    let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+    thread::scope(|scope| {
+        for _ in 0..at_once {
+            scope.spawn(|| {
+                while let Some(Job { name, mut command }) = next() {
+                    let start = Instant::now();
+                    let output = command.stdin(Stdio::null()).output();
+                    // Held while the result is printed, so that results are not mixed.
+                    let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+                    if !print_result(&name, output, start.elapsed()) {
+                        failed.push(name);
+                    }
+                }
+            });
+        }
+    });
+    let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if !failed.is_empty() {
+        bail!("failed tests in {}", failed.join(", "));
+    }
+    Ok(())
+}
+
+/// Prints the result of a job, with all of its output if it has failed; returns whether it has
+/// passed.
+fn print_result(name: &str, output: std::io::Result<Output>, took: Duration) -> bool {
+    let (passed, text) = match output {
+        Ok(Output { status, stdout, stderr }) => {
+            let out = String::from_utf8_lossy(&stdout);
+            let passed = status.success();
+            let text = match passed {
+                true => summary(&out),
+                false => format!("{status}\n{out}{}", String::from_utf8_lossy(&stderr)),
+            };
+            (passed, text)
+        }
+        Err(error) => (false, format!("did not start: {error}")),
+    };
+    // A closed stdout must not hide the result of the tests.
+    let _ = writeln!(std::io::stdout(), "{name} ({:.1} s): {text}", took.as_secs_f64());
+    passed
+}
+
+/// Numbers of passed and ignored tests in the output of a program that has passed, and a line for
+/// each test that was ignored for a reason.
+fn summary(output: &str) -> String {
+    let results = output.lines().filter_map(|line| line.strip_prefix("test result: ok. "));
+    let count = |what: &str| -> usize {
+        let of = |line: &str| {
+            let (before, _) = line.split_once(what)?;
+            before.rsplit([' ', ';']).next()?.parse::<usize>().ok()
+        };
+        results.clone().filter_map(of).sum()
+    };
+    let mut text = format!("{} passed", count(" passed"));
+    match count(" ignored") {
+        0 => {}
+        ignored => text.push_str(&format!(", {ignored} ignored")),
+    }
+    let reasons = output.lines().filter(|line| line.contains("ignored, "));
+    reasons.for_each(|line| text.push_str(&format!("\n  {line}")));
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(name: &str, text: &str) -> Job {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", text]);
+        Job { name: name.into(), command }
+    }
+
+    #[test]
+    fn programs_run_at_the_same_time_and_failed_ones_are_named() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (one, two) = (folder.path().join("one"), folder.path().join("two"));
+        // Each ends only after the other has started.
+        let meet = |own: &Path, other: &Path, status: i32| {
+            let (own, other) = (own.display(), other.display());
+            format!("touch {own}; while [ ! -e {other} ]; do sleep 0.01; done; exit {status}")
+        };
+        let jobs = || {
+            vec![
+                shell("good", &meet(&one, &two, 0)),
+                shell("bad", &meet(&two, &one, 3)),
+                shell("absent", "exec /nonexistent"),
+            ]
+        };
+        let error = run_jobs(jobs(), 2).expect_err("a program failed").to_string();
+        assert!(error.contains("bad") && error.contains("absent"), "{error}");
+        assert!(!error.contains("good"), "{error}");
+        run_jobs(jobs().drain(..1).collect(), 1).expect("no program failed");
+    }
+
+    #[test]
+    fn only_the_tests_among_the_messages_of_cargo_are_run() {
+        let artifact = |test: bool, executable: &str| {
+            format!(
+                r#"{{"reason":"compiler-artifact","manifest_path":"/w/iris-a/Cargo.toml","target":{{"name":"b"}},"profile":{{"test":{test}}},"executable":{executable}}}"#
+            )
+        };
+        let messages = [
+            artifact(false, r#""/t/example""#),
+            artifact(true, r#""/t/b-1""#),
+            artifact(false, "null"),
+            r#"{"reason":"build-finished","success":true}"#.into(),
+        ];
+        let variables = vec![("IRIS_TUNING".into(), "off".into())];
+        let jobs = programs(&messages.join("\n"), &variables, Level::Full).expect("messages");
+        let [job] = &jobs[..] else { panic!("{} programs, expected one", jobs.len()) };
+        assert_eq!(job.name, "iris-a b");
+        let said = format!("{:?}", job.command);
+        for part in ["/w/iris-a", "IRIS_TUNING=\"off\"", "/t/b-1", "--include-ignored"] {
+            assert!(said.contains(part), "no {part} in {said}");
+        }
+        assert!(programs("warning: not JSON", &variables, Level::Normal).is_err());
+    }
+
+    #[test]
+    fn the_summary_counts_tests_and_names_why_some_are_ignored() {
+        let output = "test a ... ok\ntest b ... ignored, no GPU\n\n\
+                      test result: ok. 12 passed; 0 failed; 3 ignored; 0 measured; finished in 1s\n\
+                      test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; finished in 1s\n";
+        assert_eq!(summary(output), "14 passed, 3 ignored\n  test b ... ignored, no GPU");
+    }
+}
