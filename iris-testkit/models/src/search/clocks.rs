@@ -24,13 +24,9 @@ impl Clocks {
         }
     }
 
-    /// Records an operation; returns its location if it races with an earlier operation.
-    pub(super) fn perform(
-        &mut self,
-        thread: usize,
-        op: &Op,
-        meeting: impl FnOnce() -> Vec<usize>,
-    ) -> Option<Place> {
+    /// Records an operation, at a barrier that of all threads in `meeting`; returns its location if
+    /// it races with an earlier operation.
+    pub(super) fn perform(&mut self, thread: usize, op: &Op, meeting: &[usize]) -> Option<Place> {
         self.threads[thread][thread] += 1;
         match *op {
             Op::Load { place, order, .. } => self.acquire(thread, place, order),
@@ -46,11 +42,10 @@ impl Clocks {
             Op::Read { place } => return self.plain(thread, place, false),
             Op::Write { place, .. } => return self.plain(thread, place, true),
             Op::Vote { .. } | Op::Boundary => {
-                let all = meeting();
                 let mut joint = vec![0; self.threads.len()];
-                all.iter().for_each(|&other| join(&mut joint, &self.threads[other]));
-                all.iter().for_each(|&other| self.threads[other].clone_from(&joint));
-                all.iter().for_each(|&other| self.threads[other][other] += 1);
+                meeting.iter().for_each(|&other| join(&mut joint, &self.threads[other]));
+                meeting.iter().for_each(|&other| self.threads[other].clone_from(&joint));
+                meeting.iter().for_each(|&other| self.threads[other][other] += 1);
             }
             Op::Part | Op::Join | Op::Pause => {}
         }
