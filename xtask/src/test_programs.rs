@@ -1,7 +1,8 @@
 //! Test programs of the workspace, several at once.
 //!
 //! `cargo test` runs the programs one after the other, and many of them leave cores idle: they wait
-//! for deadlines, or have fewer tests than the machine has cores.
+//! for deadlines or for other ranks, or have fewer tests than the machine has cores. The searches
+//! and compilations of the models fill these gaps.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -20,11 +21,23 @@ use crate::level::Level;
 /// Device files whose presence means that the machine has a GPU.
 const GPUS: [&str; 2] = ["/dev/nvidiactl", "/dev/kfd"];
 
+/// Folder of the package whose tests only compute. They run beside all others, at a priority so low
+/// that ranks that wait for each other in other tests hardly notice.
+const COMPUTES: &str = "models";
+
+/// Priority of these tests, as `nice` takes it: above that of `check-protocols`.
+const NICE: &str = "10";
+
 /// Job of the test step: a test program, or the tests in the documentation.
 struct Job {
     name: String,
     command: Command,
+    /// Whether it only computes, at low priority.
+    computes: bool,
 }
+
+/// Jobs that wait for a thread that runs them.
+type Queue = Mutex<VecDeque<Job>>;
 
 /// Environment variables that a command sets.
 type Environment = Vec<(OsString, OsString)>;
@@ -49,12 +62,13 @@ pub(crate) fn run(mut build: Command, doc: Command, level: Level) -> Result<()> 
     if jobs.is_empty() {
         bail!("cargo built no test program");
     }
-    jobs.push(Job { name: "documentation".into(), command: doc });
+    jobs.push(Job { name: "documentation".into(), command: doc, computes: false });
     run_jobs(jobs, at_once())
 }
 
-/// Number of programs that run at once: one on a machine with a GPU, because tests there compare
-/// the free memory of the device, and elsewhere as many as the machine has cores.
+/// Number of programs that run at once, beside one that computes: one on a machine with a GPU,
+/// because tests there compare the free memory of the device, and elsewhere as many as the machine
+/// has cores.
 fn at_once() -> usize {
     let has_gpu = GPUS.iter().any(|file| Path::new(file).exists());
     let cores = thread::available_parallelism().map_or(1, usize::from);
@@ -71,40 +85,42 @@ fn programs(messages: &str, environment: &Environment, level: Level) -> Result<V
         let (Some(program), true) = (message["executable"].as_str(), is_test) else { continue };
         let manifest = Path::new(message["manifest_path"].as_str().unwrap_or_default());
         let package = manifest.parent().context("a manifest without a folder")?;
-        let name = format!(
-            "{} {}",
-            package.file_name().unwrap_or_default().to_string_lossy(),
-            message["target"]["name"].as_str().unwrap_or_default()
-        );
-        let mut command = Command::new(program);
+        let folder = package.file_name().unwrap_or_default();
+        let target = message["target"]["name"].as_str().unwrap_or_default();
+        let name = format!("{} {target}", folder.to_string_lossy());
+        let computes = folder == COMPUTES;
+        let mut command = match computes {
+            true => Command::new("nice"),
+            false => Command::new(program),
+        };
+        if computes {
+            command.args(["-n", NICE, program]);
+        }
         // As `cargo test` starts it.
-        command.current_dir(package).env("CARGO_MANIFEST_DIR", package).envs(environment.clone());
+        command
+            .current_dir(package)
+            .env("CARGO_MANIFEST_DIR", package)
+            .envs(environment.iter().cloned());
         if level == Level::Full {
             command.arg("--include-ignored");
         }
-        jobs.push(Job { name, command });
+        jobs.push(Job { name, command, computes });
     }
     Ok(jobs)
 }
 
-/// Runs all jobs, `at_once` of them at the same time, in their order.
+/// Runs all jobs in their order: `at_once` of those that wait at the same time, and beside them one
+/// of those that compute.
 fn run_jobs(jobs: Vec<Job>, at_once: usize) -> Result<()> {
-    let waiting = Mutex::new(VecDeque::from(jobs));
+    let (compute, wait): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.computes);
+    let queues = [(compute, 1), (wait, at_once)]
+        .map(|(jobs, at_once)| (Mutex::new(VecDeque::from(jobs)), at_once));
     let failed = Mutex::new(Vec::new());
-    let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
     thread::scope(|scope| {
-        for _ in 0..at_once {
-            scope.spawn(|| {
-                while let Some(Job { name, mut command }) = next() {
-                    let start = Instant::now();
-                    let output = command.stdin(Stdio::null()).output();
-                    // Held while the result is printed, so that results are not mixed.
-                    let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
-                    if !print_result(&name, output, start.elapsed()) {
-                        failed.push(name);
-                    }
-                }
-            });
+        for (queue, at_once) in &queues {
+            for _ in 0..*at_once {
+                scope.spawn(|| run_queue(queue, &failed));
+            }
         }
     });
     let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -112,6 +128,21 @@ fn run_jobs(jobs: Vec<Job>, at_once: usize) -> Result<()> {
         bail!("failed tests in {}", failed.join(", "));
     }
     Ok(())
+}
+
+/// Runs the jobs of a queue until it is empty, prints their results and adds the names of failed
+/// ones.
+fn run_queue(queue: &Queue, failed: &Mutex<Vec<String>>) {
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+    while let Some(Job { name, mut command, .. }) = next() {
+        let start = Instant::now();
+        let output = command.stdin(Stdio::null()).output();
+        // Held while the result is printed, so that results are not mixed.
+        let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+        if !print_result(&name, output, start.elapsed()) {
+            failed.push(name);
+        }
+    }
 }
 
 /// Prints the result of a job, with all of its output if it has failed; returns whether it has
@@ -162,18 +193,22 @@ mod tests {
     fn shell(name: &str, text: &str) -> Job {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", text]);
-        Job { name: name.into(), command }
+        Job { name: name.into(), command, computes: false }
+    }
+
+    /// Program that creates the file `own` and ends with `status` once the file `other` exists, or
+    /// with 9 after a minute.
+    fn meet(own: &Path, other: &Path, status: i32) -> String {
+        let (own, other) = (own.display(), other.display());
+        format!(
+            "touch {own}; for i in $(seq 6000); do [ -e {other} ] && exit {status}; sleep 0.01; done; exit 9"
+        )
     }
 
     #[test]
     fn programs_run_at_the_same_time_and_failed_ones_are_named() {
         let folder = tempfile::tempdir().expect("a folder");
         let (one, two) = (folder.path().join("one"), folder.path().join("two"));
-        // Each ends only after the other has started.
-        let meet = |own: &Path, other: &Path, status: i32| {
-            let (own, other) = (own.display(), other.display());
-            format!("touch {own}; while [ ! -e {other} ]; do sleep 0.01; done; exit {status}")
-        };
         let jobs = || {
             vec![
                 shell("good", &meet(&one, &two, 0)),
@@ -188,23 +223,35 @@ mod tests {
     }
 
     #[test]
+    fn a_program_that_computes_runs_beside_the_others() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (one, two) = (folder.path().join("one"), folder.path().join("two"));
+        let mut jobs =
+            vec![shell("waits", &meet(&one, &two, 0)), shell("computes", &meet(&two, &one, 0))];
+        jobs[1].computes = true;
+        run_jobs(jobs, 1).expect("no program failed");
+    }
+
+    #[test]
     fn only_the_tests_among_the_messages_of_cargo_are_run() {
-        let artifact = |test: bool, executable: &str| {
+        let artifact = |package: &str, test: bool, executable: &str| {
             format!(
-                r#"{{"reason":"compiler-artifact","manifest_path":"/w/iris-a/Cargo.toml","target":{{"name":"b"}},"profile":{{"test":{test}}},"executable":{executable}}}"#
+                r#"{{"reason":"compiler-artifact","manifest_path":"/w/{package}/Cargo.toml","target":{{"name":"b"}},"profile":{{"test":{test}}},"executable":{executable}}}"#
             )
         };
         let messages = [
-            artifact(false, r#""/t/example""#),
-            artifact(true, r#""/t/b-1""#),
-            artifact(false, "null"),
+            artifact("iris-a", false, r#""/t/example""#),
+            artifact("iris-a", true, r#""/t/b-1""#),
+            artifact("models", true, r#""/t/b-2""#),
+            artifact("iris-a", false, "null"),
             r#"{"reason":"build-finished","success":true}"#.into(),
         ];
         let variables = vec![("IRIS_TUNING".into(), "off".into())];
         let jobs = programs(&messages.join("\n"), &variables, Level::Full).expect("messages");
-        let [job] = &jobs[..] else { panic!("{} programs, expected one", jobs.len()) };
-        assert_eq!(job.name, "iris-a b");
-        let said = format!("{:?}", job.command);
+        let names: Vec<_> = jobs.iter().map(|job| (&*job.name, job.computes)).collect();
+        assert_eq!(names, [("iris-a b", false), ("models b", true)]);
+        assert_eq!(jobs[1].command.get_program(), "nice");
+        let said = format!("{:?}", jobs[0].command);
         for part in ["/w/iris-a", "IRIS_TUNING=\"off\"", "/t/b-1", "--include-ignored"] {
             assert!(said.contains(part), "no {part} in {said}");
         }
