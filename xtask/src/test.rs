@@ -88,7 +88,8 @@ pub(crate) fn test_step(root: &Path, level: Level) -> Step {
     let ignored: &[&str] = if level == Level::Full { &["--", "--include-ignored"] } else { &[] };
     let rerun = steps::shown(&test(ignored));
     let (build, doc) = (test(&[]), test(&[&["--doc"], ignored].concat()));
-    Step::function("test", &rerun, move || test_programs::run(build, doc, level))
+    let tree = root.to_owned();
+    Step::function("test", &rerun, move || test_programs::run(&tree, build, doc, level))
 }
 
 fn doc_step(root: &Path) -> Step {

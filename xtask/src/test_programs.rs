@@ -6,9 +6,10 @@
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
+use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -48,7 +49,7 @@ type Environment = Vec<(OsString, OsString)>;
 ///
 /// # Errors
 /// Names of the programs with failed tests, after their output has been printed.
-pub(crate) fn run(mut build: Command, doc: Command, level: Level) -> Result<()> {
+pub(crate) fn run(root: &Path, mut build: Command, doc: Command, level: Level) -> Result<()> {
     build.args(["--no-run", "--message-format=json-render-diagnostics"]);
     let built = build.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
     let built = built.context("cargo did not start")?;
@@ -63,7 +64,7 @@ pub(crate) fn run(mut build: Command, doc: Command, level: Level) -> Result<()> 
         bail!("cargo built no test program");
     }
     jobs.push(Job { name: "documentation".into(), command: doc, computes: false });
-    run_jobs(jobs, at_once())
+    run_jobs(jobs, at_once(), &root.join("target/test-output"))
 }
 
 /// Number of programs that run at once, beside one that computes: one on a machine with a GPU,
@@ -110,8 +111,9 @@ fn programs(messages: &str, environment: &Environment, level: Level) -> Result<V
 }
 
 /// Runs all jobs in their order: `at_once` of those that wait at the same time, and beside them one
-/// of those that compute.
-fn run_jobs(jobs: Vec<Job>, at_once: usize) -> Result<()> {
+/// of those that compute. Their output goes to files in `folder`.
+fn run_jobs(jobs: Vec<Job>, at_once: usize, folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     let (compute, wait): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.computes);
     let queues = [(compute, 1), (wait, at_once)]
         .map(|(jobs, at_once)| (Mutex::new(VecDeque::from(jobs)), at_once));
@@ -119,7 +121,7 @@ fn run_jobs(jobs: Vec<Job>, at_once: usize) -> Result<()> {
     thread::scope(|scope| {
         for (queue, at_once) in &queues {
             for _ in 0..*at_once {
-                scope.spawn(|| run_queue(queue, &failed));
+                scope.spawn(|| run_queue(queue, folder, &failed));
             }
         }
     });
@@ -132,33 +134,37 @@ fn run_jobs(jobs: Vec<Job>, at_once: usize) -> Result<()> {
 
 /// Runs the jobs of a queue until it is empty, prints their results and adds the names of failed
 /// ones.
-fn run_queue(queue: &Queue, failed: &Mutex<Vec<String>>) {
+fn run_queue(queue: &Queue, folder: &Path, failed: &Mutex<Vec<String>>) {
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-    while let Some(Job { name, mut command, .. }) = next() {
+    while let Some(Job { name, command, .. }) = next() {
         let start = Instant::now();
-        let output = command.stdin(Stdio::null()).output();
+        let log = folder.join(name.replace(' ', "-")).with_extension("log");
+        let outcome = run_to_file(command, &log);
         // Held while the result is printed, so that results are not mixed.
         let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
-        if !print_result(&name, output, start.elapsed()) {
+        if !print_result(&name, outcome, start.elapsed()) {
             failed.push(name);
         }
     }
 }
 
+/// Runs a command whose output goes to the file `log`; returns its status and output. In place of a
+/// pipe, whose end would come only after that of every process that the command leaves behind.
+fn run_to_file(mut command: Command, log: &Path) -> Result<(ExitStatus, String)> {
+    let file = File::create(log).with_context(|| log.display().to_string())?;
+    command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+    let status = command.status().context("it did not start")?;
+    let output = fs::read(log).with_context(|| log.display().to_string())?;
+    Ok((status, String::from_utf8_lossy(&output).into_owned()))
+}
+
 /// Prints the result of a job, with all of its output if it has failed; returns whether it has
 /// passed.
-fn print_result(name: &str, output: std::io::Result<Output>, took: Duration) -> bool {
-    let (passed, text) = match output {
-        Ok(Output { status, stdout, stderr }) => {
-            let out = String::from_utf8_lossy(&stdout);
-            let passed = status.success();
-            let text = match passed {
-                true => summary(&out),
-                false => format!("{status}\n{out}{}", String::from_utf8_lossy(&stderr)),
-            };
-            (passed, text)
-        }
-        Err(error) => (false, format!("did not start: {error}")),
+fn print_result(name: &str, outcome: Result<(ExitStatus, String)>, took: Duration) -> bool {
+    let (passed, text) = match outcome {
+        Ok((status, output)) if status.success() => (true, summary(&output)),
+        Ok((status, output)) => (false, format!("{status}\n{output}")),
+        Err(error) => (false, format!("{error:#}")),
     };
     // A closed stdout must not hide the result of the tests.
     let _ = writeln!(std::io::stdout(), "{name} ({:.1} s): {text}", took.as_secs_f64());
@@ -188,6 +194,9 @@ fn summary(output: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     fn shell(name: &str, text: &str) -> Job {
@@ -216,10 +225,10 @@ mod tests {
                 shell("absent", "exec /nonexistent"),
             ]
         };
-        let error = run_jobs(jobs(), 2).expect_err("a program failed").to_string();
+        let error = run_jobs(jobs(), 2, folder.path()).expect_err("a program failed").to_string();
         assert!(error.contains("bad") && error.contains("absent"), "{error}");
         assert!(!error.contains("good"), "{error}");
-        run_jobs(jobs().drain(..1).collect(), 1).expect("no program failed");
+        run_jobs(jobs().drain(..1).collect(), 1, folder.path()).expect("no program failed");
     }
 
     #[test]
@@ -229,7 +238,7 @@ mod tests {
         let mut jobs =
             vec![shell("waits", &meet(&one, &two, 0)), shell("computes", &meet(&two, &one, 0))];
         jobs[1].computes = true;
-        run_jobs(jobs, 1).expect("no program failed");
+        run_jobs(jobs, 1, folder.path()).expect("no program failed");
     }
 
     #[test]
@@ -264,5 +273,34 @@ mod tests {
                       test result: ok. 12 passed; 0 failed; 3 ignored; 0 measured; finished in 1s\n\
                       test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; finished in 1s\n";
         assert_eq!(summary(output), "14 passed, 3 ignored\n  test b ... ignored, no GPU");
+    }
+
+    #[test]
+    fn what_cargo_builds_is_run_and_what_it_leaves_running_is_not_waited_for() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let program = folder.path().join("program");
+        let text = "#!/bin/sh\n(sleep 60; touch $0.ended) &\necho \"test result: ok. $COUNT passed; \"; exit $STATUS\n";
+        fs::write(&program, text).expect("a file");
+        fs::set_permissions(&program, Permissions::from_mode(0o755)).expect("a mode");
+        let message = format!(
+            r#"{{"manifest_path":"{0}/models/Cargo.toml","target":{{"name":"b"}},"profile":{{"test":true}},"executable":"{0}/program"}}"#,
+            folder.path().display()
+        );
+        fs::create_dir(folder.path().join("models")).expect("a folder");
+        let run_with = |status: &str| {
+            let mut build = Command::new("/bin/sh");
+            build
+                .args(["-c", &format!("echo '{message}'")])
+                .env("STATUS", status)
+                .env("COUNT", "7");
+            run(folder.path(), build, Command::new("true"), Level::Normal)
+        };
+        run_with("0").expect("a program that passes");
+        let log = folder.path().join("target/test-output/models-b.log");
+        assert_eq!(fs::read_to_string(log).expect("its output"), "test result: ok. 7 passed; \n");
+        let error = run_with("4").expect_err("a program that fails").to_string();
+        assert_eq!(error, "failed tests in models b");
+        let ended = folder.path().join("program.ended");
+        assert!(!ended.exists(), "the end of what the program left was waited for");
     }
 }
