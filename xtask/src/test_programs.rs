@@ -97,7 +97,7 @@ fn programs(messages: &str, environment: &Environment, level: Level) -> Result<V
         if computes {
             command.args(["-n", NICE, program]);
         }
-        // As `cargo test` starts it.
+        // Folder and variable that `cargo test` sets.
         command
             .current_dir(package)
             .env("CARGO_MANIFEST_DIR", package)

@@ -19,7 +19,7 @@ use std::process::{Command, Output};
 use std::sync::{Mutex, OnceLock};
 
 use iris_kernels::source::KERNELS;
-use iris_models::check::device_code::{ARCHS, Outcome, Source, check_without_assembly};
+use iris_models::check::device_code::{ARCHS, Outcome, Source, check};
 use iris_models::headers::COMPILER;
 use iris_sync::{Access, Order, Scope};
 
@@ -443,7 +443,7 @@ fn found_by(plant: &Plant) -> (Vec<(&'static str, String)>, Vec<&'static str>) {
     let mut skipped = Vec::new();
     for (arch, checks) in [("sm_90a", ["ptx", "machine code"]), ("gfx942", ["isa", "ir"])] {
         let arch = ARCHS.into_iter().find(|it| it.name == arch).expect("an architecture");
-        match check_without_assembly(arch, &source).outcome {
+        match check(arch, &source).outcome {
             Outcome::Failed(findings) => {
                 found.extend(findings.into_iter().map(|it| (it.by, it.what)))
             }

@@ -91,3 +91,60 @@ pub(super) fn mixed(mut z: u64) -> u64 {
     z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ z >> 31
 }
+
+#[cfg(test)]
+mod tests {
+    use rustc_hash::FxHashMap as HashMap;
+
+    use super::super::{Machine, Random};
+    use super::State;
+    use crate::{Place, Rules, ops};
+
+    /// State with the same memory and positions, built by other changes than the search made.
+    fn rebuilt(machine: &Machine<'_>, state: &State) -> State {
+        let mut new = State::new(vec![u32::MAX; state.at().len()]);
+        new.extend(machine.places[..state.memory().len()].iter().map(|&(_, initial)| initial));
+        for (slot, &value) in state.memory().iter().enumerate().rev() {
+            let initial = machine.places[slot].1;
+            // Adds and removes a word in between.
+            new.set(slot, value.wrapping_add(1), initial);
+            new.set(slot, value, initial);
+        }
+        for (thread, &node) in state.at().iter().enumerate() {
+            new.go(thread, node);
+        }
+        new
+    }
+
+    /// Tests that the hash depends on memory and positions alone, and that different states have
+    /// different ones.
+    #[test]
+    fn the_hash_of_a_state_does_not_depend_on_how_it_was_reached() {
+        let (scenario, rules) = (ops::one_shot(3, 1, 2).threads(2), Rules::default());
+        let mut machine = Machine::new(&scenario, &rules);
+        let mut seen: HashMap<u128, (Vec<u32>, HashMap<Place, i64>)> = HashMap::default();
+        for seed in 0..20 {
+            let mut random = Random(seed);
+            let mut state = machine.first();
+            loop {
+                let same = rebuilt(&machine, &state);
+                let whole = (state.at().to_vec(), state.memory().to_vec());
+                assert_eq!((same.at().to_vec(), same.memory().to_vec()), whole);
+                assert_eq!(same.hash(), state.hash());
+                assert_eq!(same.hash_of_memory(), state.hash_of_memory());
+                let mut memory = machine.memory(&state);
+                memory.retain(|&place, value| *value != scenario.initial_value(place));
+                let known =
+                    seen.entry(state.hash()).or_insert_with(|| (whole.0.clone(), memory.clone()));
+                assert_eq!(*known, (whole.0, memory), "two states of one hash");
+                let choices: Vec<usize> = machine.choices(&state).collect();
+                if choices.is_empty() {
+                    break;
+                }
+                let thread = choices[(random.next() % choices.len() as u64) as usize];
+                machine.step(&mut state, thread, None);
+            }
+        }
+        assert!(seen.len() > 1_000, "{} states", seen.len());
+    }
+}

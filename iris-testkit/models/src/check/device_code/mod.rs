@@ -164,22 +164,12 @@ impl Source {
     }
 }
 
-/// Compiles `source` for `arch` and checks the result, and for NVIDIA architectures also that the
-/// kernels can be assembled to machine code.
+/// Compiles `source` for `arch` and checks the result.
 pub fn check(arch: Arch, source: &Source) -> Compiled {
-    compile_and_check(arch, source, true)
-}
-
-/// Checks as [`check`] does, but assembles no kernel, which no check reads and takes a third of the time.
-pub fn check_without_assembly(arch: Arch, source: &Source) -> Compiled {
-    compile_and_check(arch, source, false)
-}
-
-fn compile_and_check(arch: Arch, source: &Source, assemble: bool) -> Compiled {
     let start = Instant::now();
     let outcome = match arch.name.strip_suffix(" by hiprtc") {
         Some(name) => hiprtc::check(name, source),
-        None if arch.name.starts_with("sm_") => nvidia::check(arch.name, source, assemble),
+        None if arch.name.starts_with("sm_") => nvidia::check(arch.name, source),
         None => amd::check(arch.name, source),
     };
     Compiled { arch, outcome, seconds: start.elapsed().as_secs_f64() }

@@ -22,7 +22,7 @@ const HAS_ATOMICS: (i32, i32) = (12, 8);
 /// every source with a GEMM is also checked with that tile here.
 const BY_WARPGROUPS: &str = "sm_90a";
 
-pub(super) fn check(arch: &str, source: &Source, assemble: bool) -> Outcome {
+pub(super) fn check(arch: &str, source: &Source) -> Outcome {
     let compiler = match Compiler::nvrtc() {
         Ok(compiler) => compiler,
         Err(error) => return Outcome::Skipped(error.to_string()),
@@ -30,7 +30,7 @@ pub(super) fn check(arch: &str, source: &Source, assemble: bool) -> Outcome {
     let (major, minor) = compiler.version();
     let name = format!("NVRTC {major}.{minor}");
     let mut findings = Vec::new();
-    let counts = Checker { compiler, arch, source, assemble }.run(&mut findings);
+    let counts = Checker { compiler, arch, source }.run(&mut findings);
     match counts {
         Ok((probes, twice)) if findings.is_empty() => {
             Outcome::Done { compiler: name, kernels: source.kernels.len(), probes, twice }
@@ -50,8 +50,6 @@ struct Checker<'a> {
     compiler: &'static Compiler,
     arch: &'a str,
     source: &'a Source,
-    /// Whether kernels are also assembled to machine code, which shows that they can be.
-    assemble: bool,
 }
 
 impl Checker<'_> {
@@ -116,7 +114,7 @@ impl Checker<'_> {
             for (index, options) in all.into_iter().enumerate() {
                 // Only one source with the large tile is assembled to machine code, which takes as
                 // long as all other checks together.
-                let ptx = match self.assemble && (index == 0 || name == &"matmul.cu") {
+                let ptx = match index == 0 || name == &"matmul.cu" {
                     true => self.ptx_and_code(name, text, &options)?,
                     false => self.ptx(name, text, &options)?,
                 };
