@@ -172,7 +172,9 @@ struct Machine<'a> {
     programs: Programs<'a>,
     /// Threads of the workgroup of each thread, and of its rank.
     peers: Vec<Peers>,
-    slots: HashMap<Place, usize>,
+    slots: HashMap<Place, u32>,
+    /// Slot of the place of each node's operation, as far as it is known.
+    slot_of_node: Vec<Option<u32>>,
     places: Vec<(Place, i64)>,
 }
 
@@ -198,6 +200,7 @@ impl<'a> Machine<'a> {
             peers: peers.collect(),
             programs,
             slots: HashMap::default(),
+            slot_of_node: Vec::new(),
             places: Vec::new(),
         }
     }
@@ -208,11 +211,18 @@ impl<'a> Machine<'a> {
         State::new(at)
     }
 
-    fn slot(&mut self, state: &mut State, place: Place) -> usize {
-        let slot = *self.slots.entry(place).or_insert_with(|| {
-            self.places.push((place, self.scenario.initial_value(place)));
-            self.places.len() - 1
-        });
+    /// Slot of `place`, which the next operation of a thread accesses.
+    fn slot(&mut self, state: &mut State, thread: usize, place: Place) -> usize {
+        let node = state.at()[thread] as usize;
+        if self.slot_of_node.len() <= node {
+            self.slot_of_node.resize(node + 1, None);
+        }
+        let slot = *self.slot_of_node[node].get_or_insert_with(|| {
+            *self.slots.entry(place).or_insert_with(|| {
+                self.places.push((place, self.scenario.initial_value(place)));
+                self.places.len() as u32 - 1
+            })
+        }) as usize;
         let known = state.memory().len();
         if known < self.places.len() {
             state.extend(self.places[known..].iter().map(|&(_, initial)| initial));
@@ -221,7 +231,7 @@ impl<'a> Machine<'a> {
     }
 
     fn look(&self, state: &State, place: Place) -> i64 {
-        let known = self.slots.get(&place).and_then(|&slot| state.memory().get(slot));
+        let known = self.slots.get(&place).and_then(|&slot| state.memory().get(slot as usize));
         known.copied().unwrap_or_else(|| self.scenario.initial_value(place))
     }
 
@@ -331,12 +341,14 @@ impl<'a> Machine<'a> {
                 Some(was_plain) if !(private || was_plain && plain) => break,
                 _ => before = Some(plain && !private || before == Some(true)),
             }
-            if let Some(clocks) = clocks.as_deref_mut()
-                && let Some(place) = clocks.perform(thread, &op, self.meeting(thread, &op))
-            {
-                let raced = Failure::Race(Some(place));
-                state.go(thread, self.programs.fail(thread, raced));
-                return;
+            if let Some(clocks) = clocks.as_deref_mut() {
+                let slot = op.place().map_or(0, |place| self.slot(state, thread, place));
+                let raced = clocks.perform(thread, &op, slot, self.meeting(thread, &op));
+                if let Some(place) = raced {
+                    let raced = Failure::Race(Some(place));
+                    state.go(thread, self.programs.fail(thread, raced));
+                    return;
+                }
             }
             self.perform(state, thread, op);
         }
@@ -357,7 +369,7 @@ impl<'a> Machine<'a> {
         }
         let mut result = 0;
         if let Some(place) = op.place() {
-            let slot = self.slot(state, place);
+            let slot = self.slot(state, thread, place);
             result = state.memory()[slot];
             let written = match op {
                 Op::Store { value, .. } => value,
