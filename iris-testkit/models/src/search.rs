@@ -22,12 +22,14 @@ use super::{Failure, Forbidden, Op, Place, Report, Rules, Scenario, Thread, Thre
 mod clocks;
 mod observer;
 mod programs;
+mod random_numbers;
 mod state;
 
 use clocks::Clocks;
 use observer::NoExplorer;
 pub use observer::{Explorer, Observer, observe};
 use programs::{Next, Programs};
+use random_numbers::Random;
 use state::State;
 
 /// Visits every reachable state of `scenario` under `rules`.
@@ -487,15 +489,5 @@ impl<'a> Machine<'a> {
             before = Some(state);
         }
         trace
-    }
-}
-
-/// SplitMix64 random number generator.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        state::mixed(self.0)
     }
 }

@@ -1,5 +1,7 @@
 //! State of the search, with a hash that follows each change.
 
+use super::random_numbers::mixed;
+
 /// Memory, and position of each thread in its program.
 ///
 /// Its hash is the exclusive or of a hash of each position and of each word that does not have its
@@ -83,13 +85,6 @@ fn hash(value: u64, seed: u64) -> u128 {
     let low = mixed(value ^ seed);
     let high = mixed(low.wrapping_add(0x9e37_79b9_7f4a_7c15));
     u128::from(high) << 64 | u128::from(low)
-}
-
-/// Finalizer of SplitMix64, a bijection.
-pub(super) fn mixed(mut z: u64) -> u64 {
-    z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ z >> 31
 }
 
 #[cfg(test)]
