@@ -81,8 +81,10 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     fs::copy(root.join("Cargo.lock"), folder.join("Cargo.lock")).context("Cargo.lock")?;
     for version in VERSIONS {
         println!("iris beside cudarc as candle-core has it, CUDA {version}");
-        let mut command = cargo(&folder, &["check", "--release", "--target-dir", "target"]);
-        let status = command.env("CUDARC_CUDA_VERSION", version).status();
+        // In the workspace's target folder, where clippy leaves most dependencies.
+        let mut command = cargo(&folder, &["check", "--release", "--target-dir"]);
+        command.arg(root.join("target")).env("CUDARC_CUDA_VERSION", version);
+        let status = command.status();
         let status = status.context("cargo did not start")?;
         if !status.success() {
             bail!("with the types of CUDA {version}: {status}");

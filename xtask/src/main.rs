@@ -23,6 +23,7 @@ mod prepush;
 mod program;
 mod steps;
 mod test;
+mod test_programs;
 mod tidy;
 
 use std::ffi::OsString;

@@ -34,11 +34,13 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
     write_program(&folder, &crates)?;
     // The program is built with the dependency versions of the workspace's lock file.
     fs::copy(root.join("Cargo.lock"), folder.join("Cargo.lock")).context("Cargo.lock")?;
-    let arguments = ["run", "--release", "--target-dir", "target/program"];
-    let command = match options.oldest {
-        false => cargo(&folder, &arguments),
-        true => oldest(&folder, &arguments),
+    // The program is tiny, so it is built without optimisation, which takes most of a build's time.
+    // The candle example is built like that, too, so that one target folder serves both.
+    let mut command = match options.oldest {
+        false => cargo(&folder, &["run"]),
+        true => oldest(&folder, &["run"]),
     };
+    command.arg("--target-dir").arg(root.join("target"));
     run_to_end(command)
 }
 
@@ -101,7 +103,8 @@ fn unpack(folder: &Path, to: &Path) -> Result<Vec<(String, PathBuf)>> {
 fn write_program(folder: &Path, crates: &[(String, PathBuf)]) -> Result<()> {
     let mut manifest = String::from(
         "[package]\nname = \"outside\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n[workspace]\n\n\
-         [dependencies]\nanyhow = \"1\"\niris-heap = \"0.1\"\niris-ops = \"0.1\"\n\n[patch.crates-io]\n",
+         [dependencies]\nanyhow = \"1\"\niris-heap = \"0.1\"\niris-ops = \"0.1\"\n\n\
+         [profile.dev]\ndebug = false\nincremental = false\n\n[patch.crates-io]\n",
     );
     for (name, path) in crates {
         writeln!(manifest, "{name} = {{ path = {:?} }}", path.display().to_string())?;

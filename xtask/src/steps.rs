@@ -160,7 +160,7 @@ fn table(rows: &[(&str, String, Duration)]) -> String {
 }
 
 /// Text of a command as a shell accepts it, with the environment variables that it sets first.
-fn shown(command: &Command) -> String {
+pub(crate) fn shown(command: &Command) -> String {
     let set = command.get_envs().filter_map(|(name, value)| {
         value.map(|value| format!("{}={}", name.to_string_lossy(), quoted(value)))
     });

@@ -10,6 +10,7 @@ use crate::level::Level;
 use crate::package;
 use crate::program::{become_iris, cargo};
 use crate::steps::{self, Step};
+use crate::test_programs;
 use crate::tidy;
 
 #[derive(clap::Args)]
@@ -77,13 +78,18 @@ fn build_step(root: &Path) -> Step {
 
 /// Step that runs the tests of the workspace at the level `level`.
 pub(crate) fn test_step(root: &Path, level: Level) -> Step {
-    let mut command = hip::with_feature(cargo(root, &["test", "--release", "--workspace"]));
-    // Make the tests independent of the caller's environment and of measurements on this machine.
-    command.env(Level::VARIABLE, level.name()).env("IRIS_TUNING", "off");
-    if level == Level::Full {
-        command.args(["--", "--include-ignored"]);
-    }
-    Step::command("test", command)
+    let test = |arguments: &[&str]| {
+        let mut command = hip::with_feature(cargo(root, &["test", "--release", "--workspace"]));
+        // Make the tests independent of the caller's environment and of measurements on this
+        // machine.
+        command.args(arguments).env(Level::VARIABLE, level.name()).env("IRIS_TUNING", "off");
+        command
+    };
+    let ignored: &[&str] = if level == Level::Full { &["--", "--include-ignored"] } else { &[] };
+    let rerun = steps::shown(&test(ignored));
+    let (build, doc) = (test(&[]), test(&[&["--doc"], ignored].concat()));
+    let tree = root.to_owned();
+    Step::function("test", &rerun, move || test_programs::run(&tree, build, doc, level))
 }
 
 fn doc_step(root: &Path) -> Step {

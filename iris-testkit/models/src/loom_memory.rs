@@ -10,7 +10,7 @@
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+
 use std::panic::{self, AssertUnwindSafe};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,6 +20,7 @@ use std::time::Instant;
 use iris_sync::{LINE_WORDS, Order};
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicI32, AtomicI64};
+use rustc_hash::FxHashMap as HashMap;
 
 mod meeting;
 mod watch;
@@ -276,7 +277,7 @@ impl LoomArena {
         let sleeper = || Sleeper { thread: RefCell::new(None), token: Cell::new(Token::Nothing) };
         Self {
             objects,
-            unchecked: RefCell::new(HashMap::new()),
+            unchecked: RefCell::new(HashMap::default()),
             idle: Cell::new(0),
             sleepers: threads.iter().map(|&id| (id, sleeper())).collect(),
             votes: threads.iter().map(|id| ((id.rank, id.group), meeting())).collect(),

@@ -11,6 +11,7 @@
 //! of accesses with vector clocks, so it also finds races.
 
 use std::panic::{self, AssertUnwindSafe};
+use std::rc::Rc;
 use std::time::Instant;
 
 use iris_sync::Order;
@@ -21,11 +22,15 @@ use super::{Failure, Forbidden, Op, Place, Report, Rules, Scenario, Thread, Thre
 mod clocks;
 mod observer;
 mod programs;
+mod random_numbers;
+mod state;
 
 use clocks::Clocks;
 use observer::NoExplorer;
 pub use observer::{Explorer, Observer, observe};
 use programs::{Next, Programs};
+use random_numbers::Random;
+use state::State;
 
 /// Visits every reachable state of `scenario` under `rules`.
 ///
@@ -67,14 +72,17 @@ fn explore<E: Explorer>(
     let mut states = HashSet::default();
     let mut ends: HashMap<u128, HashMap<Place, i64>> = HashMap::default();
     let first = machine.first();
-    states.insert(machine.fingerprint(&first));
+    states.insert(first.hash());
     let mut failure = None;
     let saved = explorer.as_deref_mut().map(|explorer| {
         explorer.begin();
         explorer.save()
     });
-    let mut path = vec![Frame { choices: machine.choices(&first), state: first, taken: 0, saved }];
+    let mut path =
+        vec![Frame { choices: machine.choices(&first).collect(), state: first, taken: 0, saved }];
     let mut trace = Vec::new();
+    // States whose memory the next ones use.
+    let mut spare: Vec<State> = Vec::new();
     while let Some(frame) = path.last_mut() {
         if frame.taken == 0 {
             failure = machine.failure(&frame.state, &frame.choices);
@@ -90,12 +98,11 @@ fn explore<E: Explorer>(
             }
             if frame.choices.is_empty() {
                 let end = machine.memory(&frame.state);
-                let memory = State { at: Vec::new(), ..frame.state.clone() };
-                ends.insert(machine.fingerprint(&memory), end);
+                ends.insert(frame.state.hash_of_memory(), end);
             }
         }
         let Some(&thread) = frame.choices.get(frame.taken) else {
-            path.pop();
+            spare.extend(path.pop().map(|frame| frame.state));
             continue;
         };
         if let (Some(explorer), Some(saved)) = (explorer.as_deref_mut(), &frame.saved)
@@ -104,7 +111,8 @@ fn explore<E: Explorer>(
             explorer.restore(saved);
         }
         frame.taken += 1;
-        let mut state = frame.state.clone();
+        let mut state = spare.pop().unwrap_or_default();
+        state.copy_from(&frame.state);
         machine.step(&mut state, thread, None);
         if let Some(explorer) = explorer.as_deref_mut()
             && let Err(why) = machine.tell(&frame.state, &state, thread, explorer)
@@ -113,13 +121,15 @@ fn explore<E: Explorer>(
             trace = machine.trace(path.iter().map(|frame| &frame.state).chain([&state]));
             break;
         }
-        if states.insert(machine.fingerprint(&state)) {
+        if states.insert(state.hash()) {
             if states.len() as u64 > limit {
                 failure = Some(Failure::Other(format!("not finished after {limit} states")));
                 break;
             }
             let saved = explorer.as_deref().map(Explorer::save);
-            path.push(Frame { choices: machine.choices(&state), state, taken: 0, saved });
+            path.push(Frame { choices: machine.choices(&state).collect(), state, taken: 0, saved });
+        } else {
+            spare.push(state);
         }
     }
     let report = Report {
@@ -159,26 +169,40 @@ struct Frame<Saved> {
     saved: Option<Saved>,
 }
 
-/// State of the search: the memory and the position of each thread in its program.
-#[derive(Clone)]
-struct State {
-    memory: Vec<i64>,
-    at: Vec<u32>,
-}
-
 struct Machine<'a> {
     scenario: &'a Scenario,
     programs: Programs<'a>,
-    slots: HashMap<Place, usize>,
+    /// Threads of the workgroup of each thread, and of its rank.
+    peers: Vec<Peers>,
+    slots: HashMap<Place, u32>,
+    /// Slot of the place of each node's operation, as far as it is known.
+    slot_of_node: Vec<Option<u32>>,
     places: Vec<(Place, i64)>,
+}
+
+/// Threads that a thread meets at barriers, itself included, in ascending order.
+struct Peers {
+    of_group: Rc<[usize]>,
+    of_rank: Rc<[usize]>,
 }
 
 impl<'a> Machine<'a> {
     fn new(scenario: &'a Scenario, rules: &'a Rules) -> Self {
+        let programs = Programs::new(scenario, rules);
+        let threads = &programs.threads;
+        let those = |same: &dyn Fn(&ThreadId) -> bool| {
+            (0..threads.len()).filter(|&other| same(&threads[other])).collect()
+        };
+        let peers = threads.iter().map(|own| Peers {
+            of_group: those(&|it| (it.rank, it.group) == (own.rank, own.group)),
+            of_rank: those(&|it| it.rank == own.rank),
+        });
         Self {
             scenario,
-            programs: Programs::new(scenario, rules),
+            peers: peers.collect(),
+            programs,
             slots: HashMap::default(),
+            slot_of_node: Vec::new(),
             places: Vec::new(),
         }
     }
@@ -186,51 +210,40 @@ impl<'a> Machine<'a> {
     fn first(&mut self) -> State {
         let at =
             (0..self.programs.threads.len()).map(|thread| self.programs.root(thread)).collect();
-        State { memory: Vec::new(), at }
+        State::new(at)
     }
 
-    fn slot(&mut self, state: &mut State, place: Place) -> usize {
-        let slot = *self.slots.entry(place).or_insert_with(|| {
-            self.places.push((place, self.scenario.initial_value(place)));
-            self.places.len() - 1
-        });
-        let known = state.memory.len();
-        state.memory.extend(self.places[known..].iter().map(|&(_, initial)| initial));
+    /// Slot of `place`, which the next operation of a thread accesses.
+    fn slot(&mut self, state: &mut State, thread: usize, place: Place) -> usize {
+        let node = state.at()[thread] as usize;
+        if self.slot_of_node.len() <= node {
+            self.slot_of_node.resize(node + 1, None);
+        }
+        let slot = *self.slot_of_node[node].get_or_insert_with(|| {
+            *self.slots.entry(place).or_insert_with(|| {
+                self.places.push((place, self.scenario.initial_value(place)));
+                self.places.len() as u32 - 1
+            })
+        }) as usize;
+        let known = state.memory().len();
+        if known < self.places.len() {
+            state.extend(self.places[known..].iter().map(|&(_, initial)| initial));
+        }
         slot
     }
 
     fn look(&self, state: &State, place: Place) -> i64 {
-        let known = self.slots.get(&place).and_then(|&slot| state.memory.get(slot));
+        let known = self.slots.get(&place).and_then(|&slot| state.memory().get(slot as usize));
         known.copied().unwrap_or_else(|| self.scenario.initial_value(place))
     }
 
     fn memory(&self, state: &State) -> HashMap<Place, i64> {
-        self.places.iter().zip(&state.memory).map(|(&(place, _), &value)| (place, value)).collect()
-    }
-
-    fn fingerprint(&self, state: &State) -> u128 {
-        let mut sum = [0x243f_6a88_85a3_08d3_u64, 0x1319_8a2e_0370_7344];
-        let mut add = |value: u64| {
-            for (half, odd) in
-                sum.iter_mut().zip([0x9e37_79b9_7f4a_7c15_u64, 0xc2b2_ae3d_27d4_eb4f])
-            {
-                *half = (*half ^ value).wrapping_mul(odd);
-                *half ^= *half >> 29;
-            }
-        };
-        state.at.iter().for_each(|&node| add(u64::from(node)));
-        for (slot, (&value, &(_, initial))) in state.memory.iter().zip(&self.places).enumerate() {
-            if value != initial {
-                add(slot as u64 + 1);
-                add(value as u64);
-            }
-        }
-        u128::from(sum[0]) << 64 | u128::from(sum[1])
+        self.places.iter().zip(state.memory()).map(|(&(place, _), &value)| (place, value)).collect()
     }
 
     /// Indices of the threads that can make a step.
-    fn choices(&self, state: &State) -> Vec<usize> {
-        (0..state.at.len()).filter(|&thread| self.can_step(state, thread)).collect()
+    fn choices(&self, state: &State) -> impl Iterator<Item = usize> {
+        (0..state.at().len()).filter(|&thread| self.can_step(state, thread))
     }
 
     /// Whether another thread of the wave is inside one side of a branch: in lockstep that thread
@@ -242,7 +255,7 @@ impl<'a> Machine<'a> {
             && (0..threads.len()).any(|other| {
                 other != thread
                     && wave(&threads[other]) == wave(&threads[thread])
-                    && self.programs.in_arm(state.at[other])
+                    && self.programs.in_arm(state.at()[other])
             })
     }
 
@@ -250,7 +263,7 @@ impl<'a> Machine<'a> {
         if self.is_held(state, thread) {
             return false;
         }
-        match self.programs.next(state.at[thread]) {
+        match self.programs.next(state.at()[thread]) {
             Next::Ended | Next::Failed(_) => false,
             Next::Blocked { watch, .. } => {
                 watch.iter().any(|&(place, seen)| self.look(state, place) != seen)
@@ -259,7 +272,7 @@ impl<'a> Machine<'a> {
             Next::Op(op @ (Op::Vote { .. } | Op::Boundary | Op::Join)) => {
                 let all = self.meeting(thread, op);
                 all.first() == Some(&thread)
-                    && all.iter().all(|&other| match self.programs.next(state.at[other]) {
+                    && all.iter().all(|&other| match self.programs.next(state.at()[other]) {
                         Next::Op(theirs) => {
                             std::mem::discriminant(theirs) == std::mem::discriminant(op)
                         }
@@ -270,17 +283,16 @@ impl<'a> Machine<'a> {
         }
     }
 
-    fn meeting(&self, thread: usize, op: &Op) -> Vec<usize> {
-        let threads = &self.programs.threads;
-        let same = |other: &ThreadId| match op {
-            Op::Boundary => other.rank == threads[thread].rank,
-            _ => (other.rank, other.group) == (threads[thread].rank, threads[thread].group),
-        };
-        (0..threads.len()).filter(|&other| same(&threads[other])).collect()
+    /// Threads that meet at the barrier `op` of a thread.
+    fn meeting(&self, thread: usize, op: &Op) -> &Rc<[usize]> {
+        match op {
+            Op::Boundary => &self.peers[thread].of_rank,
+            _ => &self.peers[thread].of_group,
+        }
     }
 
     fn failure(&self, state: &State, choices: &[usize]) -> Option<Failure> {
-        let nexts = || state.at.iter().map(|&node| self.programs.next(node));
+        let nexts = || state.at().iter().map(|&node| self.programs.next(node));
         let failed = nexts().find_map(|next| match next {
             Next::Failed(failure) => Some(failure.clone()),
             _ => None,
@@ -305,11 +317,11 @@ impl<'a> Machine<'a> {
     /// to the device's own words affect no other rank, and a run of non-atomic accesses counts as
     /// one step.
     fn step(&mut self, state: &mut State, thread: usize, mut clocks: Option<&mut Clocks>) {
-        if let &Next::Blocked { head, .. } = self.programs.next(state.at[thread]) {
-            state.at[thread] = head;
+        if let &Next::Blocked { head, .. } = self.programs.next(state.at()[thread]) {
+            state.go(thread, head);
         }
         let mut before = None;
-        while let &Next::Op(op) = self.programs.next(state.at[thread]) {
+        while let &Next::Op(op) = self.programs.next(state.at()[thread]) {
             if op == Op::Part {
                 // Stops at the end of one side of a branch, because the search chooses which side
                 // runs next.
@@ -318,7 +330,7 @@ impl<'a> Machine<'a> {
                 }
                 self.perform(state, thread, op);
                 if matches!(
-                    self.programs.next(state.at[thread]),
+                    self.programs.next(state.at()[thread]),
                     Next::Op(Op::Vote { .. } | Op::Boundary | Op::Join)
                 ) {
                     break;
@@ -331,12 +343,14 @@ impl<'a> Machine<'a> {
                 Some(was_plain) if !(private || was_plain && plain) => break,
                 _ => before = Some(plain && !private || before == Some(true)),
             }
-            if let Some(clocks) = clocks.as_deref_mut()
-                && let Some(place) = clocks.perform(thread, &op, || self.meeting(thread, &op))
-            {
-                let raced = Failure::Race(Some(place));
-                state.at[thread] = self.programs.fail(thread, raced);
-                return;
+            if let Some(clocks) = clocks.as_deref_mut() {
+                let slot = op.place().map_or(0, |place| self.slot(state, thread, place));
+                let raced = clocks.perform(thread, &op, slot, self.meeting(thread, &op));
+                if let Some(place) = raced {
+                    let raced = Failure::Race(Some(place));
+                    state.go(thread, self.programs.fail(thread, raced));
+                    return;
+                }
             }
             self.perform(state, thread, op);
         }
@@ -344,58 +358,68 @@ impl<'a> Machine<'a> {
 
     fn perform(&mut self, state: &mut State, thread: usize, op: Op) {
         if let Op::Vote { .. } | Op::Boundary | Op::Join = op {
-            let all = self.meeting(thread, &op);
-            let said = |&other: &usize| match self.programs.next(state.at[other]) {
+            let all = Rc::clone(self.meeting(thread, &op));
+            let said = |&other: &usize| match self.programs.next(state.at()[other]) {
                 Next::Op(Op::Vote { ok }) => *ok,
                 _ => true,
             };
             let result = all.iter().all(said).into();
-            for other in all {
-                state.at[other] = self.programs.advance(state.at[other], result);
+            for &other in all.iter() {
+                state.go(other, self.programs.advance(state.at()[other], result));
             }
             return;
         }
         let mut result = 0;
         if let Some(place) = op.place() {
-            let slot = self.slot(state, place);
-            let held = &mut state.memory[slot];
-            result = *held;
-            match op {
-                Op::Store { value, .. } => *held = value,
-                Op::Write { value, .. } => *held = value.into(),
-                Op::Add { value, .. } => *held = (*held as i32).wrapping_add(value).into(),
-                Op::CompareExchange { expected, value, .. } if *held == i64::from(expected) => {
-                    *held = value.into();
+            let slot = self.slot(state, thread, place);
+            result = state.memory()[slot];
+            let written = match op {
+                Op::Store { value, .. } => value,
+                Op::Write { value, .. } => value.into(),
+                Op::Add { value, .. } => (result as i32).wrapping_add(value).into(),
+                Op::CompareExchange { expected, value, .. } if result == i64::from(expected) => {
+                    value.into()
                 }
-                _ => {}
+                _ => result,
+            };
+            if written != result {
+                state.set(slot, written, self.places[slot].1);
             }
         }
-        state.at[thread] = self.programs.advance(state.at[thread], result);
+        state.go(thread, self.programs.advance(state.at()[thread], result));
     }
 
-    /// Runs one random schedule.
+    /// Runs one random schedule. One that fails is run again for its trace.
     fn run(&mut self, seed: u64) -> (Option<Failure>, Vec<(ThreadId, Op)>) {
+        let failure = self.run_to(seed, |_| {});
+        let mut visited = Vec::new();
+        if failure.is_some() {
+            self.run_to(seed, |state| visited.push(state.clone()));
+        }
+        (failure, self.trace(visited.iter()))
+    }
+
+    /// Runs one random schedule and calls `visit` with each of its states.
+    fn run_to(&mut self, seed: u64, mut visit: impl FnMut(&State)) -> Option<Failure> {
         let mut random = Random(seed);
         let mut state = self.first();
-        let mut clocks = Clocks::new(state.at.len());
-        let mut visited = vec![state.clone()];
+        let mut clocks = Clocks::new(state.at().len());
         // Some runs switch threads at every step, others let one thread run for long.
         let stickiness = [0, 50, 80, 95][(random.next() % 4) as usize];
         let mut last = 0;
+        let mut choices = Vec::new();
         loop {
-            let choices = self.choices(&state);
+            visit(&state);
+            choices.clear();
+            choices.extend(self.choices(&state));
             let failure = self.failure(&state, &choices);
-            if failure.is_some() {
-                return (failure, self.trace(visited.iter()));
-            }
-            if choices.is_empty() {
-                return (None, Vec::new());
+            if failure.is_some() || choices.is_empty() {
+                return failure;
             }
             if !(choices.contains(&last) && random.next() % 100 < stickiness) {
                 last = choices[(random.next() % choices.len() as u64) as usize];
             }
             self.step(&mut state, last, Some(&mut clocks));
-            visited.push(state.clone());
         }
     }
 
@@ -406,7 +430,7 @@ impl<'a> Machine<'a> {
         let stickiness = [0, 50, 80, 95][(random.next() % 4) as usize];
         let mut last = 0;
         loop {
-            let choices = self.choices(&state);
+            let choices: Vec<usize> = self.choices(&state).collect();
             let failure = self.failure(&state, &choices);
             if failure.is_some() || choices.is_empty() {
                 return failure;
@@ -432,16 +456,16 @@ impl<'a> Machine<'a> {
         observer: &mut (impl Observer + ?Sized),
     ) -> Result<(), Forbidden> {
         let id = self.programs.threads[thread];
-        let from = match *self.programs.next(before.at[thread]) {
+        let from = match *self.programs.next(before.at()[thread]) {
             Next::Blocked { head, .. } => head,
-            _ => before.at[thread],
+            _ => before.at()[thread],
         };
-        for (op, result) in self.programs.results_between(from, after.at[thread]) {
+        for (op, result) in self.programs.results_between(from, after.at()[thread]) {
             if let Op::Vote { .. } | Op::Boundary = op {
                 let all: Vec<ThreadId> = self
                     .meeting(thread, &op)
-                    .into_iter()
-                    .map(|other| self.programs.threads[other])
+                    .iter()
+                    .map(|&other| self.programs.threads[other])
                     .collect();
                 observer.met(&all, &op)?;
             } else {
@@ -458,7 +482,7 @@ impl<'a> Machine<'a> {
         let mut before: Option<&State> = None;
         for state in states {
             if let Some(before) = before {
-                for (thread, (&from, &to)) in before.at.iter().zip(&state.at).enumerate() {
+                for (thread, (&from, &to)) in before.at().iter().zip(state.at()).enumerate() {
                     let id = self.programs.threads[thread];
                     trace.extend(self.programs.between(from, to).into_iter().map(|op| (id, op)));
                 }
@@ -466,18 +490,5 @@ impl<'a> Machine<'a> {
             before = Some(state);
         }
         trace
-    }
-}
-
-/// Random number generator SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
     }
 }

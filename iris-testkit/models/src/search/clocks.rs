@@ -1,12 +1,14 @@
-use super::{HashMap, Op, Order, Place};
+use super::{Op, Order, Place};
 
 /// Vector clocks: which operations of other threads each thread has seen, derived only from the
 /// orders of accesses.
 pub(super) struct Clocks {
     threads: Vec<Vec<u32>>,
-    /// Clock that a thread joins when it acquires the word.
-    words: HashMap<Place, Vec<u32>>,
-    cells: HashMap<Place, CellClock>,
+    /// Clock that a thread joins when it acquires the word, by the word's slot; empty if there is
+    /// none.
+    words: Vec<Vec<u32>>,
+    /// Clocks of memory that is accessed without atomics, by slot.
+    cells: Vec<CellClock>,
 }
 
 #[derive(Default)]
@@ -17,68 +19,68 @@ struct CellClock {
 
 impl Clocks {
     pub(super) fn new(threads: usize) -> Self {
-        Self {
-            threads: vec![vec![0; threads]; threads],
-            words: HashMap::default(),
-            cells: HashMap::default(),
-        }
+        Self { threads: vec![vec![0; threads]; threads], words: Vec::new(), cells: Vec::new() }
     }
 
-    /// Records an operation; returns its location if it races with an earlier operation.
+    /// Records an operation on the word `slot`, or of all threads in `meeting` if it is a barrier,
+    /// which has no word. Returns its location if it races with an earlier operation.
     pub(super) fn perform(
         &mut self,
         thread: usize,
         op: &Op,
-        meeting: impl FnOnce() -> Vec<usize>,
+        slot: usize,
+        meeting: &[usize],
     ) -> Option<Place> {
         self.threads[thread][thread] += 1;
         match *op {
-            Op::Load { place, order, .. } => self.acquire(thread, place, order),
-            Op::Store { place, order, .. } => {
-                self.words.remove(&place);
-                self.release(thread, place, order);
+            Op::Load { order, .. } => self.acquire(thread, slot, order),
+            Op::Store { order, .. } => {
+                if let Some(known) = self.words.get_mut(slot) {
+                    known.clear();
+                }
+                self.release(thread, slot, order);
             }
             // A failed compare-and-exchange counts as if it had synchronised, because the thread
             // repeats it.
-            Op::Add { place, order, .. } | Op::CompareExchange { place, order, .. } => {
-                self.acquire(thread, place, order);
-                self.release(thread, place, order);
+            Op::Add { order, .. } | Op::CompareExchange { order, .. } => {
+                self.acquire(thread, slot, order);
+                self.release(thread, slot, order);
             }
-            Op::Read { place } => return self.plain(thread, place, false),
-            Op::Write { place, .. } => return self.plain(thread, place, true),
+            Op::Read { place } => return self.plain(thread, place, slot, false),
+            Op::Write { place, .. } => return self.plain(thread, place, slot, true),
             Op::Vote { .. } | Op::Boundary => {
-                let all = meeting();
                 let mut joint = vec![0; self.threads.len()];
-                all.iter().for_each(|&other| join(&mut joint, &self.threads[other]));
-                all.iter().for_each(|&other| self.threads[other].clone_from(&joint));
-                all.iter().for_each(|&other| self.threads[other][other] += 1);
+                meeting.iter().for_each(|&other| join(&mut joint, &self.threads[other]));
+                meeting.iter().for_each(|&other| self.threads[other].clone_from(&joint));
+                meeting.iter().for_each(|&other| self.threads[other][other] += 1);
             }
             Op::Part | Op::Join | Op::Pause => {}
         }
         None
     }
 
-    fn acquire(&mut self, thread: usize, place: Place, order: Order) {
+    fn acquire(&mut self, thread: usize, slot: usize, order: Order) {
         if matches!(order, Order::Acquire | Order::AcqRel)
-            && let Some(known) = self.words.get(&place)
+            && let Some(known) = self.words.get(slot)
         {
             join(&mut self.threads[thread], known);
         }
     }
 
-    fn release(&mut self, thread: usize, place: Place, order: Order) {
+    fn release(&mut self, thread: usize, slot: usize, order: Order) {
         if matches!(order, Order::Release | Order::AcqRel) {
-            let known = self.words.entry(place).or_insert_with(|| vec![0; self.threads.len()]);
+            let known = at(&mut self.words, slot);
+            known.resize(self.threads.len(), 0);
             join(known, &self.threads[thread]);
         }
     }
 
-    fn plain(&mut self, thread: usize, place: Place, write: bool) -> Option<Place> {
+    fn plain(&mut self, thread: usize, place: Place, slot: usize, write: bool) -> Option<Place> {
         if matches!(place, Place::Unchecked { .. }) {
             return None;
         }
         let knows = &self.threads[thread];
-        let cell = self.cells.entry(place).or_default();
+        let cell = at(&mut self.cells, slot);
         let before = |&(other, time): &(usize, u32)| knows[other] >= time;
         let race = !cell.written.iter().all(before) || write && !cell.read.iter().all(before);
         let now = (thread, knows[thread]);
@@ -91,6 +93,14 @@ impl Clocks {
         }
         race.then_some(place)
     }
+}
+
+/// Element `slot`, before which default ones are added if there are fewer.
+fn at<T: Default>(all: &mut Vec<T>, slot: usize) -> &mut T {
+    if all.len() <= slot {
+        all.resize_with(slot + 1, T::default);
+    }
+    &mut all[slot]
 }
 
 fn join(clock: &mut [u32], other: &[u32]) {
