@@ -804,6 +804,13 @@ pub fn copied(ranks: u32, tiles: u32, calls_: u32, waits: bool) -> Scenario {
     copied_in(("copied", if waits { 0 } else { EARLY }), ranks, tiles, calls_)
 }
 
+/// Mutant of [`copied`] with one part and one call, whose first launch ends the call.
+pub fn copied_ended_at_once(ranks: u32) -> Scenario {
+    let mut scenario = copied_in(("copied, ended at once", ENDS), ranks, 1, 1);
+    scenario.headers = None;
+    scenario
+}
+
 /// Scenario of [`copied`] as an all-reduce: the engine also sends the sums on in the same call,
 /// with signals that follow those of the first copies.
 pub fn copied_on(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
@@ -863,11 +870,13 @@ const EARLY: u32 = 1;
 const ON: u32 = 2;
 /// one launch beside the engine multiplies the data,
 const BESIDE: u32 = 4;
-/// the scenario is [`copied_of_leavers`].
+/// the scenario is [`copied_of_leavers`],
 const OF_LEAVERS: u32 = 8;
+/// the launch that opens the call also ends it.
+const ENDS: u32 = 16;
 
 fn copied_in((name, options): (&str, u32), ranks: u32, tiles: u32, calls_: u32) -> Scenario {
-    let [early, on, beside] = [EARLY, ON, BESIDE].map(|option| options & option != 0);
+    let [early, on, beside, ends] = [EARLY, ON, BESIDE, ENDS].map(|option| options & option != 0);
     let rounds = 1 + u32::from(on);
     scenario(name, ranks, tiles, calls_)
         .tiles(rounds * tiles, 1)
@@ -878,11 +887,14 @@ fn copied_in((name, options): (&str, u32), ranks: u32, tiles: u32, calls_: u32) 
             calls(thread, tiles, |launch, mut body| {
                 let alone = Launch { index: 0, count: 1, ..*launch };
                 // A stream runs on even after a launch that failed.
-                if is_stream && !early {
+                if is_stream && !early && !ends {
                     let _ = flow::open(&alone);
                 } else if is_stream {
-                    let _ = alone.run(End::Keep, |wg| {
+                    let _ = alone.run(if ends { End::Advance } else { End::Keep }, |wg| {
                         wg.enter()?;
+                        if ends {
+                            wg.wait_entries(Members::all(ranks))?;
+                        }
                         wg.raise_flag(0);
                         Ok(())
                     });

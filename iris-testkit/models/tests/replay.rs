@@ -100,6 +100,20 @@ fn ranks_that_leave_a_pulled_call_keep_to_the_rules() {
             assert!(counts.steps.contains_key(&("slot rule", step)), "{step}");
         }
     }
+    // In a call that refreshes words a rank looks at its abort word once more, after it has settled
+    // its pulls. It skips the refresh if it is told by then, and nobody reads its shard any more.
+    for (ranks, by_host, extent) in
+        [(2, false, Extent::Search), (2, true, Extent::Search), (3, false, Extent::Random(300))]
+    {
+        let scenario = ops::pull_of_leavers(ranks, by_host);
+        let scenario = scenario.calls(1, iris_sync::RESTAMP_PERIOD);
+        let (forbidden, _) = by(&scenario, &Rules::default(), extent);
+        assert_eq!(forbidden, None, "{ranks} ranks, by host: {by_host}");
+        let untold = Rules::from(Change::LeaveUntold);
+        let (forbidden, _) = by(&scenario, &untold, Extent::Random(300));
+        let is_caught = forbidden == Some("die: peers of a call that pulls are told");
+        assert!(is_caught || ranks == 2 && !by_host, "{forbidden:?}");
+    }
     let unchecked = Rules::from(Change::Skip(Access::AbortCheck));
     let (forbidden, _) = by(&ops::pull_of_leavers(2, false), &unchecked, Extent::Search);
     assert_eq!(forbidden, Some("see_done: the peer has not told that it gave up"));

@@ -177,6 +177,9 @@ pub fn catalogue(full: bool) -> Vec<Model> {
     add("ll, tiles", 2, given_up, Engine::Random(runs));
     add("accumulate, atomic", 2, ops::accumulate(2, 1, 2, atomic), Engine::Loom(Some(2)));
     add("staged, fetchers", 2, ops::staged(&[2, 1], 1, 1), Engine::Loom(Some(2)));
+    // One call, so that no later kernel rewrites a shard that a peer still reads.
+    let given_up = ops::given_up(ops::staged(&[2, 1], 1, 1).threads(2));
+    add("staged, fetchers", 2, given_up, Engine::Random(runs / 4));
     // With two workgroups per rank the first only sends; a single workgroup does both.
     let by_senders: [Op; 4] = [
         ("two_shot, senders", |ranks, calls| ops::two_shot_by_senders(ranks, 2, calls)),
@@ -210,6 +213,10 @@ pub(super) fn refreshing() -> Vec<(Implementation, Scenario)> {
         ops::one_shot(3, 1, 3).calls(3, before),
         ops::two_shot(2, 2, 3, true).calls(3, before).threads(2).groups(&[2, 1]),
         ops::pull(2, 1, 3).calls(3, before),
+        // A rank that has settled its pulls finds at the refresh that a peer gave up.
+        ops::pull_of_leavers(3, false).calls(1, RESTAMP_PERIOD),
+        // A rank that has done all of its call finds the same.
+        ops::given_up(ops::two_shot(3, 1, 1, false)).calls(1, RESTAMP_PERIOD),
         ops::gather(2, 1, 3, true).calls(3, before),
         ll::partial(Pattern::All, 2, before - 1, &[2, 2, 1, 1]),
         // Calls use one of two items, then both: the other item is refreshed before its first use.

@@ -109,13 +109,15 @@ const OUTSIDE: &[(&str, &str)] =
     &[("no-vote-after-lock", LOCKS), ("no-vote-before-unlock", LOCKS), ("site-lock-give", LOCKS)];
 const LOCKS: &str = "locks are explored only";
 
-/// Replays random schedules of the mutants, up to the first that leaves the rules. Mutants of the
-/// scenario itself, and those in whose scenario no rule has a part, are left out.
+/// Replays random schedules of the mutants, up to the first that leaves the rules. Mutants in whose
+/// scenario no rule has a part are left out, and mutants of a scenario that no sound one is named for.
 ///
 /// Calls that refresh words take the place of a scenario that goes through the whole range of
 /// numbers, and of one without peers, if the mutant is of a row that the rules use.
 pub fn mutants(all: Vec<(Implementation, Mutant)>) -> Vec<ReplayedMutant> {
-    let replayed = all.into_par_iter().filter(|(_, mutant)| !mutant.in_scenario);
+    let replayed = all
+        .into_par_iter()
+        .filter(|(_, mutant)| !mutant.in_scenario || mutant.scenario.sound.is_some());
     let replayed = replayed.filter_map(|(implementation, mutant)| {
         let refreshing = || {
             let of_source = |(source, scenario)| (source == implementation).then_some(scenario);

@@ -206,7 +206,7 @@ fn staging_worlds() -> Vec<World> {
     let device = |calls| Universe { ranks: 1, agents: 2, words: 1, tiles: 1, first: 6, calls };
     vec![
         world!("a staged unit", device(3), &[WAITS, &["fetch", "raise"]], |f, v, u| {}),
-        world!("a flag left alone", device(9), &[WAITS], |f, v, u| {}),
+        world!("a flag left alone", device(9), &[WAITS, GIVES_UP], |f, v, u| {}),
     ]
 }
 

@@ -256,12 +256,17 @@ pub struct Aborts {
     /// Done words that reached a rank's call, each with the rank, its agent, the peer and the number.
     /// They count when a later look at the rank's abort word finds nothing.
     done_words: Vec<[i64; 4]>,
+    /// Ranks that had done all of a call which refreshes words when they found, ahead of the
+    /// refresh, that they are told to leave, as bits. Such a rank skips the refresh.
+    skipped: u8,
 }
 
 /// Scenario from which the plan of `scenario` is learned, and the number of its first call: `calls`
 /// calls of the same slots, in which no rank gives up and no word is refreshed. `None` if the
-/// scenario begins in a state that other calls have left.
+/// scenario begins in a state that other calls have left. A mutant's plan is that of the sound
+/// scenario.
 fn reference(scenario: &Scenario, calls: u32) -> Option<(Scenario, i32)> {
+    let scenario = scenario.sound.as_deref().unwrap_or(scenario);
     if scenario.words.is_some() || !scenario.initial.is_empty() {
         return None;
     }
@@ -444,11 +449,17 @@ impl Replay {
             return self.step("finish", &[rank]);
         }
         let call = self.get("call", &[rank]);
-        let peers = (0..i64::from(self.channel.size)).filter(|&peer| peer != rank);
+        let pulls = self.plan.pulled.contains(&(call - self.first));
         let told = self.aborts.told[rank as usize];
-        let untold: Vec<i64> = peers.filter(|&peer| told & 1 << peer == 0).collect();
+        // A peer whose done word this rank has seen pulls no more.
+        let need_not_be = |peer: i64| match pulls {
+            true => self.get("done_seen", &[rank, peer]) == call,
+            false => self.aborts.skipped & 1 << rank != 0,
+        };
+        let peers = (0..i64::from(self.channel.size)).filter(|&peer| peer != rank);
+        let untold: Vec<i64> =
+            peers.filter(|&peer| told & 1 << peer == 0 && !need_not_be(peer)).collect();
         if !untold.is_empty() {
-            let pulls = self.plan.pulled.contains(&(call - self.first));
             let what = format!("rank {rank} leaves call {call} and has not told {untold:?}");
             return Err(Forbidden::new(if pulls { TOLD } else { LEAVES }, what));
         }
@@ -474,7 +485,19 @@ impl Replay {
         if self.is("quit", &[rank]) || self.is("idle", &[rank]) {
             return Ok(());
         }
+        let refreshes = self.get("call", &[rank]).rem_euclid(Numbers::REAL.period) <= 1;
+        if refreshes && self.has_done_all(rank) {
+            self.aborts.skipped |= 1 << rank;
+        }
         self.step("quit", &[rank])
+    }
+
+    /// Whether the rank could be counted out as one that has not given up.
+    fn has_done_all(&mut self, rank: i64) -> bool {
+        let before = self.track.changes();
+        let counted = self.count(rank).is_ok();
+        self.track.undo_to(before);
+        counted
     }
 
     fn load(

@@ -667,7 +667,12 @@ fn of_pulls(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
         .property("a done word that was left alone does not look new", v.at_least(&c))
         .property(
             "the shard that was pulled has not changed since",
-            any_of([!pulled([&c]), !dead([&q]), call([&q]).above(&c)]),
+            any_of([
+                !pulled([&c]),
+                !dead([&q]),
+                call([&q]).above(&c),
+                done_known([&q, &me]).at_least(&c),
+            ]),
         );
     vec![pull, say, see]
 }
@@ -781,9 +786,11 @@ fn of_ends(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
     });
     let die = Action::new("die", [&p]).given(all_of([!idle([&p]), quit([&p]), !dead([&p])]));
     // From then on its stream may overwrite the shard that peers pull. The code stores to the abort
-    // words before; a state between the two lets peers do no more than the states around it.
+    // words before; a state between the two lets peers do no more than the states around it. A peer
+    // whose done word was seen pulls no more, and need not be told.
     let die = if clauses.has("die: peers of a call that pulls are told") {
-        die.set_each(&told([&p, &r]), [&r], pulled([&c]), true)
+        let reads = all_of([pulled([&c]), done_seen([&p, &r]).is_not(&c)]);
+        die.set_each(&told([&p, &r]), [&r], reads, true)
     } else {
         die
     };

@@ -83,8 +83,6 @@ pub(super) struct Threads {
     /// Calls in which a thread saw a unit's flag, or met a thread that did, as (rank, group,
     /// thread), unit and call.
     awaited: BTreeSet<(u32, u32, u32, i64, i64)>,
-    /// Ranks that gave up or were told to: they wait for no flag and refresh none.
-    out: BTreeSet<u32>,
 }
 
 impl Stages {
@@ -204,25 +202,25 @@ impl Observer for Stages {
     fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden> {
         let Some(place) = op.place() else { return Ok(()) };
         let rank = thread.rank;
-        match (*op, place) {
-            (Op::Load { .. }, Place::Sym { index: ABORT_WORD, .. }) if result != 0 => {
-                self.threads.out.insert(rank);
-            }
-            (Op::Store { .. }, Place::Sym { index: ABORT_WORD, .. }) => {
-                self.threads.out.insert(rank);
-            }
-            _ => {}
-        }
-        if self.threads.out.contains(&rank) {
+        // Calls after the one in which the rank gave up are void.
+        if self.track.is("dead", &[rank.into()]) {
             return Ok(());
         }
         match (*op, place) {
+            (Op::Load { .. }, Place::Sym { index: ABORT_WORD, .. }) if result != 0 => {
+                self.track.step("quit", &[rank.into()])
+            }
+            (Op::Store { .. }, Place::Sym { index: ABORT_WORD, .. }) => {
+                self.track.step("quit", &[rank.into()])
+            }
             (Op::Write { .. } | Op::Store { .. }, Place::Dev { index, .. }) => {
                 if index == self.channel.call {
                     if self.is_alone(rank) {
                         self.count(thread)?;
                     }
-                    return self.track.step("finish", &[rank.into()]);
+                    let gave_up = self.track.is("quit", &[rank.into()]);
+                    let how = if gave_up { "die" } else { "finish" };
+                    return self.track.step(how, &[rank.into()]);
                 }
                 unit(&self.channel, index).map_or(Ok(()), |unit| self.flag(thread, op, unit))
             }
