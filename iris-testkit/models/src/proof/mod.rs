@@ -13,6 +13,8 @@
 //! | [`term`], [`system`] | the language: terms, actions, clauses |
 //! | [`rule`], [`rule::invariant`], [`barrier`] | the rules and what is invariant of them |
 //! | [`staging`] | flags of the staging buffer, which workgroups of one device share |
+//! | [`engine`] | numbers that copy engines take from flag 0 |
+//! | [`beside`] | kernels of the user beside a call |
 //! | [`program`] | the rules of programs: which steps a call has, in which order |
 //! | [`smt`], [`conditions`], [`wrap`] | the proof |
 //! | [`concrete`], [`bounded`] | the same text over concrete values, and searches of small worlds |
@@ -34,9 +36,11 @@
 //! tile is always a slot, or always a rank's own memory: plans see to that, and tests of iris-ops check it.
 
 pub mod barrier;
+pub mod beside;
 pub mod bounded;
 pub mod concrete;
 pub mod conditions;
+pub mod engine;
 pub mod mutants;
 pub mod program;
 pub mod replay;

@@ -12,7 +12,7 @@ use super::rule::{Numbers, slot_rule};
 use super::system::System;
 use super::term::Name;
 use super::wrap::LEMMAS;
-use super::{barrier, bounded, program, smt, staging};
+use super::{barrier, beside, bounded, engine, program, smt, staging};
 
 /// Result of the proof.
 #[derive(Clone, Debug, Default)]
@@ -49,7 +49,14 @@ pub enum Extent {
 type Make = fn(Numbers, Option<&str>) -> System;
 
 /// The systems that are proved.
-pub const SYSTEMS: [Make; 4] = [barrier::barrier, slot_rule, staging::staging, program::programs];
+pub const SYSTEMS: [Make; 6] = [
+    barrier::barrier,
+    slot_rule,
+    staging::staging,
+    engine::engines,
+    beside::beside,
+    program::programs,
+];
 
 /// Prove everything. Without z3 nothing is done but to say so.
 pub fn run(extent: Extent) -> Proof {
