@@ -226,7 +226,7 @@ impl Tiles<'_, '_> {
     /// Accumulator of this thread: a word behind all others, accessed with relaxed additions.
     fn accumulator(&self, owner: u32, tile: u32, parity: u32) -> SymWord {
         let element = (parity * self.tiles + tile) * self.thread.threads() + self.mine();
-        SymWord { rank: owner, index: (1 << 20) + element }
+        SymWord { rank: owner, index: ACCUMULATORS + element }
     }
 
     /// Simulates the next kernel on the stream, which reads C. Skipped on a rank that gives up,
@@ -588,10 +588,13 @@ pub fn beside(ranks: u32, tiles: u32, calls_: u32, how: Beside) -> Scenario {
     directly(scenario, true)
 }
 
+/// Device word with the copy of the call number for a kernel beside the call.
+pub(crate) const COPY_OF_CALL: u32 = 1000;
+
 /// Device words with the copies of call number and sequence for the kernel beside the call.
 fn copies(thread: &Thread<'_>) -> [(u32, u32); 2] {
     let channel = thread.channel();
-    [(channel.call, 1000), (channel.sequence, 1001)]
+    [(channel.call, COPY_OF_CALL), (channel.sequence, COPY_OF_CALL + 1)]
 }
 
 /// Runs before a call, on its stream: copies the call number and lets the kernel beside the call
@@ -661,6 +664,9 @@ pub fn pull(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
         },
     )
 }
+
+/// Index of the first word in which ranks accumulate by atomic additions.
+pub(crate) const ACCUMULATORS: u32 = 1 << 20;
 
 /// Index of the first word that holds data of [`pull_of_leavers`] or [`copied_of_leavers`]: behind all
 /// other words.

@@ -61,6 +61,9 @@ pub enum Change {
     OwnerStamps,
     /// Drops the refresh of words of this kind.
     SkipStamps(Kind),
+    /// Advances the number of a rank that has given up by so many calls more than one, as if it had
+    /// counted them. The protocol allows it.
+    Ages(i32),
     /// Lets a rank that its host or a peer told to leave tell nobody.
     LeaveUntold,
 }

@@ -1,7 +1,7 @@
 //! Replays of executions of the protocols, in Rust and in device headers, against the proved rules.
 //! `check-protocols` also replays all that the models explore.
 
-use iris_models::check::{self, Implementation, replayed};
+use iris_models::check::{self, Implementation, compositions, replayed};
 use iris_models::mutants::{self, Engine};
 use iris_models::proof::replay::{Extent, replay};
 use iris_models::{Change, Failure, Rules, Scenario, ops};
@@ -26,12 +26,19 @@ fn executions_keep_to_the_rules() {
         missing
     };
     assert_eq!(missing(&all), Vec::<String>::new());
+    assert_eq!(compositions::missing(&all), Vec::<String>::new());
     // An action and an access that no execution of the Rust code performs are named.
     let mut less = all;
     for of_rust in less.iter_mut().filter(|it| it.implementation == Implementation::Rust) {
         of_rust.counts.steps.remove(&("slot rule", "see_done"));
         of_rust.counts.accesses.remove("LlStamp");
     }
+    let without = |name: &str| {
+        let all = less.iter().filter(|it| !it.report.scenario.starts_with(name));
+        compositions::missing(&all.cloned().collect::<Vec<_>>())
+    };
+    let gone = "copy engines (rust): no step open of the copy engines";
+    assert!(without("copied").iter().any(|it| it == gone), "{:?}", without("copied"));
     let named = ["action see_done of the slot rule", "access LlStamp"];
     assert_eq!(missing(&less), named.map(|it| format!("never replayed (rust): {it}")));
     assert!(replayed::missing(&less[..1]).iter().any(|it| it.contains("expected at least")));
@@ -43,6 +50,7 @@ fn mutants_leave_the_rules() {
     let replayed = replayed::mutants(check::all_mutants());
     let faults: Vec<_> = replayed.iter().filter_map(|it| it.fault()).collect();
     assert!(faults.is_empty(), "{}", faults.join("\n"));
+    assert_eq!(compositions::unlinked(&replayed), Vec::<String>::new());
     assert!(replayed.len() >= 70, "{} mutants", replayed.len());
     // A mutant without its fault keeps to the rules, which is reported.
     let mut sound = mutants::all().swap_remove(0);
@@ -72,6 +80,15 @@ fn every_engine_is_observed() {
         assert_eq!((report.failure, report.executions), (None, plain.executions), "{extent:?}");
         assert!(counts.total() > 0, "{extent:?}");
     }
+}
+
+/// A rank that gave up does nothing that a peer could take for a step of a call, also when its number has
+/// come so far that old words look new to it. Without its looks at the abort word it does.
+#[test]
+fn a_rank_that_gave_up_is_mute_for_ever() {
+    assert_eq!(replayed::aged_under(&[]), Vec::<&str>::new());
+    let by = replayed::aged_under(&[Change::Skip(Access::AbortCheck)]);
+    assert!(by.contains(&"die: no call after one that was given up"), "{by:?}");
 }
 
 /// A rank that leaves a call that pulls must tell its peers first, and a rank that found all done

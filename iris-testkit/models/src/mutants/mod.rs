@@ -318,7 +318,7 @@ fn given_up() -> Vec<Mutant> {
 /// Mutants of the launch of a user's kernel beside a call.
 fn kernels_beside() -> Vec<Mutant> {
     let beside = |name, how, expected| {
-        let scenario = ops::beside(2, 1, 2, how);
+        let scenario = ops::beside(2, 1, 2, how).mutant_of(ops::beside(2, 1, 2, Beside::Right));
         let mut mutant = mutant(name, scenario, [], expected).by(Engine::Random(2_000));
         mutant.in_scenario = true;
         mutant
@@ -408,6 +408,13 @@ fn barriers() -> Vec<Mutant> {
             Change::Skip(Access::SignalLoad),
             Check::Wrong,
         ),
+        mutant(
+            "copied-number-ahead",
+            ops::copied(2, 1, 2, true),
+            Change::Value(Access::SignalStore, 8),
+            Check::Wrong,
+        )
+        .by(Engine::Search),
         vote("no-vote-before-signal-of-sender", ops::deliver_by_senders(2, 1, 1, false), 0, 0, 1)
             .by(Engine::Random(2_000)),
         mutant(

@@ -1,4 +1,5 @@
-//! Safety of the slot rule, the device barrier, staging flags and the order of steps in a call, proved for any number of ranks, threads, tiles and calls.
+//! Safety of the slot rule, the device barrier, staging flags, copy engines, kernels beside a call and the order of steps in a
+//! call, proved for any number of ranks, threads, tiles and calls.
 //!
 //! **Problem.** Models explore two to four ranks and a few calls. A rule that breaks with five ranks, or after 2^31
 //! calls, passes them.
@@ -19,7 +20,7 @@
 //! | [`smt`], [`conditions`], [`wrap`] | the proof |
 //! | [`concrete`], [`bounded`] | the same text over concrete values, and searches of small worlds |
 //! | [`mutants`] | each clause switched off: the condition that fails, and a run to a violation |
-//! | [`replay`] | executions of the code, replayed against the slot rule, the barrier and staging flags |
+//! | [`replay`] | executions of the code, replayed against all rules but those of programs |
 //! | [`report`] | all of it, as a table |
 //!
 //! **What is proved.** Whoever writes a slot, a record or a peer's own memory knows that its last readers are done;

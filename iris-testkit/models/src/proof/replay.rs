@@ -13,7 +13,9 @@ use std::sync::{Arc, Mutex};
 use iris_sync::{ABORT_WORD, Access, Channel, LINE_WORDS, LlWord};
 
 use super::barrier::barrier;
+use super::beside::beside;
 use super::concrete::{Machine, Universe};
+use super::engine::engines;
 use super::rule::{Numbers, slot_rule};
 use super::staging::staging;
 use super::term::Name;
@@ -21,10 +23,14 @@ use crate::mutants::STATES;
 use crate::ops::{SHARD_WORD, array};
 use crate::search::{self, Explorer, Observer};
 use crate::{Failure, Forbidden, Op, Place, Report, Rules, Scenario, ThreadId, loom_memory};
+use engines::Engines;
+use guests::Guests;
 use members::Members;
 use stages::Stages;
 use track::Track;
 
+mod engines;
+mod guests;
 mod members;
 mod stages;
 mod track;
@@ -119,6 +125,10 @@ const NUMBER: Name = "words hold the number of the call";
 
 /// Rule that calls use the tiles and words that ranks agreed on.
 const PLAN: Name = "tiles and words are those of the plan";
+
+/// Inside a call that ranks enter, a barrier's word is a word of the slot rule: arriving is `raise`,
+/// and looking is `see`.
+const JOINED: Name = "a barrier inside a call is a word of the slot rule";
 
 /// Tiles and words of each call of a scenario, as all ranks agree on them. Calls are numbered from 0.
 #[derive(Clone, Debug, Default)]
@@ -277,12 +287,13 @@ fn reference(scenario: &Scenario, calls: u32) -> Option<(Scenario, i32)> {
 }
 
 impl Replay {
-    /// Learns the plan of a scenario. Returns `None` if no rank enters a call, so that the slot rule
+    /// Learns the plan of a scenario; `guests` are workgroups that have no part in the slot rule.
+    /// Returns `None` if no rank enters a call, so that the slot rule
     /// has no part in it, or if the scenario begins in a state that other calls have left.
     ///
     /// # Errors
     /// The failure of the execution from which the plan should be learned.
-    pub fn new(scenario: &Scenario) -> Result<Option<Self>, String> {
+    fn new(scenario: &Scenario, guests: &guests::Groups) -> Result<Option<Self>, String> {
         let learned = scenario.calls.max(2);
         let Some((reference, first)) = reference(scenario, learned) else { return Ok(None) };
         let channel = scenario.channel(0);
@@ -307,10 +318,10 @@ impl Replay {
         if !plan.enters {
             return Ok(None);
         }
-        Ok(Some(Self::over(scenario, channel, plan)))
+        Ok(Some(Self::over(scenario, channel, plan, guests)))
     }
 
-    fn over(scenario: &Scenario, channel: Channel, plan: Plan) -> Self {
+    fn over(scenario: &Scenario, channel: Channel, plan: Plan, guests: &guests::Groups) -> Self {
         let places: BTreeSet<Place> = plan.tiles.iter().map(|&(_, _, place)| place).collect();
         let indices: BTreeSet<(u32, u32)> =
             plan.raised.iter().map(|&(_, _, _, index)| meaning(&channel, index)).collect();
@@ -334,7 +345,8 @@ impl Replay {
                 direct.insert(place);
             }
         }
-        let threads = scenario.thread_ids();
+        let mut threads = scenario.thread_ids();
+        threads.retain(|it| !guests.contains(&(it.rank, it.group)));
         assert!(scenario.ranks as usize <= RANKS && threads.len() <= 256, "{}", scenario.name());
         let mut agents = vec![Vec::new(); scenario.ranks as usize];
         for (agent, thread) in (0..).zip(&threads) {
@@ -389,7 +401,7 @@ impl Replay {
             channel,
             first,
             track,
-            threads: scenario.thread_ids(),
+            threads,
             agents,
             tiles,
             words,
@@ -722,6 +734,9 @@ impl Observer for Replay {
         let Some(place) = op.place() else { return Ok(()) };
         let me = i64::from(thread.rank);
         let agent = self.agent(thread);
+        if agent < 0 {
+            return Ok(());
+        }
         match (*op, place) {
             (Op::Read { .. } | Op::Load { .. }, Place::Dev { index, .. })
                 if index == self.channel.call =>
@@ -789,7 +804,8 @@ impl Observer for Replay {
     }
 
     fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), Forbidden> {
-        let agents: Vec<i64> = threads.iter().map(|&thread| self.agent(thread)).collect();
+        let agents = threads.iter().map(|&thread| self.agent(thread));
+        let agents: Vec<i64> = agents.filter(|&agent| agent >= 0).collect();
         let Some(rank) = threads.first().map(|thread| i64::from(thread.rank)) else {
             return Ok(());
         };
@@ -821,24 +837,31 @@ impl Explorer for Replay {
 
 /// Replay of an execution against all rules that have a part in its scenario.
 struct Both {
+    engines: Option<Engines>,
     slots: Option<Replay>,
     members: Option<Members>,
     stages: Option<Stages>,
+    guests: Option<Guests>,
 }
 
 impl Both {
     fn new(scenario: &Scenario) -> Result<Option<Self>, String> {
-        let (slots, members) = (Replay::new(scenario)?, Members::new(scenario));
+        let guests = Guests::new(scenario);
+        let groups = guests.as_ref().map(|it| it.groups.clone()).unwrap_or_default();
+        let (slots, members) = (Replay::new(scenario, &groups)?, Members::new(scenario));
         if slots.is_none() && members.is_none() {
             return Ok(None);
         }
-        // Units are staged only in calls that ranks enter, which the slot rule speaks of.
+        // Units are staged, and engines copy, only in calls that ranks enter.
         let stages = slots.as_ref().and_then(|_| Stages::new(scenario));
-        Ok(Some(Self { slots, members, stages }))
+        let engines = slots.as_ref().and_then(|_| Engines::new(scenario));
+        Ok(Some(Self { engines, slots, members, stages, guests }))
     }
 
     fn counts(&self) -> Counts {
         let mut counts = Counts::default();
+        self.engines.iter().for_each(|it| counts.add(&it.track.counts()));
+        self.guests.iter().for_each(|it| counts.add(&it.track.counts()));
         self.slots.iter().for_each(|it| counts.add(&it.track.counts()));
         self.members.iter().for_each(|it| counts.add(&it.track.counts()));
         self.stages.iter().for_each(|it| counts.add(&it.track.counts()));
@@ -849,9 +872,22 @@ impl Both {
         &mut self,
         mut tell: impl FnMut(&mut dyn Observer) -> Result<(), Forbidden>,
     ) -> Result<(), Forbidden> {
+        self.engines.as_mut().map_or(Ok(()), |it| tell(it))?;
         self.slots.as_mut().map_or(Ok(()), |it| tell(it))?;
         self.members.as_mut().map_or(Ok(()), |it| tell(it))?;
-        self.stages.as_mut().map_or(Ok(()), |it| tell(it))
+        self.stages.as_mut().map_or(Ok(()), |it| tell(it))?;
+        self.guests.as_mut().map_or(Ok(()), |it| tell(it))
+    }
+
+    /// Numbers of steps of the slot rule and of the barrier that an access to a barrier's word
+    /// makes; `None` if `op` is another operation, or one of the rules has no part in the scenario.
+    fn joined(&self, op: &Op) -> Option<[(u64, u64); 2]> {
+        let (slots, members) = (self.slots.as_ref()?, self.members.as_ref()?);
+        let Some(Place::Sym { index, .. }) = op.place() else { return None };
+        members::phase(&slots.channel, index)?;
+        let pair =
+            |of_slots, of_members| (slots.track.taken(of_slots), members.track.taken(of_members));
+        Some([pair("raise", "arrive"), pair("see", "look")])
     }
 }
 
@@ -865,7 +901,11 @@ impl Observer for Both {
     }
 
     fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden> {
-        self.each(|it| it.performed(thread, op, result))
+        let before = self.joined(op);
+        self.each(|it| it.performed(thread, op, result))?;
+        let (Some(before), Some(after)) = (before, self.joined(op)) else { return Ok(()) };
+        let differ = before.iter().zip(&after).any(|(was, is)| is.0 - was.0 != is.1 - was.1);
+        if differ { Err(Forbidden::new(JOINED, format!("{op:?}"))) } else { Ok(()) }
     }
 
     fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), Forbidden> {
@@ -878,18 +918,31 @@ impl Observer for Both {
 }
 
 impl Explorer for Both {
-    type Saved =
-        (Option<<Replay as Explorer>::Saved>, Option<usize>, Option<<Stages as Explorer>::Saved>);
+    type Saved = (
+        Option<<Engines as Explorer>::Saved>,
+        Option<<Replay as Explorer>::Saved>,
+        Option<<Members as Explorer>::Saved>,
+        Option<<Stages as Explorer>::Saved>,
+        Option<<Guests as Explorer>::Saved>,
+    );
 
     fn save(&self) -> Self::Saved {
         (
+            self.engines.as_ref().map(Explorer::save),
             self.slots.as_ref().map(Explorer::save),
             self.members.as_ref().map(Explorer::save),
             self.stages.as_ref().map(Explorer::save),
+            self.guests.as_ref().map(Explorer::save),
         )
     }
 
-    fn restore(&mut self, (slots, members, stages): &Self::Saved) {
+    fn restore(&mut self, (engines, slots, members, stages, guests): &Self::Saved) {
+        if let (Some(replay), Some(saved)) = (&mut self.engines, engines) {
+            replay.restore(saved);
+        }
+        if let (Some(replay), Some(saved)) = (&mut self.guests, guests) {
+            replay.restore(saved);
+        }
         if let (Some(replay), Some(saved)) = (&mut self.stages, stages) {
             replay.restore(saved);
         }
@@ -957,7 +1010,8 @@ pub fn is_replayed(access: Access) -> bool {
 
 /// Names of all actions of the replayed rules and all rows of the table that `counts` lacks.
 pub fn never_replayed(counts: &Counts) -> Vec<String> {
-    let systems = [slot_rule, barrier, staging].map(|make| make(Numbers::REAL, None));
+    let systems = [slot_rule, barrier, staging, engines, beside];
+    let systems = systems.map(|make| make(Numbers::REAL, None));
     let actions = systems.iter().flat_map(|it| it.actions.iter().map(|of| (it.name, of.name)));
     let missing = actions
         .filter(|name| !counts.steps.contains_key(name))
@@ -965,4 +1019,28 @@ pub fn never_replayed(counts: &Counts) -> Vec<String> {
     let rows = Access::ALL.iter().filter(|&&access| is_replayed(access));
     let rows = rows.filter(|access| !counts.accesses.contains_key(access.name()));
     missing.chain(rows.map(|access| format!("access {}", access.name()))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops;
+
+    /// A barrier's word that the plan of the slot rule lacks is no word of it.
+    #[test]
+    fn a_barrier_that_is_no_word_of_the_slot_rule_is_refused() {
+        let scenario = ops::gather(2, 1, 2, true);
+        let by = |forgets: bool| {
+            let mut both = Both::new(&scenario).expect("a plan").expect("rules");
+            let slots = both.slots.as_mut().expect("the slot rule");
+            let barriers = slots.channel.barriers;
+            slots.plan.raised.retain(|it| !forgets || it.3 < barriers);
+            let report = search::observe(&scenario, &Rules::default(), (1, 20), &mut both);
+            match report.failure {
+                Some(Failure::Rule(forbidden)) => Some(forbidden.by),
+                _ => None,
+            }
+        };
+        assert_eq!((by(false), by(true)), (None, Some(JOINED)));
+    }
 }

@@ -6,7 +6,8 @@ use std::collections::{BTreeSet, HashMap};
 use iris_sync::{ABORT_WORD, Access, Channel};
 
 use super::track::Track;
-use super::{Word, is_spoken_of, meaning, owner, reference, word};
+use super::{Word, array_of, is_spoken_of, meaning, owner, reference, word};
+use crate::ops::{ACCUMULATORS, SHARD_WORD, array};
 use crate::proof::barrier::barrier;
 use crate::proof::concrete::{Machine, Universe};
 use crate::proof::rule::Numbers;
@@ -17,9 +18,24 @@ use crate::{Forbidden, Op, Place, Rules, Scenario, ThreadId};
 const PHASES: i64 = 2;
 
 /// Phase of a barrier word; `None` for other words.
-fn phase(channel: &Channel, index: u32) -> Option<i64> {
+pub(super) fn phase(channel: &Channel, index: u32) -> Option<i64> {
     let signal = matches!(word(channel, index), Word::Signal { .. });
     (signal && index >= channel.barriers).then(|| meaning(channel, index).1.into())
+}
+
+/// Place of data that members access: a cell, or a word that they accumulate in.
+fn data(op: &Op) -> Option<Place> {
+    match (*op, op.place()?) {
+        (Op::Read { .. } | Op::Write { .. }, place @ Place::Cell { index, .. })
+            if array_of(index) != array::STAGE =>
+        {
+            Some(place)
+        }
+        (_, place @ Place::Sym { index, .. }) if (ACCUMULATORS..SHARD_WORD).contains(&index) => {
+            Some(place)
+        }
+        _ => None,
+    }
 }
 
 /// Observer that learns from one execution which ranks meet, and in which phases of which calls.
@@ -37,11 +53,21 @@ struct Learner {
     unheralded: HashMap<u32, Vec<Place>>,
     /// Phase before which a rank writes a place, by call, rank and place.
     heralds: HashMap<(i64, u32, Place), i64>,
+    /// Last phase at which a rank has arrived, with its call.
+    arrived: HashMap<u32, (i64, i64)>,
+    /// Phase behind which a rank accesses a place for the first time in a call, the second time, and
+    /// so on; -1 before all phases.
+    behind: HashMap<(i64, u32, Place), Vec<i64>>,
 }
 
 impl Observer for Learner {
     fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden> {
         let Some(channel) = self.channel else { return Ok(()) };
+        if let (Some(place), Some(&call)) = (data(op), self.calls.get(&thread.rank)) {
+            let (of, phase) = self.arrived.get(&thread.rank).copied().unwrap_or((call, -1));
+            let phase = if of == call { phase } else { -1 };
+            self.behind.entry((call, thread.rank, place)).or_default().push(phase);
+        }
         match (*op, op.place()) {
             (Op::Read { .. } | Op::Load { .. }, Some(Place::Dev { index, .. }))
                 if index == channel.call =>
@@ -55,6 +81,7 @@ impl Observer for Learner {
                     self.members.insert(thread.rank.into());
                     let call = call.unwrap_or(value - self.first);
                     self.used.insert((call, phase));
+                    self.arrived.insert(thread.rank, (call, phase));
                     for place in self.unheralded.remove(&thread.rank).unwrap_or_default() {
                         self.heralds.insert((call, thread.rank, place), phase);
                     }
@@ -78,6 +105,11 @@ pub(super) struct Members {
     members: HashMap<i64, i64>,
     used: BTreeSet<(i64, i64)>,
     heralds: HashMap<(i64, u32, Place), i64>,
+    behind: HashMap<(i64, u32, Place), Vec<i64>>,
+    /// Position of each place that a rank accesses in `accesses`.
+    positions: HashMap<(u32, Place), usize>,
+    /// Number of accesses to each place in the rank's call so far.
+    accesses: Vec<u8>,
     first: i64,
 }
 
@@ -113,8 +145,22 @@ impl Members {
         let system = barrier(Numbers::REAL, None);
         let track = Track::new(&system, Machine::new(&system, universe, fixed));
         let members = learner.members.iter().copied().zip(0..).collect();
-        let Learner { numbered, used, heralds, .. } = learner;
-        Some(Self { channel, track, numbered, members, used, heralds, first })
+        let Learner { numbered, used, heralds, behind, .. } = learner;
+        let places: BTreeSet<_> = behind.keys().map(|&(_, rank, place)| (rank, place)).collect();
+        let accesses = vec![0; places.len()];
+        let positions = places.into_iter().zip(0..).collect();
+        Some(Self {
+            channel,
+            track,
+            numbered,
+            members,
+            used,
+            heralds,
+            behind,
+            positions,
+            accesses,
+            first,
+        })
     }
 
     fn peers(&self, me: i64) -> impl Iterator<Item = i64> + use<> {
@@ -147,8 +193,30 @@ impl Members {
         self.track.step(how, &[me])
     }
 
-    fn open(&mut self, me: i64) -> Result<(), Forbidden> {
-        if self.track.is("idle", &[me]) { self.track.step("begin", &[me]) } else { Ok(()) }
+    fn open(&mut self, me: i64, rank: u32) -> Result<(), Forbidden> {
+        if !self.track.is("idle", &[me]) {
+            return Ok(());
+        }
+        for (_, &at) in self.positions.iter().filter(|((of, _), _)| *of == rank) {
+            self.accesses[at] = 0;
+        }
+        self.track.step("begin", &[me])
+    }
+
+    /// Checks that the member has passed the barrier behind which it makes this access to a place.
+    fn passed(&mut self, me: i64, by: ThreadId, place: Place) -> Result<(), Forbidden> {
+        let Some(&at) = self.positions.get(&(by.rank, place)) else { return Ok(()) };
+        if ["idle", "quit", "dead"].iter().any(|it| self.track.is(it, &[me])) {
+            return Ok(());
+        }
+        let (call, nth) = (self.track.get("call", &[me]), usize::from(self.accesses[at]));
+        self.accesses[at] = self.accesses[at].saturating_add(1);
+        let of_call = self.behind.get(&(call - self.first, by.rank, place));
+        let Some(&phase) = of_call.and_then(|all| all.get(nth)) else { return Ok(()) };
+        for peer in self.peers(me).filter(|_| phase >= 0) {
+            self.track.step("pass", &[me, peer, phase])?;
+        }
+        Ok(())
     }
 
     fn cell(&mut self, me: i64, by: ThreadId, op: &Op, place: Place) -> Result<(), Forbidden> {
@@ -158,7 +226,7 @@ impl Members {
             if !self.track.is("idle", &[me]) && self.all_seen(me) {
                 self.close(me)?;
             }
-            self.open(me)?;
+            self.open(me, by.rank)?;
         }
         if self.track.is("idle", &[me]) || self.track.is("dead", &[me]) {
             return Ok(());
@@ -224,11 +292,15 @@ impl Members {
 impl Observer for Members {
     fn begin(&mut self) {
         self.track.begin();
+        self.accesses.fill(0);
     }
 
     fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden> {
         let Some(place) = op.place() else { return Ok(()) };
         let Some(&me) = self.members.get(&i64::from(thread.rank)) else { return Ok(()) };
+        if let Some(place) = data(op) {
+            self.passed(me, thread, place)?;
+        }
         match (*op, place) {
             (Op::Read { .. } | Op::Load { .. }, Place::Dev { index, .. })
                 if index == self.channel.call =>
@@ -239,7 +311,7 @@ impl Observer for Members {
                 if self.track.ghost(me, result) > self.track.get("call", &[me]) {
                     self.close(me)?;
                 }
-                self.open(me)
+                self.open(me, thread.rank)
             }
             (Op::Load { .. }, Place::Sym { index, .. }) => self.load(me, op, index, result),
             (Op::Store { .. }, Place::Sym { index: ABORT_WORD, .. }) => self.quits(me),
@@ -268,14 +340,15 @@ impl Observer for Members {
 }
 
 impl Explorer for Members {
-    /// Number of the changes so far, to return to later.
-    type Saved = usize;
+    /// Number of the changes so far, and of accesses to each place.
+    type Saved = (usize, Vec<u8>);
 
-    fn save(&self) -> usize {
-        self.track.changes()
+    fn save(&self) -> Self::Saved {
+        (self.track.changes(), self.accesses.clone())
     }
 
-    fn restore(&mut self, changes: &usize) {
+    fn restore(&mut self, (changes, accesses): &Self::Saved) {
         self.track.undo_to(*changes);
+        self.accesses.clone_from(accesses);
     }
 }

@@ -108,6 +108,11 @@ impl Track {
         }
     }
 
+    /// Number of steps of the action `name` so far, of all executions.
+    pub(super) fn taken(&self, name: &str) -> u64 {
+        self.steps[self.machine.named(name)]
+    }
+
     pub(super) fn get(&self, name: &str, arguments: &[i64]) -> i64 {
         self.machine.get(&self.state, name, arguments)
     }
