@@ -156,6 +156,47 @@ fn owner(place: Place) -> i64 {
     }
 }
 
+/// Observers that learn from one execution of a scenario what the rules need to know of it.
+struct Learners {
+    slots: Learner,
+    members: members::Learner,
+    stages: stages::Learner,
+    engines: engines::Learner,
+    guests: guests::Learner,
+}
+
+impl Learners {
+    /// Learns from an execution of [`reference`]. `None` if the scenario begins in a state that other
+    /// calls have left. Also returns the failure of the execution.
+    fn learn(scenario: &Scenario) -> Option<(Self, Option<Failure>)> {
+        let (reference, first) = reference(scenario, scenario.calls.max(2))?;
+        let (channel, first) = (scenario.channel(0), i64::from(first));
+        let mut learners = Self {
+            slots: Learner::new(channel, first),
+            members: members::Learner::new(channel, first),
+            stages: stages::Learner::new(channel),
+            engines: engines::Learner::new(channel, first),
+            guests: guests::Learner::new(),
+        };
+        let report = search::observe(&reference, &Rules::default(), (1, 1), &mut learners);
+        Some((learners, report.failure))
+    }
+}
+
+impl Observer for Learners {
+    fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden> {
+        self.slots.performed(thread, op, result)?;
+        self.members.performed(thread, op, result)?;
+        self.stages.performed(thread, op, result)?;
+        self.engines.performed(thread, op, result)?;
+        self.guests.performed(thread, op, result)
+    }
+
+    fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), Forbidden> {
+        self.slots.met(threads, op)
+    }
+}
+
 /// Observer that learns a plan from an execution.
 struct Learner {
     channel: Channel,
@@ -168,6 +209,20 @@ struct Learner {
     votes: HashMap<(u32, u32), u32>,
     /// Tiles whose word has not been raised: call, writer, place, thread, launch, and barriers of its workgroup.
     open: Vec<(i64, i64, Place, ThreadId, u32, u32)>,
+}
+
+impl Learner {
+    fn new(channel: Channel, first: i64) -> Self {
+        Self {
+            channel,
+            first,
+            plan: Plan::default(),
+            calls: HashMap::new(),
+            launches: HashMap::new(),
+            votes: HashMap::new(),
+            open: Vec::new(),
+        }
+    }
 }
 
 impl Observer for Learner {
@@ -287,40 +342,6 @@ fn reference(scenario: &Scenario, calls: u32) -> Option<(Scenario, i32)> {
 }
 
 impl Replay {
-    /// Learns the plan of a scenario; `guests` are workgroups that have no part in the slot rule.
-    /// Returns `None` if no rank enters a call, so that the slot rule
-    /// has no part in it, or if the scenario begins in a state that other calls have left.
-    ///
-    /// # Errors
-    /// The failure of the execution from which the plan should be learned.
-    fn new(scenario: &Scenario, guests: &guests::Groups) -> Result<Option<Self>, String> {
-        let learned = scenario.calls.max(2);
-        let Some((reference, first)) = reference(scenario, learned) else { return Ok(None) };
-        let channel = scenario.channel(0);
-        let mut learner = Learner {
-            channel,
-            first: first.into(),
-            plan: Plan::default(),
-            calls: HashMap::new(),
-            launches: HashMap::new(),
-            votes: HashMap::new(),
-            open: Vec::new(),
-        };
-        let report = search::observe(&reference, &Rules::default(), (1, 1), &mut learner);
-        if let Some(failure) = report.failure {
-            // The scenario is about waits that time out: without a deadline its calls never end.
-            if scenario.expires.is_some() {
-                return Ok(None);
-            }
-            return Err(format!("{}: {failure:?}", scenario.name()));
-        }
-        let plan = learner.plan;
-        if !plan.enters {
-            return Ok(None);
-        }
-        Ok(Some(Self::over(scenario, channel, plan, guests)))
-    }
-
     fn over(scenario: &Scenario, channel: Channel, plan: Plan, guests: &guests::Groups) -> Self {
         let places: BTreeSet<Place> = plan.tiles.iter().map(|&(_, _, place)| place).collect();
         let indices: BTreeSet<(u32, u32)> =
@@ -845,16 +866,32 @@ struct Both {
 }
 
 impl Both {
+    /// Learns the plan of a scenario. Returns `None` if no rank enters a call and none meets at a
+    /// barrier in every call, so that no rule has a part in it, or if the scenario begins in a state
+    /// that other calls have left.
+    ///
+    /// # Errors
+    /// The failure of the execution from which the plan should be learned.
     fn new(scenario: &Scenario) -> Result<Option<Self>, String> {
-        let guests = Guests::new(scenario);
+        let Some((learners, failure)) = Learners::learn(scenario) else { return Ok(None) };
+        let plan = learners.slots.plan;
+        let enters = match failure {
+            None => plan.enters,
+            // The scenario is about waits that time out: without a deadline its calls never end.
+            Some(_) if scenario.expires.is_some() => false,
+            Some(failure) => return Err(format!("{}: {failure:?}", scenario.name())),
+        };
+        let guests = Guests::new(scenario, learners.guests);
         let groups = guests.as_ref().map(|it| it.groups.clone()).unwrap_or_default();
-        let (slots, members) = (Replay::new(scenario, &groups)?, Members::new(scenario));
+        let channel = scenario.channel(0);
+        let slots = enters.then(|| Replay::over(scenario, channel, plan, &groups));
+        let members = Members::new(scenario, learners.members);
         if slots.is_none() && members.is_none() {
             return Ok(None);
         }
         // Units are staged, and engines copy, only in calls that ranks enter.
-        let stages = slots.as_ref().and_then(|_| Stages::new(scenario));
-        let engines = slots.as_ref().and_then(|_| Engines::new(scenario));
+        let stages = slots.as_ref().and_then(|_| Stages::new(scenario, learners.stages));
+        let engines = slots.as_ref().and_then(|_| Engines::new(scenario, learners.engines));
         Ok(Some(Self { engines, slots, members, stages, guests }))
     }
 

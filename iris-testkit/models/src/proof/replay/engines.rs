@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use iris_sync::{ABORT_WORD, Access, Channel};
 
 use super::track::Track;
-use super::{NUMBER, Word, is_spoken_of, meaning, owner, reference, word};
+use super::{NUMBER, Word, is_spoken_of, meaning, owner, word};
 use crate::proof::concrete::{Machine, Universe};
 use crate::proof::engine::engines;
 use crate::proof::rule::Numbers;
 use crate::proof::term::Name;
-use crate::search::{self, Explorer, Observer};
-use crate::{Forbidden, Op, Place, Rules, Scenario, ThreadId};
+use crate::search::{Explorer, Observer};
+use crate::{Forbidden, Op, Place, Scenario, ThreadId};
 
 /// Clause that says which number an engine stores.
 const COPIED: Name = "signal: the number in flag 0";
@@ -39,7 +39,7 @@ fn is_data(channel: &Channel, by: ThreadId, op: &Op, place: Place) -> bool {
 
 /// Observer that learns from one execution which parts engines copy. An engine is a workgroup that
 /// takes the number for a signal from flag 0.
-struct Learner {
+pub(super) struct Learner {
     channel: Channel,
     first: i64,
     calls: BTreeMap<u32, i64>,
@@ -50,6 +50,20 @@ struct Learner {
     /// Part that each place belongs to, by the meaning of the part's signal.
     parts: BTreeMap<(i64, Place), (u32, u32)>,
     plan: BTreeSet<(i64, i64, i64, (u32, u32))>,
+}
+
+impl Learner {
+    pub(super) fn new(channel: Channel, first: i64) -> Self {
+        Self {
+            channel,
+            first,
+            calls: BTreeMap::new(),
+            numbered: BTreeSet::new(),
+            unsent: BTreeMap::new(),
+            parts: BTreeMap::new(),
+            plan: BTreeSet::new(),
+        }
+    }
 }
 
 impl Observer for Learner {
@@ -106,24 +120,10 @@ pub(super) struct Seen {
 }
 
 impl Engines {
-    /// Learns the parts of a scenario. Returns `None` if no engine has a part in it.
-    pub(super) fn new(scenario: &Scenario) -> Option<Self> {
+    /// Makes the replay of a scenario. Returns `None` if no engine has a part in it.
+    pub(super) fn new(scenario: &Scenario, learned: Learner) -> Option<Self> {
         let channel = scenario.channel(0);
-        if channel.flag_count == 0 {
-            return None;
-        }
-        let (reference, first) = reference(scenario, scenario.calls)?;
-        let mut learner = Learner {
-            channel,
-            first: first.into(),
-            calls: BTreeMap::new(),
-            numbered: BTreeSet::new(),
-            unsent: BTreeMap::new(),
-            parts: BTreeMap::new(),
-            plan: BTreeSet::new(),
-        };
-        search::observe(&reference, &Rules::default(), (1, 1), &mut learner);
-        let Learner { parts, plan, .. } = learner;
+        let Learner { parts, plan, .. } = learned;
         if plan.is_empty() {
             return None;
         }

@@ -5,14 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use iris_sync::{Access, Channel};
 
 use super::track::Track;
-use super::{NUMBER, Word, is_spoken_of, owner, reference, word};
+use super::{NUMBER, Word, is_spoken_of, owner, word};
 use crate::ops::COPY_OF_CALL;
 use crate::proof::beside::beside;
 use crate::proof::concrete::{Machine, Universe};
 use crate::proof::rule::Numbers;
 use crate::proof::term::Name;
-use crate::search::{self, Explorer, Observer};
-use crate::{Forbidden, Op, Place, Rules, Scenario, ThreadId};
+use crate::search::{Explorer, Observer};
+use crate::{Forbidden, Op, Place, Scenario, ThreadId};
 
 /// Clause that says with which number the kernel works.
 const NOTED: Name = "start: with the copied number";
@@ -21,10 +21,15 @@ const NOTED: Name = "start: with the copied number";
 pub(super) type Groups = BTreeSet<(u32, u32)>;
 
 /// Observer that learns the guests of a scenario, and who writes the tiles.
-struct Learner {
-    channel: Channel,
+pub(super) struct Learner {
     guests: Groups,
     writers: BTreeMap<Place, i64>,
+}
+
+impl Learner {
+    pub(super) fn new() -> Self {
+        Self { guests: Groups::new(), writers: BTreeMap::new() }
+    }
 }
 
 impl Observer for Learner {
@@ -54,13 +59,10 @@ pub(super) struct Guests {
 }
 
 impl Guests {
-    /// Learns the guests of a scenario. Returns `None` if it has none.
-    pub(super) fn new(scenario: &Scenario) -> Option<Self> {
-        let (reference, _) = reference(scenario, scenario.calls)?;
+    /// Makes the replay of a scenario. Returns `None` if it has no guests.
+    pub(super) fn new(scenario: &Scenario, learned: Learner) -> Option<Self> {
         let channel = scenario.channel(0);
-        let mut learner = Learner { channel, guests: Groups::new(), writers: BTreeMap::new() };
-        search::observe(&reference, &Rules::default(), (1, 1), &mut learner);
-        let Learner { channel, guests, writers } = learner;
+        let Learner { guests, writers } = learned;
         if guests.is_empty() {
             return None;
         }

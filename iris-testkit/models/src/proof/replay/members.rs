@@ -6,13 +6,13 @@ use std::collections::{BTreeSet, HashMap};
 use iris_sync::{ABORT_WORD, Access, Channel};
 
 use super::track::Track;
-use super::{Word, array_of, is_spoken_of, meaning, owner, reference, word};
+use super::{Word, array_of, is_spoken_of, meaning, owner, word};
 use crate::ops::{ACCUMULATORS, SHARD_WORD, array};
 use crate::proof::barrier::barrier;
 use crate::proof::concrete::{Machine, Universe};
 use crate::proof::rule::Numbers;
-use crate::search::{self, Explorer, Observer};
-use crate::{Forbidden, Op, Place, Rules, Scenario, ThreadId};
+use crate::search::{Explorer, Observer};
+use crate::{Forbidden, Op, Place, Scenario, ThreadId};
 
 /// Number of the barrier's phases in a channel.
 const PHASES: i64 = 2;
@@ -40,7 +40,7 @@ fn data(op: &Op) -> Option<Place> {
 
 /// Observer that learns from one execution which ranks meet, and in which phases of which calls.
 #[derive(Clone, Default)]
-struct Learner {
+pub(super) struct Learner {
     channel: Option<Channel>,
     first: i64,
     calls: HashMap<u32, i64>,
@@ -58,6 +58,12 @@ struct Learner {
     /// Phase behind which a rank accesses a place for the first time in a call, the second time, and
     /// so on; -1 before all phases.
     behind: HashMap<(i64, u32, Place), Vec<i64>>,
+}
+
+impl Learner {
+    pub(super) fn new(channel: Channel, first: i64) -> Self {
+        Self { channel: Some(channel), first, ..Self::default() }
+    }
 }
 
 impl Observer for Learner {
@@ -114,14 +120,9 @@ pub(super) struct Members {
 }
 
 impl Members {
-    /// Learns the members and phases of a scenario. Returns `None` unless every call has a barrier of
-    /// phase 0.
-    pub(super) fn new(scenario: &Scenario) -> Option<Self> {
-        let (reference, first) = reference(scenario, scenario.calls)?;
+    /// Makes the replay of a scenario. Returns `None` unless every call has a barrier of phase 0.
+    pub(super) fn new(scenario: &Scenario, learner: Learner) -> Option<Self> {
         let channel = scenario.channel(0);
-        let mut learner =
-            Learner { channel: Some(channel), first: first.into(), ..Learner::default() };
-        search::observe(&reference, &Rules::default(), (1, 1), &mut learner);
         let calls = i64::from(scenario.calls);
         if learner.members.is_empty() || !(0..calls).all(|it| learner.used.contains(&(it, 0))) {
             return None;

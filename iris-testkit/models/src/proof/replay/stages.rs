@@ -7,13 +7,13 @@ use std::ops::Range;
 use iris_sync::{ABORT_WORD, Access, Channel};
 
 use super::track::Track;
-use super::{PLAN, array, array_of, reference};
+use super::{PLAN, array, array_of};
 use crate::proof::concrete::{Machine, Universe};
 use crate::proof::rule::Numbers;
 use crate::proof::staging::staging;
 use crate::proof::term::Name;
-use crate::search::{self, Explorer, Observer};
-use crate::{Forbidden, Op, Place, Rules, Scenario, ThreadId};
+use crate::search::{Explorer, Observer};
+use crate::{Forbidden, Op, Place, Scenario, ThreadId};
 
 /// Clause that orders the copy of a unit before its flag, also among the threads of a workgroup.
 const COPIED: Name = "raise: after the unit's copy";
@@ -34,12 +34,19 @@ fn is_staged(index: u32) -> bool {
 }
 
 /// Observer that learns from one execution which workgroup copies which unit to which cells.
-struct Learner {
+pub(super) struct Learner {
     channel: Channel,
     /// Cells that a workgroup, by rank and index, has written since its last flag.
     unraised: BTreeMap<(u32, u32), Vec<Place>>,
     units: BTreeMap<Place, i64>,
     fetchers: BTreeMap<(u32, i64), u32>,
+}
+
+impl Learner {
+    pub(super) fn new(channel: Channel) -> Self {
+        let (unraised, units, fetchers) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { channel, unraised, units, fetchers }
+    }
 }
 
 impl Observer for Learner {
@@ -86,18 +93,10 @@ pub(super) struct Threads {
 }
 
 impl Stages {
-    /// Learns the units of a scenario. Returns `None` if the scenario stages nothing.
-    pub(super) fn new(scenario: &Scenario) -> Option<Self> {
-        let (reference, _) = reference(scenario, scenario.calls)?;
+    /// Makes the replay of a scenario. Returns `None` if the scenario stages nothing.
+    pub(super) fn new(scenario: &Scenario, learned: Learner) -> Option<Self> {
         let channel = scenario.channel(0);
-        let mut learner = Learner {
-            channel,
-            unraised: BTreeMap::new(),
-            units: BTreeMap::new(),
-            fetchers: BTreeMap::new(),
-        };
-        search::observe(&reference, &Rules::default(), (1, 1), &mut learner);
-        let Learner { units, fetchers, .. } = learner;
+        let Learner { units, fetchers, .. } = learned;
         if units.is_empty() {
             return None;
         }
