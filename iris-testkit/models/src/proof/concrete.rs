@@ -3,6 +3,8 @@
 
 mod steps;
 
+use rustc_hash::FxHashMap;
+
 use super::system::{Action, Clause, System};
 use super::term::{Function, Name, Node, Sort, Term, Variable};
 
@@ -108,6 +110,8 @@ struct CompiledClause {
 pub struct Machine {
     universe: Universe,
     tables: Vec<(Function, usize)>,
+    /// Position in `tables` of each function.
+    positions: FxHashMap<Name, usize>,
     size: usize,
     fixed: Vec<i64>,
     actions: Vec<CompiledAction>,
@@ -196,9 +200,11 @@ impl Machine {
             tables.push((*function, size));
             size += cells(function);
         }
+        let positions = tables.iter().map(|(it, _)| it.name).zip(0..).collect();
         let mut machine = Self {
             universe,
             tables,
+            positions,
             size,
             fixed: Vec::with_capacity(fixed_size),
             actions: Vec::new(),

@@ -7,10 +7,11 @@
 //! writes which cell at which other one in which call, and which word it raises for it. It is learned from one
 //! execution of the unbroken code; all others, of Rust and of the device headers, must keep to it.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use iris_sync::{ABORT_WORD, Access, Channel, LINE_WORDS, LlWord};
+use rustc_hash::{FxHashMap as HashMap, FxHashSet as HashSet};
 
 use super::barrier::barrier;
 use super::beside::beside;
@@ -217,9 +218,9 @@ impl Learner {
             channel,
             first,
             plan: Plan::default(),
-            calls: HashMap::new(),
-            launches: HashMap::new(),
-            votes: HashMap::new(),
+            calls: HashMap::default(),
+            launches: HashMap::default(),
+            votes: HashMap::default(),
             open: Vec::new(),
         }
     }
@@ -357,8 +358,8 @@ impl Replay {
         let word_index: Vec<(u32, u32)> = indices.iter().copied().collect();
         let first = i64::from(scenario.first.number());
         // The first call of each place, and whether calls of both parities use it.
-        let mut odd = HashMap::new();
-        let mut direct = HashSet::new();
+        let mut odd = HashMap::default();
+        let mut direct = HashSet::default();
         for &(call, _, place) in &plan.tiles {
             let parity = (call + first).rem_euclid(2) == 1;
             let is_c = matches!(place, Place::Cell { index, .. } if array_of(index) == array::OUT);

@@ -42,9 +42,8 @@ impl Machine {
 
     /// Value of the function `name` for these arguments in `state`.
     pub fn get(&self, state: &State, name: &str, arguments: &[i64]) -> i64 {
-        let Some((function, offset)) = self.tables.iter().find(|(it, _)| it.name == name) else {
-            unreachable!("no function {name}")
-        };
+        let Some(&position) = self.positions.get(name) else { unreachable!("no function {name}") };
+        let (function, offset) = &self.tables[position];
         let mut index = 0;
         for (&argument, &sort) in arguments.iter().zip(function.arguments) {
             let (from, count) = self.universe.domain(sort);

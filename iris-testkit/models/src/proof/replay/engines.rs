@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use iris_sync::{ABORT_WORD, Access, Channel};
+use rustc_hash::FxHashMap as HashMap;
 
 use super::track::Track;
-use super::{NUMBER, Word, is_spoken_of, meaning, owner, word};
+use super::{NUMBER, RANKS, Word, is_spoken_of, meaning, owner, word};
 use crate::proof::concrete::{Machine, Universe};
 use crate::proof::engine::engines;
 use crate::proof::rule::Numbers;
@@ -104,19 +105,29 @@ pub(super) struct Engines {
     channel: Channel,
     first: i64,
     pub(super) track: Track,
-    parts: BTreeMap<(i64, Place), i64>,
+    parts: HashMap<(i64, Place), i64>,
     words: BTreeMap<(u32, u32), i64>,
     plan: BTreeSet<(i64, i64, i64, (u32, u32))>,
     seen: Seen,
 }
 
-/// Steps that the rule does not keep.
-#[derive(Clone, Default)]
+/// Steps that the rule does not keep. A small value, because a search saves one for each state.
+#[derive(Clone, Copy, Default)]
 pub(super) struct Seen {
-    /// Workgroups that have read flag 0 since they began or signalled.
-    numbered: BTreeSet<(u32, u32)>,
-    /// Pairs of ranks of which the first has stored to the abort word of the second.
-    told: BTreeSet<(i64, i64)>,
+    /// Workgroups that have read flag 0 since they began or signalled, as bits.
+    numbered: [u8; RANKS],
+    /// Peers to whose abort word each rank has stored, as bits.
+    told: [u8; RANKS],
+}
+
+impl Seen {
+    /// Notes whether the workgroup has read flag 0, and returns whether it had before.
+    fn number(&mut self, by: ThreadId, is: bool) -> bool {
+        let bits = &mut self.numbered[by.rank as usize];
+        let (before, bit) = (*bits, 1 << by.group);
+        *bits = if is { before | bit } else { before & !bit };
+        before & bit != 0
+    }
 }
 
 impl Engines {
@@ -127,6 +138,7 @@ impl Engines {
         if plan.is_empty() {
             return None;
         }
+        assert!(scenario.groups.iter().all(|&groups| groups <= 8), "{}", scenario.name());
         let all: BTreeSet<_> = plan.iter().map(|&(_, _, _, part)| part).collect();
         let by_index: Vec<_> = all.iter().copied().collect();
         let words: BTreeMap<_, _> = all.into_iter().zip(0..).collect();
@@ -163,9 +175,9 @@ impl Engines {
 
     fn tells(&mut self, me: i64, peer: i64) -> Result<(), Forbidden> {
         self.quits(me)?;
-        self.seen.told.insert((me, peer));
-        let mut peers = (0..i64::from(self.channel.size)).filter(|&it| it != me);
-        let all = peers.all(|it| self.seen.told.contains(&(me, it)));
+        let told = &mut self.seen.told[me as usize];
+        *told |= 1 << peer | 1 << me;
+        let all = told.count_ones() == self.channel.size;
         if all && !self.track.is("told", &[me]) { self.track.step("tell", &[me]) } else { Ok(()) }
     }
 
@@ -202,7 +214,7 @@ impl Engines {
     ) -> Result<(), Forbidden> {
         let (me, part) = (i64::from(by.rank), meaning(&self.channel, index));
         let call = self.call(me);
-        let is_number = self.seen.numbered.remove(&(by.rank, by.group));
+        let is_number = self.seen.number(by, false);
         if !self.plan.contains(&(call - self.first, me, peer, part)) {
             return Ok(());
         }
@@ -230,7 +242,7 @@ impl Observer for Engines {
 
     fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden> {
         let Some(place) = op.place() else { return Ok(()) };
-        let (me, group) = (i64::from(thread.rank), (thread.rank, thread.group));
+        let me = i64::from(thread.rank);
         match (*op, place) {
             (Op::Load { .. }, Place::Sym { rank, index: ABORT_WORD })
                 if result != 0 && rank == thread.rank =>
@@ -255,10 +267,10 @@ impl Observer for Engines {
             }
             (Op::Read { .. } | Op::Load { .. }, Place::Dev { index, .. }) => {
                 if index == self.channel.call {
-                    self.seen.numbered.remove(&group);
+                    self.seen.number(thread, false);
                 } else if index == self.channel.flags {
                     self.track.row(Access::FlagLoad, op)?;
-                    self.seen.numbered.insert(group);
+                    self.seen.number(thread, true);
                 }
                 Ok(())
             }
@@ -296,11 +308,11 @@ impl Explorer for Engines {
     type Saved = (usize, Seen);
 
     fn save(&self) -> Self::Saved {
-        (self.track.changes(), self.seen.clone())
+        (self.track.changes(), self.seen)
     }
 
     fn restore(&mut self, (changes, seen): &Self::Saved) {
         self.track.undo_to(*changes);
-        self.seen.clone_from(seen);
+        self.seen = *seen;
     }
 }

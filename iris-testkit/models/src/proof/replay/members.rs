@@ -1,9 +1,11 @@
 //! Replay of the device barrier. A word of the rule is a phase, and a rank of the rule a member of the
 //! group. Each access of a member to a cell is work before the next phase at which it arrives.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use iris_sync::{ABORT_WORD, Access, Channel};
+use rustc_hash::FxHashMap as HashMap;
 
 use super::track::Track;
 use super::{Word, array_of, is_spoken_of, meaning, owner, word};
@@ -115,7 +117,7 @@ pub(super) struct Members {
     /// Position of each place that a rank accesses in `accesses`.
     positions: HashMap<(u32, Place), usize>,
     /// Number of accesses to each place in the rank's call so far.
-    accesses: Vec<u8>,
+    accesses: Arc<Vec<u8>>,
     first: i64,
 }
 
@@ -148,7 +150,7 @@ impl Members {
         let members = learner.members.iter().copied().zip(0..).collect();
         let Learner { numbered, used, heralds, behind, .. } = learner;
         let places: BTreeSet<_> = behind.keys().map(|&(_, rank, place)| (rank, place)).collect();
-        let accesses = vec![0; places.len()];
+        let accesses = Arc::new(vec![0; places.len()]);
         let positions = places.into_iter().zip(0..).collect();
         Some(Self {
             channel,
@@ -198,8 +200,9 @@ impl Members {
         if !self.track.is("idle", &[me]) {
             return Ok(());
         }
+        let accesses = Arc::make_mut(&mut self.accesses);
         for (_, &at) in self.positions.iter().filter(|((of, _), _)| *of == rank) {
-            self.accesses[at] = 0;
+            accesses[at] = 0;
         }
         self.track.step("begin", &[me])
     }
@@ -211,7 +214,8 @@ impl Members {
             return Ok(());
         }
         let (call, nth) = (self.track.get("call", &[me]), usize::from(self.accesses[at]));
-        self.accesses[at] = self.accesses[at].saturating_add(1);
+        let times = &mut Arc::make_mut(&mut self.accesses)[at];
+        *times = times.saturating_add(1);
         let of_call = self.behind.get(&(call - self.first, by.rank, place));
         let Some(&phase) = of_call.and_then(|all| all.get(nth)) else { return Ok(()) };
         for peer in self.peers(me).filter(|_| phase >= 0) {
@@ -293,7 +297,7 @@ impl Members {
 impl Observer for Members {
     fn begin(&mut self) {
         self.track.begin();
-        self.accesses.fill(0);
+        Arc::make_mut(&mut self.accesses).fill(0);
     }
 
     fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden> {
@@ -342,7 +346,7 @@ impl Observer for Members {
 
 impl Explorer for Members {
     /// Number of the changes so far, and of accesses to each place.
-    type Saved = (usize, Vec<u8>);
+    type Saved = (usize, Arc<Vec<u8>>);
 
     fn save(&self) -> Self::Saved {
         (self.track.changes(), self.accesses.clone())

@@ -1,8 +1,9 @@
 //! Progress of an execution through a system, with a count of what was replayed.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
 use iris_sync::Access;
+use rustc_hash::FxHashSet as HashSet;
 
 use crate::proof::concrete::{Machine, Refusal, State};
 use crate::proof::system::System;
@@ -66,7 +67,7 @@ impl Track {
             system: system.name,
             state: machine.initial(),
             log: Vec::new(),
-            ends: HashSet::new(),
+            ends: HashSet::default(),
             rows: machine.rows_of_threads(system),
             turn: (0..machine.actions()).find(|&it| machine.name(it) == "turn").unwrap_or_default(),
             turns: 0,
