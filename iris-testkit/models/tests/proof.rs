@@ -40,6 +40,19 @@ fn the_text_is_consistent() {
     }
 }
 
+/// Each rule names what it takes from the slot rule, which proves that or demands it.
+#[test]
+fn the_slot_rule_gives_what_others_take() {
+    let slots = slot_rule(Numbers::REAL, None);
+    let takers = SYSTEMS.map(|make| make(Numbers::REAL, None));
+    assert!(takers.iter().filter(|it| !it.takes.is_empty()).count() == 3);
+    takers.iter().for_each(|it| assert!(it.not_given_by(&slots).is_empty(), "{}", it.name));
+    let mut less = slots;
+    less.actions.retain(|action| action.name != "entry");
+    let without: Vec<_> = takers.iter().flat_map(|it| it.not_given_by(&less)).collect();
+    assert_eq!(without, ["the peer is in this call, or a later one"]);
+}
+
 /// A seed and limit under which nothing can be proved must fail with the goal's name.
 #[test]
 fn unknown_is_a_failure_that_names_the_goal() {

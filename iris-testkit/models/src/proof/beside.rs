@@ -7,11 +7,11 @@
 //! kernel of the call before is over. So neither the copy nor a tile changes under a kernel.
 //!
 //! **What it assumes of the slot rule.** A peer writes a tile of a call when this rank has entered that
-//! call (`push_direct: the records agree`), signals behind its tile (`raise: after all tiles that it
-//! stands for`), and words are less than half the range away, since the kernel's call is that of its rank.
+//! call, signals behind its tile, and words are less than half the range away, since the kernel's call is
+//! that of its rank.
 //! It speaks of one tile from each rank to each other one, in the receiver's own memory.
 
-use super::rule::{Clauses, Numbers, Parameters, functions, pattern, starts_as};
+use super::rule::{Clauses, ENTERED, NUMBER, Numbers, Parameters, functions, pattern, starts_as};
 use super::system::{Action, Clause, Effect, System};
 use super::term::{Function, Sort, Term, all_of, apply};
 
@@ -66,6 +66,7 @@ pub fn beside(numbers: Numbers, off: Option<&str>) -> System {
         actions,
         invariant: invariant(),
         clauses: clauses.names(),
+        takes: &[ENTERED, "its tiles were written in this call", NUMBER],
     }
 }
 

@@ -8,13 +8,12 @@
 //! entered, and nothing if it fails. An engine copies that number behind its data. So a number that is
 //! new stands for data of an opened call, and an old one for data that was sent long ago.
 //!
-//! **What it assumes of the slot rule.** An entry that was seen is of this call or a later one (`entry:
-//! the peer entered this call`). What a peer does with a signal is the slot rule's business: a copy is its
+//! **What it assumes of the slot rule.** A peer whose entry was seen is in this call or a later one. What a peer does with a signal is the slot rule's business: a copy is its
 //! `push_direct`, a signal of this call its `raise`.
 //!
 //! **Limits.** That an engine's second copy is seen only after its first one is an axiom; see PROTOCOL.md.
 
-use super::rule::{Clauses, Numbers, Parameters, functions, starts_as};
+use super::rule::{Clauses, IN_CALL, Numbers, Parameters, functions, starts_as};
 use super::system::{Action, Clause, Effect, System};
 use super::term::{Function, Sort, Term, all_of, any_of, apply, for_all, variable};
 
@@ -64,6 +63,7 @@ pub fn engines(_: Numbers, off: Option<&str>) -> System {
         actions,
         invariant: invariant(),
         clauses: clauses.names(),
+        takes: &[IN_CALL],
     }
 }
 

@@ -112,6 +112,7 @@ pub fn programs(_: Numbers, off: Option<&str>) -> System {
         actions,
         invariant: invariant(),
         clauses: clauses.names(),
+        takes: &[],
     }
 }
 

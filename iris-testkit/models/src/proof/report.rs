@@ -72,9 +72,13 @@ pub fn run(extent: Extent) -> Proof {
             proof.failures.push(format!("lemma \"{}\": {answer:?}", lemma.name));
         }
     }
+    let slots = slot_rule(Numbers::REAL, None);
     for make in SYSTEMS {
         let system = make(Numbers::REAL, None);
         proof.failures.extend(system.faults());
+        proof.failures.extend(system.not_given_by(&slots).into_iter().map(|name| {
+            format!("{}: takes \"{name}\", which the slot rule does not give", system.name)
+        }));
         let outcome = conditions::prove(&system, &SEEDS, LIMIT);
         for (goal, answer) in &outcome.open {
             proof.failures.push(format!("{}: {goal}: {answer:?}", system.name));

@@ -227,6 +227,11 @@ impl Action {
     }
 }
 
+/// Properties that other rules take from the slot rule.
+pub(super) const NUMBER: Name = "the number is that of the call";
+pub(super) const IN_CALL: Name = "the peer is in this call, or a later one";
+pub(super) const ENTERED: Name = "the peer has entered this call";
+
 /// Whether the call with this number is odd.
 pub(super) fn is_odd(call: &Term) -> Term {
     call.modulo(2).is(1)
@@ -288,6 +293,7 @@ pub fn slot_rule(numbers: Numbers, off: Option<&str>) -> System {
         actions,
         invariant: invariant::slot_rule(&numbers),
         clauses: clauses.names(),
+        takes: &[],
     }
 }
 
@@ -300,7 +306,7 @@ fn of_calls(clauses: &Clauses) -> Vec<Action> {
         .given(!dead([&me]))
         .rule(clauses, "load: the number has not been advanced", !advanced([&me]))
         .set(&idle([&me]), false)
-        .property("the number is that of the call", v.is(call([&me])));
+        .property(NUMBER, v.is(call([&me])));
     let (x, y, z) =
         (variable(("a", Sort::Rank)), variable(("b", Sort::Tile)), variable(("c", Sort::Word)));
     let mut turn = Action::new("turn", [&g, &h]).given(rank([&g]).is(rank([&h])));
@@ -434,7 +440,8 @@ fn of_entries(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
             &[(&knows([&h, &p]), &entry_view([&p, &me, &v]))],
         )
         .property("the entry word is within the window", numbers.in_window(&c, &v))
-        .property("an entry is of this call, or later", v.at_least(&c));
+        .property("an entry is of this call, or later", v.at_least(&c))
+        .property(IN_CALL, newest(&p).at_least(&c));
     let compare = Action::new("compare", [&h, &p])
         .given(all_of([me.is_not(&p), at_work(&me), !light([&c])]))
         .rule(clauses, "compare: the peer's entry was seen", came([&h, &p]))
@@ -483,7 +490,7 @@ fn of_tiles(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
             "kernels that the peer had before are over, and known to be",
             any_of([dead([&q]), used([&q]).at_most(knows([&g, &q]))]),
         )
-        .property("the peer has entered this call", call([&q]).at_least(&c));
+        .property(ENTERED, newest(&q).at_least(&c));
     let x = variable(("x", Sort::Tile));
     let its = all_of([plan([&c, &me, &q, &x]), !numbered([&x]), word([&c, &me, &q, &x]).is(&w)]);
     let raise = Action::new("raise", [&g, &q, &w])
@@ -491,10 +498,14 @@ fn of_tiles(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
         .rule(
             clauses,
             "raise: after all tiles that it stands for",
-            for_all([&x], its.implies(wrote([&g, &q, &x]).at_least(&c))),
+            for_all([&x], its.clone().implies(wrote([&g, &q, &x]).at_least(&c))),
         )
         .set(&stored([&me, &q, &w, &c]), true)
-        .set(&view([&me, &q, &w, &c]), clauses.carries("raise: SignalStore releases", &c));
+        .set(&view([&me, &q, &w, &c]), clauses.carries("raise: SignalStore releases", &c))
+        .property(
+            "its tiles were written in this call",
+            for_all([&x], its.implies(filled([&me, &q, &x]).is(&c))),
+        );
     let me = rank([&h]);
     let c = call([&me]);
     let known = numbers.refresh_before(&(knows([&h, &p]) - 1));

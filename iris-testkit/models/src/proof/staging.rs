@@ -9,13 +9,13 @@
 //! workgroup.
 //!
 //! **What it assumes of the slot rule.** A workgroup that is at work has the number of its rank's call
-//! (`load: the number has not been advanced`), a rank ends its call when all of its workgroups are
+//! ("the number is that of the call"), a rank ends its call when all of its workgroups are
 //! counted out (`finish: all are counted out`), and the next launch comes after that.
 //!
 //! **A rank that gives up** goes on to the end of its call, whose results are void but whose steps
 //! keep to the rule. It refreshes no flags, so the rule allows it no further call.
 
-use super::rule::{Clauses, Numbers, Parameters, functions, pattern, starts_as};
+use super::rule::{Clauses, NUMBER, Numbers, Parameters, functions, pattern, starts_as};
 use super::system::{Action, Clause, Effect, System};
 use super::term::{Function, Sort, Term, all_of, apply, for_all, variable};
 
@@ -70,6 +70,7 @@ pub fn staging(numbers: Numbers, off: Option<&str>) -> System {
         actions,
         invariant: invariant(&numbers),
         clauses: clauses.names(),
+        takes: &[NUMBER, "finish: all are counted out"],
     }
 }
 
