@@ -25,13 +25,13 @@ use crate::ops::{SHARD_WORD, array};
 use crate::search::{self, Explorer, Observer};
 use crate::{Failure, Forbidden, Op, Place, Report, Rules, Scenario, ThreadId, loom_memory};
 use engines::Engines;
-use guests::Guests;
+use kernels::Kernels;
 use members::Members;
 use stages::Stages;
 use track::Track;
 
 mod engines;
-mod guests;
+mod kernels;
 mod members;
 mod stages;
 mod track;
@@ -163,7 +163,7 @@ struct Learners {
     members: members::Learner,
     stages: stages::Learner,
     engines: engines::Learner,
-    guests: guests::Learner,
+    kernels: kernels::Learner,
 }
 
 impl Learners {
@@ -177,7 +177,7 @@ impl Learners {
             members: members::Learner::new(channel, first),
             stages: stages::Learner::new(channel),
             engines: engines::Learner::new(channel, first),
-            guests: guests::Learner::new(),
+            kernels: kernels::Learner::new(),
         };
         let report = search::observe(&reference, &Rules::default(), (1, 1), &mut learners);
         Some((learners, report.failure))
@@ -190,7 +190,7 @@ impl Observer for Learners {
         self.members.performed(thread, op, result)?;
         self.stages.performed(thread, op, result)?;
         self.engines.performed(thread, op, result)?;
-        self.guests.performed(thread, op, result)
+        self.kernels.performed(thread, op, result)
     }
 
     fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), Forbidden> {
@@ -343,7 +343,7 @@ fn reference(scenario: &Scenario, calls: u32) -> Option<(Scenario, i32)> {
 }
 
 impl Replay {
-    fn over(scenario: &Scenario, channel: Channel, plan: Plan, guests: &guests::Groups) -> Self {
+    fn over(scenario: &Scenario, channel: Channel, plan: Plan, kernels: &kernels::Groups) -> Self {
         let places: BTreeSet<Place> = plan.tiles.iter().map(|&(_, _, place)| place).collect();
         let indices: BTreeSet<(u32, u32)> =
             plan.raised.iter().map(|&(_, _, _, index)| meaning(&channel, index)).collect();
@@ -368,7 +368,7 @@ impl Replay {
             }
         }
         let mut threads = scenario.thread_ids();
-        threads.retain(|it| !guests.contains(&(it.rank, it.group)));
+        threads.retain(|it| !kernels.contains(&(it.rank, it.group)));
         assert!(scenario.ranks as usize <= RANKS && threads.len() <= 256, "{}", scenario.name());
         let mut agents = vec![Vec::new(); scenario.ranks as usize];
         for (agent, thread) in (0..).zip(&threads) {
@@ -863,7 +863,7 @@ struct Both {
     slots: Option<Replay>,
     members: Option<Members>,
     stages: Option<Stages>,
-    guests: Option<Guests>,
+    kernels: Option<Kernels>,
 }
 
 impl Both {
@@ -882,8 +882,8 @@ impl Both {
             Some(_) if scenario.expires.is_some() => false,
             Some(failure) => return Err(format!("{}: {failure:?}", scenario.name())),
         };
-        let guests = Guests::new(scenario, learners.guests);
-        let groups = guests.as_ref().map(|it| it.groups.clone()).unwrap_or_default();
+        let kernels = Kernels::new(scenario, learners.kernels);
+        let groups = kernels.as_ref().map(|it| it.groups.clone()).unwrap_or_default();
         let channel = scenario.channel(0);
         let slots = enters.then(|| Replay::over(scenario, channel, plan, &groups));
         let members = Members::new(scenario, learners.members);
@@ -893,13 +893,13 @@ impl Both {
         // Units are staged, and engines copy, only in calls that ranks enter.
         let stages = slots.as_ref().and_then(|_| Stages::new(scenario, learners.stages));
         let engines = slots.as_ref().and_then(|_| Engines::new(scenario, learners.engines));
-        Ok(Some(Self { engines, slots, members, stages, guests }))
+        Ok(Some(Self { engines, slots, members, stages, kernels }))
     }
 
     fn counts(&self) -> Counts {
         let mut counts = Counts::default();
         self.engines.iter().for_each(|it| counts.add(&it.track.counts()));
-        self.guests.iter().for_each(|it| counts.add(&it.track.counts()));
+        self.kernels.iter().for_each(|it| counts.add(&it.track.counts()));
         self.slots.iter().for_each(|it| counts.add(&it.track.counts()));
         self.members.iter().for_each(|it| counts.add(&it.track.counts()));
         self.stages.iter().for_each(|it| counts.add(&it.track.counts()));
@@ -914,7 +914,7 @@ impl Both {
         self.slots.as_mut().map_or(Ok(()), |it| tell(it))?;
         self.members.as_mut().map_or(Ok(()), |it| tell(it))?;
         self.stages.as_mut().map_or(Ok(()), |it| tell(it))?;
-        self.guests.as_mut().map_or(Ok(()), |it| tell(it))
+        self.kernels.as_mut().map_or(Ok(()), |it| tell(it))
     }
 
     /// Numbers of steps of the slot rule and of the barrier that an access to a barrier's word
@@ -961,7 +961,7 @@ impl Explorer for Both {
         Option<<Replay as Explorer>::Saved>,
         Option<<Members as Explorer>::Saved>,
         Option<<Stages as Explorer>::Saved>,
-        Option<<Guests as Explorer>::Saved>,
+        Option<<Kernels as Explorer>::Saved>,
     );
 
     fn save(&self) -> Self::Saved {
@@ -970,15 +970,15 @@ impl Explorer for Both {
             self.slots.as_ref().map(Explorer::save),
             self.members.as_ref().map(Explorer::save),
             self.stages.as_ref().map(Explorer::save),
-            self.guests.as_ref().map(Explorer::save),
+            self.kernels.as_ref().map(Explorer::save),
         )
     }
 
-    fn restore(&mut self, (engines, slots, members, stages, guests): &Self::Saved) {
+    fn restore(&mut self, (engines, slots, members, stages, kernels): &Self::Saved) {
         if let (Some(replay), Some(saved)) = (&mut self.engines, engines) {
             replay.restore(saved);
         }
-        if let (Some(replay), Some(saved)) = (&mut self.guests, guests) {
+        if let (Some(replay), Some(saved)) = (&mut self.kernels, kernels) {
             replay.restore(saved);
         }
         if let (Some(replay), Some(saved)) = (&mut self.stages, stages) {

@@ -1,4 +1,4 @@
-//! Replay of the rule of kernels beside a call. A guest is a workgroup of such a kernel.
+//! Replay of the rule of kernels beside a call.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,15 +20,15 @@ const NOTED: Name = "start: with the copied number";
 /// Workgroups of a scenario that read the copy of the call number, by rank and index.
 pub(super) type Groups = BTreeSet<(u32, u32)>;
 
-/// Observer that learns the guests of a scenario, and who writes the tiles.
+/// Observer that learns the workgroups of kernels beside a call, and who writes the tiles.
 pub(super) struct Learner {
-    guests: Groups,
+    kernels: Groups,
     writers: BTreeMap<Place, i64>,
 }
 
 impl Learner {
     pub(super) fn new() -> Self {
-        Self { guests: Groups::new(), writers: BTreeMap::new() }
+        Self { kernels: Groups::new(), writers: BTreeMap::new() }
     }
 }
 
@@ -36,7 +36,7 @@ impl Observer for Learner {
     fn performed(&mut self, thread: ThreadId, op: &Op, _: i64) -> Result<(), Forbidden> {
         match (*op, op.place()) {
             (Op::Read { .. } | Op::Load { .. }, Some(Place::Dev { index: COPY_OF_CALL, .. })) => {
-                self.guests.insert((thread.rank, thread.group));
+                self.kernels.insert((thread.rank, thread.group));
             }
             (Op::Write { .. }, Some(place @ Place::Cell { index, .. }))
                 if owner(place) != i64::from(thread.rank) && is_spoken_of(index) =>
@@ -51,19 +51,19 @@ impl Observer for Learner {
 
 /// Comparison of an execution with the transition system of [`beside`](crate::proof::beside), one
 /// operation after the other.
-pub(super) struct Guests {
+pub(super) struct Kernels {
     channel: Channel,
     pub(super) track: Track,
     pub(super) groups: Groups,
     writers: BTreeMap<Place, i64>,
 }
 
-impl Guests {
-    /// Makes the replay of a scenario. Returns `None` if it has no guests.
+impl Kernels {
+    /// Makes the replay of a scenario. Returns `None` if it has no kernel beside a call.
     pub(super) fn new(scenario: &Scenario, learned: Learner) -> Option<Self> {
         let channel = scenario.channel(0);
-        let Learner { guests, writers } = learned;
-        if guests.is_empty() {
+        let Learner { kernels, writers } = learned;
+        if kernels.is_empty() {
             return None;
         }
         let first = i64::from(scenario.first.number());
@@ -77,7 +77,7 @@ impl Guests {
         };
         let system = beside(Numbers::REAL, None);
         let machine = Machine::new(&system, universe, |_, _| 0);
-        Some(Self { channel, track: Track::new(&system, machine), groups: guests, writers })
+        Some(Self { channel, track: Track::new(&system, machine), groups: kernels, writers })
     }
 
     fn get(&self, name: &str, rank: i64) -> i64 {
@@ -90,7 +90,7 @@ impl Guests {
     }
 
     /// Replays an operation of the kernel.
-    fn guest(&mut self, me: i64, op: &Op, place: Place, result: i64) -> Result<(), Forbidden> {
+    fn of_kernel(&mut self, me: i64, op: &Op, place: Place, result: i64) -> Result<(), Forbidden> {
         let kernel = self.get("kernel", me);
         match (*op, place) {
             (Op::Read { .. } | Op::Load { .. }, Place::Dev { index, .. })
@@ -119,7 +119,7 @@ impl Guests {
     }
 
     /// Replays an operation of the call.
-    fn host(&mut self, by: ThreadId, op: &Op, place: Place) -> Result<(), Forbidden> {
+    fn of_call(&mut self, by: ThreadId, op: &Op, place: Place) -> Result<(), Forbidden> {
         let (me, peer) = (i64::from(by.rank), owner(place));
         match (*op, place) {
             (Op::Write { .. } | Op::Store { .. }, Place::Dev { index: COPY_OF_CALL, .. }) => {
@@ -147,7 +147,7 @@ impl Guests {
     }
 }
 
-impl Observer for Guests {
+impl Observer for Kernels {
     fn begin(&mut self) {
         self.track.begin();
     }
@@ -155,9 +155,9 @@ impl Observer for Guests {
     fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden> {
         let Some(place) = op.place() else { return Ok(()) };
         if self.groups.contains(&(thread.rank, thread.group)) {
-            self.guest(thread.rank.into(), op, place, result)
+            self.of_kernel(thread.rank.into(), op, place, result)
         } else {
-            self.host(thread, op, place)
+            self.of_call(thread, op, place)
         }
     }
 
@@ -176,7 +176,7 @@ impl Observer for Guests {
     }
 }
 
-impl Explorer for Guests {
+impl Explorer for Kernels {
     /// Number of changes.
     type Saved = usize;
 
