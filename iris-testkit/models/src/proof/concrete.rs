@@ -420,19 +420,6 @@ impl Machine {
         }
     }
 
-    /// Index of the action called `name`.
-    pub fn named(&self, name: &str) -> usize {
-        match self.actions.iter().position(|action| action.name == name) {
-            Some(at) => at,
-            None => unreachable!("no action {name}"),
-        }
-    }
-
-    /// Name of the action with the index `action`.
-    pub fn name(&self, action: usize) -> Name {
-        self.actions[action].name
-    }
-
     /// Number of actions of the system.
     pub fn actions(&self) -> usize {
         self.actions.len()

@@ -1,7 +1,7 @@
 //! Values of a machine's state, and steps that can be taken back.
 
 use super::{Machine, State, System};
-use crate::proof::term::{Function, Sort};
+use crate::proof::term::{Function, Name, Sort};
 
 impl Machine {
     /// Lets the action happen, and appends each value that it overwrote to `log`, with its index.
@@ -30,6 +30,19 @@ impl Machine {
             others.map(|&sort| self.universe.domain(sort).1 as usize).product()
         };
         of_threads.map(|(function, offset)| (*offset, length(function))).collect()
+    }
+
+    /// Index of the action called `name`.
+    pub fn named(&self, name: &str) -> usize {
+        match self.actions.iter().position(|action| action.name == name) {
+            Some(at) => at,
+            None => unreachable!("no action {name}"),
+        }
+    }
+
+    /// Name of the action with the index `action`.
+    pub fn name(&self, action: usize) -> Name {
+        self.actions[action].name
     }
 
     /// Text of an action with its parameters, for people.
