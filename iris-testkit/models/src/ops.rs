@@ -228,7 +228,7 @@ impl Tiles<'_, '_> {
     /// additions.
     fn accumulator(&self, owner: u32, tile: u32, parity: u32) -> SymWord {
         let element = (parity * self.tiles + tile) * self.thread.threads() + self.mine();
-        SymWord { rank: owner, index: (1 << 20) + element }
+        SymWord { rank: owner, index: ACCUMULATORS + element }
     }
 
     /// Simulates the next kernel on the stream, which reads C. Skipped on a rank that gives up,
@@ -592,10 +592,13 @@ pub fn beside(ranks: u32, tiles: u32, calls_: u32, how: Beside) -> Scenario {
     directly(scenario, true)
 }
 
+/// Device word with the copy of the call number for a kernel beside the call.
+pub(crate) const COPY_OF_CALL: u32 = 1000;
+
 /// Device words with the copies of call number and sequence for the kernel beside the call.
 fn copies(thread: &Thread<'_>) -> [(u32, u32); 2] {
     let channel = thread.channel();
-    [(channel.call, 1000), (channel.sequence, 1001)]
+    [(channel.call, COPY_OF_CALL), (channel.sequence, COPY_OF_CALL + 1)]
 }
 
 /// Runs before a call, on the call's stream: copies the call number and lets the concurrent user's
@@ -665,6 +668,9 @@ pub fn pull(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
         },
     )
 }
+
+/// Index of the first word in which ranks accumulate by atomic additions.
+pub(crate) const ACCUMULATORS: u32 = 1 << 20;
 
 /// Index of the first word that holds data of [`pull_of_leavers`] or [`copied_of_leavers`]: behind all
 /// other words.
@@ -809,6 +815,13 @@ pub fn copied(ranks: u32, tiles: u32, calls_: u32, waits: bool) -> Scenario {
     copied_in(("copied", if waits { 0 } else { EARLY }), ranks, tiles, calls_)
 }
 
+/// Mutant of [`copied`] with one part and one call, whose first launch ends the call.
+pub fn copied_ended_at_once(ranks: u32) -> Scenario {
+    let mut scenario = copied_in(("copied, ended at once", ENDS), ranks, 1, 1);
+    scenario.headers = None;
+    scenario
+}
+
 /// Scenario of [`copied`] as an all-reduce: the engine also sends the sums on in the same call,
 /// with signals that follow those of the first copies.
 pub fn copied_on(ranks: u32, tiles: u32, calls_: u32) -> Scenario {
@@ -870,11 +883,13 @@ const ON: u32 = 2;
 /// Option bit of the program of [`copied`]: one launch, which runs at the same time as the copy
 /// engine, multiplies the data.
 const BESIDE: u32 = 4;
-/// the scenario is [`copied_of_leavers`].
+/// the scenario is [`copied_of_leavers`],
 const OF_LEAVERS: u32 = 8;
+/// the launch that opens the call also ends it.
+const ENDS: u32 = 16;
 
 fn copied_in((name, options): (&str, u32), ranks: u32, tiles: u32, calls_: u32) -> Scenario {
-    let [early, on, beside] = [EARLY, ON, BESIDE].map(|option| options & option != 0);
+    let [early, on, beside, ends] = [EARLY, ON, BESIDE, ENDS].map(|option| options & option != 0);
     let rounds = 1 + u32::from(on);
     scenario(name, ranks, tiles, calls_)
         .tiles(rounds * tiles, 1)
@@ -885,11 +900,14 @@ fn copied_in((name, options): (&str, u32), ranks: u32, tiles: u32, calls_: u32) 
             calls(thread, tiles, |launch, mut body| {
                 let alone = Launch { index: 0, count: 1, ..*launch };
                 // A stream runs on even after a launch that failed.
-                if is_stream && !early {
+                if is_stream && !early && !ends {
                     let _ = flow::open(&alone);
                 } else if is_stream {
-                    let _ = alone.run(End::Keep, |wg| {
+                    let _ = alone.run(if ends { End::Advance } else { End::Keep }, |wg| {
                         wg.enter()?;
+                        if ends {
+                            wg.wait_entries(Members::all(ranks))?;
+                        }
                         wg.raise_flag(0);
                         Ok(())
                     });

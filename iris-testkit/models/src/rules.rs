@@ -62,6 +62,9 @@ pub enum Change {
     OwnerStamps,
     /// Leaves out the refresh of words of this kind.
     SkipStamps(Kind),
+    /// Advances the number of a rank that has given up by so many calls more than one, as if it had
+    /// counted them. The protocol allows it.
+    Ages(i32),
     /// Lets a rank that its host or a peer told to leave tell nobody.
     LeaveUntold,
 }

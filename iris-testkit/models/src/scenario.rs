@@ -38,6 +38,7 @@ pub struct Scenario {
     pub(super) program: Arc<Program>,
     pub(super) headers: Option<Headers>,
     pub(super) without_heads: bool,
+    pub(super) sound: Option<Arc<Scenario>>,
     on_headers: bool,
 }
 
@@ -66,6 +67,7 @@ impl Scenario {
             program: Arc::new(|_| ()),
             headers: None,
             without_heads: false,
+            sound: None,
             on_headers: false,
         }
     }
@@ -89,12 +91,23 @@ impl Scenario {
         Self { headers: self.headers.map(Headers::one_buffer), ..self }
     }
 
+    /// Declares that this scenario is a mutant of `sound`, from which replays learn its plan. Both
+    /// must have the same ranks, threads and calls.
+    #[must_use]
+    pub fn mutant_of(self, sound: Scenario) -> Self {
+        Self { sound: Some(Arc::new(sound)), ..self }
+    }
+
     /// Returns this scenario with its program over the device headers; `None` if it has none or if
     /// the headers could not be compiled.
     pub fn on_headers(&self) -> Option<Self> {
         let headers = self.headers.filter(|_| headers::AVAILABLE)?;
         let scenario = self.clone().program(move |thread| headers.run(thread));
-        Some(Self { on_headers: true, ..scenario })
+        let sound = match &self.sound {
+            Some(sound) => Some(Arc::new(sound.on_headers()?)),
+            None => None,
+        };
+        Some(Self { on_headers: true, sound, ..scenario })
     }
 
     /// Whether this scenario runs its program over the device headers instead of the Rust program.

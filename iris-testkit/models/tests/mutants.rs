@@ -53,7 +53,8 @@ fn protocol_md_names_every_access_with_its_mutants() {
                 mutant.name
             );
         }
-        assert!(!own.is_empty() || row.contains("no mutant: "), "no reason given: {row}");
+        let named = mutants.iter().any(|mutant| quoted(row).any(|name| name == mutant.name));
+        assert!(named || row.contains("no mutant: "), "no reason given: {row}");
     }
     // Mutants of the device headers are compared only if the headers could be compiled; otherwise
     // there are none.

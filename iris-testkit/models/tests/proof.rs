@@ -1,11 +1,15 @@
 //! Tests of the proof of the slot rule and the device barrier.
 
 use iris_models::proof::barrier::barrier;
+use iris_models::proof::beside::beside;
 use iris_models::proof::conditions::{self, Goal, SEEDS};
+use iris_models::proof::engine::engines;
 use iris_models::proof::mutants::{clauses, first_open, weaken};
 use iris_models::proof::report::{self, Extent, Proof, SYSTEMS};
 use iris_models::proof::rule::{Numbers, slot_rule};
 use iris_models::proof::staging::staging;
+use iris_models::proof::system::System;
+use iris_models::proof::term::{Node, Sort};
 use iris_models::proof::{bounded, smt};
 
 /// Whether z3 is installed. It may be missing on a person's machine, but not in CI.
@@ -36,7 +40,20 @@ fn the_text_is_consistent() {
     }
 }
 
-/// Tests that a goal which z3 cannot decide within the limit is a failure with the goal's name.
+/// Each rule names what it takes from the slot rule, which proves that or demands it.
+#[test]
+fn the_slot_rule_gives_what_others_take() {
+    let slots = slot_rule(Numbers::REAL, None);
+    let takers = SYSTEMS.map(|make| make(Numbers::REAL, None));
+    assert!(takers.iter().filter(|it| !it.takes.is_empty()).count() == 3);
+    takers.iter().for_each(|it| assert!(it.not_given_by(&slots).is_empty(), "{}", it.name));
+    let mut less = slots;
+    less.actions.retain(|action| action.name != "entry");
+    let without: Vec<_> = takers.iter().flat_map(|it| it.not_given_by(&less)).collect();
+    assert_eq!(without, ["the peer is in this call, or a later one"]);
+}
+
+/// A seed and limit under which nothing can be proved must fail with the goal's name.
 #[test]
 fn unknown_is_a_failure_that_names_the_goal() {
     if !solver() {
@@ -62,22 +79,56 @@ fn a_weakened_rule_is_not_proved() {
     assert!(matches!(open, Goal::Property("enter", _)), "{open}");
 }
 
-/// Each clause of staging flags, if it is switched off, leaves a condition unproved, and a small
+/// Each clause of the smaller rules, if it is switched off, leaves a condition unproved, and a small
 /// world violates a property.
 #[test]
-fn every_clause_of_staging_flags_is_needed() {
+fn every_clause_of_the_smaller_rules_is_needed() {
     if !solver() {
         return;
     }
-    let whole = staging(Numbers::REAL, None);
-    let weak: Vec<_> =
-        clauses(&whole).into_iter().map(|clause| weaken(staging, &whole, clause, true)).collect();
-    for it in &weak {
-        println!("{it:?}");
+    type Make = fn(Numbers, Option<&str>) -> System;
+    for (make, count) in [(staging as Make, 10), (engines, 8), (beside, 6)] {
+        let whole = make(Numbers::REAL, None);
+        let weak: Vec<_> =
+            clauses(&whole).into_iter().map(|clause| weaken(make, &whole, clause, true)).collect();
+        let needless: Vec<_> =
+            weak.iter().filter(|it| it.open.is_none() || it.violated.is_none()).collect();
+        assert!(needless.is_empty() && weak.len() == count, "{needless:?} of {}", weak.len());
     }
-    let needless: Vec<_> =
-        weak.iter().filter(|it| it.open.is_none() || it.violated.is_none()).collect();
-    assert!(needless.is_empty() && weak.len() == 9, "{needless:?}");
+}
+
+/// Functions that tell one thread of a rank from another, by the actions that use them.
+fn tells_threads_apart(system: &System) -> Vec<(&'static str, &'static str)> {
+    let is_fixed = |name: &str| system.fixed.iter().any(|it| it.name == name);
+    let all = system.fixed.iter().chain(system.state);
+    let apart: Vec<&str> = all
+        .filter(|it| {
+            let of_threads = it.arguments.contains(&Sort::Agent) && it.name != "rank";
+            is_fixed(it.name) && of_threads || it.value == Sort::Agent
+        })
+        .map(|it| it.name)
+        .collect();
+    let mut found = Vec::new();
+    for action in &system.actions {
+        let named = action.guards.iter().chain(&action.properties).map(|(_, term)| term);
+        let effects =
+            action.effects.iter().flat_map(|it| it.at.iter().chain([&it.only, &it.value]));
+        for term in action.given.iter().chain(named).chain(effects) {
+            let uses = |name: &str| term.any(&|it| matches!(it, Node::Apply(of, _) if *of == name));
+            found.extend(apart.iter().filter(|name| uses(name)).map(|&name| (action.name, name)));
+        }
+    }
+    found
+}
+
+/// The slot rule treats all threads of a rank alike, so that senders, gates and later launches are
+/// threads like all others.
+#[test]
+fn the_slot_rule_tells_no_thread_of_a_rank_from_another() {
+    assert_eq!(tells_threads_apart(&slot_rule(Numbers::REAL, None)), []);
+    // The rule of staging flags has threads of a kind: fetchers.
+    let apart = tells_threads_apart(&staging(Numbers::REAL, None));
+    assert!(apart.contains(&("fetch", "fetcher")), "{apart:?}");
 }
 
 /// Tests in small worlds that the rules are usable: every action occurs, no property is violated,

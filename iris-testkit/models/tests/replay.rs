@@ -1,7 +1,7 @@
 //! Tests that replay executions of the protocols, in Rust and in device headers, against the proved
 //! rules. `cargo xtask check-protocols` also replays all executions that the models explore.
 
-use iris_models::check::{self, Implementation, replayed};
+use iris_models::check::{self, Implementation, compositions, replayed};
 use iris_models::mutants::{self, Engine};
 use iris_models::proof::replay::{Extent, replay};
 use iris_models::{Change, Failure, Rules, Scenario, ops};
@@ -28,12 +28,19 @@ fn executions_keep_to_the_rules() {
         missing
     };
     assert_eq!(missing(&all), Vec::<String>::new());
+    assert_eq!(compositions::missing(&all), Vec::<String>::new());
     // An action and an access that no execution of the Rust code performs are named.
     let mut less = all;
     for of_rust in less.iter_mut().filter(|it| it.implementation == Implementation::Rust) {
         of_rust.counts.steps.remove(&("slot rule", "see_done"));
         of_rust.counts.accesses.remove("LlStamp");
     }
+    let without = |name: &str| {
+        let all = less.iter().filter(|it| !it.report.scenario.starts_with(name));
+        compositions::missing(&all.cloned().collect::<Vec<_>>())
+    };
+    let gone = "copy engines (rust): no step open of the copy engines";
+    assert!(without("copied").iter().any(|it| it == gone), "{:?}", without("copied"));
     let named = ["action see_done of the slot rule", "access LlStamp"];
     assert_eq!(missing(&less), named.map(|it| format!("never replayed (rust): {it}")));
     assert!(replayed::missing(&less[..1]).iter().any(|it| it.contains("expected at least")));
@@ -45,6 +52,10 @@ fn mutants_leave_the_rules() {
     let replayed = replayed::mutants(check::all_mutants());
     let faults: Vec<_> = replayed.iter().filter_map(|it| it.fault()).collect();
     assert!(faults.is_empty(), "{}", faults.join("\n"));
+    assert_eq!(compositions::unlinked(&replayed), Vec::<String>::new());
+    let mut less = replayed.clone();
+    less.retain(|it| it.mutant.name != "no-gate");
+    assert!(compositions::unlinked(&less)[0].contains("mutant no-gate stops at {}"));
     assert!(replayed.len() >= 70, "{} mutants", replayed.len());
     // A mutant whose fault has been removed keeps to the rules, which must be reported.
     let mut sound = mutants::all().swap_remove(0);
@@ -76,6 +87,15 @@ fn every_engine_is_observed() {
     }
 }
 
+/// A rank that gave up does nothing that a peer could take for a step of a call, also when its number has
+/// come so far that old words look new to it. Without its looks at the abort word it does.
+#[test]
+fn a_rank_that_gave_up_is_mute_for_ever() {
+    assert_eq!(replayed::aged_under(&[]), Vec::<&str>::new());
+    let by = replayed::aged_under(&[Change::Skip(Access::AbortCheck)]);
+    assert!(by.contains(&"die: no call after one that was given up"), "{by:?}");
+}
+
 /// A rank that leaves a call that pulls must tell its peers first, and a rank that found all done
 /// words must look at its abort word before it believes them.
 #[test]
@@ -101,6 +121,20 @@ fn ranks_that_leave_a_pulled_call_keep_to_the_rules() {
         for step in ["pull", "see_done", "finish", "die"] {
             assert!(counts.steps.contains_key(&("slot rule", step)), "{step}");
         }
+    }
+    // In a call that refreshes words a rank looks at its abort word once more, after it has settled
+    // its pulls. It skips the refresh if it is told by then, and nobody reads its shard any more.
+    for (ranks, by_host, extent) in
+        [(2, false, Extent::Search), (2, true, Extent::Search), (3, false, Extent::Random(300))]
+    {
+        let scenario = ops::pull_of_leavers(ranks, by_host);
+        let scenario = scenario.calls(1, iris_sync::RESTAMP_PERIOD);
+        let (forbidden, _) = by(&scenario, &Rules::default(), extent);
+        assert_eq!(forbidden, None, "{ranks} ranks, by host: {by_host}");
+        let untold = Rules::from(Change::LeaveUntold);
+        let (forbidden, _) = by(&scenario, &untold, Extent::Random(300));
+        let is_caught = forbidden == Some("die: peers of a call that pulls are told");
+        assert!(is_caught || ranks == 2 && !by_host, "{forbidden:?}");
     }
     let unchecked = Rules::from(Change::Skip(Access::AbortCheck));
     let (forbidden, _) = by(&ops::pull_of_leavers(2, false), &unchecked, Extent::Search);

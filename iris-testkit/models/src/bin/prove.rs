@@ -1,12 +1,12 @@
-//! Proves the slot rule, the device barrier and the rules of programs, and prints what was proved; see `iris_models::proof`.
+//! Proves the rules of the protocols, and prints what was proved; see `iris_models::proof`.
 
 use std::process::ExitCode;
 
 use clap::Parser;
 use iris_models::proof::report::{self, Extent};
 
-/// Prove the slot rule, the device barrier and the rules of programs with z3, for any number of
-/// ranks, threads, tiles, calls and steps.
+/// Prove the slot rule, the device barrier, staging flags, copy engines, kernels beside a call and
+/// the rules of programs with z3, for any number of ranks, threads, tiles, calls and steps.
 #[derive(Parser)]
 struct Arguments {
     /// Also switch off each clause of the rules: the proof must then fail, and a small world must

@@ -10,7 +10,7 @@ use iris_sync::barrier::Members;
 use crate::ll::{self, Pattern};
 use crate::mutants::{Engine, run};
 use crate::nodes::{self, Handover, Room};
-use crate::ops::{self, Accumulate};
+use crate::ops::{self, Accumulate, Beside};
 use crate::schedule::Shape;
 use crate::{Report, Rules, Scenario, primitives};
 
@@ -176,8 +176,14 @@ pub fn catalogue(full: bool) -> Vec<Model> {
     add("ll, tiles", 2, tiles(3), Engine::Random(runs));
     let given_up = ops::given_up(ll::exchange_tiles(2, 3, 3).threads(4).groups(&[2, 1]));
     add("ll, tiles", 2, given_up, Engine::Random(runs));
+    let beside = |ranks, calls| ops::beside(ranks, 1, calls, Beside::Right);
+    add("a kernel beside", 2, beside(2, 3), Engine::Random(runs / 4));
+    add("a kernel beside", 3, beside(3, 2), Engine::Random(runs / 4));
     add("accumulate, atomic", 2, ops::accumulate(2, 1, 2, atomic), Engine::Loom(Some(2)));
     add("staged, fetchers", 2, ops::staged(&[2, 1], 1, 1), Engine::Loom(Some(2)));
+    // One call, so that no later kernel rewrites a shard that a peer still reads.
+    let given_up = ops::given_up(ops::staged(&[2, 1], 1, 1).threads(2));
+    add("staged, fetchers", 2, given_up, Engine::Random(runs / 4));
     // With two workgroups per rank the first only sends; a single workgroup does both.
     let by_senders: [Op; 4] = [
         ("two_shot, senders", |ranks, calls| ops::two_shot_by_senders(ranks, 2, calls)),
@@ -207,11 +213,15 @@ pub fn catalogue(full: bool) -> Vec<Model> {
 /// device headers.
 pub(super) fn refreshing() -> Vec<(Implementation, Scenario)> {
     let before = RESTAMP_PERIOD - 1;
-    let scenarios = [
+    in_both([
         ops::partial(2, 1, RESTAMP_PERIOD, &[1, 1]),
         ops::one_shot(3, 1, 3).calls(3, before),
         ops::two_shot(2, 2, 3, true).calls(3, before).threads(2).groups(&[2, 1]),
         ops::pull(2, 1, 3).calls(3, before),
+        // A rank that has settled its pulls finds at the refresh that a peer gave up.
+        ops::pull_of_leavers(3, false).calls(1, RESTAMP_PERIOD),
+        // A rank that has done all of its call finds the same.
+        ops::given_up(ops::two_shot(3, 1, 1, false)).calls(1, RESTAMP_PERIOD),
         ops::gather(2, 1, 3, true).calls(3, before),
         ll::partial(Pattern::All, 2, before - 1, &[2, 2, 1, 1]),
         // The calls use one of two items, then both, so the unused item is refreshed before its
@@ -219,9 +229,29 @@ pub(super) fn refreshing() -> Vec<(Implementation, Scenario)> {
         ll::partial(Pattern::All, 2, before - 1, &[1, 1, 1, 1, 2, 2]),
         ll::exchange(Pattern::Parts, 3, 3).calls(3, before),
         ll::exchange(Pattern::All, 2, 3).calls(3, before).threads(2).groups(&[2, 1]),
+        ops::copied(2, 1, 3, true).calls(3, before).groups(&[2, 1]),
         // The second call has the least number of all, and refreshes flags.
         ops::staged(&[2, 1], 1, 3).calls(3, i32::MAX).threads(2),
-    ];
+    ])
+}
+
+/// Scenarios in which rank 0 gives up, and goes on with later calls, in both implementations.
+pub(super) fn of_leavers() -> Vec<(Implementation, Scenario)> {
+    let barriers = Accumulate { atomic: false, first_barrier: true, second_barrier: true };
+    in_both([
+        ops::given_up(ops::one_shot(3, 1, 3)),
+        ops::given_up(ops::two_shot(2, 1, 3, true)),
+        ops::given_up(ops::deliver(2, 1, 3, true, true)),
+        ops::given_up(ops::gather(2, 1, 3, true)),
+        ops::given_up(ops::stored(2, 1, 3, ops::Stored::Right)),
+        ops::given_up(ops::accumulate(2, 1, 3, barriers)),
+        ops::given_up(ll::exchange(Pattern::All, 2, 3)),
+        ops::copied_of_leavers(2, false),
+        ops::copied_of_leavers(2, true),
+    ])
+}
+
+fn in_both<const N: usize>(scenarios: [Scenario; N]) -> Vec<(Implementation, Scenario)> {
     let both = |scenario: Scenario| {
         let on_headers = scenario.on_headers();
         let on_headers = on_headers.map(|scenario| (Implementation::Headers, scenario));

@@ -3,6 +3,7 @@
 //! xtask check-protocols` prints the results.
 
 mod catalogue;
+pub mod compositions;
 pub mod device_code;
 pub mod protocol;
 pub mod replayed;
@@ -61,7 +62,9 @@ pub fn run(options: Options) -> Summary {
         compare(&mut summary, options.full);
         summary.replayed.extend(replayed::random(options.full));
         summary.failures.extend(replayed::missing(&summary.replayed));
+        summary.failures.extend(compositions::missing(&summary.replayed));
         summary.replayed_mutants = replayed::mutants(all_mutants());
+        summary.failures.extend(compositions::unlinked(&summary.replayed_mutants));
         match protocol::Pointers::of_iris_sync() {
             Ok(pointers) => {
                 summary.failures.extend(pointers.faults());

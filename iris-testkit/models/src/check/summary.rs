@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::protocol::Pointers;
 use super::replayed::{self, Replayed, ReplayedMutant};
-use super::{Compiled, Finding, Implementation, Model, Outcome};
+use super::{Compiled, Finding, Implementation, Model, Outcome, compositions};
 use crate::mutants::Mutant;
 use crate::proof::replay::is_replayed;
 use crate::proof::report::Proof;
@@ -249,6 +249,7 @@ impl fmt::Display for Summary {
         let caught = self.replayed_mutants.iter().filter(|it| it.by().is_some()).count();
         let all = self.replayed_mutants.len();
         writeln!(f, "replayed mutants: {all}, that stop at a step: {caught}\n")?;
+        writeln!(f, "{}\n", compositions::table(&self.replayed, &self.replayed_mutants))?;
         writeln!(f, "{}\n", replayed::table(&self.proof, &self.pointers, &self.replayed_mutants))?;
         // The results for each clause are left out, because the table above has them.
         writeln!(f, "{}", Proof { weakened: Vec::new(), ..self.proof.clone() })?;

@@ -51,7 +51,8 @@ fn buffers() -> Vec<Mutant> {
     let plain = Accumulate { atomic: false, first_barrier: true, second_barrier: true };
     let atomic = Accumulate { atomic: true, ..plain };
     let single = |name, scenario: Scenario, expected| {
-        let mut mutant = mutant(name, scenario.one_buffer(), [], expected);
+        let mutated = scenario.clone().one_buffer().mutant_of(scenario);
+        let mut mutant = mutant(name, mutated, [], expected);
         mutant.in_scenario = true;
         mutant.by(RUNS)
     };

@@ -186,7 +186,8 @@ fn slot_rule() -> Vec<Mutant> {
     let mut takes_first =
         mutant("relay-takes-first", takes_first, [], Check::Lost).by(Engine::Search);
     takes_first.in_scenario = true;
-    let mut blind = mutant("no-record-comparison", ops::different_m(), BlindRecords, Check::Wrong);
+    let different_m = ops::different_m().mutant_of(ops::one_shot(2, 1, 1));
+    let mut blind = mutant("no-record-comparison", different_m, BlindRecords, Check::Wrong);
     blind.in_scenario = true;
     vec![
         mutant("no-credit-before-record", ahead(), Skip(CreditLoad), Check::RecordRace),
@@ -275,7 +276,8 @@ fn given_up() -> Vec<Mutant> {
     let unchecked = |name, scenario, expected| {
         mutant(name, ops::given_up(scenario), Change::Skip(Access::AbortCheck), expected)
     };
-    let unmuted = ops::given_up(ops::stored(2, 1, 2, ops::Stored::Unmuted));
+    let stored = |how| ops::given_up(ops::stored(2, 1, 2, how));
+    let unmuted = stored(ops::Stored::Unmuted).mutant_of(stored(ops::Stored::Right));
     let mut unmuted = mutant("stores-of-who-gave-up", unmuted, [], Check::Wrong).by(Engine::Search);
     unmuted.in_scenario = true;
     let untold = |name, scenario| {
@@ -317,7 +319,7 @@ fn given_up() -> Vec<Mutant> {
 /// Mutants of the launch of a user's kernel that runs at the same time as a call.
 fn kernels_beside() -> Vec<Mutant> {
     let beside = |name, how, expected| {
-        let scenario = ops::beside(2, 1, 2, how);
+        let scenario = ops::beside(2, 1, 2, how).mutant_of(ops::beside(2, 1, 2, Beside::Right));
         let mut mutant = mutant(name, scenario, [], expected).by(Engine::Random(2_000));
         mutant.in_scenario = true;
         mutant
@@ -352,23 +354,29 @@ fn several_nodes() -> Vec<Mutant> {
 
 /// Mutants of barriers between launches and between the threads of a workgroup.
 fn barriers() -> Vec<Mutant> {
-    let accumulate = |name, how, expected| {
-        let mut mutant = mutant(name, ops::accumulate(2, 1, 1, how), [], expected);
+    let in_scenario = |name, scenario: Scenario, sound, expected| {
+        let mut mutant = mutant(name, scenario.mutant_of(sound), [], expected);
         mutant.in_scenario = true;
         mutant
     };
+    let accumulate = |name, how: Accumulate, expected| {
+        let sound = ops::accumulate(2, 1, 1, Accumulate { atomic: how.atomic, ..PLAIN });
+        in_scenario(name, ops::accumulate(2, 1, 1, how), sound, expected)
+    };
     let first = Accumulate { first_barrier: false, ..PLAIN };
     let second = Accumulate { second_barrier: false, ..PLAIN };
-    let mut gather = mutant("gather-no-barrier", ops::gather(2, 1, 1, false), [], Check::Race);
-    gather.in_scenario = true;
-    let early = ops::copied(2, 1, 2, false);
-    let mut early =
-        mutant("copies-before-entries", early, [], Check::Race).by(Engine::Random(2_000));
-    early.in_scenario = true;
-    let before = ops::stored(2, 2, 2, ops::Stored::OutOfTurn).groups(&[2, 2]);
-    let mut before =
-        mutant("stores-before-turn", before, [], Check::Race).by(Engine::Random(2_000));
-    before.in_scenario = true;
+    let gather = |barrier| ops::gather(2, 1, 1, barrier);
+    let gather = in_scenario("gather-no-barrier", gather(false), gather(true), Check::Race);
+    let copied = |waits| ops::copied(2, 1, 2, waits);
+    let early = in_scenario("copies-before-entries", copied(false), copied(true), Check::Race)
+        .by(Engine::Random(2_000));
+    let stored = |how| ops::stored(2, 2, 2, how).groups(&[2, 2]);
+    let before = stored(ops::Stored::OutOfTurn);
+    let before = in_scenario("stores-before-turn", before, stored(ops::Stored::Right), Check::Race)
+        .by(Engine::Random(2_000));
+    let ended = ops::copied_ended_at_once(2);
+    let ended = in_scenario("open-ends-the-call", ended, ops::copied(2, 1, 1, true), Check::Lost)
+        .by(Engine::Search);
     let lockstep = primitives::barrier_in_arms(3).threads(2).lockstep();
     let mut in_arms = mutant("barrier-in-arms", lockstep, [], Check::Lost).by(Engine::Search);
     in_arms.in_scenario = true;
@@ -393,7 +401,30 @@ fn barriers() -> Vec<Mutant> {
         gather,
         early,
         before,
+        ended,
         in_arms,
+        mutant(
+            "no-gate",
+            ops::copied(2, 1, 1, true),
+            Change::Skip(Access::SignalLoad),
+            Check::Wrong,
+        ),
+        mutant(
+            "copied-number-ahead",
+            ops::copied(2, 1, 2, true),
+            Change::Value(Access::SignalStore, 8),
+            Check::Wrong,
+        )
+        .by(Engine::Search),
+        vote("no-vote-before-signal-of-sender", ops::deliver_by_senders(2, 1, 1, false), 0, 0, 1)
+            .by(Engine::Random(2_000)),
+        mutant(
+            "no-wait-for-senders",
+            ops::reduce_scatter_by_senders(2, 2, 1),
+            Change::Skip(Access::SignalLoad),
+            Check::Race,
+        )
+        .by(Engine::Random(2_000)),
         vote("no-vote-before-signal", one_shot(), 0, 0, 1),
         after_wait,
         vote("no-vote-after-credit", ops::deliver(2, 1, 3, true, false), 0, 0, 6)

@@ -62,6 +62,7 @@ pub fn barrier(numbers: Numbers, off: Option<&str>) -> System {
         actions,
         invariant: invariant(&numbers),
         clauses: clauses.names(),
+        takes: &[],
     }
 }
 

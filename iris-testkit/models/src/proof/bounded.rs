@@ -195,6 +195,8 @@ pub fn worlds(system: &str) -> Vec<World> {
         "slot rule" => slot_worlds(),
         "programs" => program_worlds(),
         "staging flags" => staging_worlds(),
+        "copy engines" => engine_worlds(),
+        "kernel beside a call" => beside_worlds(),
         _ => barrier_worlds(),
     }
 }
@@ -214,8 +216,27 @@ fn staging_worlds() -> Vec<World> {
     let device = |calls| Universe { ranks: 1, agents: 2, words: 1, tiles: 1, first: 6, calls };
     vec![
         world!("a staged unit", device(3), &[WAITS, &["fetch", "raise"]], |f, v, u| {}),
-        world!("a flag left alone", device(9), &[WAITS], |f, v, u| {}),
+        world!("a flag left alone", device(9), &[WAITS, GIVES_UP], |f, v, u| {}),
     ]
+}
+
+/// Engines of rank 0 send one part to rank 1, in each call or in every other one.
+fn engine_worlds() -> Vec<World> {
+    const STEPS: &[Name] = &["arrive", "open", "copy", "signal", "stamp", "next"];
+    const LEAVES: &[Name] = &["quit", "tell", "fail"];
+    vec![
+        world!("copies", two(6, 3), &[STEPS], |f, v, u| { "plan" => sends(v), }),
+        world!("copies of a rank that gives up", two(6, 3), &[STEPS, LEAVES], |f, v, u| {
+            "plan" => sends(v),
+        }),
+    ]
+}
+
+/// Two ranks that send each other one tile in each call.
+fn beside_worlds() -> Vec<World> {
+    const STEPS: &[Name] = &["note", "begin", "write", "raise", "finish"];
+    const KERNEL: &[Name] = &["start", "look", "use", "end"];
+    vec![world!("a kernel beside", two(6, 2), &[STEPS, KERNEL], |f, v, u| {})]
 }
 
 /// Two members, of which rank 0 may give up, with one barrier in every call and another one late.

@@ -3,6 +3,8 @@
 
 mod steps;
 
+use rustc_hash::FxHashMap;
+
 use super::system::{Action, Clause, System};
 use super::term::{Function, Name, Node, Sort, Term, Variable};
 
@@ -110,6 +112,8 @@ struct CompiledClause {
 pub struct Machine {
     universe: Universe,
     tables: Vec<(Function, usize)>,
+    /// Position in `tables` of each function.
+    positions: FxHashMap<Name, usize>,
     size: usize,
     fixed: Vec<i64>,
     actions: Vec<CompiledAction>,
@@ -198,9 +202,11 @@ impl Machine {
             tables.push((*function, size));
             size += cells(function);
         }
+        let positions = tables.iter().map(|(it, _)| it.name).zip(0..).collect();
         let mut machine = Self {
             universe,
             tables,
+            positions,
             size,
             fixed: Vec::with_capacity(fixed_size),
             actions: Vec::new(),
@@ -414,19 +420,6 @@ impl Machine {
         for (at, value) in self.writes(state, effects, parameters) {
             state.0[at] = value;
         }
-    }
-
-    /// Index of the action with the name `name`.
-    pub fn named(&self, name: &str) -> usize {
-        match self.actions.iter().position(|action| action.name == name) {
-            Some(at) => at,
-            None => unreachable!("no action {name}"),
-        }
-    }
-
-    /// Name of the action with the index `action`.
-    pub fn name(&self, action: usize) -> Name {
-        self.actions[action].name
     }
 
     /// Number of actions of the system.

@@ -1,4 +1,5 @@
-//! Safety of the slot rule, the device barrier, staging flags and the order of steps in a call, proved for any number of ranks, threads, tiles and calls.
+//! Safety of the slot rule, the device barrier, staging flags, copy engines, kernels beside a call and the order of steps in a
+//! call, proved for any number of ranks, threads, tiles and calls.
 //!
 //! **Problem.** Models explore two to four ranks and a few calls. A rule that breaks with five ranks, or after 2^31
 //! calls, passes them.
@@ -13,11 +14,13 @@
 //! | [`term`], [`system`] | the language: terms, actions, clauses |
 //! | [`rule`], [`rule::invariant`], [`barrier`] | the rules and what is invariant of them |
 //! | [`staging`] | flags of the staging buffer, which workgroups of one device share |
+//! | [`engine`] | numbers that copy engines take from flag 0 |
+//! | [`beside`] | kernels of the user beside a call |
 //! | [`program`] | the rules of programs: which steps a call has, in which order |
 //! | [`smt`], [`conditions`], [`wrap`] | the proof |
 //! | [`concrete`], [`bounded`] | the same text over concrete values, and searches of small worlds |
 //! | [`mutants`] | each clause switched off: the condition that fails, and a run to a violation |
-//! | [`replay`] | executions of the code, replayed against the slot rule, the barrier and staging flags |
+//! | [`replay`] | executions of the code, replayed against all rules but those of programs |
 //! | [`report`] | all of it, as a table |
 //!
 //! **What is proved.** Whoever writes a slot, a record or a peer's own memory knows that its last readers are done;
@@ -34,9 +37,11 @@
 //! tile is always a slot, or always a rank's own memory: plans see to that, and tests of iris-ops check it.
 
 pub mod barrier;
+pub mod beside;
 pub mod bounded;
 pub mod concrete;
 pub mod conditions;
+pub mod engine;
 pub mod mutants;
 pub mod program;
 pub mod replay;

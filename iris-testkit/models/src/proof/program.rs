@@ -113,6 +113,7 @@ pub fn programs(_: Numbers, off: Option<&str>) -> System {
         actions,
         invariant: invariant(),
         clauses: clauses.names(),
+        takes: &[],
     }
 }
 

@@ -7,13 +7,16 @@
 //! writes which cell at which other one in which call, and which word it raises for it. It is learned from one
 //! execution of the unbroken code; all others, of Rust and of the device headers, must keep to it.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use iris_sync::{ABORT_WORD, Access, Channel, LINE_WORDS, LlWord};
+use rustc_hash::{FxHashMap as HashMap, FxHashSet as HashSet};
 
 use super::barrier::barrier;
+use super::beside::beside;
 use super::concrete::{Machine, Universe};
+use super::engine::engines;
 use super::rule::{Numbers, slot_rule};
 use super::staging::staging;
 use super::term::Name;
@@ -21,10 +24,14 @@ use crate::mutants::STATES;
 use crate::ops::{SHARD_WORD, array};
 use crate::search::{self, Explorer, Observer};
 use crate::{Failure, Forbidden, Op, Place, Report, Rules, Scenario, ThreadId, loom_memory};
+use engines::Engines;
+use kernels::Kernels;
 use members::Members;
 use stages::Stages;
 use track::Track;
 
+mod engines;
+mod kernels;
 mod members;
 mod stages;
 mod track;
@@ -121,6 +128,10 @@ const NUMBER: Name = "words hold the number of the call";
 /// Rule that calls use the tiles and words that ranks agreed on.
 const PLAN: Name = "tiles and words are those of the plan";
 
+/// Inside a call that ranks enter, a barrier's word is a word of the slot rule: arriving is `raise`,
+/// and looking is `see`.
+const JOINED: Name = "a barrier inside a call is a word of the slot rule";
+
 /// Tiles and words of each call of a scenario, as all ranks agree on them. Calls are numbered from 0.
 #[derive(Clone, Debug, Default)]
 struct Plan {
@@ -147,6 +158,47 @@ fn owner(place: Place) -> i64 {
     }
 }
 
+/// Observers that learn from one execution of a scenario what the rules need to know of it.
+struct Learners {
+    slots: Learner,
+    members: members::Learner,
+    stages: stages::Learner,
+    engines: engines::Learner,
+    kernels: kernels::Learner,
+}
+
+impl Learners {
+    /// Learns from an execution of [`reference`]. `None` if the scenario begins in a state that other
+    /// calls have left. Also returns the failure of the execution.
+    fn learn(scenario: &Scenario) -> Option<(Self, Option<Failure>)> {
+        let (reference, first) = reference(scenario, scenario.calls.max(2))?;
+        let (channel, first) = (scenario.channel(0), i64::from(first));
+        let mut learners = Self {
+            slots: Learner::new(channel, first),
+            members: members::Learner::new(channel, first),
+            stages: stages::Learner::new(channel),
+            engines: engines::Learner::new(channel, first),
+            kernels: kernels::Learner::new(),
+        };
+        let report = search::observe(&reference, &Rules::default(), (1, 1), &mut learners);
+        Some((learners, report.failure))
+    }
+}
+
+impl Observer for Learners {
+    fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden> {
+        self.slots.performed(thread, op, result)?;
+        self.members.performed(thread, op, result)?;
+        self.stages.performed(thread, op, result)?;
+        self.engines.performed(thread, op, result)?;
+        self.kernels.performed(thread, op, result)
+    }
+
+    fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), Forbidden> {
+        self.slots.met(threads, op)
+    }
+}
+
 /// Observer that learns a plan from an execution.
 struct Learner {
     channel: Channel,
@@ -160,6 +212,20 @@ struct Learner {
     /// Tiles whose signal has not been set yet: call, writer, place, thread, launch, and number of
     /// barriers that the workgroup had passed.
     open: Vec<(i64, i64, Place, ThreadId, u32, u32)>,
+}
+
+impl Learner {
+    fn new(channel: Channel, first: i64) -> Self {
+        Self {
+            channel,
+            first,
+            plan: Plan::default(),
+            calls: HashMap::default(),
+            launches: HashMap::default(),
+            votes: HashMap::default(),
+            open: Vec::new(),
+        }
+    }
 }
 
 impl Observer for Learner {
@@ -261,12 +327,17 @@ pub struct Aborts {
     /// the peer and the number. They count once a later look at the rank's abort word finds no
     /// abort.
     done_words: Vec<[i64; 4]>,
+    /// Ranks that had done all of a call which refreshes words when they found, ahead of the
+    /// refresh, that they are told to leave, as bits. Such a rank skips the refresh.
+    skipped: u8,
 }
 
 /// Scenario from which the plan of `scenario` is learned, and the number of its first call: `calls`
 /// calls of the same slots, in which no rank gives up and no word is refreshed. `None` if the
-/// scenario begins in a state that other calls have left.
+/// scenario begins in a state that other calls have left. A mutant's plan is that of the sound
+/// scenario.
 fn reference(scenario: &Scenario, calls: u32) -> Option<(Scenario, i32)> {
+    let scenario = scenario.sound.as_deref().unwrap_or(scenario);
     if scenario.words.is_some() || !scenario.initial.is_empty() {
         return None;
     }
@@ -277,40 +348,7 @@ fn reference(scenario: &Scenario, calls: u32) -> Option<(Scenario, i32)> {
 }
 
 impl Replay {
-    /// Learns the plan of a scenario. Returns `None` if no rank enters a call, so that the slot rule
-    /// has no part in it, or if the scenario begins in a state that other calls have left.
-    ///
-    /// # Errors
-    /// The failure of the execution from which the plan should be learned.
-    pub fn new(scenario: &Scenario) -> Result<Option<Self>, String> {
-        let learned = scenario.calls.max(2);
-        let Some((reference, first)) = reference(scenario, learned) else { return Ok(None) };
-        let channel = scenario.channel(0);
-        let mut learner = Learner {
-            channel,
-            first: first.into(),
-            plan: Plan::default(),
-            calls: HashMap::new(),
-            launches: HashMap::new(),
-            votes: HashMap::new(),
-            open: Vec::new(),
-        };
-        let report = search::observe(&reference, &Rules::default(), (1, 1), &mut learner);
-        if let Some(failure) = report.failure {
-            // The scenario is about waits that time out: without a deadline its calls never end.
-            if scenario.expires.is_some() {
-                return Ok(None);
-            }
-            return Err(format!("{}: {failure:?}", scenario.name()));
-        }
-        let plan = learner.plan;
-        if !plan.enters {
-            return Ok(None);
-        }
-        Ok(Some(Self::over(scenario, channel, plan)))
-    }
-
-    fn over(scenario: &Scenario, channel: Channel, plan: Plan) -> Self {
+    fn over(scenario: &Scenario, channel: Channel, plan: Plan, kernels: &kernels::Groups) -> Self {
         let places: BTreeSet<Place> = plan.tiles.iter().map(|&(_, _, place)| place).collect();
         let indices: BTreeSet<(u32, u32)> =
             plan.raised.iter().map(|&(_, _, _, index)| meaning(&channel, index)).collect();
@@ -324,10 +362,9 @@ impl Replay {
         let by_index: Vec<Place> = places.iter().copied().collect();
         let word_index: Vec<(u32, u32)> = indices.iter().copied().collect();
         let first = i64::from(scenario.first.number());
-        // Parity of the first call that uses each place; and places without a second buffer, which
-        // are C and the places that calls of both parities use.
-        let mut odd = HashMap::new();
-        let mut direct = HashSet::new();
+        // The first call of each place, and whether calls of both parities use it.
+        let mut odd = HashMap::default();
+        let mut direct = HashSet::default();
         for &(call, _, place) in &plan.tiles {
             let parity = (call + first).rem_euclid(2) == 1;
             let is_c = matches!(place, Place::Cell { index, .. } if array_of(index) == array::OUT);
@@ -335,7 +372,8 @@ impl Replay {
                 direct.insert(place);
             }
         }
-        let threads = scenario.thread_ids();
+        let mut threads = scenario.thread_ids();
+        threads.retain(|it| !kernels.contains(&(it.rank, it.group)));
         assert!(scenario.ranks as usize <= RANKS && threads.len() <= 256, "{}", scenario.name());
         let mut agents = vec![Vec::new(); scenario.ranks as usize];
         for (agent, thread) in (0..).zip(&threads) {
@@ -390,7 +428,7 @@ impl Replay {
             channel,
             first,
             track,
-            threads: scenario.thread_ids(),
+            threads,
             agents,
             tiles,
             words,
@@ -451,11 +489,17 @@ impl Replay {
             return self.step("finish", &[rank]);
         }
         let call = self.get("call", &[rank]);
-        let peers = (0..i64::from(self.channel.size)).filter(|&peer| peer != rank);
+        let pulls = self.plan.pulled.contains(&(call - self.first));
         let told = self.aborts.told[rank as usize];
-        let untold: Vec<i64> = peers.filter(|&peer| told & 1 << peer == 0).collect();
+        // A peer whose done word this rank has seen pulls no more.
+        let need_not_be = |peer: i64| match pulls {
+            true => self.get("done_seen", &[rank, peer]) == call,
+            false => self.aborts.skipped & 1 << rank != 0,
+        };
+        let peers = (0..i64::from(self.channel.size)).filter(|&peer| peer != rank);
+        let untold: Vec<i64> =
+            peers.filter(|&peer| told & 1 << peer == 0 && !need_not_be(peer)).collect();
         if !untold.is_empty() {
-            let pulls = self.plan.pulled.contains(&(call - self.first));
             let what = format!("rank {rank} leaves call {call} and has not told {untold:?}");
             return Err(Forbidden::new(if pulls { TOLD } else { LEAVES }, what));
         }
@@ -482,7 +526,19 @@ impl Replay {
         if self.is("quit", &[rank]) || self.is("idle", &[rank]) {
             return Ok(());
         }
+        let refreshes = self.get("call", &[rank]).rem_euclid(Numbers::REAL.period) <= 1;
+        if refreshes && self.has_done_all(rank) {
+            self.aborts.skipped |= 1 << rank;
+        }
         self.step("quit", &[rank])
+    }
+
+    /// Whether the rank could be counted out as one that has not given up.
+    fn has_done_all(&mut self, rank: i64) -> bool {
+        let before = self.track.changes();
+        let counted = self.count(rank).is_ok();
+        self.track.undo_to(before);
+        counted
     }
 
     fn load(
@@ -710,6 +766,9 @@ impl Observer for Replay {
         let Some(place) = op.place() else { return Ok(()) };
         let me = i64::from(thread.rank);
         let agent = self.agent(thread);
+        if agent < 0 {
+            return Ok(());
+        }
         match (*op, place) {
             (Op::Read { .. } | Op::Load { .. }, Place::Dev { index, .. })
                 if index == self.channel.call =>
@@ -777,7 +836,8 @@ impl Observer for Replay {
     }
 
     fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), Forbidden> {
-        let agents: Vec<i64> = threads.iter().map(|&thread| self.agent(thread)).collect();
+        let agents = threads.iter().map(|&thread| self.agent(thread));
+        let agents: Vec<i64> = agents.filter(|&agent| agent >= 0).collect();
         let Some(rank) = threads.first().map(|thread| i64::from(thread.rank)) else {
             return Ok(());
         };
@@ -810,24 +870,47 @@ impl Explorer for Replay {
 
 /// Replay of an execution against all rules that apply to its scenario.
 struct Both {
+    engines: Option<Engines>,
     slots: Option<Replay>,
     members: Option<Members>,
     stages: Option<Stages>,
+    kernels: Option<Kernels>,
 }
 
 impl Both {
+    /// Learns the plan of a scenario. Returns `None` if no rank enters a call and none meets at a
+    /// barrier in every call, so that no rule has a part in it, or if the scenario begins in a state
+    /// that other calls have left.
+    ///
+    /// # Errors
+    /// The failure of the execution from which the plan should be learned.
     fn new(scenario: &Scenario) -> Result<Option<Self>, String> {
-        let (slots, members) = (Replay::new(scenario)?, Members::new(scenario));
+        let Some((learners, failure)) = Learners::learn(scenario) else { return Ok(None) };
+        let plan = learners.slots.plan;
+        let enters = match failure {
+            None => plan.enters,
+            // The scenario is about waits that time out: without a deadline its calls never end.
+            Some(_) if scenario.expires.is_some() => false,
+            Some(failure) => return Err(format!("{}: {failure:?}", scenario.name())),
+        };
+        let kernels = Kernels::new(scenario, learners.kernels);
+        let groups = kernels.as_ref().map(|it| it.groups.clone()).unwrap_or_default();
+        let channel = scenario.channel(0);
+        let slots = enters.then(|| Replay::over(scenario, channel, plan, &groups));
+        let members = Members::new(scenario, learners.members);
         if slots.is_none() && members.is_none() {
             return Ok(None);
         }
-        // Units are staged only in calls that ranks enter, which the slot rule speaks of.
-        let stages = slots.as_ref().and_then(|_| Stages::new(scenario));
-        Ok(Some(Self { slots, members, stages }))
+        // Units are staged, and engines copy, only in calls that ranks enter.
+        let stages = slots.as_ref().and_then(|_| Stages::new(scenario, learners.stages));
+        let engines = slots.as_ref().and_then(|_| Engines::new(scenario, learners.engines));
+        Ok(Some(Self { engines, slots, members, stages, kernels }))
     }
 
     fn counts(&self) -> Counts {
         let mut counts = Counts::default();
+        self.engines.iter().for_each(|it| counts.add(&it.track.counts()));
+        self.kernels.iter().for_each(|it| counts.add(&it.track.counts()));
         self.slots.iter().for_each(|it| counts.add(&it.track.counts()));
         self.members.iter().for_each(|it| counts.add(&it.track.counts()));
         self.stages.iter().for_each(|it| counts.add(&it.track.counts()));
@@ -838,9 +921,22 @@ impl Both {
         &mut self,
         mut tell: impl FnMut(&mut dyn Observer) -> Result<(), Forbidden>,
     ) -> Result<(), Forbidden> {
+        self.engines.as_mut().map_or(Ok(()), |it| tell(it))?;
         self.slots.as_mut().map_or(Ok(()), |it| tell(it))?;
         self.members.as_mut().map_or(Ok(()), |it| tell(it))?;
-        self.stages.as_mut().map_or(Ok(()), |it| tell(it))
+        self.stages.as_mut().map_or(Ok(()), |it| tell(it))?;
+        self.kernels.as_mut().map_or(Ok(()), |it| tell(it))
+    }
+
+    /// Numbers of steps of the slot rule and of the barrier that an access to a barrier's word
+    /// makes; `None` if `op` is another operation, or one of the rules has no part in the scenario.
+    fn joined(&self, op: &Op) -> Option<[(u64, u64); 2]> {
+        let (slots, members) = (self.slots.as_ref()?, self.members.as_ref()?);
+        let Some(Place::Sym { index, .. }) = op.place() else { return None };
+        members::phase(&slots.channel, index)?;
+        let pair =
+            |of_slots, of_members| (slots.track.taken(of_slots), members.track.taken(of_members));
+        Some([pair("raise", "arrive"), pair("see", "look")])
     }
 }
 
@@ -854,7 +950,11 @@ impl Observer for Both {
     }
 
     fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden> {
-        self.each(|it| it.performed(thread, op, result))
+        let before = self.joined(op);
+        self.each(|it| it.performed(thread, op, result))?;
+        let (Some(before), Some(after)) = (before, self.joined(op)) else { return Ok(()) };
+        let differ = before.iter().zip(&after).any(|(was, is)| is.0 - was.0 != is.1 - was.1);
+        if differ { Err(Forbidden::new(JOINED, format!("{op:?}"))) } else { Ok(()) }
     }
 
     fn met(&mut self, threads: &[ThreadId], op: &Op) -> Result<(), Forbidden> {
@@ -867,18 +967,31 @@ impl Observer for Both {
 }
 
 impl Explorer for Both {
-    type Saved =
-        (Option<<Replay as Explorer>::Saved>, Option<usize>, Option<<Stages as Explorer>::Saved>);
+    type Saved = (
+        Option<<Engines as Explorer>::Saved>,
+        Option<<Replay as Explorer>::Saved>,
+        Option<<Members as Explorer>::Saved>,
+        Option<<Stages as Explorer>::Saved>,
+        Option<<Kernels as Explorer>::Saved>,
+    );
 
     fn save(&self) -> Self::Saved {
         (
+            self.engines.as_ref().map(Explorer::save),
             self.slots.as_ref().map(Explorer::save),
             self.members.as_ref().map(Explorer::save),
             self.stages.as_ref().map(Explorer::save),
+            self.kernels.as_ref().map(Explorer::save),
         )
     }
 
-    fn restore(&mut self, (slots, members, stages): &Self::Saved) {
+    fn restore(&mut self, (engines, slots, members, stages, kernels): &Self::Saved) {
+        if let (Some(replay), Some(saved)) = (&mut self.engines, engines) {
+            replay.restore(saved);
+        }
+        if let (Some(replay), Some(saved)) = (&mut self.kernels, kernels) {
+            replay.restore(saved);
+        }
         if let (Some(replay), Some(saved)) = (&mut self.stages, stages) {
             replay.restore(saved);
         }
@@ -948,7 +1061,8 @@ pub fn is_replayed(access: Access) -> bool {
 /// Names of those actions of the replayed rules, and of those rows of the access table, that do not
 /// occur in `counts`.
 pub fn never_replayed(counts: &Counts) -> Vec<String> {
-    let systems = [slot_rule, barrier, staging].map(|make| make(Numbers::REAL, None));
+    let systems = [slot_rule, barrier, staging, engines, beside];
+    let systems = systems.map(|make| make(Numbers::REAL, None));
     let actions = systems.iter().flat_map(|it| it.actions.iter().map(|of| (it.name, of.name)));
     let missing = actions
         .filter(|name| !counts.steps.contains_key(name))
@@ -956,4 +1070,28 @@ pub fn never_replayed(counts: &Counts) -> Vec<String> {
     let rows = Access::ALL.iter().filter(|&&access| is_replayed(access));
     let rows = rows.filter(|access| !counts.accesses.contains_key(access.name()));
     missing.chain(rows.map(|access| format!("access {}", access.name()))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops;
+
+    /// A barrier's word that the plan of the slot rule lacks is no word of it.
+    #[test]
+    fn a_barrier_that_is_no_word_of_the_slot_rule_is_refused() {
+        let scenario = ops::gather(2, 1, 2, true);
+        let by = |forgets: bool| {
+            let mut both = Both::new(&scenario).expect("a plan").expect("rules");
+            let slots = both.slots.as_mut().expect("the slot rule");
+            let barriers = slots.channel.barriers;
+            slots.plan.raised.retain(|it| !forgets || it.3 < barriers);
+            let report = search::observe(&scenario, &Rules::default(), (1, 20), &mut both);
+            match report.failure {
+                Some(Failure::Rule(forbidden)) => Some(forbidden.by),
+                _ => None,
+            }
+        };
+        assert_eq!((by(false), by(true)), (None, Some(JOINED)));
+    }
 }

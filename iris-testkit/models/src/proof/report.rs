@@ -12,7 +12,7 @@ use super::rule::{Numbers, slot_rule};
 use super::system::System;
 use super::term::Name;
 use super::wrap::LEMMAS;
-use super::{barrier, bounded, program, smt, staging};
+use super::{barrier, beside, bounded, engine, program, smt, staging};
 
 /// Result of the proof.
 #[derive(Clone, Debug, Default)]
@@ -49,7 +49,14 @@ pub enum Extent {
 type Make = fn(Numbers, Option<&str>) -> System;
 
 /// The systems that are proved.
-pub const SYSTEMS: [Make; 4] = [barrier::barrier, slot_rule, staging::staging, program::programs];
+pub const SYSTEMS: [Make; 6] = [
+    barrier::barrier,
+    slot_rule,
+    staging::staging,
+    engine::engines,
+    beside::beside,
+    program::programs,
+];
 
 /// Runs the whole proof to this extent. Without z3 only its absence is reported.
 pub fn run(extent: Extent) -> Proof {
@@ -65,9 +72,13 @@ pub fn run(extent: Extent) -> Proof {
             proof.failures.push(format!("lemma \"{}\": {answer:?}", lemma.name));
         }
     }
+    let slots = slot_rule(Numbers::REAL, None);
     for make in SYSTEMS {
         let system = make(Numbers::REAL, None);
         proof.failures.extend(system.faults());
+        proof.failures.extend(system.not_given_by(&slots).into_iter().map(|name| {
+            format!("{}: takes \"{name}\", which the slot rule does not give", system.name)
+        }));
         let outcome = conditions::prove(&system, &SEEDS, LIMIT);
         for (goal, answer) in &outcome.open {
             proof.failures.push(format!("{}: {goal}: {answer:?}", system.name));

@@ -241,7 +241,12 @@ impl Action {
     }
 }
 
-/// Term for whether the call with this number is odd.
+/// Properties that other rules take from the slot rule.
+pub(super) const NUMBER: Name = "the number is that of the call";
+pub(super) const IN_CALL: Name = "the peer is in this call, or a later one";
+pub(super) const ENTERED: Name = "the peer has entered this call";
+
+/// Whether the call with this number is odd.
 pub(super) fn is_odd(call: &Term) -> Term {
     call.modulo(2).is(1)
 }
@@ -303,6 +308,7 @@ pub fn slot_rule(numbers: Numbers, off: Option<&str>) -> System {
         actions,
         invariant: invariant::slot_rule(&numbers),
         clauses: clauses.names(),
+        takes: &[],
     }
 }
 
@@ -315,7 +321,7 @@ fn of_calls(clauses: &Clauses) -> Vec<Action> {
         .given(!dead([&me]))
         .rule(clauses, "load: the number has not been advanced", !advanced([&me]))
         .set(&idle([&me]), false)
-        .property("the number is that of the call", v.is(call([&me])));
+        .property(NUMBER, v.is(call([&me])));
     let (x, y, z) =
         (variable(("a", Sort::Rank)), variable(("b", Sort::Tile)), variable(("c", Sort::Word)));
     let mut turn = Action::new("turn", [&g, &h]).given(rank([&g]).is(rank([&h])));
@@ -450,7 +456,8 @@ fn of_entries(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
             &[(&knows([&h, &p]), &entry_view([&p, &me, &v]))],
         )
         .property("the entry word is within the window", numbers.in_window(&c, &v))
-        .property("an entry is of this call, or later", v.at_least(&c));
+        .property("an entry is of this call, or later", v.at_least(&c))
+        .property(IN_CALL, newest(&p).at_least(&c));
     let compare = Action::new("compare", [&h, &p])
         .given(all_of([me.is_not(&p), at_work(&me), !light([&c])]))
         .rule(clauses, "compare: the peer's entry was seen", came([&h, &p]))
@@ -499,7 +506,7 @@ fn of_tiles(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
             "kernels that the peer had before are over, and known to be",
             any_of([dead([&q]), used([&q]).at_most(knows([&g, &q]))]),
         )
-        .property("the peer has entered this call", call([&q]).at_least(&c));
+        .property(ENTERED, newest(&q).at_least(&c));
     let x = variable(("x", Sort::Tile));
     let its = all_of([plan([&c, &me, &q, &x]), !numbered([&x]), word([&c, &me, &q, &x]).is(&w)]);
     let raise = Action::new("raise", [&g, &q, &w])
@@ -507,10 +514,14 @@ fn of_tiles(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
         .rule(
             clauses,
             "raise: after all tiles that it stands for",
-            for_all([&x], its.implies(wrote([&g, &q, &x]).at_least(&c))),
+            for_all([&x], its.clone().implies(wrote([&g, &q, &x]).at_least(&c))),
         )
         .set(&stored([&me, &q, &w, &c]), true)
-        .set(&view([&me, &q, &w, &c]), clauses.carries("raise: SignalStore releases", &c));
+        .set(&view([&me, &q, &w, &c]), clauses.carries("raise: SignalStore releases", &c))
+        .property(
+            "its tiles were written in this call",
+            for_all([&x], its.implies(filled([&me, &q, &x]).is(&c))),
+        );
     let me = rank([&h]);
     let c = call([&me]);
     let known = numbers.refresh_before(&(knows([&h, &p]) - 1));
@@ -685,7 +696,12 @@ fn of_pulls(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
         .property("a done word that was left alone does not look new", v.at_least(&c))
         .property(
             "the shard that was pulled has not changed since",
-            any_of([!pulled([&c]), !dead([&q]), call([&q]).above(&c)]),
+            any_of([
+                !pulled([&c]),
+                !dead([&q]),
+                call([&q]).above(&c),
+                done_known([&q, &me]).at_least(&c),
+            ]),
         );
     vec![pull, say, see]
 }
@@ -799,9 +815,11 @@ fn of_ends(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
     });
     let die = Action::new("die", [&p]).given(all_of([!idle([&p]), quit([&p]), !dead([&p])]));
     // From then on its stream may overwrite the shard that peers pull. The code stores to the abort
-    // words before; a state between the two lets peers do no more than the states around it.
+    // words before; a state between the two lets peers do no more than the states around it. A peer
+    // whose done word was seen pulls no more, and need not be told.
     let die = if clauses.has("die: peers of a call that pulls are told") {
-        die.set_each(&told([&p, &r]), [&r], pulled([&c]), true)
+        let reads = all_of([pulled([&c]), done_seen([&p, &r]).is_not(&c)]);
+        die.set_each(&told([&p, &r]), [&r], reads, true)
     } else {
         die
     };

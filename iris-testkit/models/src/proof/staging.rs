@@ -9,11 +9,13 @@
 //! workgroup.
 //!
 //! **What it assumes of the slot rule.** A workgroup that is at work has the number of its rank's call
-//! (`load: the number has not been advanced`), a rank ends its call when all of its workgroups are
-//! counted out (`finish: all are counted out`), the next launch comes after that, and a rank that gave
-//! up waits for no flag (`die: no call after one that was given up`).
+//! ("the number is that of the call"), a rank ends its call when all of its workgroups are
+//! counted out (`finish: all are counted out`), and the next launch comes after that.
+//!
+//! **A rank that gives up** goes on to the end of its call, whose results are void but whose steps
+//! keep to the rule. It refreshes no flags, so the rule allows it no further call.
 
-use super::rule::{Clauses, Numbers, Parameters, functions, pattern, starts_as};
+use super::rule::{Clauses, NUMBER, Numbers, Parameters, functions, pattern, starts_as};
 use super::system::{Action, Clause, Effect, System};
 use super::term::{Function, Sort, Term, all_of, apply, for_all, variable};
 
@@ -33,6 +35,10 @@ functions! {
     STATE:
     /// Number of the call that the rank is in.
     call(Rank): Int;
+    /// A workgroup has given up, or was told that a peer did.
+    quit(Rank): Bool;
+    /// The rank has given up and ended that call.
+    dead(Rank): Bool;
     /// The last call out of which the workgroup was counted.
     over(Agent): Int;
     /// Last call whose data was copied to the unit.
@@ -65,6 +71,7 @@ pub fn staging(numbers: Numbers, off: Option<&str>) -> System {
         actions,
         invariant: invariant(&numbers),
         clauses: clauses.names(),
+        takes: &[NUMBER, "finish: all are counted out"],
     }
 }
 
@@ -72,6 +79,7 @@ fn start(function: &Function) -> Effect {
     let (_, at) = pattern(function);
     match (function.name, at.last()) {
         ("call", _) => starts_as(function, first([])),
+        ("quit" | "dead", _) => starts_as(function, false),
         ("seen" | "used", _) => starts_as(function, first([]) - 2),
         ("stored", Some(number)) => starts_as(function, number.is(first([]) - 1)),
         _ => starts_as(function, first([]) - 1),
@@ -126,6 +134,7 @@ fn actions(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
     let now = call([&p]);
     let all_over = for_all([&g], rank([&g]).is(&p).implies(over([&g]).at_least(&now)));
     let stamp = Action::new("stamp", [&p, &w])
+        .given(!dead([&p]))
         .rule(clauses, "stamp: all workgroups are counted out", all_over.clone())
         .set(&stored([&p, &w, &now]), true)
         // The store is relaxed here: a workgroup that loads it learns nothing of this call's
@@ -133,15 +142,22 @@ fn actions(clauses: &Clauses, numbers: &Numbers) -> Vec<Action> {
         .set(&view([&p, &w, &now]), &now - 1);
     let x = variable(("x", Sort::Word));
     let due = now.modulo(numbers.period).is(0);
+    let quits = Action::new("quit", [&p]).given(!dead([&p])).set(&quit([&p]), true);
+    let die = Action::new("die", [&p]).given(all_of([quit([&p]), !dead([&p]), all_over.clone()]));
+    let die = if clauses.has("die: no call after one that was given up") {
+        die.set(&dead([&p]), true)
+    } else {
+        die.set(&call([&p]), &now + 1).set(&quit([&p]), false)
+    };
     let finish = Action::new("finish", [&p])
-        .given(all_over)
+        .given(all_of([all_over, !quit([&p])]))
         .rule(
             clauses,
             "finish: all flags were refreshed",
             for_all([&x], due.implies(stored([&p, &x, &now]))),
         )
         .set(&call([&p]), &now + 1);
-    vec![fetch, raise, wait, read, count, stamp, finish]
+    vec![fetch, raise, wait, read, count, stamp, finish, quits, die]
 }
 
 fn invariant(numbers: &Numbers) -> Vec<Clause> {
@@ -149,7 +165,11 @@ fn invariant(numbers: &Numbers) -> Vec<Clause> {
     let mine = rank([&h]);
     let c = call([&mine]);
     vec![
-        Clause::new("call: not before the first", [&p], call([&p]).at_least(first([]))),
+        Clause::new(
+            "call: numbers and states",
+            [&p],
+            all_of([call([&p]).at_least(first([])), dead([&p]).implies(quit([&p]))]),
+        ),
         Clause::new(
             "over: this call or the last",
             [&h],

@@ -86,6 +86,8 @@ pub struct System {
     pub invariant: Vec<Clause>,
     /// Names of all clauses of the rule that can be switched off.
     pub clauses: Vec<Name>,
+    /// Names of clauses and properties of the slot rule that this rule takes for granted.
+    pub takes: &'static [Name],
 }
 
 impl Clause {
@@ -198,8 +200,16 @@ impl System {
         self.actions.iter().find(|action| action.name == name)
     }
 
-    /// Errors in the text of the system itself, which tests look for: functions or variables that
-    /// are not declared, and functions without an initial value.
+    /// Names that the system takes from `other` and that are no clause or property of it.
+    pub fn not_given_by(&self, other: &System) -> Vec<Name> {
+        let properties = other.actions.iter().flat_map(|action| &action.properties);
+        let given: Vec<Name> =
+            properties.map(|(name, _)| *name).chain(other.clauses.iter().copied()).collect();
+        self.takes.iter().copied().filter(|name| !given.contains(name)).collect()
+    }
+
+    /// Faults in the text of the system itself, for tests: functions or variables that nobody has
+    /// declared, or functions without an initial value.
     pub fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         let mut look = |place: String, over: &[Variable], term: &Term| {

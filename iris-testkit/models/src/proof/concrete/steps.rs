@@ -1,7 +1,7 @@
 //! Access to values of a machine's state, and steps that can be undone.
 
 use super::{Machine, State, System};
-use crate::proof::term::{Function, Sort};
+use crate::proof::term::{Function, Name, Sort};
 
 impl Machine {
     /// Performs the action with these parameters, and appends each value that it overwrites to
@@ -33,7 +33,20 @@ impl Machine {
         of_threads.map(|(function, offset)| (*offset, length(function))).collect()
     }
 
-    /// Text of an action with its parameters, as error messages show it.
+    /// Index of the action called `name`.
+    pub fn named(&self, name: &str) -> usize {
+        match self.actions.iter().position(|action| action.name == name) {
+            Some(at) => at,
+            None => unreachable!("no action {name}"),
+        }
+    }
+
+    /// Name of the action with the index `action`.
+    pub fn name(&self, action: usize) -> Name {
+        self.actions[action].name
+    }
+
+    /// Text of an action with its parameters, for people.
     pub fn show(&self, action: usize, parameters: &[i64]) -> String {
         let action = &self.actions[action];
         let pairs = action.over.iter().zip(parameters);
@@ -43,9 +56,8 @@ impl Machine {
 
     /// Value of the function `name` for these arguments in `state`.
     pub fn get(&self, state: &State, name: &str, arguments: &[i64]) -> i64 {
-        let Some((function, offset)) = self.tables.iter().find(|(it, _)| it.name == name) else {
-            unreachable!("no function {name}")
-        };
+        let Some(&position) = self.positions.get(name) else { unreachable!("no function {name}") };
+        let (function, offset) = &self.tables[position];
         let mut index = 0;
         for (&argument, &sort) in arguments.iter().zip(function.arguments) {
             let (from, count) = self.universe.domain(sort);

@@ -2,30 +2,48 @@
 //! a rank of the rule a member of the group. Each access of a member to a cell counts as its work
 //! before the next phase in which it arrives.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use iris_sync::{ABORT_WORD, Access, Channel};
+use rustc_hash::FxHashMap as HashMap;
 
 use super::track::Track;
-use super::{Word, is_spoken_of, meaning, owner, reference, word};
+use super::{Word, array_of, is_spoken_of, meaning, owner, word};
+use crate::ops::{ACCUMULATORS, SHARD_WORD, array};
 use crate::proof::barrier::barrier;
 use crate::proof::concrete::{Machine, Universe};
 use crate::proof::rule::Numbers;
-use crate::search::{self, Explorer, Observer};
-use crate::{Forbidden, Op, Place, Rules, Scenario, ThreadId};
+use crate::search::{Explorer, Observer};
+use crate::{Forbidden, Op, Place, Scenario, ThreadId};
 
 /// Number of barrier phases that a channel has.
 const PHASES: i64 = 2;
 
 /// Phase of a barrier word; `None` for other words.
-fn phase(channel: &Channel, index: u32) -> Option<i64> {
+pub(super) fn phase(channel: &Channel, index: u32) -> Option<i64> {
     let signal = matches!(word(channel, index), Word::Signal { .. });
     (signal && index >= channel.barriers).then(|| meaning(channel, index).1.into())
 }
 
+/// Place of data that members access: a cell, or a word that they accumulate in.
+fn data(op: &Op) -> Option<Place> {
+    match (*op, op.place()?) {
+        (Op::Read { .. } | Op::Write { .. }, place @ Place::Cell { index, .. })
+            if array_of(index) != array::STAGE =>
+        {
+            Some(place)
+        }
+        (_, place @ Place::Sym { index, .. }) if (ACCUMULATORS..SHARD_WORD).contains(&index) => {
+            Some(place)
+        }
+        _ => None,
+    }
+}
+
 /// Observer that learns from one execution which ranks meet, and in which phases of which calls.
 #[derive(Clone, Default)]
-struct Learner {
+pub(super) struct Learner {
     channel: Option<Channel>,
     first: i64,
     calls: HashMap<u32, i64>,
@@ -38,11 +56,27 @@ struct Learner {
     unheralded: HashMap<u32, Vec<Place>>,
     /// Phase before whose barrier a rank writes a place, by call, rank and place.
     heralds: HashMap<(i64, u32, Place), i64>,
+    /// Last phase at which a rank has arrived, with its call.
+    arrived: HashMap<u32, (i64, i64)>,
+    /// Phase behind which a rank accesses a place for the first time in a call, the second time, and
+    /// so on; -1 before all phases.
+    behind: HashMap<(i64, u32, Place), Vec<i64>>,
+}
+
+impl Learner {
+    pub(super) fn new(channel: Channel, first: i64) -> Self {
+        Self { channel: Some(channel), first, ..Self::default() }
+    }
 }
 
 impl Observer for Learner {
     fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden> {
         let Some(channel) = self.channel else { return Ok(()) };
+        if let (Some(place), Some(&call)) = (data(op), self.calls.get(&thread.rank)) {
+            let (of, phase) = self.arrived.get(&thread.rank).copied().unwrap_or((call, -1));
+            let phase = if of == call { phase } else { -1 };
+            self.behind.entry((call, thread.rank, place)).or_default().push(phase);
+        }
         match (*op, op.place()) {
             (Op::Read { .. } | Op::Load { .. }, Some(Place::Dev { index, .. }))
                 if index == channel.call =>
@@ -56,6 +90,7 @@ impl Observer for Learner {
                     self.members.insert(thread.rank.into());
                     let call = call.unwrap_or(value - self.first);
                     self.used.insert((call, phase));
+                    self.arrived.insert(thread.rank, (call, phase));
                     for place in self.unheralded.remove(&thread.rank).unwrap_or_default() {
                         self.heralds.insert((call, thread.rank, place), phase);
                     }
@@ -79,18 +114,18 @@ pub(super) struct Members {
     members: HashMap<i64, i64>,
     used: BTreeSet<(i64, i64)>,
     heralds: HashMap<(i64, u32, Place), i64>,
+    behind: HashMap<(i64, u32, Place), Vec<i64>>,
+    /// Position of each place that a rank accesses in `accesses`.
+    positions: HashMap<(u32, Place), usize>,
+    /// Number of accesses to each place in the rank's call so far.
+    accesses: Arc<Vec<u8>>,
     first: i64,
 }
 
 impl Members {
-    /// Learns the members and phases of a scenario. Returns `None` unless every call has a barrier of
-    /// phase 0.
-    pub(super) fn new(scenario: &Scenario) -> Option<Self> {
-        let (reference, first) = reference(scenario, scenario.calls)?;
+    /// Makes the replay of a scenario. Returns `None` unless every call has a barrier of phase 0.
+    pub(super) fn new(scenario: &Scenario, learner: Learner) -> Option<Self> {
         let channel = scenario.channel(0);
-        let mut learner =
-            Learner { channel: Some(channel), first: first.into(), ..Learner::default() };
-        search::observe(&reference, &Rules::default(), (1, 1), &mut learner);
         let calls = i64::from(scenario.calls);
         if learner.members.is_empty() || !(0..calls).all(|it| learner.used.contains(&(it, 0))) {
             return None;
@@ -115,8 +150,22 @@ impl Members {
         let system = barrier(Numbers::REAL, None);
         let track = Track::new(&system, Machine::new(&system, universe, fixed));
         let members = learner.members.iter().copied().zip(0..).collect();
-        let Learner { numbered, used, heralds, .. } = learner;
-        Some(Self { channel, track, numbered, members, used, heralds, first })
+        let Learner { numbered, used, heralds, behind, .. } = learner;
+        let places: BTreeSet<_> = behind.keys().map(|&(_, rank, place)| (rank, place)).collect();
+        let accesses = Arc::new(vec![0; places.len()]);
+        let positions = places.into_iter().zip(0..).collect();
+        Some(Self {
+            channel,
+            track,
+            numbered,
+            members,
+            used,
+            heralds,
+            behind,
+            positions,
+            accesses,
+            first,
+        })
     }
 
     fn peers(&self, me: i64) -> impl Iterator<Item = i64> + use<> {
@@ -149,8 +198,32 @@ impl Members {
         self.track.step(how, &[me])
     }
 
-    fn open(&mut self, me: i64) -> Result<(), Forbidden> {
-        if self.track.is("idle", &[me]) { self.track.step("begin", &[me]) } else { Ok(()) }
+    fn open(&mut self, me: i64, rank: u32) -> Result<(), Forbidden> {
+        if !self.track.is("idle", &[me]) {
+            return Ok(());
+        }
+        let accesses = Arc::make_mut(&mut self.accesses);
+        for (_, &at) in self.positions.iter().filter(|((of, _), _)| *of == rank) {
+            accesses[at] = 0;
+        }
+        self.track.step("begin", &[me])
+    }
+
+    /// Checks that the member has passed the barrier behind which it makes this access to a place.
+    fn passed(&mut self, me: i64, by: ThreadId, place: Place) -> Result<(), Forbidden> {
+        let Some(&at) = self.positions.get(&(by.rank, place)) else { return Ok(()) };
+        if ["idle", "quit", "dead"].iter().any(|it| self.track.is(it, &[me])) {
+            return Ok(());
+        }
+        let (call, nth) = (self.track.get("call", &[me]), usize::from(self.accesses[at]));
+        let times = &mut Arc::make_mut(&mut self.accesses)[at];
+        *times = times.saturating_add(1);
+        let of_call = self.behind.get(&(call - self.first, by.rank, place));
+        let Some(&phase) = of_call.and_then(|all| all.get(nth)) else { return Ok(()) };
+        for peer in self.peers(me).filter(|_| phase >= 0) {
+            self.track.step("pass", &[me, peer, phase])?;
+        }
+        Ok(())
     }
 
     fn cell(&mut self, me: i64, by: ThreadId, op: &Op, place: Place) -> Result<(), Forbidden> {
@@ -160,7 +233,7 @@ impl Members {
             if !self.track.is("idle", &[me]) && self.all_seen(me) {
                 self.close(me)?;
             }
-            self.open(me)?;
+            self.open(me, by.rank)?;
         }
         if self.track.is("idle", &[me]) || self.track.is("dead", &[me]) {
             return Ok(());
@@ -226,11 +299,15 @@ impl Members {
 impl Observer for Members {
     fn begin(&mut self) {
         self.track.begin();
+        Arc::make_mut(&mut self.accesses).fill(0);
     }
 
     fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden> {
         let Some(place) = op.place() else { return Ok(()) };
         let Some(&me) = self.members.get(&i64::from(thread.rank)) else { return Ok(()) };
+        if let Some(place) = data(op) {
+            self.passed(me, thread, place)?;
+        }
         match (*op, place) {
             (Op::Read { .. } | Op::Load { .. }, Place::Dev { index, .. })
                 if index == self.channel.call =>
@@ -241,7 +318,7 @@ impl Observer for Members {
                 if self.track.ghost(me, result) > self.track.get("call", &[me]) {
                     self.close(me)?;
                 }
-                self.open(me)
+                self.open(me, thread.rank)
             }
             (Op::Load { .. }, Place::Sym { index, .. }) => self.load(me, op, index, result),
             (Op::Store { .. }, Place::Sym { index: ABORT_WORD, .. }) => self.quits(me),
@@ -270,14 +347,15 @@ impl Observer for Members {
 }
 
 impl Explorer for Members {
-    /// Number of the changes so far, to return to later.
-    type Saved = usize;
+    /// Number of the changes so far, and of accesses to each place.
+    type Saved = (usize, Arc<Vec<u8>>);
 
-    fn save(&self) -> usize {
-        self.track.changes()
+    fn save(&self) -> Self::Saved {
+        (self.track.changes(), self.accesses.clone())
     }
 
-    fn restore(&mut self, changes: &usize) {
+    fn restore(&mut self, (changes, accesses): &Self::Saved) {
         self.track.undo_to(*changes);
+        self.accesses.clone_from(accesses);
     }
 }

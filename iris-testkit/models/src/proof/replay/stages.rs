@@ -8,13 +8,13 @@ use std::ops::Range;
 use iris_sync::{ABORT_WORD, Access, Channel};
 
 use super::track::Track;
-use super::{PLAN, array, array_of, reference};
+use super::{PLAN, array, array_of};
 use crate::proof::concrete::{Machine, Universe};
 use crate::proof::rule::Numbers;
 use crate::proof::staging::staging;
 use crate::proof::term::Name;
-use crate::search::{self, Explorer, Observer};
-use crate::{Forbidden, Op, Place, Rules, Scenario, ThreadId};
+use crate::search::{Explorer, Observer};
+use crate::{Forbidden, Op, Place, Scenario, ThreadId};
 
 /// Clause that orders the copy of a unit before its flag, also among the threads of a workgroup.
 const COPIED: Name = "raise: after the unit's copy";
@@ -35,12 +35,19 @@ fn is_staged(index: u32) -> bool {
 }
 
 /// Observer that learns from one execution which workgroup copies which unit to which cells.
-struct Learner {
+pub(super) struct Learner {
     channel: Channel,
     /// Cells that a workgroup, given by rank and index, has written since it last raised a flag.
     unraised: BTreeMap<(u32, u32), Vec<Place>>,
     units: BTreeMap<Place, i64>,
     fetchers: BTreeMap<(u32, i64), u32>,
+}
+
+impl Learner {
+    pub(super) fn new(channel: Channel) -> Self {
+        let (unraised, units, fetchers) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { channel, unraised, units, fetchers }
+    }
 }
 
 impl Observer for Learner {
@@ -85,23 +92,13 @@ pub(super) struct Threads {
     /// Calls in which a thread saw a unit's flag, or met a thread that had seen it, as (rank,
     /// group, thread), unit and call.
     awaited: BTreeSet<(u32, u32, u32, i64, i64)>,
-    /// Ranks that gave up or were told to: they wait for no flag and refresh none.
-    out: BTreeSet<u32>,
 }
 
 impl Stages {
-    /// Learns the units of a scenario. Returns `None` if the scenario stages nothing.
-    pub(super) fn new(scenario: &Scenario) -> Option<Self> {
-        let (reference, _) = reference(scenario, scenario.calls)?;
+    /// Makes the replay of a scenario. Returns `None` if the scenario stages nothing.
+    pub(super) fn new(scenario: &Scenario, learned: Learner) -> Option<Self> {
         let channel = scenario.channel(0);
-        let mut learner = Learner {
-            channel,
-            unraised: BTreeMap::new(),
-            units: BTreeMap::new(),
-            fetchers: BTreeMap::new(),
-        };
-        search::observe(&reference, &Rules::default(), (1, 1), &mut learner);
-        let Learner { units, fetchers, .. } = learner;
+        let Learner { units, fetchers, .. } = learned;
         if units.is_empty() {
             return None;
         }
@@ -206,25 +203,25 @@ impl Observer for Stages {
     fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden> {
         let Some(place) = op.place() else { return Ok(()) };
         let rank = thread.rank;
-        match (*op, place) {
-            (Op::Load { .. }, Place::Sym { index: ABORT_WORD, .. }) if result != 0 => {
-                self.threads.out.insert(rank);
-            }
-            (Op::Store { .. }, Place::Sym { index: ABORT_WORD, .. }) => {
-                self.threads.out.insert(rank);
-            }
-            _ => {}
-        }
-        if self.threads.out.contains(&rank) {
+        // Calls after the one in which the rank gave up are void.
+        if self.track.is("dead", &[rank.into()]) {
             return Ok(());
         }
         match (*op, place) {
+            (Op::Load { .. }, Place::Sym { index: ABORT_WORD, .. }) if result != 0 => {
+                self.track.step("quit", &[rank.into()])
+            }
+            (Op::Store { .. }, Place::Sym { index: ABORT_WORD, .. }) => {
+                self.track.step("quit", &[rank.into()])
+            }
             (Op::Write { .. } | Op::Store { .. }, Place::Dev { index, .. }) => {
                 if index == self.channel.call {
                     if self.is_alone(rank) {
                         self.count(thread)?;
                     }
-                    return self.track.step("finish", &[rank.into()]);
+                    let gave_up = self.track.is("quit", &[rank.into()]);
+                    let how = if gave_up { "die" } else { "finish" };
+                    return self.track.step(how, &[rank.into()]);
                 }
                 unit(&self.channel, index).map_or(Ok(()), |unit| self.flag(thread, op, unit))
             }

@@ -1,8 +1,9 @@
 //! Progress of an execution through the states of a rule, with counts of the replayed steps.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
 use iris_sync::Access;
+use rustc_hash::FxHashSet as HashSet;
 
 use crate::proof::concrete::{Machine, Refusal, State};
 use crate::proof::system::System;
@@ -66,7 +67,7 @@ impl Track {
             system: system.name,
             state: machine.initial(),
             log: Vec::new(),
-            ends: HashSet::new(),
+            ends: HashSet::default(),
             rows: machine.rows_of_threads(system),
             turn: (0..machine.actions()).find(|&it| machine.name(it) == "turn").unwrap_or_default(),
             turns: 0,
@@ -106,6 +107,11 @@ impl Track {
                 .collect(),
             accesses: accesses.map(|(access, &times)| (access.name(), times)).collect(),
         }
+    }
+
+    /// Number of steps of the action `name` so far, of all executions.
+    pub(super) fn taken(&self, name: &str) -> u64 {
+        self.steps[self.machine.named(name)]
     }
 
     pub(super) fn get(&self, name: &str, arguments: &[i64]) -> i64 {

@@ -420,7 +420,8 @@ fn shards(numbers: &Numbers) -> Vec<Clause> {
         Clause::new(
             "told: by a rank that left a call that pulls",
             [&p, &q],
-            all_of([other.clone(), dead([&p]), pulled([&c])]).implies(told([&p, &q])),
+            all_of([other.clone(), dead([&p]), pulled([&c])])
+                .implies(told([&p, &q]) | done_seen([&p, &q]).is(&c)),
         ),
         Clause::new(
             "pull: over in calls that are over",
