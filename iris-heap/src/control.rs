@@ -16,6 +16,31 @@ use crate::error::{Error, Result, list_values, odd_ranks};
 use crate::root::{self, ReturnedErrors};
 use crate::util::{lock, unsupported};
 
+/// Engine of the steps between nodes on the streams of a GPU, such as NCCL, as the heap needs it.
+///
+/// Threads of the host that wait for the device, check the heap or close it call
+/// [`NodeEngine::attend`] from time to time, since nothing else can end a step whose peer is lost.
+pub trait NodeEngine: std::fmt::Debug + Send + Sync {
+    /// Looks after the steps that are enqueued. A failed step becomes an error of the heap. If the
+    /// heap has failed, `failed` is true: the engine ends all of its steps, so that the work that is
+    /// queued after them goes on.
+    fn attend(&self, failed: bool);
+
+    /// Converts a fault of kind [`FaultKind::StepDiffers`] into an error that names both ranks;
+    /// `None` if the engine does not know the fault's step.
+    fn explain(&self, fault: &iris_sync::Fault) -> Option<Error>;
+
+    /// Gives back what the engine holds: collective over the ranks with equal local ranks, after all
+    /// steps are over.
+    ///
+    /// # Errors
+    /// Errors of the engine.
+    fn close(&self) -> Result<()>;
+
+    /// The engine as its own type, for the crate that made it.
+    fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
+}
+
 const WORDS: usize = 2 + FAULT_WORDS;
 
 /// Abort word and fault record of one rank's heap.
@@ -45,6 +70,8 @@ pub struct Control {
     awaited_node: OnceLock<Option<String>>,
     /// Start times of the waits for enqueued work that host threads are in now.
     waits: Mutex<Vec<Instant>>,
+    /// Engine of the steps between nodes, if they run on streams of a GPU.
+    engine: OnceLock<Arc<dyn NodeEngine>>,
     /// Test hook: number of CPU launches that succeed before one fails; `u32::MAX` if none shall
     /// fail.
     launches_left: AtomicU32,
@@ -109,6 +136,7 @@ impl Control {
             nodes: OnceLock::new(),
             awaited_node: OnceLock::new(),
             waits: Mutex::default(),
+            engine: OnceLock::new(),
             launches_left: AtomicU32::new(u32::MAX),
         }
     }
@@ -305,10 +333,45 @@ impl Control {
     /// [`Error::Order`], [`Error::PeerLost`], [`Error::HubLost`], [`Error::Closed`],
     /// [`Error::Fault`] or [`Error::Aborted`].
     pub fn check(&self) -> Result<()> {
+        self.attend();
         self.outcome().inspect_err(|error| {
             self.fault_returned.store(true, Ordering::Relaxed);
             self.note_returned(error);
         })
+    }
+
+    /// Sets the engine of the steps between nodes; the first stays.
+    pub(crate) fn set_engine(&self, engine: Arc<dyn NodeEngine>) {
+        let _ = self.engine.set(engine);
+    }
+
+    /// Engine of the steps between nodes, if they run on streams of a GPU.
+    pub(crate) fn engine(&self) -> Option<&Arc<dyn NodeEngine>> {
+        self.engine.get()
+    }
+
+    /// Lets the engine of the steps between nodes look after them.
+    fn attend(&self) {
+        if let Some(engine) = self.engine() {
+            engine.attend(self.host_abort() != 0 || self.fault().is_some());
+        }
+    }
+
+    /// Lets the engine of the steps between nodes look after them until `done`; returns at once if
+    /// there is no engine, and the caller then waits in the driver.
+    pub(crate) fn attend_until(&self, done: impl Fn() -> bool) {
+        const SPINS: u32 = 1000;
+        const PAUSE: std::time::Duration = std::time::Duration::from_micros(50);
+        if self.engine().is_none() {
+            return;
+        }
+        let mut looks = 0_u32;
+        while !done() {
+            self.attend();
+            looks = looks.saturating_add(1);
+            // Most waits are short: yield the processor first, and sleep only then.
+            if looks < SPINS { std::thread::yield_now() } else { std::thread::sleep(PAUSE) }
+        }
     }
 
     /// Records that `error` is returned to the program.
@@ -331,6 +394,11 @@ impl Control {
     pub(crate) fn fault_error(&self) -> Option<Error> {
         let words = self.fault()?.first_chunk::<8>().copied()?;
         let fault = iris_sync::Fault::from_words(words)?;
+        if fault.kind == FaultKind::StepDiffers
+            && let Some(error) = self.engine().and_then(|engine| engine.explain(&fault))
+        {
+            return Some(error);
+        }
         let op = self.op_name(fault.op).to_string();
         let awaited = self.awaited_node.get_or_init(|| {
             let is_silent = matches!(fault.kind, FaultKind::NotEntered | FaultKind::NoProgress);

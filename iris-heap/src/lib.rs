@@ -122,7 +122,7 @@ pub use backend::{
 pub use board::AwaitedNode;
 pub use bootstrap::launcher_env::UniqueId;
 pub use bytes::Bytes;
-pub use control::Control;
+pub use control::{Control, NodeEngine};
 pub use dtype::{DType, Element};
 pub use env::Settings;
 pub use error::{Error, ErrorKind, Result};

@@ -132,4 +132,25 @@ impl Function {
         // `launch`.
         unsafe { self.inner.launch(stream.backend(), LaunchOrder::Beside, shape, args) }
     }
+
+    /// Enqueues a launch that is ordered by its stream alone: it does not wait for the heap's ops,
+    /// and no op waits for it.
+    ///
+    /// # Errors
+    /// Errors of [`Function::launch`].
+    ///
+    /// # Safety
+    /// Contract of [`Function::launch`]; moreover the kernel waits for nothing, or its workgroups and
+    /// those of all ops launched while it runs fit on the device together.
+    pub unsafe fn launch_in_stream(
+        &self,
+        stream: &Stream,
+        shape: LaunchShape,
+        args: &[&[u8]],
+    ) -> Result<()> {
+        stream.check_of(self.heap.as_ptr(), &self.name)?;
+        // SAFETY: the caller keeps this function's contract, which equals that of the backend's
+        // `launch`.
+        unsafe { self.inner.launch(stream.backend(), LaunchOrder::Stream, shape, args) }
+    }
 }

@@ -143,6 +143,14 @@ impl Stream {
         &*self.inner
     }
 
+    /// Number of the capture into a graph that is in progress on the stream; `None` if there is none.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub fn capture(&self) -> Result<Option<u64>> {
+        self.inner.capture()
+    }
+
     /// The device's handle of the stream: a `CUstream` or `hipStream_t`; a number on the CPU.
     pub fn raw_handle(&self) -> u64 {
         self.inner.raw_handle()
@@ -163,6 +171,7 @@ impl Event {
     pub fn sync(&self) -> Result<()> {
         check_may_wait("waiting for an event")?;
         let _waiting = self.control.begin_wait();
+        self.control.attend_until(|| self.inner.is_done());
         self.inner.sync()?;
         self.control.complete(self.issued);
         Ok(())
@@ -212,6 +221,7 @@ impl<T: Element> PendingRead<T> {
     pub fn wait(self) -> Result<Vec<T>> {
         check_may_wait("waiting for a copy")?;
         let waiting = self.control.begin_wait();
+        self.control.attend_until(|| self.copy.event().is_done());
         self.copy.event().sync()?;
         drop(waiting);
         let bytes = self.copy.bytes().ok_or_else(|| {

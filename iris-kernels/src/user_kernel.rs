@@ -132,6 +132,24 @@ impl UserKernel {
         unsafe { self.function.launch_concurrent(stream, shape, &args) }
     }
 
+    /// Enqueues a launch that is ordered by its stream alone, not with the heap's operator calls.
+    ///
+    /// # Errors
+    /// Errors of [`UserKernel::launch`].
+    ///
+    /// # Safety
+    /// The contract of [`UserKernel::launch`] applies; moreover the kernel waits for nothing.
+    pub unsafe fn launch_in_stream(
+        &self,
+        stream: &Stream,
+        groups: u32,
+        args: &[&[u8]],
+    ) -> Result<()> {
+        let shape = self.shape(groups)?;
+        // SAFETY: the caller guarantees that the parameters match the kernel, which does not wait.
+        unsafe { self.function.launch_in_stream(stream, shape, args) }
+    }
+
     fn shape(&self, groups: u32) -> Result<LaunchShape> {
         fits(self.function.name(), groups, self.resident)?;
         let Self { threads, shared_bytes, .. } = *self;

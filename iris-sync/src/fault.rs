@@ -22,13 +22,16 @@ pub enum FaultKind {
     PeerLost = 5,
     /// This rank's host aborted the kernels; `seen` is the host's abort code.
     HostAbort = 6,
+    /// The rank with this local rank on another node is in another step between nodes: `rank` is
+    /// the other node, `tile` the step, `field` the number of the differing value of the record.
+    StepDiffers = 7,
 }
 
 impl FaultKind {
     /// The kind with this number in a fault record, or `None` if there is no such kind.
     pub fn from_number(number: i32) -> Option<Self> {
         use FaultKind::*;
-        [NotEntered, NoProgress, Mismatch, PeerGaveUp, PeerLost, HostAbort]
+        [NotEntered, NoProgress, Mismatch, PeerGaveUp, PeerLost, HostAbort, StepDiffers]
             .into_iter()
             .find(|&kind| kind as i32 == number)
     }
@@ -129,7 +132,7 @@ impl Fault {
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Fault { op, call, tile, rank, seen, wanted, .. } = self;
+        let Fault { op, call, tile, rank, seen, wanted, field, .. } = self;
         match self.kind {
             // The value found in the word is not printed: it may be the number of an older call and
             // would tell the user nothing.
@@ -156,6 +159,11 @@ impl fmt::Display for Fault {
             FaultKind::HostAbort => write!(
                 f,
                 "the host of rank {rank} told it to leave call {call} of operator {op} (code {seen})"
+            ),
+            FaultKind::StepDiffers => write!(
+                f,
+                "node {rank} is in another step between nodes: value {field} of its record is {seen}, this \
+                 node has {wanted} (call {call} of operator {op})"
             ),
             FaultKind::Mismatch => {
                 let differing = self.differing();

@@ -308,7 +308,7 @@ pub fn launch(
             .env("IRIS_RENDEZVOUS", job.folder.path())
             .env(LAUNCHER, std::process::id().to_string())
             .envs(network.iter().map(|(name, value)| (name, value)))
-            .envs((nodes > 1).then(|| ("IRIS_NODE", (rank / per_node).to_string())))
+            .envs(simulated_node(nodes, rank / per_node))
             .envs(options.environment.iter().map(|(name, value)| (name, value)))
             .stdout(Stdio::piped())
             .stderr(if own_stderr { Stdio::inherit() } else { Stdio::piped() });
@@ -328,6 +328,22 @@ pub fn launch(
         stderr: kept(stderr),
     });
     Ok(Outcome { ranks: ranks.collect() })
+}
+
+/// Environment variables that make a rank one of node `node` of `nodes` simulated ones. They keep NCCL
+/// from finding out that the nodes are one host: it then uses its sockets, over loopback.
+fn simulated_node(nodes: usize, node: usize) -> Vec<(&'static str, String)> {
+    if nodes <= 1 {
+        return Vec::new();
+    }
+    let nccl = [
+        ("NCCL_HOSTID", format!("node{node}")),
+        ("NCCL_P2P_DISABLE", "1".into()),
+        ("NCCL_SHM_DISABLE", "1".into()),
+        ("NCCL_NET", "Socket".into()),
+        ("NCCL_SOCKET_IFNAME", "lo".into()),
+    ];
+    [("IRIS_NODE", node.to_string())].into_iter().chain(nccl).collect()
 }
 
 /// Environment variables by which ranks on simulated nodes find each other over loopback.

@@ -201,6 +201,14 @@ pub(crate) trait StreamBackend: Send + Sync {
     /// The driver's handle of the stream; on the CPU, the stream's number.
     fn raw_handle(&self) -> u64;
 
+    /// Number of the capture in progress on the stream; `None` if there is none.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    fn capture(&self) -> Result<Option<u64>> {
+        Ok(None)
+    }
+
     /// Whether the stream is being captured into a graph. The answer holds for all that the calling
     /// thread enqueues on the stream until [`Backend::end_call`].
     ///
@@ -276,6 +284,9 @@ pub(crate) enum LaunchOrder {
     /// Launch that runs at the same time as ops: after the heap's last op, on another stream; the
     /// next op does not wait for this launch.
     Beside,
+    /// Launch ordered by its stream alone: it neither waits for the heap's ops, nor do ops wait for
+    /// it.
+    Stream,
 }
 
 /// Image of compiled code that a device has loaded.

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::{HeapOptions, SymmetricHeap};
 use crate::abi::MAX_RANKS;
+use crate::control::NodeEngine;
 use crate::error::{Error, Result};
 use crate::stream::{Event, Stream};
 use crate::util::lock;
@@ -25,8 +26,9 @@ pub struct Lane {
     pub stream: Stream,
     /// Number of the last call with steps between nodes.
     pub call: u64,
-    /// Event after the last call with steps between nodes; `None` if there was no such call.
-    pub last: Option<Event>,
+    /// Event after the last call with steps between nodes, and the number of the capture that the
+    /// call is part of; `None` if there was no such call.
+    pub last: Option<(Event, Option<u64>)>,
 }
 
 impl SymmetricHeap {
@@ -35,6 +37,7 @@ impl SymmetricHeap {
     pub(super) fn open_on_nodes(world: &World, options: HeapOptions) -> Result<Arc<SymmetricHeap>> {
         world.check_nodes("a heap")?;
         let (local, across) = (world.local()?, world.across()?);
+        let options = choose_device(world, options)?;
         let heap = SymmetricHeap::open(&local, options);
         let heap = world.all_ok("open on all nodes", heap)?;
         world.watch_for(heap.control());
@@ -63,14 +66,42 @@ impl SymmetricHeap {
         self.nodes.get().map(|nodes| lock(&nodes.lane))
     }
 
+    /// Sets the engine of the steps between nodes of a heap on a GPU; the first stays.
+    pub fn set_node_engine(&self, engine: Arc<dyn NodeEngine>) {
+        self.memory.control.set_engine(engine);
+    }
+
+    /// Engine that [`SymmetricHeap::set_node_engine`] has set.
+    pub fn node_engine(&self) -> Option<&Arc<dyn NodeEngine>> {
+        self.memory.control.engine()
+    }
+
     /// Closes the worlds that were split for the heap.
     #[track_caller]
     pub(super) fn leave_nodes(&self) -> Result<()> {
         match self.nodes.get() {
             None => Ok(()),
-            Some(nodes) => nodes.across.close().and(self.world.close()),
+            Some(nodes) => {
+                let engine = self.node_engine().map_or(Ok(()), |engine| engine.close());
+                engine.and(nodes.across.close()).and(self.world.close())
+            }
         }
     }
+}
+
+/// Chooses the GPU of each rank by the rank's number on its machine. The number on its node would
+/// put ranks of several nodes that one machine simulates on one GPU.
+#[track_caller]
+fn choose_device(world: &World, mut options: HeapOptions) -> Result<HeapOptions> {
+    if options.backend.traits().host_threads {
+        return Ok(options);
+    }
+    let machine = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let all = world.allgather(&machine)?;
+    let before = all[..world.rank()].iter().filter(|&other| *other == machine).count();
+    let count = world.all_ok("open on all nodes", options.backend.device_count())?;
+    options.device.get_or_insert(before % count);
+    Ok(options)
 }
 
 /// Checks that a world has at most as many ranks as a heap can have.

@@ -17,6 +17,7 @@ enum class FaultKind : i32 {
     PeerGaveUp = 4,
     PeerLost = 5,
     HostAbort = 6,
+    StepDiffers = 7,
 };
 
 /// Fields of an entry record that must be equal on all ranks. Direct (permission to write C

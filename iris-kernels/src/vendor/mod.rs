@@ -21,6 +21,7 @@
 
 mod blas;
 mod dialect;
+mod nccl;
 mod prepared;
 mod problem;
 #[cfg(test)]
@@ -33,7 +34,8 @@ use iris_heap::BackendKind;
 use crate::rtc::search;
 
 pub use blas::{Algorithm, Blas, Multiplier, Product};
-pub use dialect::Dialect;
+pub use dialect::{Dialect, Handle};
+pub use nccl::{Communicator, CommunicatorId, CommunicatorOptions, Nccl, NcclCall};
 pub use prepared::Prepared;
 pub use problem::{Addresses, Layout, Problem};
 
@@ -80,6 +82,17 @@ pub enum Error {
         code: i32,
         /// Name that the library gives the status code.
         name: String,
+    },
+    /// A call of the library that runs in the background did not end in time.
+    #[error(
+        "{function} did not end within {seconds} s, expected all ranks to join it: see whether a rank is lost or \
+         the network between the nodes is cut"
+    )]
+    Late {
+        /// Name of the function.
+        function: &'static str,
+        /// Time in seconds after which the wait was given up.
+        seconds: u64,
     },
     /// The library has no algorithm for the problem.
     #[error(

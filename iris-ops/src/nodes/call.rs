@@ -27,6 +27,8 @@ struct Calling<'a> {
     /// Stream of the heap on which the steps between nodes are enqueued, one after the other.
     lane: Stream,
     record: CallRecord,
+    /// Number of the capture that the call is part of; `None` if there is none.
+    capture: Option<u64>,
     /// Whether some part of the call has been enqueued, so that the call can no longer be taken
     /// back.
     begun: Cell<bool>,
@@ -68,7 +70,11 @@ impl Composite {
         let op = self.plan.op();
         lane.call += 1;
         // Calls run one after the other, whatever streams they are issued on.
-        if let Some(last) = &lane.last {
+        // A graph is ordered with other work by the program that launches it.
+        let capture = stream.capture().in_op(op)?;
+        if let Some((last, of)) = &lane.last
+            && *of == capture
+        {
             stream.wait(last).in_op(op)?;
         }
         let n = if self.plan.row().common.n { call.n } else { 0 };
@@ -76,11 +82,11 @@ impl Composite {
         let record = CallRecord { op, call: lane.call, step: 0, m, n, plan };
         let (lane_stream, started) = (lane.stream.clone(), Cell::new(false));
         let mut calling =
-            Calling { op: self, call, stream, lane: lane_stream, record, begun: started };
+            Calling { op: self, call, stream, lane: lane_stream, record, capture, begun: started };
         let done = calling.all();
         *begun = calling.begun.get();
         done?;
-        lane.last = Some(stream.record().in_op(op)?);
+        lane.last = Some((stream.record().in_op(op)?, capture));
         Ok(())
     }
 }
@@ -137,7 +143,14 @@ impl Calling<'_> {
         });
         let op = self.record.op;
         self.record.step += 1;
-        self.lane.wait(&self.stream.record().in_op(op)?).in_op(op)?;
+        let ready = self.stream.record().in_op(op)?;
+        if self.capture.is_some() {
+            // Joins the lane to the capture of the caller's stream, before anything is enqueued on it.
+            self.lane.wait(&ready).in_op(op)?;
+        }
+        // The records are compared while the caller's stream computes the step's data.
+        self.op.fabric.announce(&self.lane, self.record).in_op(op)?;
+        self.lane.wait(&ready).in_op(op)?;
         let step = Step { exchange, from, to };
         self.op.fabric.enqueue(&self.lane, step, self.record).in_op(op)?;
         self.lane.record().in_op(op)
@@ -148,6 +161,10 @@ impl Calling<'_> {
     fn wait(&self, end: &Event) -> Result<()> {
         let op = self.record.op;
         self.stream.wait(end).in_op(op)?;
+        if !self.op.fabric.uses_host() {
+            // Kernels look at the abort words themselves.
+            return Ok(());
+        }
         let control = self.op.heap.control().clone();
         self.stream.call_cpu("end of a step between nodes", move || control.outcome()).in_op(op)
     }

@@ -71,6 +71,18 @@ pub(crate) struct CallRecord {
 
 /// Transport for steps between nodes.
 pub(crate) trait Fabric: fmt::Debug + Send + Sync {
+    /// Enqueues the comparison of the step's records, before the step's data is ready. Does nothing
+    /// if [`Fabric::enqueue`] compares them.
+    fn announce(&self, stream: &Stream, record: CallRecord) -> iris_heap::Result<()> {
+        let _ = (stream, record);
+        Ok(())
+    }
+
+    /// Whether the steps run on a thread of the host, whose errors the caller's stream must fetch.
+    fn uses_host(&self) -> bool {
+        true
+    }
+
     /// Enqueues a step. All ranks with the same local rank must enqueue the same steps in the same
     /// order. If a step fails later, [`Control::check`] of this rank returns the reason and the
     /// kernels of its node abort.
@@ -153,7 +165,7 @@ impl Fabric for Sockets {
 }
 
 /// Node that this rank reports as awaited until the step knows which nodes are missing.
-fn awaited_first(exchange: Exchange, across: &World) -> AwaitedNode {
+pub(super) fn awaited_first(exchange: Exchange, across: &World) -> AwaitedNode {
     match (exchange, across.rank(), across.size()) {
         (Exchange::Broadcast { root }, node, _) if node != root => AwaitedNode::Node(root),
         (_, node, 2) => AwaitedNode::Node(1 - node),
@@ -185,27 +197,32 @@ pub(crate) enum StepError {
         other_host: String,
     },
     #[error(
+        "{op}, step {step} between nodes of call {call}: it did not end within {seconds} s, expected {others} to \
+         take part: see whether their processes run, and whether the network between the nodes is up"
+    )]
+    Late { op: Op, call: u64, step: u64, seconds: u64, others: String },
+    #[error("id of a communicator between nodes: {value} from node 0, expected 128 bytes")]
+    Id { value: String },
+    #[error(
         "step {step} between nodes of call {call}: rank {rank} on host {host} sent {bytes} bytes, expected {expected}"
     )]
     Length { call: u64, step: u64, rank: usize, host: String, bytes: usize, expected: usize },
 }
 
 impl CallRecord {
+    /// Names of the record's fields in error messages.
+    pub(super) const NAMES: [&'static str; 6] =
+        ["operator", "number of the call", "number of the step", "M", "N", "hash of the plan"];
+
     /// Values of the record's fields, each with its name for error messages.
-    fn fields(&self) -> [(&'static str, u64); 6] {
+    pub(super) fn fields(&self) -> [(&'static str, u64); 6] {
         let op = Op::ALL.iter().position(|&op| op == self.op).unwrap_or_default() as u64;
-        [
-            ("operator", op),
-            ("number of the call", self.call),
-            ("number of the step", self.step),
-            ("M", self.m),
-            ("N", self.n),
-            ("hash of the plan", self.plan),
-        ]
+        let values = [op, self.call, self.step, self.m, self.n, self.plan];
+        std::array::from_fn(|at| (Self::NAMES[at], values[at]))
     }
 
     /// Text of the field `what` with the value `value`, for error messages.
-    fn show(what: &str, value: u64) -> String {
+    pub(super) fn show(what: &str, value: u64) -> String {
         match what {
             "operator" => Op::ALL.get(value as usize).map_or("unknown".into(), |op| op.to_string()),
             "hash of the plan" => format!("{value:016x}"),

@@ -7,6 +7,7 @@ mod fabric;
 mod forecast;
 #[cfg(feature = "mpi")]
 pub(crate) mod mpi;
+mod nccl;
 #[cfg(test)]
 mod simulation;
 pub(crate) mod steps;
@@ -19,6 +20,7 @@ use std::sync::Arc;
 use iris_heap::{RawSlice, Stream, SymmetricHeap, World};
 use iris_kernels::args::TileView;
 use iris_kernels::trace::TraceSpan;
+use iris_kernels::vendor::Nccl;
 
 use crate::args::Matrices;
 use crate::counters::Counters;
@@ -171,7 +173,7 @@ impl Composite {
         let world = heap.whole_world();
         let checked = check(op, heap, plan);
         let mut items = plan.fingerprint_of_all();
-        items.push(("steps between nodes", engine_name(world).into()));
+        items.push(("steps between nodes", engine_name(heap).into()));
         let told = world.agree(op.name(), &items).in_op(op);
         let all = world.all_ok(op.name(), outcome(&checked)).in_op(op);
         checked.and(told).and(all)?;
@@ -193,7 +195,10 @@ impl Composite {
             (Err(error), _) => return Err(error),
         };
         let across = heap.across().cloned().ok_or_else(|| other_world(op, heap, plan))?;
-        let fabric = Arc::new(Sockets::new(heap, across, world, engine(world)));
+        let fabric: Arc<dyn Fabric> = match heap.device().kind.traits().host_threads {
+            true => Arc::new(Sockets::new(heap, across, world, engine(world))),
+            false => nccl::Link::of(op, heap, &across)?,
+        };
         let (heap, plan) = (Arc::clone(heap), plan.clone());
         Ok(Self {
             heap,
@@ -251,12 +256,15 @@ impl Composite {
 }
 
 /// Name of the engine that moves the data of steps between nodes; all ranks must use the same one.
-fn engine_name(world: &World) -> &'static str {
+fn engine_name(heap: &SymmetricHeap) -> &'static str {
+    let kind = heap.device().kind;
+    if !kind.traits().host_threads {
+        return Nccl::name(kind);
+    }
     #[cfg(feature = "mpi")]
-    if mpi::is_ready(world) {
+    if mpi::is_ready(heap.whole_world()) {
         return "mpi";
     }
-    let _ = world;
     "sockets"
 }
 
@@ -298,12 +306,17 @@ fn check(op: Op, heap: &SymmetricHeap, plan: &Plan) -> Result<()> {
         });
     }
     let backend = heap.device().kind;
-    if !backend.traits().host_threads {
+    if !backend.traits().host_threads
+        && let Err(error) = Nccl::get(backend)
+    {
         return Err(Error::Invalid {
             op: op.into(),
-            what: "backend over several nodes".into(),
-            value: backend.to_string(),
-            expected: "cpu, which has steps between nodes".into(),
+            what: format!("{} between nodes", Nccl::name(backend)),
+            value: error.to_string(),
+            expected: format!(
+                "{} 2.18 or later, which moves data between nodes",
+                Nccl::name(backend)
+            ),
         });
     }
     let (ranks, world) = (plan.ranks(), heap.whole_world());

@@ -120,7 +120,7 @@ fn blocks_of(bytes: u64) -> usize {
 
 /// Maximum number of thread blocks of a step between nodes on a GPU: the limit that an engine such as
 /// NCCL is to be given (`maxCTAs`). Each takes at most one multiprocessor.
-const STEP_BLOCKS: u32 = 8;
+pub(crate) const STEP_BLOCKS: u32 = 8;
 
 /// Maximum number of bytes of a step between nodes: a frame of the connections between ranks is at
 /// most 1 GiB.

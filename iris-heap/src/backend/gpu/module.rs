@@ -107,6 +107,7 @@ impl FunctionBackend for GpuFunction {
         match order {
             LaunchOrder::Op => queue.in_order(launch),
             LaunchOrder::Beside => queue.beside(launch),
+            LaunchOrder::Stream => queue.in_stream(launch),
         }
     }
 }

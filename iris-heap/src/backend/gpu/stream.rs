@@ -297,6 +297,12 @@ impl Queue {
         order.beside(self.place()?, f)
     }
 
+    /// Enqueues work by calling `f`, ordered by this stream alone.
+    pub(crate) fn in_stream(&self, f: impl FnOnce() -> Result<()>) -> Result<()> {
+        let _open = self.shared.open()?;
+        f()
+    }
+
     fn place(&self) -> Result<Place> {
         Ok(Place { raw: self.raw, number: self.number, capture: self.capture()? })
     }
@@ -312,6 +318,8 @@ impl Queue {
     /// even if only earlier work would have to be waited for.
     fn finish(&self) -> Result<()> {
         self.check_no_capture()?;
+        // SAFETY: the stream is alive while the queue is in use.
+        self.shared.control.attend_until(|| unsafe { self.shared.device.stream_is_done(self.raw) });
         // SAFETY: the stream is alive while the queue is in use.
         let done = unsafe { self.shared.device.sync_stream(self.raw) };
         lock(&self.pending).retain(|(event, _)| !event.is_done());
@@ -339,6 +347,7 @@ impl Queue {
         let end = self.end()?;
         // Release the lock before waiting, because the caller may drop its `Stream` meanwhile.
         drop(gone);
+        self.shared.control.attend_until(|| end.is_done());
         end.sync()
     }
 
@@ -599,6 +608,10 @@ impl StreamBackend for GpuStream {
 
     fn raw_handle(&self) -> u64 {
         self.0.raw.0
+    }
+
+    fn capture(&self) -> Result<Option<u64>> {
+        self.0.capture()
     }
 
     fn is_captured(&self) -> Result<bool> {

@@ -1,0 +1,459 @@
+//! NCCL, or RCCL with the same functions: loading, and the communicator of one rank.
+
+#![allow(unsafe_code, reason = "functions of a C library, on memory of the device")]
+
+use std::ffi::{CStr, c_char, c_int};
+use std::path::{Path, PathBuf};
+use std::ptr::{null, null_mut};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use iris_heap::{BackendKind, DType};
+
+use super::dialect::Handle;
+use super::{Error, Result, cuda_folders, find, hip_folders, library, open};
+
+/// Id of a new communicator (C type `ncclUniqueId`): one rank makes it and sends it to the others.
+pub type CommunicatorId = [u8; 128];
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct UniqueId(CommunicatorId);
+
+/// C type `ncclConfig_t` as of release 2.18. Later releases have further fields, and take the default
+/// for each that lies beyond `size`.
+#[repr(C)]
+struct Config {
+    size: usize,
+    magic: u32,
+    version: u32,
+    blocking: c_int,
+    cga_cluster_size: c_int,
+    min_ctas: c_int,
+    max_ctas: c_int,
+    net_name: *const c_char,
+    split_share: c_int,
+}
+
+/// Value of a field of [`Config`] that is not set.
+const UNSET: c_int = c_int::MIN;
+
+library! { Table,
+    ncclGetVersion(*mut c_int) -> c_int;
+    ncclGetErrorString(c_int) -> *const c_char;
+    ncclGetLastError(Handle) -> *const c_char;
+    ncclGetUniqueId(*mut UniqueId) -> c_int;
+    ncclCommInitRankConfig(*mut Handle, c_int, UniqueId, c_int, *mut Config) -> c_int;
+    ncclCommFinalize(Handle) -> c_int;
+    ncclCommDestroy(Handle) -> c_int;
+    ncclCommAbort(Handle) -> c_int;
+    ncclCommGetAsyncError(Handle, *mut c_int) -> c_int;
+    ncclAllReduce(u64, u64, usize, c_int, c_int, Handle, Handle) -> c_int;
+    ncclReduceScatter(u64, u64, usize, c_int, c_int, Handle, Handle) -> c_int;
+    ncclAllGather(u64, u64, usize, c_int, Handle, Handle) -> c_int;
+    ncclBroadcast(u64, u64, usize, c_int, c_int, Handle, Handle) -> c_int;
+    ncclSend(u64, usize, c_int, c_int, Handle, Handle) -> c_int;
+    ncclRecv(u64, usize, c_int, c_int, Handle, Handle) -> c_int;
+    ncclGroupStart() -> c_int;
+    ncclGroupEnd() -> c_int;
+}
+
+/// Status `ncclInProgress` of a call on a non-blocking communicator.
+const IN_PROGRESS: c_int = 7;
+/// Code of the reduction `ncclSum`.
+const SUM: c_int = 0;
+/// Code of the element type `ncclUint8`.
+const BYTE: c_int = 1;
+
+/// NCCL or RCCL, loaded into this process.
+pub struct Nccl {
+    table: Table,
+    path: PathBuf,
+    /// Name and value of an environment variable without which the library refuses some devices.
+    needs: Option<(&'static str, &'static str)>,
+}
+
+impl std::fmt::Debug for Nccl {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Nccl({}, {})", self.version(), self.path.display())
+    }
+}
+
+impl Nccl {
+    /// Name of the library for this kind of device.
+    pub fn name(kind: BackendKind) -> &'static str {
+        if kind == BackendKind::Cuda { "NCCL" } else { "RCCL" }
+    }
+
+    /// Loads the library for this kind of device, release 2.18 or later; `folders` are searched
+    /// before the usual places.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] with the places that were searched.
+    pub fn load(kind: BackendKind, folders: &[PathBuf]) -> Result<Nccl> {
+        // RCCL needs this variable on gfx942 and gfx950, unless firmware and HIP runtime are recent.
+        let needs = (kind == BackendKind::Hip).then_some(("HSA_NO_SCRATCH_RECLAIM", "1"));
+        let load = |file: &Path| {
+            let table = Table::of(open(file)?, "")?;
+            Ok(Nccl { table, path: file.to_owned(), needs })
+        };
+        let (names, file, bare, usual) = match kind {
+            BackendKind::Cuda => {
+                let wheels = ["nvidia/nccl/lib", "nvidia/cu13/lib"];
+                let bare = ["libnccl.so.2", "libnccl.so"];
+                (("NCCL (libnccl.so)", "IRIS_NCCL"), "libnccl.so", bare, cuda_folders(&wheels))
+            }
+            _ => {
+                let bare = ["librccl.so.1", "librccl.so"];
+                (("RCCL (librccl.so)", "IRIS_RCCL"), "librccl.so", bare, hip_folders())
+            }
+        };
+        find(names, &[folders, &usual].concat(), (file, &bare), load)
+    }
+
+    /// Returns the library for this kind of device, loaded at the first call.
+    ///
+    /// # Errors
+    /// Those of [`Nccl::load`], equal at each call.
+    pub fn get(kind: BackendKind) -> Result<Arc<Nccl>> {
+        static LOADED: [OnceLock<Result<Arc<Nccl>>>; 2] = [const { OnceLock::new() }; 2];
+        let loaded = &LOADED[usize::from(kind == BackendKind::Hip)];
+        loaded.get_or_init(|| Nccl::load(kind, &[]).map(Arc::new)).clone()
+    }
+
+    /// Path of the file that the library was loaded from, or its bare name if the loader found it.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Version of the library, such as `2.28.3`.
+    pub fn version(&self) -> String {
+        let mut version = 0;
+        // SAFETY: `ncclGetVersion` only writes to `version`, a local of the right type.
+        unsafe { (self.table.ncclGetVersion)(&mut version) };
+        format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
+    }
+
+    /// Makes the id of a new communicator.
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub fn new_id(&self) -> Result<CommunicatorId> {
+        let mut id = UniqueId([0; 128]);
+        // SAFETY: `ncclGetUniqueId` only writes to `id`, a local of the right type.
+        self.check("ncclGetUniqueId", unsafe { (self.table.ncclGetUniqueId)(&mut id) })?;
+        Ok(id.0)
+    }
+
+    /// Converts the return code of `function` into an error with the library's texts, which also
+    /// names the environment variable to set if a needed one is missing.
+    fn check(&self, function: &'static str, code: c_int) -> Result<()> {
+        if code == 0 {
+            return Ok(());
+        }
+        // SAFETY: `ncclGetErrorString` accepts any number and returns a constant string that ends
+        // with zero.
+        let text = unsafe { CStr::from_ptr((self.table.ncclGetErrorString)(code)) };
+        let mut name = text.to_string_lossy().into_owned();
+        // SAFETY: `ncclGetLastError` accepts a null communicator.
+        let last = unsafe { (self.table.ncclGetLastError)(null_mut()) };
+        if !last.is_null() {
+            // SAFETY: the text is the library's own and ends with zero.
+            let last = unsafe { CStr::from_ptr(last) }.to_string_lossy();
+            if !last.trim().is_empty() {
+                name += &format!(": {}", last.trim());
+            }
+        }
+        if let Some((variable, value)) = self.needs {
+            let set = std::env::var(variable).ok();
+            if set.as_deref() != Some(value) {
+                let is = set.as_deref().unwrap_or("not set");
+                name += &format!(
+                    "; {variable} is {is}, and RCCL refuses some devices without it: set it to {value}"
+                );
+            }
+        }
+        Err(Error::Call { function: function.into(), code, name })
+    }
+}
+
+/// Options of a communicator.
+#[derive(Clone, Copy, Debug)]
+pub struct CommunicatorOptions {
+    /// Largest number of thread blocks of a collective; `None` for the library's choice.
+    pub most_blocks: Option<u32>,
+    /// Time that a call of the library may take, once it is polled.
+    pub deadline: Duration,
+}
+
+impl Default for CommunicatorOptions {
+    fn default() -> Self {
+        Self { most_blocks: None, deadline: Duration::from_secs(60) }
+    }
+}
+
+/// Collective over the ranks of a communicator. `count` is the number of elements of a rank's part.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NcclCall {
+    /// Sum over the ranks; input and output have `count` elements.
+    AllReduce,
+    /// Sum over the ranks; rank r gets part r of the input of `ranks * count` elements.
+    ReduceScatter,
+    /// Concatenation of the inputs of all ranks, of `count` elements each.
+    AllGather,
+    /// Exchange of parts: part r of the input goes to rank r.
+    AllToAll,
+    /// Copy of `count` elements of the root's input to the output of all ranks.
+    Broadcast {
+        /// Rank whose input is copied.
+        root: usize,
+    },
+}
+
+/// Communicator of one rank, non-blocking: each call is polled until the library has taken it, or a
+/// deadline has passed.
+pub struct Communicator {
+    nccl: Arc<Nccl>,
+    /// The library's handle; null after [`Communicator::abort`] or [`Communicator::close`].
+    handle: Mutex<Live>,
+    rank: usize,
+    ranks: usize,
+    deadline: Duration,
+}
+
+struct Live(Handle);
+
+// SAFETY: a communicator may be used by any thread; the mutex lets one at a time.
+unsafe impl Send for Live {}
+
+impl std::fmt::Debug for Communicator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Communicator(rank {} of {}, {:?})", self.rank, self.ranks, self.nccl)
+    }
+}
+
+impl Communicator {
+    /// Creates this rank's communicator on the current device: collective over the ranks.
+    ///
+    /// # Errors
+    /// [`Error::Call`]; [`Error::Late`] if other ranks have not joined within the deadline.
+    pub fn new(
+        nccl: &Arc<Nccl>,
+        id: &CommunicatorId,
+        (rank, ranks): (usize, usize),
+        options: CommunicatorOptions,
+    ) -> Result<Communicator> {
+        let mut config = Config {
+            size: size_of::<Config>(),
+            magic: 0xcafe_beef,
+            version: 2_18_00,
+            blocking: 0,
+            cga_cluster_size: UNSET,
+            min_ctas: UNSET,
+            max_ctas: options.most_blocks.map_or(UNSET, |most| most as c_int),
+            net_name: null(),
+            split_share: UNSET,
+        };
+        let mut handle = null_mut();
+        // SAFETY: the function writes the new communicator to `handle`, a local of the right type, and
+        // reads `config`; the id is passed by value.
+        let code = unsafe {
+            (nccl.table.ncclCommInitRankConfig)(
+                &mut handle,
+                ranks as c_int,
+                UniqueId(*id),
+                rank as c_int,
+                &mut config,
+            )
+        };
+        let (nccl, deadline) = (nccl.clone(), options.deadline);
+        let new = Communicator { nccl, handle: Mutex::new(Live(handle)), rank, ranks, deadline };
+        let taken = new.taken(handle, "ncclCommInitRankConfig", code);
+        if taken.is_err() && !handle.is_null() {
+            new.abort();
+        }
+        taken.map(|()| new)
+    }
+
+    /// Number of ranks.
+    pub fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    /// The library that the communicator belongs to.
+    pub fn nccl(&self) -> &Arc<Nccl> {
+        &self.nccl
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Live> {
+        self.handle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Handle of the live communicator; an error after it was aborted or closed.
+    fn live(&self, function: &'static str) -> Result<MutexGuard<'_, Live>> {
+        let live = self.lock();
+        match live.0.is_null() {
+            false => Ok(live),
+            true => Err(Error::Call {
+                function: function.into(),
+                code: 0,
+                name: "the communicator has been aborted or closed".into(),
+            }),
+        }
+    }
+
+    /// Waits until the library has taken a call of `function`, which returned `code`.
+    fn taken(&self, handle: Handle, function: &'static str, mut code: c_int) -> Result<()> {
+        let begun = Instant::now();
+        while code == IN_PROGRESS {
+            if begun.elapsed() > self.deadline {
+                let seconds = self.deadline.as_secs();
+                return Err(Error::Late { function, seconds });
+            }
+            std::thread::yield_now();
+            let mut state = 0;
+            // SAFETY: the communicator is alive; the function only writes to `state`.
+            let asked = unsafe { (self.nccl.table.ncclCommGetAsyncError)(handle, &mut state) };
+            code = if asked == 0 { state } else { asked };
+        }
+        self.nccl.check(function, code)
+    }
+
+    /// Enqueues a collective of `count` elements per part on a stream of the current device; `None`
+    /// as the type means bytes.
+    ///
+    /// # Errors
+    /// [`Error::Call`] and [`Error::Late`]; also for an element type without a sum here.
+    ///
+    /// # Safety
+    /// `from` and `to` are memory of the device that has room for the elements, until the stream has
+    /// finished the collective; `stream` is a live stream of the device.
+    pub unsafe fn enqueue(
+        &self,
+        call: NcclCall,
+        (from, to): (u64, u64),
+        (count, dtype): (usize, Option<DType>),
+        stream: u64,
+    ) -> Result<()> {
+        let live = self.live("a collective")?;
+        let (handle, table) = (live.0, &self.nccl.table);
+        let (code, stream) = (type_code(dtype)?, stream as usize as Handle);
+        let bytes = count * dtype.map_or(1, DType::size);
+        // SAFETY: the caller guarantees the memory and the stream; the communicator is alive.
+        let (function, code) = unsafe {
+            match call {
+                NcclCall::AllReduce => (
+                    "ncclAllReduce",
+                    (table.ncclAllReduce)(from, to, count, code, SUM, handle, stream),
+                ),
+                NcclCall::ReduceScatter => (
+                    "ncclReduceScatter",
+                    (table.ncclReduceScatter)(from, to, count, code, SUM, handle, stream),
+                ),
+                NcclCall::AllGather => {
+                    ("ncclAllGather", (table.ncclAllGather)(from, to, count, code, handle, stream))
+                }
+                NcclCall::Broadcast { root } => (
+                    "ncclBroadcast",
+                    (table.ncclBroadcast)(from, to, count, code, root as c_int, handle, stream),
+                ),
+                NcclCall::AllToAll => {
+                    self.nccl.check("ncclGroupStart", (table.ncclGroupStart)())?;
+                    let mut made = Ok(());
+                    for peer in 0..self.ranks {
+                        let (at, rank) = ((peer * bytes) as u64, peer as c_int);
+                        let sent = (table.ncclSend)(from + at, count, code, rank, handle, stream);
+                        let got = (table.ncclRecv)(to + at, count, code, rank, handle, stream);
+                        for (function, code) in [("ncclSend", sent), ("ncclRecv", got)] {
+                            let code = if code == IN_PROGRESS { 0 } else { code };
+                            made = made.and(self.nccl.check(function, code));
+                        }
+                    }
+                    // The group is ended in any case, because later calls would join it.
+                    let ended = (table.ncclGroupEnd)();
+                    made?;
+                    ("ncclGroupEnd", ended)
+                }
+            }
+        };
+        self.taken(handle, function, code)
+    }
+
+    /// Error of a collective that has failed since it was enqueued, such as that of a lost
+    /// connection.
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub fn check(&self) -> Result<()> {
+        let live = self.lock();
+        if live.0.is_null() {
+            return Ok(());
+        }
+        let mut state = 0;
+        // SAFETY: the communicator is alive; the function only writes to `state`.
+        let asked = unsafe { (self.nccl.table.ncclCommGetAsyncError)(live.0, &mut state) };
+        self.nccl.check("ncclCommGetAsyncError", asked)?;
+        let state = if state == IN_PROGRESS { 0 } else { state };
+        self.nccl.check("a collective that was enqueued", state)
+    }
+
+    /// Ends all collectives that are enqueued, and gives the communicator back. Graphs that captured
+    /// its collectives must not be launched afterwards. Does nothing the second time.
+    pub fn abort(&self) {
+        let mut live = self.lock();
+        if !live.0.is_null() {
+            // SAFETY: the handle is alive and is not used again.
+            let code = unsafe { (self.nccl.table.ncclCommAbort)(live.0) };
+            live.0 = null_mut();
+            if let Err(error) = self.nccl.check("ncclCommAbort", code) {
+                tracing::debug!(%error, "a communicator was not given back");
+            }
+        }
+    }
+
+    /// Destroys the communicator after its enqueued collectives are done: collective over the ranks.
+    /// Does nothing after [`Communicator::abort`].
+    ///
+    /// # Errors
+    /// [`Error::Call`] and [`Error::Late`]; the communicator is then aborted.
+    pub fn close(&self) -> Result<()> {
+        let mut live = self.lock();
+        let handle = live.0;
+        if handle.is_null() {
+            return Ok(());
+        }
+        // SAFETY: the communicator is alive.
+        let code = unsafe { (self.nccl.table.ncclCommFinalize)(handle) };
+        if let Err(error) = self.taken(handle, "ncclCommFinalize", code) {
+            drop(live);
+            self.abort();
+            return Err(error);
+        }
+        live.0 = null_mut();
+        // SAFETY: the handle is finalized, and is not used again.
+        self.nccl.check("ncclCommDestroy", unsafe { (self.nccl.table.ncclCommDestroy)(handle) })
+    }
+
+    /// Calls `f` with the library's handle, for functions that this type does not have.
+    ///
+    /// # Errors
+    /// [`Error::Call`] after the communicator was aborted or closed.
+    pub fn with_handle<T>(&self, f: impl FnOnce(Handle) -> T) -> Result<T> {
+        Ok(f(self.live("a communicator")?.0))
+    }
+}
+
+/// Code of an element type, for which sums are defined; bytes are for copies only.
+fn type_code(dtype: Option<DType>) -> Result<c_int> {
+    Ok(match dtype {
+        None => BYTE,
+        Some(DType::I32) => 2,
+        Some(DType::F16) => 6,
+        Some(DType::F32) => 7,
+        Some(DType::BF16) => 9,
+        Some(other) => {
+            let name = format!("element type {other}, expected i32, f16, f32 or bf16");
+            return Err(Error::Call { function: "a collective".into(), code: 0, name });
+        }
+    })
+}

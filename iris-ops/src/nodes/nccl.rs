@@ -1,0 +1,314 @@
+//! Steps between nodes over NCCL or RCCL, on the streams of a GPU.
+//!
+//! **Problem.** Between nodes, NCCL and RCCL use every kind of network better than code of this crate
+//! would. But their calls hang or return wrong data if ranks make different calls, and a call whose
+//! peer is lost never ends.
+//!
+//! **Solution.** Each heap has one communicator over the ranks with equal local ranks. Before a step
+//! moves data, the ranks gather their records of the step, and a kernel compares them; a difference
+//! ends the call with an error that names both ranks. The communicator is non-blocking, so that no
+//! call of the library can hang this process. Host threads that wait for the device look after the
+//! communicator: if the heap fails, they abort it, and the streams go on.
+//!
+//! **Limits.** A program that waits by other means (such as `cudaStreamSynchronize`) for a step whose
+//! peer is lost waits until [`SymmetricHeap::check`] is called by another thread. A graph with
+//! steps must not be launched after its heap has failed. NCCL's own ports are not authenticated.
+//! RCCL was never called on a device.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use iris_heap::abi::abort;
+use iris_heap::{
+    AwaitedNode, Control, Event, NodeEngine, RawSlice, Request, Segment, Stream, SymmetricHeap,
+    World,
+};
+use iris_kernels::UserKernel;
+use iris_kernels::rtc::{KernelSource, Options};
+use iris_kernels::vendor::{Communicator, CommunicatorOptions, Nccl, NcclCall};
+use iris_sync::Fault;
+
+use super::fabric::{CallRecord, Exchange, Fabric, Step, StepError, awaited_first};
+use crate::error::{InOp, Result};
+use crate::kind::Op;
+use crate::plan::composed::STEP_BLOCKS;
+
+const RECORD: KernelSource<'static> =
+    KernelSource { name: "record.cu", text: include_str!("record.cu") };
+/// Size in bytes of a record in device memory.
+const RECORD_BYTES: u64 = 64;
+/// Number of values of a record; the device's record has one more, which says whether the rank failed.
+const FIELDS: usize = 6;
+/// Number of threads of the kernels for records.
+const THREADS: u32 = 64;
+
+/// Communicator of a heap, with what the steps on it need.
+pub(super) struct Link {
+    heap: Weak<SymmetricHeap>,
+    control: Arc<Control>,
+    communicator: Communicator,
+    across: World,
+    /// Rank and host name of this rank's counterpart (equal local rank) on each node.
+    ranks: Vec<(usize, String)>,
+    announce: UserKernel,
+    compare: UserKernel,
+    /// Own record, and after it the records of all nodes.
+    records: RawSlice,
+    /// Time after which a step that has begun counts as hanging.
+    deadline: Duration,
+    /// Steps that have not been seen to end, in the order of the stream.
+    running: Mutex<VecDeque<Running>>,
+}
+
+/// Step between nodes on a stream, outside of captures.
+struct Running {
+    record: CallRecord,
+    awaited: AwaitedNode,
+    begin: Event,
+    end: Event,
+    /// Time at which the step was first seen to have begun.
+    begun: Option<Instant>,
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} between nodes", self.communicator)
+    }
+}
+
+impl Link {
+    /// Returns the heap's link, which the first call makes: collective over all ranks of the world.
+    #[track_caller]
+    pub(super) fn of(op: Op, heap: &Arc<SymmetricHeap>, across: &World) -> Result<Arc<Link>> {
+        if let Some(engine) = heap.node_engine()
+            && let Ok(link) = engine.clone().as_any().downcast()
+        {
+            return Ok(link);
+        }
+        let link = Arc::new(Link::new(op, heap, across)?);
+        heap.set_node_engine(link.clone());
+        Ok(link)
+    }
+
+    #[track_caller]
+    fn new(op: Op, heap: &Arc<SymmetricHeap>, across: &World) -> Result<Link> {
+        let world = heap.whole_world();
+        let (node, nodes, local) = (across.rank(), across.size(), heap.size());
+        let bytes = RECORD_BYTES * (1 + nodes as u64);
+        let request = [Request::new(Segment::Data, bytes, "records of steps between nodes")];
+        let records = heap.alloc_many(op.name(), &request).in_op(op);
+        let records =
+            world.all_ok(op.name(), records.map_err(iris_heap::Error::other)).in_op(op)?[0];
+        let kind = heap.device().kind;
+        let gpu = heap.gpu().in_op(op)?;
+        let start = || {
+            let nccl = Nccl::get(kind).map_err(iris_heap::Error::other)?;
+            let make = || nccl.new_id().map_err(iris_heap::Error::other);
+            let id = if node == 0 { gpu.with_relaxed_capture(make)?.to_vec() } else { Vec::new() };
+            let kernel = |name| UserKernel::new(heap, RECORD, &Options::new(), name, (THREADS, 0));
+            Ok((nccl, id, kernel("iris_step_announce")?, kernel("iris_step_compare")?))
+        };
+        // All ranks learn of a failure before one waits for the others in the library.
+        let (nccl, id, announce, compare) = world.all_ok(op.name(), start()).in_op(op)?;
+        let ids = across.allgather(&id).in_op(op)?;
+        let deadline = world.settings().host_deadline();
+        let options = CommunicatorOptions { most_blocks: Some(STEP_BLOCKS), deadline };
+        let join = || {
+            let id = ids[0].first_chunk().ok_or_else(|| {
+                let value = format!("{} bytes", ids[0].len());
+                iris_heap::Error::other(StepError::Id { value })
+            })?;
+            gpu.with_relaxed_capture(|| {
+                Communicator::new(&nccl, id, (node, nodes), options)
+                    .map_err(iris_heap::Error::other)
+            })
+        };
+        let communicator = world.all_ok(op.name(), join()).in_op(op)?;
+        let rank = |node: usize| {
+            let rank = node * local + heap.rank();
+            (rank, world.host_of(rank).unwrap_or("unknown").to_string())
+        };
+        Ok(Link {
+            heap: Arc::downgrade(heap),
+            control: heap.control().clone(),
+            communicator,
+            across: across.clone(),
+            ranks: (0..nodes).map(rank).collect(),
+            announce,
+            compare,
+            records,
+            deadline: world.settings().entry_deadline(),
+            running: Mutex::default(),
+        })
+    }
+
+    /// Enqueues a collective of the library on bytes of this rank's data segment.
+    #[allow(unsafe_code, reason = "a library gets addresses of the heap")]
+    fn collective(
+        &self,
+        heap: &SymmetricHeap,
+        stream: &Stream,
+        exchange: Exchange,
+        (from, to): (RawSlice, RawSlice),
+    ) -> iris_heap::Result<()> {
+        let nodes = self.across.size();
+        let f32s = |slice: RawSlice| (slice.len() / 4, Some(iris_heap::DType::F32));
+        let (call, size) = match exchange {
+            Exchange::AllReduce => (NcclCall::AllReduce, f32s(to)),
+            Exchange::ReduceScatter => (NcclCall::ReduceScatter, f32s(to)),
+            Exchange::AllGather => (NcclCall::AllGather, (from.len(), None)),
+            Exchange::AllToAll => (NcclCall::AllToAll, (from.len() / nodes, None)),
+            Exchange::Broadcast { root } => (NcclCall::Broadcast { root }, (to.len(), None)),
+        };
+        if size.0 == 0 {
+            return Ok(());
+        }
+        heap.check_stream("a step between nodes", stream)?;
+        let data = heap.view().data[heap.rank()];
+        let places = (data + from.offset(), data + to.offset());
+        heap.gpu()?.with_relaxed_capture(|| {
+            // SAFETY: both slices are allocated in this heap, whose close waits for its streams; the
+            // stream is one of this heap.
+            let done =
+                unsafe { self.communicator.enqueue(call, places, size, stream.raw_handle()) };
+            done.map_err(iris_heap::Error::other)
+        })
+    }
+
+    /// Returns the addresses of this rank's record and of the gathered ones.
+    fn places(&self, heap: &SymmetricHeap) -> iris_heap::Result<(RawSlice, RawSlice)> {
+        let all = RECORD_BYTES as usize..self.records.len();
+        let own = self.records.slice(0..RECORD_BYTES as usize)?;
+        heap.check()?;
+        Ok((own, self.records.slice(all)?))
+    }
+
+    /// Fails the heap because of a step, and tells the ranks of this node.
+    fn fail(&self, error: iris_heap::Error) {
+        self.control.fail_elsewhere(error);
+        if let Some(heap) = self.heap.upgrade() {
+            let _ = heap.poison(abort::ELSEWHERE);
+        }
+    }
+}
+
+impl Fabric for Link {
+    #[allow(unsafe_code, reason = "kernels get addresses")]
+    fn announce(&self, stream: &Stream, record: CallRecord) -> iris_heap::Result<()> {
+        let Some(heap) = self.heap.upgrade() else { return Ok(()) };
+        let (own, all) = self.places(&heap)?;
+        let view = heap.view();
+        let values: [u64; FIELDS] = record.fields().map(|(_, value)| value);
+        let data = view.data[heap.rank()];
+        let nodes = self.across.size() as u32;
+        let (to, gathered) = (data + own.offset(), data + all.offset());
+        let (view, values) = (bytemuck::bytes_of(&view), bytemuck::bytes_of(&values));
+        // SAFETY: the parameters are those of the kernel; its memory is allocated until the heap is
+        // closed, which waits for the stream. The kernel waits for nothing.
+        unsafe {
+            let args = [view, values, bytemuck::bytes_of(&to)];
+            self.announce.launch_in_stream(stream, 1, &args)?;
+        }
+        self.collective(&heap, stream, Exchange::AllGather, (own, all))?;
+        // SAFETY: as for the kernel before.
+        unsafe {
+            let args = [view, values, bytemuck::bytes_of(&gathered), bytemuck::bytes_of(&nodes)];
+            self.compare.launch_in_stream(stream, 1, &args)
+        }
+    }
+
+    fn enqueue(&self, stream: &Stream, step: Step, record: CallRecord) -> iris_heap::Result<()> {
+        let Some(heap) = self.heap.upgrade() else { return Ok(()) };
+        let captured = stream.capture()?.is_some();
+        let begin = if captured { None } else { Some(stream.record()?) };
+        self.collective(&heap, stream, step.exchange, (step.from, step.to))?;
+        if let Some(begin) = begin {
+            let (end, awaited) = (stream.record()?, awaited_first(step.exchange, &self.across));
+            let step = Running { record, awaited, begin, end, begun: None };
+            self.running.lock().unwrap_or_else(PoisonError::into_inner).push_back(step);
+        }
+        Ok(())
+    }
+
+    fn uses_host(&self) -> bool {
+        false
+    }
+}
+
+impl NodeEngine for Link {
+    fn attend(&self, failed: bool) {
+        if failed {
+            self.communicator.abort();
+            return;
+        }
+        if let Err(error) = self.communicator.check() {
+            self.fail(iris_heap::Error::other(error));
+            return;
+        }
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        while running.front().is_some_and(|step| step.end.is_done()) {
+            running.pop_front();
+        }
+        let Some(step) = running.front_mut() else {
+            self.control.publish_step(None);
+            return;
+        };
+        if !step.begin.is_done() {
+            self.control.publish_step(None);
+            return;
+        }
+        self.control.publish_step(Some(step.awaited));
+        let waited = step.begun.get_or_insert_with(Instant::now).elapsed();
+        if waited > self.deadline {
+            let CallRecord { op, call, step, .. } = step.record;
+            let seconds = self.deadline.as_secs();
+            drop(running);
+            let others = self.ranks.iter().enumerate().filter(|it| it.0 != self.across.rank());
+            let others = others.map(|(_, (rank, host))| format!("rank {rank} on host {host}"));
+            let others = others.collect::<Vec<_>>().join(", ");
+            self.fail(iris_heap::Error::other(StepError::Late { op, call, step, seconds, others }));
+        }
+    }
+
+    fn explain(&self, fault: &Fault) -> Option<iris_heap::Error> {
+        let place = |node: usize| self.ranks.get(node).cloned();
+        let (rank, host) = place(self.across.rank())?;
+        let (other, other_host) = place(usize::try_from(fault.rank).ok()?)?;
+        let low = |value: i32| u64::from(value as u32);
+        let (call, step) = (low(fault.call), low(fault.tile));
+        let field = usize::try_from(fault.field).ok()?;
+        let Some(&what) = CallRecord::NAMES.get(field) else {
+            let op = usize::try_from(fault.op).ok().and_then(|op| Op::ALL.get(op))?;
+            let message = "its own error says why".into();
+            return Some(iris_heap::Error::other(StepError::Failed {
+                op: *op,
+                call,
+                step,
+                rank: other,
+                host: other_host,
+                message,
+            }));
+        };
+        let show = |value| CallRecord::show(what, low(value));
+        let (own, theirs) = (show(fault.wanted), show(fault.seen));
+        let error =
+            StepError::Differs { call, step, what, own, rank, host, theirs, other, other_host };
+        Some(iris_heap::Error::other(error))
+    }
+
+    fn close(&self) -> iris_heap::Result<()> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        if self.control.outcome().is_err() {
+            self.communicator.abort();
+            return Ok(());
+        }
+        self.communicator.close().map_err(iris_heap::Error::other)
+    }
+
+    fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
+}

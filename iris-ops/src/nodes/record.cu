@@ -1,0 +1,58 @@
+// Comparison of the records of a step between nodes: each rank announces its record, an engine such
+// as NCCL gathers the records of all nodes, and each rank compares them before the step moves data.
+#include "iris/sync.h"
+
+using namespace iris;
+
+/// Number of 8-byte values of a record, as CallRecord::fields in Rust; the last one is 1 if the rank
+/// has failed, and only the gathered record has it.
+constexpr u32 FIELDS_OF_STEP = 6;
+struct StepRecord {
+    u64 value[FIELDS_OF_STEP];
+};
+constexpr u32 BYTES_OF_RECORD = 64;
+
+/// Channel of no op: the kernels here use no word of an op.
+IRIS_DEVICE Channel no_channel(const HeapView& heap) {
+    return Channel{~0u, heap.rank, heap.size, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+}
+
+/// Writes this rank's record, and whether the rank has failed, to `to`.
+IRIS_KERNEL iris_step_announce(IRIS_ARGS HeapView heap, IRIS_ARGS StepRecord own, u64 to) {
+    const Channel none = no_channel(heap);
+    const Words m{heap, none};
+    if (port::thread() == 0) {
+        IRIS_UNROLL
+        for (u32 i = 0; i < FIELDS_OF_STEP; ++i) port::write(to + 8 * i, own.value[i]);
+        const bool failed = m.host_abort() != 0 || has_given_up(m);
+        port::write(to + 8 * FIELDS_OF_STEP, u64(failed ? 1 : 0));
+    }
+}
+
+/// Compares the records of `nodes` nodes, gathered at `all`, with this rank's. If one differs, the
+/// fault record gets the other node as its rank, the step as its tile, and the number of the value
+/// that differs as its field; all ranks of this node are told to give up.
+IRIS_KERNEL iris_step_compare(IRIS_ARGS HeapView heap, IRIS_ARGS StepRecord own, u64 all,
+                              u32 nodes) {
+    const Channel none = no_channel(heap);
+    const Words m{heap, none};
+    for (u32 node = port::thread(); node < nodes; node += port::threads()) {
+        u64 seen[FIELDS_OF_STEP + 1];
+        IRIS_UNROLL
+        for (u32 i = 0; i <= FIELDS_OF_STEP; ++i) {
+            seen[i] = port::read<u64>(all + u64(node) * BYTES_OF_RECORD + 8 * i);
+        }
+        u32 field = 0;
+        while (field < FIELDS_OF_STEP && seen[field] == own.value[field]) ++field;
+        // A rank that has failed may be behind in its calls: its failure is the reason.
+        if (seen[FIELDS_OF_STEP] != 0) field = FIELDS_OF_STEP;
+        else if (field == FIELDS_OF_STEP) continue;
+        const u64 wanted = field < FIELDS_OF_STEP ? own.value[field] : 0;
+        if (!has_given_up(m)) {
+            give_up(m, Fault{FaultKind::StepDiffers, static_cast<i32>(own.value[0]),
+                             static_cast<i32>(own.value[1]), static_cast<i32>(own.value[2]),
+                             static_cast<i32>(node), static_cast<i32>(seen[field]),
+                             static_cast<i32>(wanted), static_cast<i32>(field)});
+        }
+    }
+}
