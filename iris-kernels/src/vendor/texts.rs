@@ -8,7 +8,7 @@ use super::*;
 
 const GUIDE: &str = include_str!("../../../iris-ops/GUIDE.md");
 
-variants! { Error: NotFound, None, TooOld, Call, NoAlgorithm }
+variants! { Error: NotFound, None, TooOld, Call, Late, NoAlgorithm }
 
 fn examples() -> Vec<(Error, [&'static str; 3])> {
     let library = || String::from("cuBLASLt 11.0");
@@ -28,6 +28,10 @@ fn examples() -> Vec<(Error, [&'static str; 3])> {
         (
             Error::Call { function: "cublasLtCreate".into(), code: 1, name: "NOT_INIT".into() },
             ["cublasLtCreate: NOT_INIT (code 1)", "expected success", "`iris doctor`"],
+        ),
+        (
+            Error::Late { function: "ncclCommInitRankConfig", seconds: 60 },
+            ["did not end within 60 s", "expected all ranks to join", "see whether a rank is lost"],
         ),
         (
             Error::NoAlgorithm { library: library(), problem: "3 x 4 x 5 of f32".into() },

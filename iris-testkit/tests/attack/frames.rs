@@ -27,8 +27,14 @@ fn socket(folder: &Path) -> Result<PathBuf> {
 
 fn connect(socket: &Path) -> Result<UnixStream> {
     let until = Instant::now() + Duration::from_secs(1);
+    let folder = socket.parent().context("a socket has a folder")?;
+    let mut socket = socket.to_owned();
     let stream = loop {
-        match UnixStream::connect(socket) {
+        match UnixStream::connect(&socket) {
+            // Rank 0 renames its socket once it listens, so a socket that is gone is searched again.
+            Err(error) if error.kind() == ErrorKind::NotFound && Instant::now() < until => {
+                socket = self::socket(folder)?;
+            }
             // The socket's file may exist before rank 0 listens on it, so a refused connection is
             // tried again.
             Err(error)
