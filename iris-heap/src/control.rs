@@ -2,6 +2,9 @@
 //! ([`ControlBlock`](crate::abi::ControlBlock)).
 
 mod standing;
+mod waits;
+
+pub use waits::NodeEngine;
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
@@ -15,31 +18,6 @@ use crate::board::{Behind, Boards, Difference};
 use crate::error::{Error, Result, list_values, odd_ranks};
 use crate::root::{self, ReturnedErrors};
 use crate::util::{lock, unsupported};
-
-/// Engine of the steps between nodes on the streams of a GPU, such as NCCL, as the heap needs it.
-///
-/// Threads of the host that wait for the device, check the heap or close it call
-/// [`NodeEngine::attend`] from time to time, since nothing else can end a step whose peer is lost.
-pub trait NodeEngine: std::fmt::Debug + Send + Sync {
-    /// Looks after the steps that are enqueued. A failed step becomes an error of the heap. If the
-    /// heap has failed, `failed` is true: the engine ends all of its steps, so that the work that is
-    /// queued after them goes on.
-    fn attend(&self, failed: bool);
-
-    /// Converts a fault of kind [`FaultKind::StepDiffers`] into an error that names both ranks;
-    /// `None` if the engine does not know the fault's step.
-    fn explain(&self, fault: &iris_sync::Fault) -> Option<Error>;
-
-    /// Gives back what the engine holds: collective over the ranks with equal local ranks, after all
-    /// steps are over.
-    ///
-    /// # Errors
-    /// Errors of the engine.
-    fn close(&self) -> Result<()>;
-
-    /// The engine as its own type, for the crate that made it.
-    fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
-}
 
 const WORDS: usize = 2 + FAULT_WORDS;
 
@@ -314,18 +292,6 @@ impl Control {
         format!("last call seen to end: {}", list_values(&texts))
     }
 
-    /// Records that the host waits for enqueued work, until the guard is dropped.
-    pub(crate) fn begin_wait(&self) -> HostWait<'_> {
-        let began = Instant::now();
-        lock(&self.waits).push(began);
-        HostWait { control: self, began }
-    }
-
-    /// Start time of the longest wait of a host thread that is in progress; `None` if none is.
-    pub(crate) fn waits_since(&self) -> Option<Instant> {
-        lock(&self.waits).iter().min().copied()
-    }
-
     /// Returns the fault or abort of this heap as an error, if there is one. The error counts as
     /// returned to the program, so closing the heap does not return it again.
     ///
@@ -338,40 +304,6 @@ impl Control {
             self.fault_returned.store(true, Ordering::Relaxed);
             self.note_returned(error);
         })
-    }
-
-    /// Sets the engine of the steps between nodes; the first stays.
-    pub(crate) fn set_engine(&self, engine: Arc<dyn NodeEngine>) {
-        let _ = self.engine.set(engine);
-    }
-
-    /// Engine of the steps between nodes, if they run on streams of a GPU.
-    pub(crate) fn engine(&self) -> Option<&Arc<dyn NodeEngine>> {
-        self.engine.get()
-    }
-
-    /// Lets the engine of the steps between nodes look after them.
-    fn attend(&self) {
-        if let Some(engine) = self.engine() {
-            engine.attend(self.host_abort() != 0 || self.fault().is_some());
-        }
-    }
-
-    /// Lets the engine of the steps between nodes look after them until `done`; returns at once if
-    /// there is no engine, and the caller then waits in the driver.
-    pub(crate) fn attend_until(&self, done: impl Fn() -> bool) {
-        const SPINS: u32 = 1000;
-        const PAUSE: std::time::Duration = std::time::Duration::from_micros(50);
-        if self.engine().is_none() {
-            return;
-        }
-        let mut looks = 0_u32;
-        while !done() {
-            self.attend();
-            looks = looks.saturating_add(1);
-            // Most waits are short: yield the processor first, and sleep only then.
-            if looks < SPINS { std::thread::yield_now() } else { std::thread::sleep(PAUSE) }
-        }
     }
 
     /// Records that `error` is returned to the program.
@@ -436,21 +368,6 @@ impl Control {
             (Some(found), Some(lost)) if root::explains(&lost, &found) => Err(lost),
             (Some(error), _) | (None, Some(error)) => Err(error),
             (None, None) => Ok(()),
-        }
-    }
-}
-
-/// Guard of a host wait for enqueued work; see [`Control::begin_wait`].
-pub(crate) struct HostWait<'a> {
-    control: &'a Control,
-    began: Instant,
-}
-
-impl Drop for HostWait<'_> {
-    fn drop(&mut self) {
-        let mut waits = lock(&self.control.waits);
-        if let Some(at) = waits.iter().position(|&began| began == self.began) {
-            waits.swap_remove(at);
         }
     }
 }

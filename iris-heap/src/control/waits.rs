@@ -1,0 +1,101 @@
+//! Waits of host threads for enqueued work, and the engine between nodes that they look after
+//! meanwhile.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use iris_sync::Fault;
+
+use super::Control;
+use crate::error::{Error, Result};
+use crate::util::lock;
+
+/// Engine of the steps between nodes on the streams of a GPU, such as NCCL, as the heap needs it.
+///
+/// Threads of the host that wait for the device, check the heap or close it call
+/// [`NodeEngine::attend`] from time to time, since nothing else can end a step whose peer is lost.
+pub trait NodeEngine: fmt::Debug + Send + Sync {
+    /// Looks after the steps that are enqueued. A failed step becomes an error of the heap. If the
+    /// heap has failed, `failed` is true: the engine ends all of its steps, so that the work that is
+    /// queued after them goes on.
+    fn attend(&self, failed: bool);
+
+    /// Converts a fault of kind [`FaultKind::StepDiffers`](iris_sync::FaultKind::StepDiffers) into an error that names both ranks;
+    /// `None` if the engine does not know the fault's step.
+    fn explain(&self, fault: &Fault) -> Option<Error>;
+
+    /// Gives back what the engine holds: collective over the ranks with equal local ranks, after all
+    /// steps are over.
+    ///
+    /// # Errors
+    /// Errors of the engine.
+    fn close(&self) -> Result<()>;
+
+    /// The engine as its own type, for the crate that made it.
+    fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
+}
+
+impl Control {
+    /// Sets the engine of the steps between nodes; the first stays.
+    pub(crate) fn set_engine(&self, engine: Arc<dyn NodeEngine>) {
+        let _ = self.engine.set(engine);
+    }
+
+    /// Engine of the steps between nodes, if they run on streams of a GPU.
+    pub(crate) fn engine(&self) -> Option<&Arc<dyn NodeEngine>> {
+        self.engine.get()
+    }
+
+    /// Lets the engine of the steps between nodes look after them.
+    pub(super) fn attend(&self) {
+        if let Some(engine) = self.engine() {
+            engine.attend(self.host_abort() != 0 || self.fault().is_some());
+        }
+    }
+
+    /// Lets the engine of the steps between nodes look after them until `done`; returns at once if
+    /// there is no engine, and the caller then waits in the driver.
+    pub(crate) fn attend_until(&self, done: impl Fn() -> bool) {
+        const SPINS: u32 = 1000;
+        const PAUSE: Duration = Duration::from_micros(50);
+        if self.engine().is_none() {
+            return;
+        }
+        let mut looks = 0_u32;
+        while !done() {
+            self.attend();
+            looks = looks.saturating_add(1);
+            // Most waits are short: yield the processor first, and sleep only then.
+            if looks < SPINS { std::thread::yield_now() } else { std::thread::sleep(PAUSE) }
+        }
+    }
+
+    /// Records that the host waits for enqueued work, until the guard is dropped.
+    pub(crate) fn begin_wait(&self) -> HostWait<'_> {
+        let began = Instant::now();
+        lock(&self.waits).push(began);
+        HostWait { control: self, began }
+    }
+
+    /// Start time of the longest wait of a host thread that is in progress; `None` if none is.
+    pub(crate) fn waits_since(&self) -> Option<Instant> {
+        lock(&self.waits).iter().min().copied()
+    }
+}
+
+/// Guard of a host wait for enqueued work; see [`Control::begin_wait`].
+pub(crate) struct HostWait<'a> {
+    control: &'a Control,
+    began: Instant,
+}
+
+impl Drop for HostWait<'_> {
+    fn drop(&mut self) {
+        let mut waits = lock(&self.control.waits);
+        if let Some(at) = waits.iter().position(|&began| began == self.began) {
+            waits.swap_remove(at);
+        }
+    }
+}
