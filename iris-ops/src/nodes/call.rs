@@ -144,12 +144,14 @@ impl Calling<'_> {
         let op = self.record.op;
         self.record.step += 1;
         let ready = self.stream.record().in_op(op)?;
-        if self.capture.is_some() {
+        if self.capture.is_some() || from.is_empty() {
             // Joins the lane to the capture of the caller's stream, before anything is enqueued on it.
+            // A step without data, such as that of a barrier, consists of its records alone.
             self.lane.wait(&ready).in_op(op)?;
         }
         // The records are compared while the caller's stream computes the step's data.
-        self.op.fabric.announce(&self.lane, self.record).in_op(op)?;
+        let records = self.op.areas.get(&Area::Records).copied();
+        self.op.fabric.announce(&self.lane, self.record, records).in_op(op)?;
         self.lane.wait(&ready).in_op(op)?;
         let step = Step { exchange, from, to };
         self.op.fabric.enqueue(&self.lane, step, self.record).in_op(op)?;

@@ -71,10 +71,15 @@ pub(crate) struct CallRecord {
 
 /// Transport for steps between nodes.
 pub(crate) trait Fabric: fmt::Debug + Send + Sync {
-    /// Enqueues the comparison of the step's records, before the step's data is ready. Does nothing
-    /// if [`Fabric::enqueue`] compares them.
-    fn announce(&self, stream: &Stream, record: CallRecord) -> iris_heap::Result<()> {
-        let _ = (stream, record);
+    /// Enqueues the comparison of the step's records, before the step's data is ready; `records` is
+    /// the operator's memory for them. Does nothing if [`Fabric::enqueue`] compares them.
+    fn announce(
+        &self,
+        stream: &Stream,
+        record: CallRecord,
+        records: Option<RawSlice>,
+    ) -> iris_heap::Result<()> {
+        let _ = (stream, record, records);
         Ok(())
     }
 
@@ -201,6 +206,11 @@ pub(crate) enum StepError {
          take part: see whether their processes run, and whether the network between the nodes is up"
     )]
     Late { op: Op, call: u64, step: u64, seconds: u64, others: String },
+    #[error(
+        "steps between nodes with {others}: {error}; expected all of these processes to run, and the network between \
+         the nodes to be up"
+    )]
+    Engine { others: String, error: iris_kernels::vendor::Error },
     #[error("id of a communicator between nodes: {value} from node 0, expected 128 bytes")]
     Id { value: String },
     #[error(

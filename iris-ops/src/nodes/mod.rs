@@ -195,9 +195,9 @@ impl Composite {
             (Err(error), _) => return Err(error),
         };
         let across = heap.across().cloned().ok_or_else(|| other_world(op, heap, plan))?;
-        let fabric: Arc<dyn Fabric> = match heap.device().kind.traits().host_threads {
-            true => Arc::new(Sockets::new(heap, across, world, engine(world))),
-            false => nccl::Link::of(op, heap, &across)?,
+        let fabric: Arc<dyn Fabric> = match areas.get(&Area::Records) {
+            None => Arc::new(Sockets::new(heap, across, world, engine(world))),
+            Some(&records) => nccl::Link::of(op, heap, &across, records)?,
         };
         let (heap, plan) = (Arc::clone(heap), plan.clone());
         Ok(Self {

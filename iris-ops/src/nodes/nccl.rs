@@ -18,28 +18,23 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use iris_heap::abi::abort;
-use iris_heap::{
-    AwaitedNode, Control, Event, NodeEngine, RawSlice, Request, Segment, Stream, SymmetricHeap,
-    World,
-};
+use iris_heap::{AwaitedNode, Control, Event, NodeEngine, RawSlice, Stream, SymmetricHeap, World};
 use iris_kernels::UserKernel;
 use iris_kernels::rtc::{KernelSource, Options};
-use iris_kernels::vendor::{Communicator, CommunicatorOptions, Nccl, NcclCall};
+use iris_kernels::vendor::{self, Communicator, CommunicatorOptions, Nccl, NcclCall};
 use iris_sync::Fault;
 
 use super::fabric::{CallRecord, Exchange, Fabric, Step, StepError, awaited_first};
 use crate::error::{InOp, Result};
 use crate::kind::Op;
-use crate::plan::composed::STEP_BLOCKS;
+use crate::plan::composed::{RECORD_BYTES, STEP_BLOCKS};
 
 const RECORD: KernelSource<'static> =
     KernelSource { name: "record.cu", text: include_str!("record.cu") };
-/// Size in bytes of a record in device memory.
-const RECORD_BYTES: u64 = 64;
 /// Number of values of a record; the device's record has one more, which says whether the rank failed.
 const FIELDS: usize = 6;
 /// Number of threads of the kernels for records.
@@ -55,12 +50,12 @@ pub(super) struct Link {
     ranks: Vec<(usize, String)>,
     announce: UserKernel,
     compare: UserKernel,
-    /// Own record, and after it the records of all nodes.
-    records: RawSlice,
     /// Time after which a step that has begun counts as hanging.
     deadline: Duration,
     /// Steps that have not been seen to end, in the order of the stream.
     running: Mutex<VecDeque<Running>>,
+    /// Event before the exchange of records of the step that is being enqueued, outside of captures.
+    begin: Mutex<Option<Event>>,
 }
 
 /// Step between nodes on a stream, outside of captures.
@@ -73,6 +68,10 @@ struct Running {
     begun: Option<Instant>,
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} between nodes", self.communicator)
@@ -82,7 +81,12 @@ impl fmt::Debug for Link {
 impl Link {
     /// Returns the heap's link, which the first call makes: collective over all ranks of the world.
     #[track_caller]
-    pub(super) fn of(op: Op, heap: &Arc<SymmetricHeap>, across: &World) -> Result<Arc<Link>> {
+    pub(super) fn of(
+        op: Op,
+        heap: &Arc<SymmetricHeap>,
+        across: &World,
+        records: RawSlice,
+    ) -> Result<Arc<Link>> {
         if let Some(engine) = heap.node_engine()
             && let Ok(link) = engine.clone().as_any().downcast()
         {
@@ -90,18 +94,28 @@ impl Link {
         }
         let link = Arc::new(Link::new(op, heap, across)?);
         heap.set_node_engine(link.clone());
+        let world = heap.whole_world();
+        world.all_ok(op.name(), link.connect(heap, records)).in_op(op)?;
         Ok(link)
+    }
+
+    /// Performs one collective of each kind that needs connections of its own, because the library
+    /// connects ranks at the first one: a call would otherwise wait on the host for its peers.
+    fn connect(&self, heap: &SymmetricHeap, records: RawSlice) -> iris_heap::Result<()> {
+        let (own, all) = parts(heap, records)?;
+        let stream = heap.stream()?;
+        let slot = all.slice(0..all.len() / self.across.size())?;
+        self.collective(heap, &stream, Exchange::AllGather, (own, all))?;
+        self.collective(heap, &stream, Exchange::AllToAll, (all, all))?;
+        self.collective(heap, &stream, Exchange::ReduceScatter, (all, slot))?;
+        self.collective(heap, &stream, Exchange::AllReduce, (own, own))?;
+        stream.sync()
     }
 
     #[track_caller]
     fn new(op: Op, heap: &Arc<SymmetricHeap>, across: &World) -> Result<Link> {
         let world = heap.whole_world();
         let (node, nodes, local) = (across.rank(), across.size(), heap.size());
-        let bytes = RECORD_BYTES * (1 + nodes as u64);
-        let request = [Request::new(Segment::Data, bytes, "records of steps between nodes")];
-        let records = heap.alloc_many(op.name(), &request).in_op(op);
-        let records =
-            world.all_ok(op.name(), records.map_err(iris_heap::Error::other)).in_op(op)?[0];
         let kind = heap.device().kind;
         let gpu = heap.gpu().in_op(op)?;
         let start = || {
@@ -139,9 +153,9 @@ impl Link {
             ranks: (0..nodes).map(rank).collect(),
             announce,
             compare,
-            records,
             deadline: world.settings().entry_deadline(),
             running: Mutex::default(),
+            begin: Mutex::default(),
         })
     }
 
@@ -174,16 +188,29 @@ impl Link {
             // stream is one of this heap.
             let done =
                 unsafe { self.communicator.enqueue(call, places, size, stream.raw_handle()) };
-            done.map_err(iris_heap::Error::other)
+            done.map_err(|error| self.named(error))
         })
     }
 
-    /// Returns the addresses of this rank's record and of the gathered ones.
-    fn places(&self, heap: &SymmetricHeap) -> iris_heap::Result<(RawSlice, RawSlice)> {
-        let all = RECORD_BYTES as usize..self.records.len();
-        let own = self.records.slice(0..RECORD_BYTES as usize)?;
-        heap.check()?;
-        Ok((own, self.records.slice(all)?))
+    /// Ranks of the other nodes that take part in this rank's steps, with their hosts.
+    fn others(&self) -> String {
+        let others = self.ranks.iter().enumerate().filter(|it| it.0 != self.across.rank());
+        let others = others.map(|(_, (rank, host))| format!("rank {rank} on host {host}"));
+        others.collect::<Vec<_>>().join(", ")
+    }
+
+    /// Error to report for one of the library's, which names no rank. If a rank is lost, the world
+    /// learns its number, but perhaps later than the library sees its connection close.
+    fn named(&self, error: vendor::Error) -> iris_heap::Error {
+        const GRACE: Duration = Duration::from_secs(2);
+        let begun = Instant::now();
+        while begun.elapsed() < GRACE {
+            if let Err(known) = self.control.outcome() {
+                return known;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        iris_heap::Error::other(StepError::Engine { others: self.others(), error })
     }
 
     /// Fails the heap because of a step, and tells the ranks of this node.
@@ -195,11 +222,26 @@ impl Link {
     }
 }
 
+/// Parts of the memory for records: this rank's record, and the records of all nodes.
+fn parts(heap: &SymmetricHeap, records: RawSlice) -> iris_heap::Result<(RawSlice, RawSlice)> {
+    heap.check()?;
+    let own = RECORD_BYTES as usize;
+    Ok((records.slice(0..own)?, records.slice(own..records.len())?))
+}
+
 impl Fabric for Link {
     #[allow(unsafe_code, reason = "kernels get addresses")]
-    fn announce(&self, stream: &Stream, record: CallRecord) -> iris_heap::Result<()> {
-        let Some(heap) = self.heap.upgrade() else { return Ok(()) };
-        let (own, all) = self.places(&heap)?;
+    fn announce(
+        &self,
+        stream: &Stream,
+        record: CallRecord,
+        records: Option<RawSlice>,
+    ) -> iris_heap::Result<()> {
+        let (Some(heap), Some(records)) = (self.heap.upgrade(), records) else { return Ok(()) };
+        let (own, all) = parts(&heap, records)?;
+        // A step begins with the exchange of its records, which waits for the other nodes.
+        let captured = stream.capture()?.is_some();
+        *lock(&self.begin) = if captured { None } else { Some(stream.record()?) };
         let view = heap.view();
         let values: [u64; FIELDS] = record.fields().map(|(_, value)| value);
         let data = view.data[heap.rank()];
@@ -222,13 +264,12 @@ impl Fabric for Link {
 
     fn enqueue(&self, stream: &Stream, step: Step, record: CallRecord) -> iris_heap::Result<()> {
         let Some(heap) = self.heap.upgrade() else { return Ok(()) };
-        let captured = stream.capture()?.is_some();
-        let begin = if captured { None } else { Some(stream.record()?) };
+        let begin = lock(&self.begin).take();
         self.collective(&heap, stream, step.exchange, (step.from, step.to))?;
         if let Some(begin) = begin {
             let (end, awaited) = (stream.record()?, awaited_first(step.exchange, &self.across));
             let step = Running { record, awaited, begin, end, begun: None };
-            self.running.lock().unwrap_or_else(PoisonError::into_inner).push_back(step);
+            lock(&self.running).push_back(step);
         }
         Ok(())
     }
@@ -245,10 +286,10 @@ impl NodeEngine for Link {
             return;
         }
         if let Err(error) = self.communicator.check() {
-            self.fail(iris_heap::Error::other(error));
+            self.fail(self.named(error));
             return;
         }
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = lock(&self.running);
         while running.front().is_some_and(|step| step.end.is_done()) {
             running.pop_front();
         }
@@ -266,9 +307,7 @@ impl NodeEngine for Link {
             let CallRecord { op, call, step, .. } = step.record;
             let seconds = self.deadline.as_secs();
             drop(running);
-            let others = self.ranks.iter().enumerate().filter(|it| it.0 != self.across.rank());
-            let others = others.map(|(_, (rank, host))| format!("rank {rank} on host {host}"));
-            let others = others.collect::<Vec<_>>().join(", ");
+            let others = self.others();
             self.fail(iris_heap::Error::other(StepError::Late { op, call, step, seconds, others }));
         }
     }
@@ -300,7 +339,7 @@ impl NodeEngine for Link {
     }
 
     fn close(&self) -> iris_heap::Result<()> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        lock(&self.running).clear();
         if self.control.outcome().is_err() {
             self.communicator.abort();
             return Ok(());

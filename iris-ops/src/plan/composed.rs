@@ -62,6 +62,8 @@ pub(crate) enum Area {
     PaddedOut,
     /// The whole matrix A, transposed.
     Whole,
+    /// Records of a step between nodes on a GPU: this rank's, and those of all nodes.
+    Records,
 }
 
 impl Area {
@@ -75,6 +77,7 @@ impl Area {
             Area::Padded => "padded message",
             Area::PaddedOut => "padded result",
             Area::Whole => "gathered A",
+            Area::Records => "records of steps between nodes",
         }
     }
 }
@@ -121,6 +124,9 @@ fn blocks_of(bytes: u64) -> usize {
 /// Maximum number of thread blocks of a step between nodes on a GPU: the limit that an engine such as
 /// NCCL is to be given (`maxCTAs`). Each takes at most one multiprocessor.
 pub(crate) const STEP_BLOCKS: u32 = 8;
+
+/// Size in bytes of the record of a step in device memory.
+pub(crate) const RECORD_BYTES: u64 = 64;
 
 /// Maximum number of bytes of a step between nodes: a frame of the connections between ranks is at
 /// most 1 GiB.
@@ -493,6 +499,10 @@ impl Plan {
         let mut maker = Maker { ranks, request: &request, composed };
         maker.check()?;
         maker.make()?;
+        if !maker.on_host() {
+            let bytes = RECORD_BYTES * (1 + maker.ranks.nodes() as u64);
+            maker.area(Area::Records, bytes);
+        }
         maker.check_step()?;
         let composed = maker.composed;
         let choices = composed.parts[&Role::Main].choices.clone();

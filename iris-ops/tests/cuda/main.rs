@@ -25,6 +25,7 @@ mod decode;
 mod external;
 mod graphs;
 mod late;
+mod nodes;
 mod sample;
 
 use beside::*;
@@ -33,11 +34,13 @@ use decode::*;
 use external::*;
 use graphs::*;
 use late::*;
+use nodes::*;
 use sample::*;
 
 fn main() -> ExitCode {
     match std::env::args().nth(1).as_deref() {
         Some(LEGACY_RANK) => legacy_rank().unwrap(),
+        Some(NODES_RANK) => nodes_rank(&std::env::args().nth(2).unwrap()).unwrap(),
         Some(DECODE_RANK) => decode_rank(&std::env::args().nth(2).unwrap()).unwrap(),
         _ => return tests(),
     }
@@ -60,7 +63,11 @@ fn tests() -> ExitCode {
         ),
         Group::new(
             no_compiler,
-            named![the_kernel_beside_ops_compiles, the_kernels_of_a_decode_step_compile],
+            named![
+                the_kernel_beside_ops_compiles,
+                the_kernels_of_a_decode_step_compile,
+                the_kernels_of_steps_between_nodes_compile
+            ],
         ),
         Group::new(
             harness::no_program("g++"),
@@ -96,6 +103,10 @@ fn tests() -> ExitCode {
             named![
                 heaps_come_and_go_while_graphs_run,
                 ten_thousand_captured_steps_with_late_ranks_give_the_same_tokens,
+                operators_over_nodes_are_captured_and_replayed,
+                calls_that_differ_between_nodes_are_named,
+                a_killed_rank_of_another_node_is_named,
+                a_rank_that_makes_no_call_is_named_by_the_other_node,
                 a_rank_killed_between_captured_steps_is_named_and_the_tokens_before_are_right,
             ],
         ),

@@ -1,0 +1,211 @@
+//! Operators over two nodes of GPUs, over NCCL: two processes that simulate nodes on one host. In
+//! graphs, with ranks that make different calls, a rank that is killed, and one that makes no call.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use iris_heap::World;
+use iris_kernels::rtc::{Compiler, Options};
+use iris_ops::{
+    AllGather, AllReduce, CollectiveArgs, MatRef, MatmulAllReduce, MatmulArgs, all_gather,
+    all_reduce, matmul_all_reduce,
+};
+use iris_testkit::launch::{self, End};
+
+use crate::graphs::{callers, captured, drop_graph};
+use crate::{numbers, open, product};
+
+/// Command-line argument that makes this program one rank of a test over nodes; the next argument is
+/// the test.
+pub(crate) const NODES_RANK: &str = "nodes-rank";
+
+const REPLAYED: &str = "replayed";
+const DIFFERS: &str = "differs";
+const KILLED: &str = "killed";
+const ABSENT: &str = "absent";
+
+/// Number of replays of the graph, or of calls before a rank is killed.
+const CALLS: usize = 50;
+
+pub(crate) fn the_kernels_of_steps_between_nodes_compile() {
+    let source = include_str!("../../src/nodes/record.cu");
+    let code = Compiler::nvrtc().unwrap().compile(source.into(), &Options::new(), "sm_90a");
+    assert!(code.unwrap_or_else(|error| panic!("{error}")).starts_with(b"\x7fELF"));
+}
+
+/// Runs this process's rank of the test `which`.
+pub(crate) fn nodes_rank(which: &str) -> Result<()> {
+    let world = World::from_env()?;
+    ensure!(world.nodes() == 2, "{} nodes, expected 2", world.nodes());
+    match which {
+        REPLAYED => replayed(&world),
+        DIFFERS => differs(&world),
+        KILLED => killed(&world),
+        ABSENT => absent(&world),
+        other => anyhow::bail!("no test is called {other}"),
+    }
+}
+
+/// Replays a graph of a product and a gather with new inputs each time, and then makes a call
+/// outside of the graph.
+fn replayed(world: &World) -> Result<()> {
+    let heap = open(world)?;
+    let (rank, size) = (world.rank(), world.size());
+    let (m, n, k) = (33, 70, 45);
+    let product_of = matmul_all_reduce::Options::new(m, n, k).plan(&heap)?;
+    let matmul = MatmulAllReduce::new(&heap, &product_of)?;
+    let gather = AllGather::new(&heap, &all_gather::Options::rows(m * size, n).plan(&heap)?)?;
+    let (a, b) = (heap.alloc::<f32>(m * k)?, heap.alloc::<f32>(k * n)?);
+    let (c, all) = (heap.full::<f32>(m * n, f32::NAN)?, heap.full(m * n * size, f32::NAN)?);
+    let (theirs, stream) = callers(&heap)?;
+    let step = || -> Result<()> {
+        let (a, b, c) = (MatRef::sym(a, m, k), MatRef::sym(b, k, n), MatRef::sym(c, m, n));
+        matmul.run(&MatmulArgs::new(a, b, c), &stream)?;
+        Ok(gather.run(&CollectiveArgs::new(c, MatRef::sym(all, m * size, n)), &stream)?)
+    };
+    let check = |call: usize| -> Result<()> {
+        let mut expected = vec![0.0; m * n];
+        for source in 0..size {
+            let (a, b) = (numbers(m * k, source, call), numbers(k * n, source + 1, call));
+            let one = product(&a, &b, (m, n, k));
+            expected.iter_mut().zip(one).for_each(|(sum, x)| *sum += x);
+        }
+        let (c, all) = (heap.read(c)?, heap.read(all)?);
+        ensure!(c == expected, "call {call} of rank {rank}: the product is wrong");
+        let gathered = all.chunks(m * n).all(|part| part == expected);
+        ensure!(gathered, "call {call} of rank {rank}: the gathered rows are wrong");
+        Ok(())
+    };
+    let fill = |call: usize| -> Result<()> {
+        heap.write(a, &numbers(m * k, rank, call))?;
+        Ok(heap.write(b, &numbers(k * n, rank + 1, call))?)
+    };
+    let graph = captured(&theirs, step)?;
+    for call in 0..CALLS {
+        fill(call)?;
+        graph.launch()?;
+        stream.sync()?;
+        check(call)?;
+    }
+    drop_graph(graph);
+    for call in CALLS..2 * CALLS {
+        fill(call)?;
+        step()?;
+        stream.sync()?;
+        check(call)?;
+    }
+    drop((matmul, gather));
+    heap.close()?;
+    Ok(world.close()?)
+}
+
+/// Number of elements of the messages of the tests of faults.
+const COUNT: usize = 4096;
+
+/// Rank 1 gathers where rank 0 sums: both must fail with an error that names both ranks and the
+/// operators.
+fn differs(world: &World) -> Result<()> {
+    let heap = open(world)?;
+    let sum = AllReduce::new(&heap, &all_reduce::Options::new(COUNT).plan(&heap)?)?;
+    let gather = AllGather::new(&heap, &all_gather::Options::rows(2, COUNT).plan(&heap)?)?;
+    let (x, y) = (heap.zeros::<f32>(COUNT)?, heap.zeros::<f32>(2 * COUNT)?);
+    let stream = heap.stream()?;
+    let from = MatRef::sym(x, 1, COUNT);
+    let begun = Instant::now();
+    let to = heap.zeros::<f32>(COUNT)?;
+    // The difference may be found before the call is enqueued whole.
+    let call = || -> Result<()> {
+        match world.rank() {
+            0 => sum.run(&CollectiveArgs::new(from, MatRef::sym(to, 1, COUNT)), &stream)?,
+            _ => gather.run(&CollectiveArgs::new(from, MatRef::sym(y, 2, COUNT)), &stream)?,
+        }
+        Ok(stream.sync()?)
+    };
+    let error = call().expect_err("the calls differ").to_string();
+    println!("after {:.1?}: {error}", begun.elapsed());
+    for part in ["operator is", "all_reduce", "all_gather", "rank 0", "rank 1"] {
+        ensure!(error.contains(part), "no {part:?} in: {error}");
+    }
+    ensure!(begun.elapsed() < Duration::from_secs(30), "after {:.1?}", begun.elapsed());
+    Ok(())
+}
+
+/// Rank 1 is killed between two calls: rank 0 must fail with an error that names it.
+fn killed(world: &World) -> Result<()> {
+    let heap = open(world)?;
+    let sum = AllReduce::new(&heap, &all_reduce::Options::new(COUNT).plan(&heap)?)?;
+    let (x, y) = (heap.zeros::<f32>(COUNT)?, heap.zeros::<f32>(COUNT)?);
+    let stream = heap.stream()?;
+    let args = CollectiveArgs::new(MatRef::sym(x, 1, COUNT), MatRef::sym(y, 1, COUNT));
+    for _ in 0..CALLS {
+        sum.run(&args, &stream)?;
+    }
+    stream.sync()?;
+    if world.rank() == 1 {
+        let me = std::process::id().to_string();
+        std::process::Command::new("sh").args(["-c", &format!("kill -KILL {me}")]).status()?;
+        std::thread::sleep(Duration::from_secs(60));
+    }
+    let begun = Instant::now();
+    let call = || -> Result<()> {
+        sum.run(&args, &stream)?;
+        Ok(stream.sync()?)
+    };
+    let error = call().expect_err("rank 1 was killed").to_string();
+    println!("after {:.1?}: {error}", begun.elapsed());
+    ensure!(error.contains("rank 1"), "{error}");
+    ensure!(begun.elapsed() < Duration::from_secs(60), "after {:.1?}", begun.elapsed());
+    Ok(())
+}
+
+/// Rank 1 makes no call for longer than the deadline: rank 0 must fail with an error that names it.
+fn absent(world: &World) -> Result<()> {
+    let heap = open(world)?;
+    let sum = AllReduce::new(&heap, &all_reduce::Options::new(COUNT).plan(&heap)?)?;
+    let (x, y) = (heap.zeros::<f32>(COUNT)?, heap.zeros::<f32>(COUNT)?);
+    let stream = heap.stream()?;
+    if world.rank() == 1 {
+        std::thread::sleep(heap.world().settings().entry_deadline() * 3);
+        return Ok(());
+    }
+    let args = CollectiveArgs::new(MatRef::sym(x, 1, COUNT), MatRef::sym(y, 1, COUNT));
+    sum.run(&args, &stream)?;
+    let error = stream.sync().expect_err("rank 1 makes no call").to_string();
+    println!("{error}");
+    ensure!(error.contains("did not end within") && error.contains("rank 1"), "{error}");
+    Ok(())
+}
+
+fn launched(which: &str, deadline: &str) -> launch::Outcome {
+    let program = std::env::current_exe().unwrap();
+    let options = launch::Options::default().deadline(Duration::from_secs(150)).nodes(2);
+    let options = options.grace(Duration::from_secs(100)).env("IRIS_DEADLINE", deadline);
+    launch::launch(&program, &[NODES_RANK, which], 2, options).unwrap()
+}
+
+fn all_end_well(which: &str, deadline: &str) {
+    let outcome = launched(which, deadline);
+    assert!(outcome.ok(), "{}", outcome.report());
+}
+
+pub(crate) fn operators_over_nodes_are_captured_and_replayed() {
+    all_end_well(REPLAYED, "1");
+}
+
+pub(crate) fn calls_that_differ_between_nodes_are_named() {
+    all_end_well(DIFFERS, "1");
+}
+
+pub(crate) fn a_rank_that_makes_no_call_is_named_by_the_other_node() {
+    all_end_well(ABSENT, "0.02");
+}
+
+pub(crate) fn a_killed_rank_of_another_node_is_named() {
+    let outcome = launched(KILLED, "1");
+    let ends = outcome.ranks.iter().map(|rank| rank.end).collect::<Vec<_>>();
+    assert!(
+        matches!(ends[..], [End::Exited(0), End::Signalled(9)]),
+        "{ends:?}: {}",
+        outcome.report()
+    );
+}
