@@ -76,7 +76,7 @@ fn aged() -> impl Iterator<Item = (Implementation, Scenario, Rules)> {
 /// Numbers of calls that a rank counts between the call in which it gave up and its next one.
 pub const AGES: [i32; 2] = [1 << 30, i32::MAX];
 
-/// Replays random schedules of [`aged`] under these further changes. Returns the rules that forbid a
+/// Replays random schedules of `aged` under these further changes. Returns the rules that forbid a
 /// step.
 pub fn aged_under(changes: &[Change]) -> Vec<&'static str> {
     let replayed = aged().filter_map(|(_, scenario, mut rules)| {
