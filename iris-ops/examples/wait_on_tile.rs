@@ -1,6 +1,5 @@
-//! Example of a kernel of the caller that adds up each tile of C while `matmul_all_reduce` still
-//! runs. The exit code is 0 if the sums are right, 1 if they are wrong or a call failed, and 77 if
-//! there is no GPU and nothing was checked.
+//! Example: a kernel of the caller that adds up each tile of C while `matmul_all_reduce` still runs.
+//! Exit code 0: the sums are right; 1: wrong, or a call failed; 77: no GPU, nothing was checked.
 #![allow(unsafe_code, reason = "the launch of a kernel of the user's")]
 use bytemuck::bytes_of;
 use iris_heap::{BackendKind, HeapOptions, SymmetricHeap, World};
@@ -11,8 +10,7 @@ const M: usize = 500;
 const SOURCE: &str = r#"
 #include "iris/tiles.h"
 using namespace iris;
-// Adds up the tiles of peers as they arrive (`behind` is 0), or this rank's own tiles after the
-// operator (`behind` is 1).
+// Adds up tiles of peers as they arrive (`behind` 0), or this rank's tiles after the op (1).
 IRIS_KERNEL add(IRIS_ARGS TileView view, Slice<float> c, Slice<float> sums, u32 behind) {
     Tiles tiles(view);
     const auto from = view.heap.at(c, view.heap.rank), to = view.heap.at(sums, view.heap.rank);
