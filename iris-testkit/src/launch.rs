@@ -47,7 +47,7 @@ use iris_heap::check_file_size;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, PidfdFlags, Signal, getppid, kill_process_group, pidfd_open,
+    Pid, PidfdFlags, Signal, getpid, getppid, kill_process, kill_process_group, pidfd_open,
     set_parent_process_death_signal,
 };
 use tempfile::TempDir;
@@ -69,6 +69,13 @@ pub const HIP: &[(&str, &str)] = &[("GPU_MAX_HW_QUEUES", "32"), ("GPU_FORCE_BLIT
 
 /// Environment variable that passes the launcher's process id to the rank processes.
 const LAUNCHER: &str = "LAUNCHER_PID";
+
+/// Kills this process as `kill -KILL` does, without a destructor or a message to other ranks, for
+/// tests of what other ranks do then.
+pub fn kill_myself() -> ! {
+    let killed = kill_process(getpid(), Signal::KILL);
+    panic!("still here: {killed:?}");
+}
 
 /// Makes the system kill this rank when the launcher that started it ends, even if the launcher's
 /// keeper is gone. Does nothing in a process that [`launch`] did not start.

@@ -15,7 +15,7 @@ use common::{taken, without_places};
 use iris_heap::{ErrorKind, HeapOptions, SymmetricHeap, World};
 use iris_ops::{OpError as Error, TileShape};
 use iris_testkit::Level;
-use iris_testkit::launch::{End, Options as Launch, Outcome, launch};
+use iris_testkit::launch::{End, Options as Launch, Outcome, kill_myself, launch};
 use iris_testkit::suite::{Case, Input, Op, Options, run_case};
 
 /// Environment variable that tells the rank program its role.
@@ -175,12 +175,6 @@ fn a_process_that_is_killed_is_named_at_once() {
     assert!(matches!(ends[2], End::Signalled(9)), "{}", outcome.report());
     let heard = outcome.ranks[..2].iter().filter(|rank| rank.stdout.contains("rank 2 is lost"));
     assert!(heard.count() > 0, "{}", outcome.report());
-}
-
-fn kill_myself() -> ! {
-    let me = rustix::process::getpid();
-    let killed = rustix::process::kill_process(me, rustix::process::Signal::KILL);
-    panic!("still here: {killed:?}");
 }
 
 /// Tests a rank that dies before it has connected to rank 0, so that only the launcher knows of its

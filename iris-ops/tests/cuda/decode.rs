@@ -2,7 +2,6 @@
 //! thousands of steps are enqueued without a wait of the host; with ranks that are late, and with a
 //! rank that is killed.
 
-use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -188,9 +187,7 @@ pub(crate) fn decode_rank(which: &str) -> Result<()> {
     for done in 0..STEPS {
         if which == KILLED && done == LAST_STEP && rank == size - 1 {
             stream.sync()?;
-            let me = std::process::id().to_string();
-            Command::new("sh").args(["-c", &format!("kill -KILL {me}")]).status()?;
-            std::thread::sleep(Duration::from_secs(60));
+            launch::kill_myself();
         }
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         if (random >> 33).is_multiple_of(50) {

@@ -1,19 +1,33 @@
 //! Operators over two nodes of GPUs, over NCCL: two processes that simulate nodes on one host. In
 //! graphs, with ranks that make different calls, a rank that is killed, and one that makes no call.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use iris_heap::World;
+use bytemuck::bytes_of;
+use iris_heap::{Stream, SymSlice, SymmetricHeap, World};
+use iris_kernels::UserKernel;
 use iris_kernels::rtc::{Compiler, Options};
 use iris_ops::{
-    AllGather, AllReduce, CollectiveArgs, MatRef, MatmulAllReduce, MatmulArgs, all_gather,
+    AllGather, AllReduce, Barrier, CollectiveArgs, MatRef, MatmulAllReduce, MatmulArgs, all_gather,
     all_reduce, matmul_all_reduce,
 };
 use iris_testkit::launch::{self, End};
 
 use crate::graphs::{callers, captured, drop_graph};
 use crate::{numbers, open, product};
+
+const SOURCE: &str = r#"
+#include "iris/sync.h"
+using namespace iris;
+// Runs for `ns` nanoseconds, and then writes the time to `to`, on a clock that all GPUs of the host
+// share.
+IRIS_KERNEL linger(u64 ns, u64 to) {
+    const u64 end = port::now() + ns;
+    while (port::now() < end) {}
+    if (port::thread() == 0) port::write(to, port::now());
+}"#;
 
 /// Command-line argument that makes this program one rank of a test over nodes; the next argument is
 /// the test.
@@ -23,14 +37,16 @@ const REPLAYED: &str = "replayed";
 const DIFFERS: &str = "differs";
 const KILLED: &str = "killed";
 const ABSENT: &str = "absent";
+const BARRIER: &str = "barrier";
 
 /// Number of replays of the graph, or of calls before a rank is killed.
 const CALLS: usize = 50;
 
 pub(crate) fn the_kernels_of_steps_between_nodes_compile() {
-    let source = include_str!("../../src/nodes/record.cu");
-    let code = Compiler::nvrtc().unwrap().compile(source.into(), &Options::new(), "sm_90a");
-    assert!(code.unwrap_or_else(|error| panic!("{error}")).starts_with(b"\x7fELF"));
+    for source in [include_str!("../../src/nodes/record.cu"), SOURCE] {
+        let code = Compiler::nvrtc().unwrap().compile(source.into(), &Options::new(), "sm_90a");
+        assert!(code.unwrap_or_else(|error| panic!("{error}")).starts_with(b"\x7fELF"));
+    }
 }
 
 /// Runs this process's rank of the test `which`.
@@ -42,12 +58,38 @@ pub(crate) fn nodes_rank(which: &str) -> Result<()> {
         DIFFERS => differs(&world),
         KILLED => killed(&world),
         ABSENT => absent(&world),
+        BARRIER => barrier(&world),
         other => anyhow::bail!("no test is called {other}"),
     }
 }
 
-/// Replays a graph of a product and a gather with new inputs each time, and then makes a call
-/// outside of the graph.
+/// Kernel that keeps a stream busy, with the memory for its time.
+struct Linger {
+    kernel: UserKernel,
+    times: SymSlice<u32>,
+    address: u64,
+}
+
+impl Linger {
+    /// Makes the kernel with memory for `times` times.
+    fn new(heap: &Arc<SymmetricHeap>, times: usize) -> Result<Linger> {
+        let kernel = UserKernel::new(heap, SOURCE.into(), &Options::new(), "linger", (32, 0))?;
+        let times = heap.zeros::<u32>(2 * times)?;
+        Ok(Linger { kernel, times, address: heap.resolve(times, heap.rank())? as u64 })
+    }
+
+    /// Enqueues a kernel that runs for `duration` and then writes time number `at`.
+    fn run(&self, stream: &Stream, duration: Duration, at: usize) -> Result<()> {
+        let (ns, to) = (duration.as_nanos() as u64, self.address + 8 * at as u64);
+        // SAFETY: the arguments match the kernel's parameters, and the memory lies in the heap, which
+        // is closed only after the stream has finished.
+        Ok(unsafe { self.kernel.launch(stream, 1, &[bytes_of(&ns), bytes_of(&to)]) }?)
+    }
+}
+
+/// Replays a graph of a product and a gather with new inputs each time, and then makes calls outside
+/// of the graph. The stream is busy before each, so that data is ready long after the ranks have
+/// compared their calls.
 fn replayed(world: &World) -> Result<()> {
     let heap = open(world)?;
     let (rank, size) = (world.rank(), world.size());
@@ -58,7 +100,9 @@ fn replayed(world: &World) -> Result<()> {
     let (a, b) = (heap.alloc::<f32>(m * k)?, heap.alloc::<f32>(k * n)?);
     let (c, all) = (heap.full::<f32>(m * n, f32::NAN)?, heap.full(m * n * size, f32::NAN)?);
     let (theirs, stream) = callers(&heap)?;
+    let slow = Linger::new(&heap, 1)?;
     let step = || -> Result<()> {
+        slow.run(&stream, Duration::from_millis(5), 0)?;
         let (a, b, c) = (MatRef::sym(a, m, k), MatRef::sym(b, k, n), MatRef::sym(c, m, n));
         matmul.run(&MatmulArgs::new(a, b, c), &stream)?;
         Ok(gather.run(&CollectiveArgs::new(c, MatRef::sym(all, m * size, n)), &stream)?)
@@ -95,6 +139,36 @@ fn replayed(world: &World) -> Result<()> {
         check(call)?;
     }
     drop((matmul, gather));
+    heap.close()?;
+    Ok(world.close()?)
+}
+
+/// Rank 1 arrives late at barriers: the work of no rank after a barrier may begin before the work of
+/// rank 1 before it has ended.
+fn barrier(world: &World) -> Result<()> {
+    let heap = open(world)?;
+    let op = Barrier::new(&heap, &iris_ops::barrier::Options::new().plan(&heap)?)?;
+    let (stream, calls) = (heap.stream()?, 10);
+    let kernel = Linger::new(&heap, 2 * calls)?;
+    let late = Duration::from_millis(if world.rank() == 1 { 50 } else { 0 });
+    for call in 0..calls {
+        kernel.run(&stream, late, 2 * call)?;
+        op.run(&stream)?;
+        kernel.run(&stream, Duration::ZERO, 2 * call + 1)?;
+    }
+    stream.sync()?;
+    let times = heap.read(kernel.times)?;
+    let all = world.allgather(bytemuck::cast_slice(&times))?;
+    let time = |rank: usize, at: usize| {
+        let bytes = all[rank][8 * at..].first_chunk().expect("all times");
+        u64::from_le_bytes(*bytes)
+    };
+    for call in 0..calls {
+        let arrived = (0..world.size()).map(|rank| time(rank, 2 * call)).max();
+        let left = (0..world.size()).map(|rank| time(rank, 2 * call + 1)).min();
+        ensure!(arrived <= left, "barrier {call} was left at {left:?}, before {arrived:?}");
+    }
+    op.free()?;
     heap.close()?;
     Ok(world.close()?)
 }
@@ -142,9 +216,7 @@ fn killed(world: &World) -> Result<()> {
     }
     stream.sync()?;
     if world.rank() == 1 {
-        let me = std::process::id().to_string();
-        std::process::Command::new("sh").args(["-c", &format!("kill -KILL {me}")]).status()?;
-        std::thread::sleep(Duration::from_secs(60));
+        launch::kill_myself();
     }
     let begun = Instant::now();
     let call = || -> Result<()> {
@@ -198,6 +270,10 @@ pub(crate) fn calls_that_differ_between_nodes_are_named() {
 
 pub(crate) fn a_rank_that_makes_no_call_is_named_by_the_other_node() {
     all_end_well(ABSENT, "0.02");
+}
+
+pub(crate) fn a_barrier_holds_the_ranks_of_all_nodes() {
+    all_end_well(BARRIER, "1");
 }
 
 pub(crate) fn a_killed_rank_of_another_node_is_named() {
