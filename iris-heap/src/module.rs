@@ -105,10 +105,8 @@ impl Function {
     /// launch has finished, and every replay of a graph that captured it. Workgroups that wait for
     /// each other or for other ranks are co-resident.
     pub unsafe fn launch(&self, stream: &Stream, shape: LaunchShape, args: &[&[u8]]) -> Result<()> {
-        stream.check_of(self.heap.as_ptr(), &self.name)?;
-        // SAFETY: the caller keeps this function's contract, which equals that of the backend's
-        // `launch`.
-        unsafe { self.inner.launch(stream.backend(), LaunchOrder::Op, shape, args) }
+        // SAFETY: the caller keeps this function's contract, which is that of `launch_in`.
+        unsafe { self.launch_in(LaunchOrder::Op, stream, shape, args) }
     }
 
     /// Enqueues a launch after the heap's last op; the next op does not wait for it, so the two run
@@ -127,10 +125,8 @@ impl Function {
         shape: LaunchShape,
         args: &[&[u8]],
     ) -> Result<()> {
-        stream.check_of(self.heap.as_ptr(), &self.name)?;
-        // SAFETY: the caller keeps this function's contract, which equals that of the backend's
-        // `launch`.
-        unsafe { self.inner.launch(stream.backend(), LaunchOrder::Beside, shape, args) }
+        // SAFETY: the caller keeps this function's contract, which is that of `launch_in`.
+        unsafe { self.launch_in(LaunchOrder::Beside, stream, shape, args) }
     }
 
     /// Enqueues a launch that is ordered by its stream alone: it does not wait for the heap's ops,
@@ -148,9 +144,23 @@ impl Function {
         shape: LaunchShape,
         args: &[&[u8]],
     ) -> Result<()> {
+        // SAFETY: the caller keeps this function's contract, which is that of `launch_in`.
+        unsafe { self.launch_in(LaunchOrder::Stream, stream, shape, args) }
+    }
+
+    /// Enqueues a launch on a stream of this function's heap, in the order `order`.
+    ///
+    /// # Safety
+    /// Contract of [`FunctionBackend::launch`].
+    unsafe fn launch_in(
+        &self,
+        order: LaunchOrder,
+        stream: &Stream,
+        shape: LaunchShape,
+        args: &[&[u8]],
+    ) -> Result<()> {
         stream.check_of(self.heap.as_ptr(), &self.name)?;
-        // SAFETY: the caller keeps this function's contract, which equals that of the backend's
-        // `launch`.
-        unsafe { self.inner.launch(stream.backend(), LaunchOrder::Stream, shape, args) }
+        // SAFETY: the caller keeps the contract.
+        unsafe { self.inner.launch(stream.backend(), order, shape, args) }
     }
 }

@@ -22,8 +22,8 @@ pub trait NodeEngine: fmt::Debug + Send + Sync {
     /// queued after them goes on.
     fn attend(&self, failed: bool);
 
-    /// Converts a fault of kind [`FaultKind::StepDiffers`](iris_sync::FaultKind::StepDiffers) into an error that names both ranks;
-    /// `None` if the engine does not know the fault's step.
+    /// Converts a fault of kind [`FaultKind::StepDiffers`](iris_sync::FaultKind::StepDiffers) into an
+    /// error that names both ranks; `None` if the fault names no node or operator.
     fn explain(&self, fault: &Fault) -> Option<Error>;
 
     /// Gives back what the engine holds: collective over the ranks with equal local ranks, after all

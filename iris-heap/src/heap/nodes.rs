@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::stream::{Event, Stream};
 use crate::util::lock;
 use crate::world::World;
+use crate::world::network::machine;
 
 /// Worlds that connect the node of a heap with the other nodes.
 pub(super) struct Nodes {
@@ -96,9 +97,9 @@ fn choose_device(world: &World, mut options: HeapOptions) -> Result<HeapOptions>
     if options.backend.traits().host_threads {
         return Ok(options);
     }
-    let machine = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let all = world.allgather(&machine)?;
-    let before = all[..world.rank()].iter().filter(|&other| *other == machine).count();
+    let machine = machine();
+    let all = world.allgather(machine.as_bytes())?;
+    let before = all[..world.rank()].iter().filter(|&other| other == machine.as_bytes()).count();
     let count = world.all_ok("open on all nodes", options.backend.device_count())?;
     options.device.get_or_insert(before % count);
     Ok(options)

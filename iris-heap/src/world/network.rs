@@ -250,18 +250,24 @@ fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// Identity of a host: equal for two processes exactly if they can share memory. It combines the
-/// system's boot id and the namespaces that a container may have of its own.
-fn identity() -> String {
+/// Identity of a machine since it was started: the system's boot id, or the host's name if there is
+/// none. Containers of one machine have the same.
+pub(crate) fn machine() -> String {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
-    let boot = boot.unwrap_or_else(|_| format!("host {}", host_name()));
+    boot.unwrap_or_else(|_| format!("host {}", host_name()))
+}
+
+/// Identity of a host: equal for two processes exactly if they can share memory. It combines the
+/// machine and the namespaces that a container may have of its own.
+fn identity() -> String {
+    let machine = machine();
     let namespace = |name: &str| {
         // The namespaces are those of this thread, which may differ from those of its process.
         let link = fs::read_link(format!("/proc/thread-self/ns/{name}"));
         link.map_or_else(|_| format!("{name}:?"), |link| link.display().to_string())
     };
     let spaces = ["ipc", "net", "pid", "uts"].map(namespace);
-    format!("{} {}", boot.trim(), spaces.join(" "))
+    format!("{} {}", machine.trim(), spaces.join(" "))
 }
 
 impl Settings {

@@ -12,7 +12,7 @@ use libloading::Library;
 use super::library;
 
 /// Opaque pointer: a handle of the library, or a stream of the driver.
-pub type Handle = *mut c_void;
+pub(super) type Handle = *mut c_void;
 
 /// Names and numbers of a vendor's library. Its functions differ from another vendor's only in
 /// their prefix, and take the same arguments, as listed in the table of `blas.rs`.

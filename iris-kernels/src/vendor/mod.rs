@@ -34,7 +34,7 @@ use iris_heap::BackendKind;
 use crate::rtc::search;
 
 pub use blas::{Algorithm, Blas, Multiplier, Product};
-pub use dialect::{Dialect, Handle};
+pub use dialect::Dialect;
 pub use nccl::{Communicator, CommunicatorId, CommunicatorOptions, Nccl, NcclCall};
 pub use prepared::Prepared;
 pub use problem::{Addresses, Layout, Problem};

@@ -85,18 +85,22 @@ impl Nccl {
         if kind == BackendKind::Cuda { "NCCL" } else { "RCCL" }
     }
 
-    /// Loads the library for this kind of device, release 2.18 or later; `folders` are searched
+    /// Name and value of an environment variable without which the library refuses some devices:
+    /// RCCL needs it on gfx942 and gfx950, unless firmware and HIP runtime are recent.
+    pub fn needs(kind: BackendKind) -> Option<(&'static str, &'static str)> {
+        (kind == BackendKind::Hip).then_some(("HSA_NO_SCRATCH_RECLAIM", "1"))
+    }
+
+    /// Finds the library for this kind of device and opens it by `load`; `folders` are searched
     /// before the usual places.
     ///
     /// # Errors
     /// [`Error::NotFound`] with the places that were searched.
-    pub fn load(kind: BackendKind, folders: &[PathBuf]) -> Result<Nccl> {
-        // RCCL needs this variable on gfx942 and gfx950, unless firmware and HIP runtime are recent.
-        let needs = (kind == BackendKind::Hip).then_some(("HSA_NO_SCRATCH_RECLAIM", "1"));
-        let load = |file: &Path| {
-            let table = Table::of(open(file)?, "")?;
-            Ok(Nccl { table, path: file.to_owned(), needs })
-        };
+    pub fn find<T>(
+        kind: BackendKind,
+        folders: &[PathBuf],
+        load: impl Fn(&Path) -> std::result::Result<T, String>,
+    ) -> Result<T> {
         let (names, file, bare, usual) = match kind {
             BackendKind::Cuda => {
                 let wheels = ["nvidia/nccl/lib", "nvidia/cu13/lib"];
@@ -111,19 +115,18 @@ impl Nccl {
         find(names, &[folders, &usual].concat(), (file, &bare), load)
     }
 
-    /// Returns the library for this kind of device, loaded at the first call.
+    /// Returns the library for this kind of device, release 2.18 or later, loaded at the first call.
     ///
     /// # Errors
-    /// Those of [`Nccl::load`], equal at each call.
+    /// Those of [`Nccl::find`], equal at each call.
     pub fn get(kind: BackendKind) -> Result<Arc<Nccl>> {
         static LOADED: [OnceLock<Result<Arc<Nccl>>>; 2] = [const { OnceLock::new() }; 2];
         let loaded = &LOADED[usize::from(kind == BackendKind::Hip)];
-        loaded.get_or_init(|| Nccl::load(kind, &[]).map(Arc::new)).clone()
-    }
-
-    /// Path of the file that the library was loaded from, or its bare name if the loader found it.
-    pub fn path(&self) -> &Path {
-        &self.path
+        let load = |file: &Path| {
+            let table = Table::of(open(file)?, "")?;
+            Ok(Arc::new(Nccl { table, path: file.to_owned(), needs: Nccl::needs(kind) }))
+        };
+        loaded.get_or_init(|| Nccl::find(kind, &[], load)).clone()
     }
 
     /// Version of the library, such as `2.28.3`.
@@ -180,16 +183,10 @@ impl Nccl {
 /// Options of a communicator.
 #[derive(Clone, Copy, Debug)]
 pub struct CommunicatorOptions {
-    /// Largest number of thread blocks of a collective; `None` for the library's choice.
-    pub most_blocks: Option<u32>,
+    /// Largest number of thread blocks of a collective.
+    pub most_blocks: u32,
     /// Time that a call of the library may take, once it is polled.
     pub deadline: Duration,
-}
-
-impl Default for CommunicatorOptions {
-    fn default() -> Self {
-        Self { most_blocks: None, deadline: Duration::from_secs(60) }
-    }
 }
 
 /// Collective over the ranks of a communicator. `count` is the number of elements of a rank's part.
@@ -250,7 +247,7 @@ impl Communicator {
             blocking: 0,
             cga_cluster_size: UNSET,
             min_ctas: UNSET,
-            max_ctas: options.most_blocks.map_or(UNSET, |most| most as c_int),
+            max_ctas: options.most_blocks as c_int,
             net_name: null(),
             split_share: UNSET,
         };
@@ -273,16 +270,6 @@ impl Communicator {
             new.abort();
         }
         taken.map(|()| new)
-    }
-
-    /// Number of ranks.
-    pub fn ranks(&self) -> usize {
-        self.ranks
-    }
-
-    /// The library that the communicator belongs to.
-    pub fn nccl(&self) -> &Arc<Nccl> {
-        &self.nccl
     }
 
     fn lock(&self) -> MutexGuard<'_, Live> {
@@ -432,14 +419,6 @@ impl Communicator {
         live.0 = null_mut();
         // SAFETY: the handle is finalized, and is not used again.
         self.nccl.check("ncclCommDestroy", unsafe { (self.nccl.table.ncclCommDestroy)(handle) })
-    }
-
-    /// Calls `f` with the library's handle, for functions that this type does not have.
-    ///
-    /// # Errors
-    /// [`Error::Call`] after the communicator was aborted or closed.
-    pub fn with_handle<T>(&self, f: impl FnOnce(Handle) -> T) -> Result<T> {
-        Ok(f(self.live("a communicator")?.0))
     }
 }
 

@@ -134,15 +134,9 @@ impl Sockets {
     pub(crate) fn new(
         heap: &Arc<SymmetricHeap>,
         across: World,
-        whole: &World,
         engine: Option<Arc<dyn Engine>>,
     ) -> Self {
-        let local = heap.size();
-        let rank = |node: usize| {
-            let rank = node * local + heap.rank();
-            (rank, whole.host_of(rank).unwrap_or("unknown").to_string())
-        };
-        let ranks = Arc::new((0..across.size()).map(rank).collect());
+        let ranks = Arc::new(counterparts(heap));
         let control = Arc::clone(heap.control());
         Self { engine, heap: Arc::downgrade(heap), control, across, ranks }
     }
@@ -160,13 +154,28 @@ impl Fabric for Sockets {
             let done = exchange(&heap, &across, (&ranks, engine.as_deref()), step, record);
             control.publish_step(None);
             if let Err(error) = done {
-                // Other ranks of this node wait for this one in the call, so they must abort too.
-                control.fail_elsewhere(error);
-                let _ = heap.poison(abort::ELSEWHERE);
+                fail(&heap, error);
             }
             Ok(())
         })
     }
+}
+
+/// Rank and host name of this rank's counterpart (equal local rank) on each node.
+pub(super) fn counterparts(heap: &SymmetricHeap) -> Vec<(usize, String)> {
+    let world = heap.whole_world();
+    let rank = |node: usize| {
+        let rank = node * heap.size() + heap.rank();
+        (rank, world.host_of(rank).unwrap_or("unknown").to_string())
+    };
+    (0..world.nodes()).map(rank).collect()
+}
+
+/// Fails the heap because of a step, and aborts the other ranks of this node, which wait for this one
+/// in the call.
+pub(super) fn fail(heap: &SymmetricHeap, error: iris_heap::Error) {
+    heap.control().fail_elsewhere(error);
+    let _ = heap.poison(abort::ELSEWHERE);
 }
 
 /// Node that this rank reports as awaited until the step knows which nodes are missing.

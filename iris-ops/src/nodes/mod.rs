@@ -196,7 +196,7 @@ impl Composite {
         };
         let across = heap.across().cloned().ok_or_else(|| other_world(op, heap, plan))?;
         let fabric: Arc<dyn Fabric> = match areas.get(&Area::Records) {
-            None => Arc::new(Sockets::new(heap, across, world, engine(world))),
+            None => Arc::new(Sockets::new(heap, across, engine(world))),
             Some(&records) => nccl::Link::of(op, heap, &across, records)?,
         };
         let (heap, plan) = (Arc::clone(heap), plan.clone());

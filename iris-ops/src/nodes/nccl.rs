@@ -21,22 +21,21 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use iris_heap::abi::abort;
 use iris_heap::{AwaitedNode, Control, Event, NodeEngine, RawSlice, Stream, SymmetricHeap, World};
 use iris_kernels::UserKernel;
 use iris_kernels::rtc::{KernelSource, Options};
 use iris_kernels::vendor::{self, Communicator, CommunicatorOptions, Nccl, NcclCall};
 use iris_sync::Fault;
 
-use super::fabric::{CallRecord, Exchange, Fabric, Step, StepError, awaited_first};
+use super::fabric::{
+    CallRecord, Exchange, Fabric, Step, StepError, awaited_first, counterparts, fail,
+};
 use crate::error::{InOp, Result};
 use crate::kind::Op;
 use crate::plan::composed::{RECORD_BYTES, STEP_BLOCKS};
 
 const RECORD: KernelSource<'static> =
     KernelSource { name: "record.cu", text: include_str!("record.cu") };
-/// Number of values of a record; the device's record has one more, which says whether the rank failed.
-const FIELDS: usize = 6;
 /// Number of threads of the kernels for records.
 const THREADS: u32 = 64;
 
@@ -115,7 +114,7 @@ impl Link {
     #[track_caller]
     fn new(op: Op, heap: &Arc<SymmetricHeap>, across: &World) -> Result<Link> {
         let world = heap.whole_world();
-        let (node, nodes, local) = (across.rank(), across.size(), heap.size());
+        let (node, nodes) = (across.rank(), across.size());
         let kind = heap.device().kind;
         let gpu = heap.gpu().in_op(op)?;
         let start = || {
@@ -129,7 +128,7 @@ impl Link {
         let (nccl, id, announce, compare) = world.all_ok(op.name(), start()).in_op(op)?;
         let ids = across.allgather(&id).in_op(op)?;
         let deadline = world.settings().host_deadline();
-        let options = CommunicatorOptions { most_blocks: Some(STEP_BLOCKS), deadline };
+        let options = CommunicatorOptions { most_blocks: STEP_BLOCKS, deadline };
         let join = || {
             let id = ids[0].first_chunk().ok_or_else(|| {
                 let value = format!("{} bytes", ids[0].len());
@@ -141,16 +140,12 @@ impl Link {
             })
         };
         let communicator = world.all_ok(op.name(), join()).in_op(op)?;
-        let rank = |node: usize| {
-            let rank = node * local + heap.rank();
-            (rank, world.host_of(rank).unwrap_or("unknown").to_string())
-        };
         Ok(Link {
             heap: Arc::downgrade(heap),
             control: heap.control().clone(),
             communicator,
             across: across.clone(),
-            ranks: (0..nodes).map(rank).collect(),
+            ranks: counterparts(heap),
             announce,
             compare,
             deadline: world.settings().entry_deadline(),
@@ -213,11 +208,10 @@ impl Link {
         iris_heap::Error::other(StepError::Engine { others: self.others(), error })
     }
 
-    /// Fails the heap because of a step, and tells the ranks of this node.
+    /// Fails the heap because of a step; nothing is left to fail if the heap has been dropped.
     fn fail(&self, error: iris_heap::Error) {
-        self.control.fail_elsewhere(error);
         if let Some(heap) = self.heap.upgrade() {
-            let _ = heap.poison(abort::ELSEWHERE);
+            fail(&heap, error);
         }
     }
 }
@@ -243,7 +237,7 @@ impl Fabric for Link {
         let captured = stream.capture()?.is_some();
         *lock(&self.begin) = if captured { None } else { Some(stream.record()?) };
         let view = heap.view();
-        let values: [u64; FIELDS] = record.fields().map(|(_, value)| value);
+        let values = record.fields().map(|(_, value)| value);
         let data = view.data[heap.rank()];
         let nodes = self.across.size() as u32;
         let (to, gathered) = (data + own.offset(), data + all.offset());
@@ -293,14 +287,10 @@ impl NodeEngine for Link {
         while running.front().is_some_and(|step| step.end.is_done()) {
             running.pop_front();
         }
-        let Some(step) = running.front_mut() else {
+        let Some(step) = running.front_mut().filter(|step| step.begin.is_done()) else {
             self.control.publish_step(None);
             return;
         };
-        if !step.begin.is_done() {
-            self.control.publish_step(None);
-            return;
-        }
         self.control.publish_step(Some(step.awaited));
         let waited = step.begun.get_or_insert_with(Instant::now).elapsed();
         if waited > self.deadline {

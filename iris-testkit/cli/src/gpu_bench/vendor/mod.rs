@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use iris_heap::{BackendKind, DType, SymSlice, SymmetricHeap};
-use iris_kernels::vendor::{Blas, Dialect};
+use iris_kernels::vendor::{self, Blas, Dialect};
 
 /// Environment variable and value that keep NCCL from using NVLink multicast, which can put GPUs
 /// that others share out of service.
@@ -44,7 +44,7 @@ impl Vendors {
 
     /// Names of the collective library and of the GEMM library.
     pub(crate) fn names(&self) -> [&'static str; 2] {
-        [nccl::name(self.kind), dialect(self.kind).name]
+        [vendor::Nccl::name(self.kind), dialect(self.kind).name]
     }
 
     /// Versions of both libraries, for the record. A device must be current.
@@ -78,7 +78,7 @@ impl Vendors {
             set || self.kind != BackendKind::Cuda,
             "environment variable {variable} must be {value}"
         );
-        let name = nccl::name(self.kind);
+        let name = vendor::Nccl::name(self.kind);
         self.nccl.as_ref().map_err(|e| anyhow::anyhow!("no {name}: {e}"))
     }
 

@@ -8,7 +8,7 @@ use std::ptr::null_mut;
 
 use anyhow::{Result, bail};
 use iris_heap::{BackendKind, DType};
-use iris_kernels::vendor::{cuda_folders, find, hip_folders, library, open};
+use iris_kernels::vendor::{self, library, open};
 
 use super::{Buffer, Handle, Vendors};
 
@@ -72,33 +72,15 @@ impl Table {
     }
 }
 
-/// Name of the library for this backend.
-pub(super) fn name(kind: BackendKind) -> &'static str {
-    if kind == BackendKind::Cuda { "NCCL" } else { "RCCL" }
-}
-
 /// Loads the library; `folders` are searched before the usual places.
 pub(super) fn load(kind: BackendKind, folders: &[PathBuf]) -> Result<Nccl> {
-    // RCCL needs this variable on gfx942 and gfx950, unless firmware and HIP runtime are recent.
-    let needs = (kind == BackendKind::Hip).then_some(("HSA_NO_SCRATCH_RECLAIM", "1"));
     let load = |file: &Path| {
         let table = Table::of(open(file)?, "")?;
         let windows = WindowTable::of(open(file)?, "");
         let errors = ErrorTable::of(open(file)?, "").ok();
-        Ok(Nccl { table, windows, errors, needs, path: file.to_owned() })
+        Ok(Nccl { table, windows, errors, needs: vendor::Nccl::needs(kind), path: file.to_owned() })
     };
-    let (names, file, bare, usual) = match kind {
-        BackendKind::Cuda => {
-            let wheels = ["nvidia/nccl/lib", "nvidia/cu13/lib"];
-            let bare = ["libnccl.so.2", "libnccl.so"];
-            (("NCCL (libnccl.so)", "IRIS_NCCL"), "libnccl.so", bare, cuda_folders(&wheels))
-        }
-        _ => {
-            let bare = ["librccl.so.1", "librccl.so"];
-            (("RCCL (librccl.so)", "IRIS_RCCL"), "librccl.so", bare, hip_folders())
-        }
-    };
-    Ok(find(names, &[folders, &usual].concat(), (file, &bare), load)?)
+    Ok(vendor::Nccl::find(kind, folders, load)?)
 }
 
 /// NCCL communicator of one rank.
