@@ -1,6 +1,6 @@
 //! Error type of the crate.
 //!
-//! Long because each variant has its text with what to do, and each field its meaning.
+//! This file is long because each variant has its text with what to do, and each field its meaning.
 
 #[cfg(test)]
 mod texts;

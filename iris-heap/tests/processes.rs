@@ -1,6 +1,6 @@
 //! Tests of ranks that are processes: this test program starts itself once per rank.
 //!
-//! Long because a rank and the test that starts it must be the same program.
+//! This file is long because a rank and the test that starts it must be the same program.
 
 #![allow(unsafe_code, reason = "reads through the addresses that the heap gave")]
 

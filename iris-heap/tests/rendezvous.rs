@@ -3,7 +3,7 @@
 //!
 //! This test program starts itself once per rank.
 //!
-//! Long because each failure needs a case for its rank and a test.
+//! This file is long because each failure needs a case for its rank and a test.
 
 mod job;
 

@@ -2,7 +2,7 @@
 //! tile size and number of ranks. The device header `kernels/iris/schedule.h` has the same
 //! functions. Except for [`die_swizzle`], no schedule depends on the number of workgroups.
 //!
-//! Long because all schedules are here, as in the device header.
+//! This file is long because all schedules are here, as in the device header.
 
 use std::ops::Range;
 

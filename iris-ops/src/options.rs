@@ -1,7 +1,7 @@
 //! Options with which operators are planned. Each operator has its own `Options` struct, which has
 //! the options that the operator reads.
 //!
-//! Long because each option and its documentation are defined here once, for all operators that
+//! This file is long because each option and its documentation are defined here once, for all operators that
 //! read it.
 
 use std::sync::Arc;

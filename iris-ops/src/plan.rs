@@ -1,6 +1,6 @@
 //! Plans: variants, tiles and memory of an operator's calls, computed by each rank for itself.
 //!
-//! Long because everything that a plan says about its calls and its memory is here.
+//! This file is long because everything that a plan says about its calls and its memory is here.
 
 pub(crate) mod composed;
 mod fingerprint;

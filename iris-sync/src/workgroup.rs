@@ -1,6 +1,6 @@
 //! Protocol functions of a workgroup.
 //!
-//! Long because the functions share one type, which records what the workgroup has already seen of
+//! This file is long because the functions share one type, which records what the workgroup has already seen of
 //! its peers.
 
 use crate::wait::{Awaited, has_given_up, raise_signal, stopped, wait_for, wait_signal};

@@ -13,7 +13,7 @@
 //! killed, too, ranks that called [`end_with_launcher`] still end, and the next launcher removes
 //! the folder.
 //!
-//! Long because the start of a job and its end, whatever happens, are one concern.
+//! This file is long because the start of a job and its end, whatever happens, are one concern.
 //!
 //! ```no_run
 //! # use iris_testkit::launch::{Options, launch};

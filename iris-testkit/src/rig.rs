@@ -28,7 +28,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use iris_heap::{DType, HeapOptions, Stream, SymSlice, SymmetricHeap, World};
 use iris_ops::{Plan, Ranks};
 
@@ -143,6 +143,15 @@ impl Rig {
 pub struct Crossing {
     word: SymSlice<i32>,
     calls: i32,
+    /// Time of the host's monotonic clock, in nanoseconds, at which this rank was about to call the
+    /// barrier.
+    arrived: u64,
+}
+
+/// Reads the monotonic clock, in nanoseconds; all processes of a host have the same.
+fn now() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 impl Crossing {
@@ -152,7 +161,7 @@ impl Crossing {
     /// Errors of [`SymmetricHeap::zeros`].
     #[track_caller]
     pub fn new(heap: &SymmetricHeap) -> Result<Crossing> {
-        Ok(Crossing { word: heap.zeros(1)?, calls: 0 })
+        Ok(Crossing { word: heap.zeros(1)?, calls: 0, arrived: 0 })
     }
 
     /// Sleeps for `late` on the host, then enqueues the write of this call's number into the
@@ -163,11 +172,39 @@ impl Crossing {
     pub fn before(&mut self, heap: &SymmetricHeap, stream: &Stream, late: Duration) -> Result<()> {
         self.calls += 1;
         std::thread::sleep(late);
+        self.arrived = now();
         Ok(heap.write_on(stream, self.word, &[self.calls])?)
     }
 
-    /// Checks that the numbers which all members wrote before the barrier are visible. Call it
-    /// after the barrier has completed.
+    /// Checks that no rank has left the barrier before the last rank arrived. Call it on every rank
+    /// of every node when the barrier has completed. Unlike [`Crossing::after`], it covers ranks of
+    /// other nodes, whose memory cannot be read; all nodes must be simulated on one host, because
+    /// times of one clock are compared.
+    ///
+    /// # Errors
+    /// The two times, if a rank left too early; errors of the exchange.
+    #[track_caller]
+    pub fn on_all_nodes(&self, heap: &SymmetricHeap) -> Result<()> {
+        let times = [self.arrived, now()].map(u64::to_le_bytes).concat();
+        let all = heap.whole_world().allgather(&times)?;
+        let time = |rank: &[u8], at: usize| {
+            let bytes = rank.get(8 * at..8 * at + 8).and_then(<[u8]>::first_chunk);
+            bytes.copied().map(u64::from_le_bytes).context("a rank sent no times")
+        };
+        let times = |at| all.iter().map(|rank| time(rank, at)).collect::<Result<Vec<_>>>();
+        let last = times(0)?.into_iter().max().unwrap_or(0);
+        let first = times(1)?.into_iter().min().unwrap_or(u64::MAX);
+        ensure!(
+            last <= first,
+            "barrier {}: a rank left it {} us before the last rank arrived",
+            self.calls,
+            (last - first) / 1000
+        );
+        Ok(())
+    }
+
+    /// Checks that the numbers which all members, ranks of this node, wrote before the barrier are
+    /// visible. Call it after the barrier has completed.
     ///
     /// # Errors
     /// A member whose write is not visible, and the number read instead.

@@ -7,7 +7,7 @@
 //!
 //! No lock is held while waiting for enqueued work, because that work may ask the heap for streams.
 //!
-//! Long because pool, streams and events share the order in which launches take turns.
+//! This file is long because pool, streams and events share the order in which launches take turns.
 
 use std::any::Any;
 use std::collections::VecDeque;

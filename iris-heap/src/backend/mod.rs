@@ -1,6 +1,6 @@
 //! Traits that a kind of device must implement: memory shared by ranks, copies, streams.
 //!
-//! Long because the traits document a contract per call.
+//! This file is long because the traits document a contract per call.
 
 #![allow(unsafe_code, reason = "the calls of the devices' drivers")]
 

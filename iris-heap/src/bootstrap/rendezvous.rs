@@ -12,7 +12,7 @@
 //! it has met the others; the system releases the lock when the process ends. And a launcher leaves
 //! `lost-RANK` in the folder that it made for the job when the process of a rank has ended.
 //!
-//! Long because all of the code is about one folder and the files in it.
+//! This file is long because all of the code is about one folder and the files in it.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,6 +1,6 @@
 //! Symmetric heap, [`SymmetricHeap`]: memory that every rank maps with the same layout.
 //!
-//! Long because all collective steps are here: open, alloc, free, close, and what the ranks agree
+//! This file is long because all collective steps are here: open, alloc, free, close, and what the ranks agree
 //! on in them.
 
 mod access;

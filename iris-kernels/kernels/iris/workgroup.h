@@ -1,7 +1,7 @@
 // Protocol functions of one workgroup in one call, which ops are made of; transcribes
 // iris_sync::Workgroup.
 //
-// Long because the functions share one object, which records what the workgroup has already seen of
+// This file is long because the functions share one object, which records what the workgroup has already seen of
 // its peers.
 #ifndef IRIS_WORKGROUP_H
 #define IRIS_WORKGROUP_H

@@ -1,6 +1,6 @@
 //! Tests of the operators' plans: choices, launch sizes and refusals.
 //!
-//! Long because each operator has choices of its own.
+//! This file is long because each operator has choices of its own.
 
 use iris_heap::{BackendKind, DType};
 use iris_kernels::program::Program;

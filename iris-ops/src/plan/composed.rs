@@ -6,7 +6,7 @@
 //! all ranks. So a call is first split by node, an operator of the node does the rest, and each
 //! rank owns the same rows as if all ranks were on one node. Sums between nodes are f32.
 //!
-//! Long because it lists the parts of every operator, each with the memory that it
+//! This file is long because it lists the parts of every operator, each with the memory that it
 //! needs.
 
 use std::collections::BTreeMap;

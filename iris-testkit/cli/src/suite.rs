@@ -1,26 +1,27 @@
 //! `iris test`: every op, variant and element type, over shapes that are no multiples of tiles,
 //! against a reference; for machines that have only this program.
 
+mod cases;
+
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use iris_heap::{BackendKind, DType, World};
-use iris_ops::{Epilogue, Library, Shard, StagingLayout, TileShape};
+use iris_heap::{BackendKind, World};
+use iris_ops::Shard;
 use iris_testkit::harness::no_backend;
 use iris_testkit::launch::with_environment;
-use iris_testkit::suite::{
-    AnyOp, Case, Input, Layout, Op, Options as OpOptions, Residual, open, plan, run_case,
-};
+use iris_testkit::suite::{AnyOp, Case, Op, Options as OpOptions, open, plan, run_case};
 use iris_testkit::{Level, say};
 use serde::{Deserialize, Serialize};
 
 use crate::device::{Device, Devices};
 use crate::errors::usage;
-use crate::job::{Job, Place, Said, text};
+use crate::job::{Job, Place, Said};
 use crate::progress::Progress;
 use crate::smoke;
 use crate::watch::{Line, give_up, watched};
+use cases::Selection;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
@@ -47,9 +48,14 @@ pub(crate) struct Options {
     /// Skip the worlds whose ranks are processes.
     #[arg(long)]
     threads_as_ranks: bool,
-    /// Numbers of ranks, such as 3,5,8, instead of the level's; the ranks are threads.
+    /// Numbers of ranks, such as 3,5,8, instead of the level's; the ranks are threads, or processes
+    /// with --nodes.
     #[arg(long, value_name = "N", value_delimiter = ',')]
     ranks: Vec<usize>,
+    /// Number of nodes that this host simulates. Each has 1 rank in a first world and 2 in a second,
+    /// or its part of --ranks.
+    #[arg(long, default_value_t = 1)]
+    nodes: usize,
     /// Minutes that a wait in a kernel may take without progress. A case that takes twice as long
     /// ends the test [default: as IRIS_DEADLINE says; 5 at level smoke].
     #[arg(long, value_name = "MINUTES")]
@@ -84,149 +90,6 @@ const DEADLINE: &str = "IRIS_DEADLINE";
 
 fn is_set(variable: &str) -> bool {
     std::env::var_os(variable).is_some_and(|value| !value.is_empty())
-}
-
-const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
-
-/// Shapes M, N, K: ragged shapes, single rows and columns, fewer rows than ranks, K of 0, and empty
-/// matrices.
-const SHAPES: [(usize, usize, usize); 10] = [
-    (33, 65, 17),
-    (107, 96, 48),
-    (1, 64, 32),
-    (64, 1, 5),
-    (3, 5, 4),
-    (130, 200, 70),
-    (7, 3, 0),
-    (0, 6, 3),
-    (5, 7, 1),
-    (200, 33, 130),
-];
-
-/// Edge cases of products, tested in every type at every level: one row, one column, both, and
-/// values of K that are no multiple of the 8 elements (16 bytes) that kernels load at a time.
-const EDGES: [(usize, usize, usize); 4] = [(1, 72, 13), (67, 1, 29), (1, 1, 9), (40, 48, 100)];
-
-/// Shapes of products with few rows, and so many columns that each multiprocessor of a large GPU
-/// has a tile; some variants then are a single launch.
-const FEW: [(usize, usize, usize); 5] =
-    [(1, 6280, 72), (17, 8200, 200), (63, 8192, 136), (128, 12808, 40), (127, 8200, 264)];
-
-/// Tiles to test: the plan's choice, and small ones that cut ragged shapes into several.
-const TILES: [Option<(usize, usize)>; 3] = [None, Some((8, 16)), Some((5, 3))];
-
-/// Part of the suite that the command line selects.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct Selection {
-    #[serde(with = "text")]
-    level: Level,
-    /// Name of the only operator to test; `None` for all.
-    op: Option<String>,
-}
-
-impl Selection {
-    /// Cases for a world of `ranks` ranks, in the same order on every rank.
-    fn cases(&self, backend: BackendKind, ranks: usize) -> Vec<Case> {
-        let mut cases = match self.level {
-            Level::Smoke => smoke::cases(backend, ranks),
-            level => cases(level, backend),
-        };
-        cases.retain(|case| self.op.as_ref().is_none_or(|op| op == case.op.name()));
-        cases
-    }
-}
-
-/// Cases of `level`, which must be a level above smoke.
-fn cases(level: Level, backend: BackendKind) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for (index, (m, n, k)) in EDGES.into_iter().enumerate() {
-        for (turn, dtype) in TYPES.into_iter().enumerate() {
-            let options = OpOptions::new(m, n, k).dtype(dtype).backend(backend);
-            let products = ops(&options.columns_per_flag(8), index + turn);
-            cases.extend(products.into_iter().filter(|case| case.op.multiplies()));
-        }
-    }
-    for (index, (m, n, k)) in SHAPES.into_iter().enumerate() {
-        for (turn, dtype) in TYPES.into_iter().enumerate() {
-            let at = index + turn;
-            let tiles = match level {
-                Level::Quick if at % 3 != 0 => continue,
-                Level::Full => 0..TILES.len(),
-                _ => at % 3..at % 3 + 1,
-            };
-            for tile in tiles.map(|tile| TILES[tile]) {
-                let options = OpOptions::new(m, n, k).dtype(dtype).backend(backend);
-                let mut options = options.columns_per_flag(8);
-                if let Some((m, n)) = tile {
-                    options = options.tile(TileShape { m, n });
-                }
-                cases.extend(ops(&options, at));
-            }
-        }
-    }
-    if !backend.traits().host_threads {
-        cases.extend(few(backend));
-    }
-    cases
-}
-
-/// All-reduces of the shapes [`FEW`] in all memory layouts, of which some let only rank 0 use
-/// tensor maps for A.
-fn few(backend: BackendKind) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for (index, (m, n, k)) in FEW.into_iter().enumerate() {
-        for (turn, dtype) in TYPES[1..].iter().enumerate() {
-            for variant in ["unfused_ll", "unfused_one_shot", "one_shot"] {
-                let at = 2 * index + turn;
-                let options = OpOptions::new(m, n, k).dtype(*dtype).backend(backend);
-                let options = options.library([Library::Auto, Library::Ours][turn]);
-                let mut case = Case::new(Op::MatmulAllReduce, variant, options);
-                let ranks = iris_ops::Ranks::new(0, 2).on(backend);
-                if plan(case.op, variant, ranks, &case.options).is_err() {
-                    continue;
-                }
-                case.seed = 1 + at as u64;
-                case.bias = at % 3 == 1;
-                case.input = [Input::Integers, Input::Reals][turn];
-                case.uneven = at % 4 == 3;
-                let skewed = at % 8 == 0;
-                case.a = Layout { transposed: at % 4 == 1, skewed, ..Layout::default() };
-                case.b.transposed = at / 2 % 2 == 1;
-                case.c = Layout { transposed: at % 5 == 4, pad: at % 3 * 4, ..Layout::default() };
-                cases.push(case);
-            }
-        }
-    }
-    cases
-}
-
-/// Cases for every op, variant and shard with these options; `at` selects further features.
-fn ops(options: &OpOptions, at: usize) -> Vec<Case> {
-    let in_turns = |mut case: Case| {
-        case.seed = 1 + at as u64;
-        case.uneven = at % 4 == 1;
-        if at.is_multiple_of(2) {
-            case.input = Input::Reals;
-            case.bias = case.op.multiplies();
-            if case.bias && at.is_multiple_of(4) {
-                case.options = case.options.epilogue(Epilogue::Gelu);
-            }
-        }
-        // One case in five has counters: on a GPU, kernels that count are separate builds, and the
-        // suite compares the counts with the expected ones.
-        case.options = case.options.counted(at % 5 == 3);
-        if at % 3 == 1 {
-            case.options = case.options.staging(StagingLayout::MContiguous);
-        }
-        case
-    };
-    let mut cases = Case::each(options);
-    cases.extend(Case::each_normed(options).into_iter().map(|mut case| {
-        let places = [Residual::Apart, Residual::None, Residual::InC];
-        case.residual = places[at % places.len()];
-        case
-    }));
-    cases.into_iter().map(in_turns).collect()
 }
 
 /// World in which the suite runs cases: number and kind of its ranks.
@@ -278,7 +141,8 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         with_environment(&[(DEADLINE, &(2.0 * minutes).to_string())]);
     }
     let (level, backend) = (options.level(), options.backend);
-    let selection = Selection { level, op: options.op.map(|op| op.name().to_owned()) };
+    let (op, nodes) = (options.op.map(|op| op.name().to_owned()), options.nodes);
+    let selection = Selection { level, op, nodes };
     let limit = minutes.map(|minutes| Duration::from_secs_f64(120.0 * minutes));
     let (mut passed, mut failed, mut skipped) = (0, 0, 0);
     let missing = no_backend(backend);
@@ -287,18 +151,24 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     }
     let all_begun = Instant::now();
     let mut worlds = worlds(level, backend);
-    if !options.ranks.is_empty() {
-        let threads = |&count| Ranks { count, threads: 1, as_threads: true, sharing: false };
-        worlds = options.ranks.iter().map(threads).collect();
+    let counts = match &options.ranks[..] {
+        [] if nodes > 1 => vec![nodes, nodes.saturating_mul(2)],
+        counts => counts.to_vec(),
+    };
+    if !counts.is_empty() {
+        let as_threads = nodes == 1;
+        let given = |count| Ranks { count, threads: 1, as_threads, sharing: false };
+        worlds = counts.into_iter().map(given).collect();
     }
     worlds.retain(|ranks| ranks.as_threads || !options.threads_as_ranks);
     for Ranks { count: ranks, threads, as_threads, sharing } in worlds {
-        let place = Place::new(ranks, as_threads)?;
+        let place = Place::new(ranks, as_threads)?.on_nodes(nodes)?;
         let of_each = match sharing {
             true => "on one GPU".into(),
             false => format!("{threads} threads each"),
         };
-        let world = format!("{ranks} ranks as {}, {of_each}", place.words());
+        let on = if nodes > 1 { format!(" on {nodes} nodes") } else { String::new() };
+        let world = format!("{ranks} ranks as {}{on}, {of_each}", place.words());
         let cases = selection.cases(backend, ranks);
         let count = cases.len();
         if missing.is_some() {
@@ -467,34 +337,6 @@ mod tests {
             let shares = |ranks: &Ranks| ranks.sharing && ranks.as_threads && ranks.count > 1;
             assert!(worlds(level, BackendKind::Cuda).iter().any(shares), "{level:?}");
             assert!(!worlds(level, BackendKind::Cpu).iter().any(shares), "{level:?}");
-        }
-    }
-
-    #[test]
-    fn every_op_variant_and_type_is_there() {
-        for level in [Level::Quick, Level::Normal, Level::Full] {
-            let cases = cases(level, BackendKind::Cpu);
-            for op in Op::ALL {
-                for variant in op.variants() {
-                    for dtype in TYPES {
-                        let fits = |case: &&Case| {
-                            case.op == op
-                                && case.variant == variant.name()
-                                && case.options.dtype == dtype
-                        };
-                        let fitting: Vec<_> = cases.iter().filter(fits).collect();
-                        assert!(!fitting.is_empty(), "{level:?} {op} {variant}");
-                        let edge = |is: fn(&OpOptions) -> bool| {
-                            let is = |case: &&Case| {
-                                is(&case.options) && !case.options.k.is_multiple_of(8)
-                            };
-                            fitting.iter().any(|&case| is(&case)) || !op.multiplies()
-                        };
-                        assert!(edge(|options| options.m == 1), "{level:?} {op} {variant}: M = 1");
-                        assert!(edge(|options| options.n == 1), "{level:?} {op} {variant}: N = 1");
-                    }
-                }
-            }
         }
     }
 }

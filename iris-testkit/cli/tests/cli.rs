@@ -1,6 +1,6 @@
 //! Tests of the program `iris` from a user's view: output, refusals, exit codes.
 //!
-//! Long because there is a test for each of its commands.
+//! This file is long because there is a test for each of its commands.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -224,6 +224,25 @@ fn the_kept_record_is_found_from_any_folder_of_the_workspace() {
         outside.status.code() == Some(2) && error.contains("bench/record/h200.jsonl"),
         "{error}"
     );
+}
+
+/// Tests operators over two simulated nodes: a run of the barrier, which is checked by the ranks'
+/// times, and the suite.
+#[test]
+fn nodes_are_simulated_by_runs_and_the_suite() {
+    for ranks in [&["--threads-as-ranks"][..], &[]] {
+        good(
+            &[&["run", "barrier", "--nodes", "2", "--ranks", "4", "--iters", "2"], ranks].concat(),
+        );
+    }
+    let suite = ["test", "--quick", "--nodes", "2", "--op", "all-reduce"];
+    let out = good(&suite);
+    assert!(
+        out.contains("4 ranks as processes on 2 nodes") && !out.contains("\n0 passed"),
+        "{out}"
+    );
+    let error = refused(&[&suite[..], &["--ranks", "3"]].concat());
+    assert!(error.contains("--nodes 2") && error.contains("divisor of the 3 ranks"), "{error}");
 }
 
 #[test]

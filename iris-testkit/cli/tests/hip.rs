@@ -3,7 +3,7 @@
 //! whose kernels are the device source compiled as host code. Passing tests say nothing about a
 //! real device.
 //!
-//! Long because all tests read the log of the same runtime.
+//! This file is long because all tests read the log of the same runtime.
 
 #![allow(unsafe_code, reason = "memory and streams that the test makes itself")]
 

@@ -1,7 +1,7 @@
 // Scenarios of the ops over the device headers, with the tiles, values and checks of the Rust
 // module iris_models::ops.
 //
-// Long because every op is a few lines of the same form, which are best compared side by side.
+// This file is long because every op is a few lines of the same form, which are best compared side by side.
 #include "model.h"
 
 namespace iris::model {

@@ -5,7 +5,7 @@
 //! so that a missing workgroup barrier shows. Between two calls, a rank's stream runs other
 //! kernels: one that reads C and, for ops in which peers pull, one that rewrites the shard.
 //!
-//! Long because every op is a few lines of the same form, which are best compared
+//! This file is long because every op is a few lines of the same form, which are best compared
 //! side by side.
 
 use iris_sync::barrier::Members;

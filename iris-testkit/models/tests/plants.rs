@@ -11,7 +11,7 @@
 //! | access | the host form accesses with an order or scope that iris-sync's table has not |
 //! | ptx, machine code, isa, ir | see `iris_models::check::device_code` |
 //!
-//! Long because the plants are one list.
+//! This file is long because the plants are one list.
 #![cfg(iris_cxx)]
 
 use std::collections::BTreeSet;

@@ -5,7 +5,7 @@
 //! of all ranks against each other: every awaited word must be set exactly once, and no wait may
 //! last for ever.
 //!
-//! Long because the recording words and bodies are of no use elsewhere.
+//! This file is long because the recording words and bodies are of no use elsewhere.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};

@@ -2,7 +2,7 @@
 // the request, and the parameter layout of each kernel, which is parsed from the source. The parser
 // knows only what kernels use: structures are lists of numbers and of other structures.
 //
-// Long because it parses a language.
+// This file is long because it parses a language.
 #include <algorithm>
 #include <cctype>
 #include <cstdio>

@@ -8,7 +8,7 @@ const LONG: usize = 500;
 
 /// Beginning of the sentence with the reason, and the number of lines from the top of the file
 /// within which the sentence must stand.
-const WHY: (&str, usize) = ("Long because", 40);
+const WHY: (&str, usize) = ("is long because", 40);
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let silent = |file: &&File| !file.text.lines().take(WHY.1).any(|line| line.contains(WHY.0));
@@ -41,8 +41,8 @@ mod tests {
     #[test]
     fn a_long_file_says_why() {
         let long = "\n".repeat(LONG + 1);
-        let said = format!("//! Long because it is a table.\n{long}");
-        let late = format!("{long}// Long because nobody looked.\n");
+        let said = format!("//! This file is long because it is a table.\n{long}");
+        let late = format!("{long}// This file is long because nobody looked.\n");
         let files = [
             ("a.rs", long.as_str()),
             ("b.cu", &late),

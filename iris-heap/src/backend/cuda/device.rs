@@ -1,7 +1,7 @@
 //! CUDA devices of this process: their properties, primary contexts, and the driver's calls on
 //! them.
 //!
-//! Long because all functions of [`Driver`] are implemented here, each with its context and its
+//! This file is long because all functions of [`Driver`] are implemented here, each with its context and its
 //! reason.
 
 use std::ffi::{CStr, c_int, c_void};

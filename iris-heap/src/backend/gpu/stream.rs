@@ -1,6 +1,6 @@
 //! Streams of a GPU.
 //!
-//! Long because creation, release and reuse of a stream all change the state that a heap's streams
+//! This file is long because creation, release and reuse of a stream all change the state that a heap's streams
 //! share.
 
 use std::any::Any;

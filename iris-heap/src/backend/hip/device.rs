@@ -1,7 +1,7 @@
 //! HIP devices of this process: their properties, the current device of a thread, and the runtime's
 //! calls on them.
 //!
-//! Long because all functions of [`Driver`] are implemented here, each with its reason.
+//! This file is long because all functions of [`Driver`] are implemented here, each with its reason.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{NonNull, null_mut};

@@ -1,7 +1,7 @@
 // Bodies of collectives of small messages by the LL protocol (data and flag in one word). An item
 // is eight bytes of a message whose rows are concatenated.
 //
-// Long because items are processed in several ways: one by one, several per thread at once, and as
+// This file is long because items are processed in several ways: one by one, several per thread at once, and as
 // rows that are normalised item by item or in vectors that stay in registers.
 #ifndef IRIS_BODY_LL_H
 #define IRIS_BODY_LL_H

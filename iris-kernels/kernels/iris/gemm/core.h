@@ -17,7 +17,7 @@
 // a deadline, since a clock in a consumer's wait costs it registers: it ends last, when all that it
 // loaded was multiplied, and ends the launch with an error if that does not come to pass.
 //
-// Long because the roles are one type, which share the rings.
+// This file is long because the roles are one type, which share the rings.
 //
 // Op, the class that says which product it is, has
 //   tiles()              how many there are for a cluster to take

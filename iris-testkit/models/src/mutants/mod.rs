@@ -3,7 +3,7 @@
 //! Each mutant runs in the smallest scenario that shows the fault. It counts as caught only by the
 //! expected check: a weakened order as a race, a comparison that misses a value as a lost signal.
 //!
-//! Long because the rules are best compared side by side.
+//! This file is long because the rules are best compared side by side.
 
 use iris_sync::barrier::Members;
 use iris_sync::{Access, FaultKind, Order, RESTAMP_PERIOD, Scope};

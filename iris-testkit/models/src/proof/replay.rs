@@ -1,6 +1,6 @@
 //! Replay of executions against the slot rule: each operation must be a step that the rule allows.
 //!
-//! Long because the meaning of each operation to the rule is one table of cases, which the learner of
+//! This file is long because the meaning of each operation to the rule is one table of cases, which the learner of
 //! plans and the replay read alike.
 //!
 //! The rule is about tiles and words, the code about cells and addresses. A `Plan` is what links them: which rank

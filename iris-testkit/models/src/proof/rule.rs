@@ -1,6 +1,6 @@
 //! The slot rule as a transition system: what ranks and their threads may do, and what must hold when they do it.
 //!
-//! Long because the rule is one text, whose guards are read beside each other.
+//! This file is long because the rule is one text, whose guards are read beside each other.
 //!
 //! The rule is written once, as terms. [`super::smt`] reads them for the proof, where ranks, threads, words, tiles and
 //! calls are without number; [`super::concrete`] evaluates them, for the replay of executions and for searches with

@@ -1,4 +1,4 @@
-//! Long because it implements all accesses of `Memory`, each with the changes that mutants make to it.
+//! This file is long because it implements all accesses of `Memory`, each with the changes that mutants make to it.
 
 #![allow(unsafe_code, reason = "the hooks that let a model run the device headers")]
 
