@@ -242,7 +242,7 @@ fn nodes_are_simulated_by_runs_and_the_suite() {
         "{out}"
     );
     let error = refused(&[&suite[..], &["--ranks", "3"]].concat());
-    assert!(error.contains("--nodes 2") && error.contains("divisor of the 3 ranks"), "{error}");
+    assert!(error.contains("--nodes is 2") && error.contains("divisor of the 3 ranks"), "{error}");
 }
 
 #[test]
