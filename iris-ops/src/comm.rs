@@ -4,8 +4,8 @@
 //! this crate want a heap, a plan and a workspace for each first.
 //!
 //! **Solution.** A [`Comm`] makes all of that once, in one collective step, and has one method for each collective. After
-//! that no host waits for another: calls are enqueued on the communicator's stream, and may be captured in graphs. On the CPU
-//! backend the world may have several nodes; other backends refuse it.
+//! that no host waits for another: calls are enqueued on the communicator's stream, and may be captured in graphs. The
+//! world may have several nodes.
 //!
 //! ```
 //! use iris_heap::{BackendKind, World};

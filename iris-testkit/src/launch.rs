@@ -343,15 +343,17 @@ fn simulated_node(nodes: usize, node: usize) -> Vec<(&'static str, String)> {
     if nodes <= 1 {
         return Vec::new();
     }
-    let nccl = [
-        ("NCCL_HOSTID", format!("node{node}")),
-        ("NCCL_P2P_DISABLE", "1".into()),
-        ("NCCL_SHM_DISABLE", "1".into()),
-        ("NCCL_NET", "Socket".into()),
-        ("NCCL_SOCKET_IFNAME", "lo".into()),
-    ];
-    [("IRIS_NODE", node.to_string())].into_iter().chain(nccl).collect()
+    let own = [("IRIS_NODE", node.to_string()), ("NCCL_HOSTID", format!("node{node}"))];
+    own.into_iter().chain(NETWORK_ALONE.map(|(name, value)| (name, value.into()))).collect()
 }
+
+/// Environment variables by which NCCL uses its sockets, over loopback, between all ranks.
+pub const NETWORK_ALONE: [(&str, &str); 4] = [
+    ("NCCL_P2P_DISABLE", "1"),
+    ("NCCL_SHM_DISABLE", "1"),
+    ("NCCL_NET", "Socket"),
+    ("NCCL_SOCKET_IFNAME", "lo"),
+];
 
 /// Environment variables by which ranks on simulated nodes find each other over loopback.
 fn network(folder: &Path) -> Result<Vec<(&'static str, OsString)>> {

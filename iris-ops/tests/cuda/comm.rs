@@ -8,7 +8,7 @@ use iris_ops::comm::{Comm, Options, ReduceOp};
 /// Runs sums of many launches each on one cudarc stream, and reads the results on another cudarc
 /// stream, which only cudarc's own events make wait. If a guard were dropped before its call is
 /// enqueued, memory would be read or freed too early.
-fn calls(world: &World) -> Result<()> {
+pub(crate) fn calls(world: &World) -> Result<()> {
     const LEN: usize = 1 << 20;
     let (rank, size) = (world.rank(), world.size());
     let context = CudaContext::new(rank % BackendKind::Cuda.device_count()?)?;
@@ -29,6 +29,24 @@ fn calls(world: &World) -> Result<()> {
     comm.barrier()?;
     let expected: Vec<u32> = (0..size as u32).flat_map(|rank| [7, 8, rank]).collect();
     assert_eq!(stream.clone_dtoh(&all)?, expected);
+    // Part `to` of rank `from` has LEN / 4 elements of value 10 from + to.
+    let part = |from: usize, to: usize| vec![(10 * from + to) as f32; LEN / 4];
+    let own: Vec<f32> = (0..size).flat_map(|to| part(rank, to)).collect();
+    let own = stream.clone_htod(&own)?;
+    let mut sum = stream.alloc_zeros::<f32>(LEN / 4)?;
+    comm.reduce_scatter(&own, &mut sum, &ReduceOp::Sum)?;
+    let expected = (0..size).map(|from| part(from, rank)[0]).sum::<f32>();
+    assert!(other.clone_dtoh(&sum)?.iter().all(|&sum| sum == expected));
+    let mut got = stream.alloc_zeros::<f32>(size * LEN / 4)?;
+    comm.all_to_all(&own, &mut got)?;
+    let expected: Vec<f32> = (0..size).flat_map(|from| part(from, rank)).collect();
+    assert!(other.clone_dtoh(&got)? == expected, "all_to_all");
+    // Bytes go through the communicator's own buffers.
+    for root in 0..size {
+        let mut bytes = stream.clone_htod(&vec![rank as u8; 100_001])?;
+        comm.broadcast_in_place(&mut bytes, root as i32)?;
+        assert!(other.clone_dtoh(&bytes)? == vec![root as u8; 100_001], "broadcast from {root}");
+    }
     let error = comm.broadcast_in_place(&mut [0_u32; 4], 0).unwrap_err().to_string();
     assert!(error.contains("of the host"), "{error}");
     Ok(comm.close()?)

@@ -15,6 +15,7 @@ use iris_ops::{
 };
 use iris_testkit::launch::{self, End};
 
+use crate::comm::calls;
 use crate::graphs::{callers, captured, drop_graph};
 use crate::{numbers, open, product};
 
@@ -38,6 +39,7 @@ const DIFFERS: &str = "differs";
 const KILLED: &str = "killed";
 const ABSENT: &str = "absent";
 const BARRIER: &str = "barrier";
+const COMM: &str = "comm";
 
 /// Number of replays of the graph, or of calls before a rank is killed.
 const CALLS: usize = 50;
@@ -59,6 +61,10 @@ pub(crate) fn nodes_rank(which: &str) -> Result<()> {
         KILLED => killed(&world),
         ABSENT => absent(&world),
         BARRIER => barrier(&world),
+        COMM => {
+            calls(&world)?;
+            Ok(world.close()?)
+        }
         other => anyhow::bail!("no test is called {other}"),
     }
 }
@@ -274,6 +280,10 @@ pub(crate) fn a_rank_that_makes_no_call_is_named_by_the_other_node() {
 
 pub(crate) fn a_barrier_holds_the_ranks_of_all_nodes() {
     all_end_well(BARRIER, "1");
+}
+
+pub(crate) fn a_communicator_over_nodes_takes_memory_and_streams_of_cudarc() {
+    all_end_well(COMM, "1");
 }
 
 pub(crate) fn a_killed_rank_of_another_node_is_named() {

@@ -54,6 +54,7 @@ fn on_cpu(options: &Options) -> Result<bool> {
         "the benchmark of the CPU",
         &[
             ("--ranks", options.ranks.map(|ranks| ranks.to_string())),
+            ("--nodes", (options.nodes != 1).then(|| options.nodes.to_string())),
             ("--libraries", options.libraries.first().map(path)),
             ("--windows", options.windows.then(|| "given".into())),
             ("--compare", options.compare.as_ref().map(path)),

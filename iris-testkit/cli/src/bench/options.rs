@@ -38,6 +38,10 @@ pub(crate) struct Options {
     /// Number of ranks on GPUs, as threads of this process [default: the number of GPUs].
     #[arg(long)]
     pub(crate) ranks: Option<usize>,
+    /// Number of nodes that the ranks are split over (GPUs only). The nodes are simulated on this
+    /// host: NCCL uses its sockets over loopback, within a node as well.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) nodes: usize,
     /// Folder to search for NCCL and cuBLASLt, or RCCL and hipBLASLt, before the usual places.
     #[arg(long, value_name = "FOLDER")]
     pub(crate) libraries: Vec<PathBuf>,

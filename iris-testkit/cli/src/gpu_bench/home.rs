@@ -29,7 +29,7 @@ impl Home {
             let options = HeapOptions::new().backend(kind).data_bytes(64 << 10);
             return Ok(Home::Other(SymmetricHeap::open(world, options.signal_bytes(64 << 10))?));
         }
-        let context = CudaContext::new(world.local_rank() % kind.device_count()?)?;
+        let context = CudaContext::new(world.rank() % kind.device_count()?)?;
         context.bind_to_thread()?;
         let stream = context.new_stream()?;
         Ok(Home::Cuda { context, stream })

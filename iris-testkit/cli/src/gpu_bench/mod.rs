@@ -13,6 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context, Result};
 use iris_heap::{BackendKind, DType, World};
 use iris_ops::{Ranks, Shard, TileShape};
+use iris_testkit::launch::{NETWORK_ALONE, with_environment};
 use iris_testkit::suite::{Op, Options as OpOptions};
 use iris_testkit::{harness, note, say};
 use serde::Deserialize;
@@ -21,6 +22,7 @@ use serde_json::{Value, json};
 use crate::bench::options::{self, Options, Sink};
 use crate::bench::origin::date;
 use crate::errors::usage;
+use crate::job::Place;
 use crate::problem::known_variant;
 use crate::progress::Progress;
 use crate::record;
@@ -123,6 +125,15 @@ pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
     }
     let devices = kind.devices()?;
     let ranks = options.ranks.unwrap_or(devices.len());
+    let place = Place::new(ranks, true)?.on_nodes(options.nodes)?;
+    if place.nodes > 1 {
+        if ranks > devices.len() {
+            let expected =
+                format!("at most the {} GPUs, for ranks on several nodes", devices.len());
+            return Err(usage("--ranks", ranks, expected));
+        }
+        with_environment(&NETWORK_ALONE);
+    }
     let vendors = Vendors::load(kind, &options.libraries);
     let [collectives, products] = vendors.names();
     let missing = |why| format!("none: {why}");
@@ -154,13 +165,16 @@ pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
     if kind != BackendKind::Cuda {
         about["clock"] = "host".into();
     }
+    if place.nodes > 1 {
+        about["nodes"] = place.nodes.into();
+    }
     let torch = torch::Torch::read(options.torch.as_deref())?;
     let old = options.compare.as_deref().map(record::read).transpose()?;
     let begun = watch(options.limit)?;
     // Record and lines so far, and for each operator the time at which it was done.
     let measured = Mutex::new((sink, Vec::new(), Vec::<(String, Instant)>::new()));
     let wrong = AtomicUsize::new(0);
-    let failed = each_shape(ranks, (&vendors, options.windows), &shapes, &|_, lines| {
+    let failed = each_shape(place, (&vendors, options.windows), &shapes, &|_, lines| {
         for mut line in lines {
             let pytorch = torch.us(&line, ranks);
             if let Some(us) = pytorch {
@@ -195,7 +209,7 @@ pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
 /// Measures the shapes one by one and passes the result lines of each to `tell`; returns the number
 /// of shapes that failed. After a failure, the remaining shapes run in a new world.
 fn each_shape(
-    ranks: usize,
+    place: Place,
     beside: (&Vendors, bool),
     shapes: &[Shape],
     tell: &(dyn Fn(&Shape, Vec<Value>) -> Result<()> + Sync),
@@ -207,13 +221,17 @@ fn each_shape(
         if first >= shapes.len() {
             return Ok(failed);
         }
-        let outcome = World::run_threads(ranks, |world| {
+        let rank = |world: World| {
             all_shapes(&world, beside, &shapes[first..], &mut |lines| {
                 let shape = &shapes[done.fetch_add(1, Ordering::Relaxed)];
                 progress.step();
                 progress.suspended(|| tell(shape, lines))
             })
-        });
+        };
+        let outcome = match place.nodes {
+            1 => World::run_threads(place.ranks, rank),
+            nodes => World::run_nodes(nodes, place.ranks / nodes, rank),
+        };
         let Err(error) = outcome else { continue };
         let Some(shape) = shapes.get(done.fetch_add(1, Ordering::Relaxed)) else {
             return Err(error);

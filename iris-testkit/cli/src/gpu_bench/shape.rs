@@ -169,15 +169,15 @@ impl Matrices {
     }
 
     /// Data that this rank must send in a call, as a block of memory, and the ranks that receive
-    /// it; `None` if nothing must be sent. A broadcast is counted as a pipeline in which each rank
-    /// sends to the next one.
+    /// it; `None` if nothing must be sent, or if ranks are on other nodes. A broadcast is counted as
+    /// a pipeline in which each rank sends to the next one.
     fn crossing(&self, shape: &Shape, ranks: Ranks) -> Result<Option<(SymSlice<u8>, Vec<usize>)>> {
         let OpOptions { m, n, k, dtype, .. } = shape.options;
         let part = |elements: usize| elements / ranks.size;
         let others: Vec<usize> = (1..ranks.size).map(|by| (ranks.rank + by) % ranks.size).collect();
         let meaning = Meaning::of(shape.op);
         let (elements, peers) = match (meaning.gives, meaning.gets) {
-            _ if !meaning.exchanges() => return Ok(None),
+            _ if !meaning.exchanges() || ranks.nodes() > 1 => return Ok(None),
             (Rows::Root, _) | (_, Rows::Root) => (m * n, others.into_iter().take(1).collect()),
             (Rows::Shard, _) => (part(m * k), others),
             (_, Rows::All) if meaning.sums => (2 * part(m * n), others),

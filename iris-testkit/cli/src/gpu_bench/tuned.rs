@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use super::{Beside, Choice, Shape, Vendors, each_shape, is_wrong, read, skipped, watch};
 use crate::bench::origin::provenance;
+use crate::job::Place;
 use crate::tune::options::Options;
 
 /// Maximum ratio for which a tuning row is made. Each sample of a choice is divided by the sample
@@ -44,23 +45,24 @@ pub(crate) fn tune(
     let vendors = Vendors::load(kind, &[]);
     let (faster, wrong) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let from = provenance(kind, options.commit.clone());
-    let failed = each_shape(ranks, (&vendors, false), &shapes, &|shape, lines| {
-        wrong.fetch_add(lines.iter().filter(|line| is_wrong(line)).count(), Ordering::Relaxed);
-        let rule = lines.first().context("the predicted choice was not timed")?;
-        let ratio = |line: &Value| line["ratio"].as_f64().unwrap_or(f64::NAN);
-        let best = lines.iter().filter(|line| !is_wrong(line));
-        let best = best.min_by(|a, b| ratio(a).total_cmp(&ratio(b))).unwrap_or(rule);
-        let what = format!("{} {} x {} x {}", shape.op, rule["m"], rule["n"], rule["k"]);
-        let said =
-            |line: &Value| format!("{} {} in {} us", line["variant"], line["tile"], line["us"]);
-        note!("{what}: {} of {} choices: {}", said(best), lines.len(), said(rule));
-        let high = best["ratio_spread"][1].as_f64().unwrap_or(f64::NAN);
-        if ratio(best) <= WORTH_IT && high < 1.0 {
-            faster.fetch_add(1, Ordering::Relaxed);
-            found(row(shape, (rule, best), ranks, &from))?;
-        }
-        Ok(())
-    })?;
+    let failed =
+        each_shape(Place::new(ranks, true)?, (&vendors, false), &shapes, &|shape, lines| {
+            wrong.fetch_add(lines.iter().filter(|line| is_wrong(line)).count(), Ordering::Relaxed);
+            let rule = lines.first().context("the predicted choice was not timed")?;
+            let ratio = |line: &Value| line["ratio"].as_f64().unwrap_or(f64::NAN);
+            let best = lines.iter().filter(|line| !is_wrong(line));
+            let best = best.min_by(|a, b| ratio(a).total_cmp(&ratio(b))).unwrap_or(rule);
+            let what = format!("{} {} x {} x {}", shape.op, rule["m"], rule["n"], rule["k"]);
+            let said =
+                |line: &Value| format!("{} {} in {} us", line["variant"], line["tile"], line["us"]);
+            note!("{what}: {} of {} choices: {}", said(best), lines.len(), said(rule));
+            let high = best["ratio_spread"][1].as_f64().unwrap_or(f64::NAN);
+            if ratio(best) <= WORTH_IT && high < 1.0 {
+                faster.fetch_add(1, Ordering::Relaxed);
+                found(row(shape, (rule, best), ranks, &from))?;
+            }
+            Ok(())
+        })?;
     let (faster, wrong) = (faster.into_inner(), wrong.into_inner());
     let all = shapes.len();
     say!(
@@ -83,10 +85,15 @@ pub(crate) fn timed(
     };
     let shapes: Vec<_> = cases.iter().map(shape).collect();
     let lines = Mutex::new(Vec::new());
-    each_shape(ranks, (&Vendors::load(kind, &[]), false), &shapes, &|_, timed| {
-        lines.lock().unwrap_or_else(PoisonError::into_inner).extend(timed);
-        Ok(())
-    })?;
+    each_shape(
+        Place::new(ranks, true)?,
+        (&Vendors::load(kind, &[]), false),
+        &shapes,
+        &|_, timed| {
+            lines.lock().unwrap_or_else(PoisonError::into_inner).extend(timed);
+            Ok(())
+        },
+    )?;
     Ok(lines.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
