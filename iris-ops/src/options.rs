@@ -476,7 +476,8 @@ macro_rules! setter {
     };
     (wire) => {
         /// Sets the element type in which partial results travel between ranks: f32, f16 or bf16.
-        /// Default: the type of the result.
+        /// Default: the type of the result. Over several nodes, sums between nodes are rounded to
+        /// this type as well: by NCCL after each addition.
         #[must_use]
         pub fn wire(mut self, wire: iris_heap::DType) -> Self {
             self.request.wire = Some(wire);

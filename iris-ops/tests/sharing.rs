@@ -87,7 +87,7 @@ fn collectives_take_any_number_of_elements() {
                     .iter()
                     .all(|it| matches!(it, Rows::All | Rows::Root));
                 let options = Options::new(MOST, 1, 0).root(root);
-                let task = Task { op, size, m: if one { 1 } else { size }, options };
+                let task = Task { op, size, nodes: 1, m: if one { 1 } else { size }, options };
                 let [(sent, _), _, (got, _)] = task.shapes(rank);
                 let (heap, input, output) = messages(&world, &plan, MOST)?;
                 let stream = heap.stream()?;

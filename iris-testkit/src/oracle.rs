@@ -99,6 +99,8 @@ pub struct Task {
     pub op: Op,
     /// Number of ranks that take part in the call.
     pub size: usize,
+    /// Number of nodes that the ranks are on; sums between nodes are rounded to the wire type.
+    pub nodes: usize,
     /// Number of rows of the call.
     pub m: usize,
     /// Options of the plan, with the largest `k` of all ranks.
@@ -115,7 +117,8 @@ pub struct Expected {
     /// Elements of the result without any rounding, row-major.
     pub value: Vec<f64>,
     /// Result with partials rounded to the wire type and the sum rounded to the output type: the
-    /// only right result if all f32 sums are exact. `None` if there is an epilogue.
+    /// only right result if all f32 sums are exact. `None` if there is an epilogue, or if sums
+    /// between nodes are of another type than f32.
     pub exact: Option<Vec<f64>>,
     /// Largest error of each element, for any order of additions.
     pub bound: Vec<f64>,
@@ -327,12 +330,16 @@ impl Task {
         // rounding.
         let steps = (depth + parts.len() + 3) as f64;
         let travels = parts.len() > 1;
+        // Number of times that a partial sum is rounded to the wire type: once by its rank, and over
+        // several nodes also after the sum of its node and after each addition of a node's sum.
+        let roundings = if self.nodes > 1 { 1 + self.nodes } else { 1 };
         let single = unit_roundoff(DType::F32);
         let mut all = Expected {
             rows: rows.len(),
             cols,
             value: Vec::with_capacity(len),
-            exact: (epilogue == Epilogue::None).then(|| Vec::with_capacity(len)),
+            exact: (epilogue == Epilogue::None && (self.nodes == 1 || wire == DType::F32))
+                .then(|| Vec::with_capacity(len)),
             bound: Vec::with_capacity(len),
             typical: Vec::with_capacity(len),
         };
@@ -347,7 +354,8 @@ impl Task {
                 parts.iter().map(|part| part.magnitude.at(row, col)).sum::<f64>() + bias.abs();
             let onto_wire = if travels {
                 let sizes: f64 = values.clone().map(f64::abs).sum();
-                unit_roundoff(wire) * sizes + parts.len() as f64 * underflow(wire)
+                roundings as f64 * unit_roundoff(wire) * sizes
+                    + parts.len() as f64 * underflow(wire)
             } else {
                 0.0
             };
@@ -401,7 +409,7 @@ mod tests {
     }
 
     fn task(op: Op, size: usize, m: usize, options: Options) -> Task {
-        Task { op, size, m, options }
+        Task { op, size, nodes: 1, m, options }
     }
 
     #[test]

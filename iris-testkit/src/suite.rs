@@ -151,7 +151,13 @@ impl Case {
 
     /// Task for the oracle: a call of `m` rows, with the options of a rank.
     pub fn task(&self, ranks: Ranks, m: usize) -> Task {
-        Task { op: self.op, size: ranks.size, m, options: self.options_of(ranks.rank) }
+        Task {
+            op: self.op,
+            size: ranks.size,
+            nodes: ranks.nodes(),
+            m,
+            options: self.options_of(ranks.rank),
+        }
     }
 
     /// Whether all ranks must get results with the same bits.

@@ -226,25 +226,17 @@ impl Calling<'_> {
         (plan.rows_of_node(node, m), plan.rows_of(rank, m))
     }
 
-    /// Sums A over the ranks of this node, each rank its own rows; `to` receives the sums as f32.
-    fn scatter(&self, a: MatRef, to: MatRef, slot: (usize, u64)) -> Result<()> {
+    /// Sums A over the ranks of this node, each rank its own rows; `to` receives the sums in the
+    /// wire type.
+    fn scatter(&self, a: MatRef, to: MatRef) -> Result<()> {
         let b = self.call.matrices.b;
-        let scattered = |c| Matrices { a: Some(a), b, c: Some(c), ..Matrices::default() };
-        let Some(widen) = self.op.parts.get(&Role::Widen) else {
-            return self.part(Role::Main, scattered(to));
-        };
-        let partial = widen.plan().request().dtype;
-        let (at, bytes) = slot;
-        // An f32 slot has room for a 16-bit matrix of the same shape in half of its bytes.
-        let shape = (to.rows(), to.cols());
-        let partial = self.slot(Area::Partial, (at, bytes), partial, shape)?;
-        self.part(Role::Main, scattered(partial))?;
-        self.copy(Role::Widen, partial, to)
+        self.part(Role::Main, Matrices { a: Some(a), b, c: Some(to), ..Matrices::default() })
     }
 
     fn all_reduce(&mut self) -> Result<()> {
         let request = self.op.plan.request();
-        let (elements, output) = (request.elements, request.output_dtype());
+        let (elements, output, wire) =
+            (request.elements, request.output_dtype(), request.wire_dtype());
         let local = self.op.heap.size();
         let (a, c) = (self.input()?, self.output()?);
         // Shape of the matrix that is split; a message of elements has one row for each rank of the
@@ -277,23 +269,21 @@ impl Calling<'_> {
             (all.clone(), all.start + own.start..all.start + own.end)
         };
         let own = m.div_ceil(blocks).div_ceil(local);
-        let [sums, results] = [DType::F32, output].map(|dtype| slot_bytes(own, n, dtype));
+        let [sums, results] = [wire, output].map(|dtype| slot_bytes(own, n, dtype));
         let mut ends = Vec::new();
         for block in 0..blocks {
             let (all, rows) = rows_of(block);
-            let to = self.slot(Area::Send, (block, sums), DType::F32, (rows.len(), n))?;
-            let partial = self.op.parts.get(&Role::Widen).map(|it| it.plan().request().dtype);
-            let slot = slot_bytes(own, n, partial.unwrap_or(DType::F32));
-            self.scatter(whole_a.some_rows(all), to, (block, slot))?;
+            let to = self.slot(Area::Send, (block, sums), wire, (rows.len(), n))?;
+            self.scatter(whole_a.some_rows(all), to)?;
             let start = block as u64 * sums;
             let bytes = self.area(Area::Send, start..start + sums)?;
-            ends.push(self.step(Exchange::AllReduce, bytes, bytes)?);
+            ends.push(self.step(Exchange::AllReduce(wire), bytes, bytes)?);
         }
         for (block, end) in ends.iter().enumerate() {
             let (all, rows) = rows_of(block);
             self.wait(end)?;
             let shape = (rows.len(), n);
-            let sum = self.slot(Area::Send, (block, sums), DType::F32, shape)?;
+            let sum = self.slot(Area::Send, (block, sums), wire, shape)?;
             let result = self.slot(Area::Result, (block, results), output, shape)?;
             let normed = match self.call.matrices.norm {
                 None => None,
@@ -322,20 +312,19 @@ impl Calling<'_> {
     fn reduce_scatter(&mut self) -> Result<()> {
         let (a, c, n) = (self.input()?, self.output()?, self.call.n);
         let own = self.op.plan.rows_of(0, self.call.m).len();
-        let slot = slot_bytes(own, n, DType::F32);
+        let wire = self.op.plan.request().wire_dtype();
+        let slot = slot_bytes(own, n, wire);
         for node in self.others_first() {
             let (all, rows) = self.rows(node);
-            let to = self.slot(Area::Send, (node, slot), DType::F32, (rows.len(), n))?;
-            let partial = self.op.parts.get(&Role::Widen).map(|it| it.plan().request().dtype);
-            let partial = slot_bytes(own, n, partial.unwrap_or(DType::F32));
-            self.scatter(a.some_rows(all), to, (0, partial))?;
+            let to = self.slot(Area::Send, (node, slot), wire, (rows.len(), n))?;
+            self.scatter(a.some_rows(all), to)?;
         }
         let from = self.area(Area::Send, 0..self.nodes() as u64 * slot)?;
         let to = self.area(Area::Receive, 0..slot)?;
-        let end = self.step(Exchange::ReduceScatter, from, to)?;
+        let end = self.step(Exchange::ReduceScatter(wire), from, to)?;
         self.wait(&end)?;
         let rows = self.rows(self.op.plan.ranks().node()).1;
-        let sum = MatRef::in_block(to, DType::F32, (rows.len(), n));
+        let sum = MatRef::in_block(to, wire, (rows.len(), n));
         let bias = self.call.matrices.bias;
         self.part(Role::Finish, Matrices { a: Some(sum), c: Some(c), bias, ..Matrices::default() })
     }

@@ -6,20 +6,20 @@ use std::sync::{Arc, Weak};
 
 use iris_heap::abi::abort;
 use iris_heap::bootstrap::OnMissing;
-use iris_heap::{AwaitedNode, Control, RawSlice, Stream, SymmetricHeap, World};
+use iris_heap::{AwaitedNode, Control, DType, Element, RawSlice, Stream, SymmetricHeap, World};
 
 use crate::kind::Op;
 
-/// Collective between nodes, from a block `from` to a block `to` of equal slots. Sums are f32,
-/// added in the order of nodes, so that all nodes get the same bits.
+/// Collective between nodes, from a block `from` to a block `to` of equal slots. Sums are
+/// of elements of the given type; all nodes get the same bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Exchange {
     /// Stores in `to` the sum over nodes of `from`; both may be the same block.
-    AllReduce,
+    AllReduce(DType),
     /// Stores in slot d of `to` the block `from` of node d.
     AllGather,
     /// Stores in `to` the sum over nodes of their slots for this node in `from`.
-    ReduceScatter,
+    ReduceScatter(DType),
     /// Stores in slot d of `to` the slot for this node in `from` of node d.
     AllToAll,
     /// Stores in `to` the block `from` of the root's node; `from` of the other nodes is ignored.
@@ -35,9 +35,9 @@ impl Exchange {
     pub(crate) fn kind(self) -> super::steps::Kind {
         use super::steps::Kind;
         match self {
-            Exchange::AllReduce => Kind::AllReduce,
+            Exchange::AllReduce(_) => Kind::AllReduce,
             Exchange::AllGather => Kind::AllGather,
-            Exchange::ReduceScatter => Kind::ReduceScatter,
+            Exchange::ReduceScatter(_) => Kind::ReduceScatter,
             Exchange::AllToAll => Kind::AllToAll,
             Exchange::Broadcast { .. } => Kind::Broadcast,
         }
@@ -349,8 +349,10 @@ fn exchange(
     }
     let nodes = data.len();
     let result: Vec<u8> = match exchange {
-        Exchange::AllReduce => sum(data.iter().map(|(bytes, ..)| bytes.to_vec())),
-        Exchange::ReduceScatter => sum(data.iter().map(|(bytes, ..)| slot(bytes, node))),
+        Exchange::AllReduce(dtype) => sum(dtype, data.iter().map(|(bytes, ..)| bytes.to_vec())),
+        Exchange::ReduceScatter(dtype) => {
+            sum(dtype, data.iter().map(|(bytes, ..)| slot(bytes, node)))
+        }
         Exchange::AllGather => data.iter().flat_map(|(bytes, ..)| bytes.iter().copied()).collect(),
         Exchange::AllToAll => {
             let len = from.len() / nodes;
@@ -361,16 +363,27 @@ fn exchange(
     heap.write(to, &result)
 }
 
-/// Sums arrays of f32, given as bytes, element by element in the order of `parts`.
-pub(super) fn sum(parts: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
+/// Sums arrays of elements of type `dtype` (f32, f16 or bf16), given as bytes, element by element in
+/// the order of `parts`: in f32, rounded once at the end.
+pub(super) fn sum(dtype: DType, parts: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
+    match dtype {
+        DType::F16 => sum_of::<half::f16>(parts),
+        DType::BF16 => sum_of::<half::bf16>(parts),
+        _ => sum_of::<f32>(parts),
+    }
+}
+
+fn sum_of<T: Element>(parts: impl Iterator<Item = Vec<u8>>) -> Vec<u8> {
+    let value = |bytes: &[u8]| bytemuck::pod_read_unaligned::<T>(bytes).to_f64() as f32;
     let mut sums: Vec<f32> = Vec::new();
     for part in parts {
-        let values = part.chunks_exact(4).map(bytemuck::pod_read_unaligned::<f32>);
+        let values = part.chunks_exact(size_of::<T>()).map(value);
         if sums.is_empty() {
             sums = values.collect();
         } else {
             sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
         }
     }
-    bytemuck::cast_slice(&sums).to_vec()
+    let rounded: Vec<T> = sums.into_iter().map(|sum| T::from_f64(f64::from(sum))).collect();
+    bytemuck::cast_slice(&rounded).to_vec()
 }

@@ -15,7 +15,7 @@
 use std::fmt;
 use std::mem::ManuallyDrop;
 
-use iris_heap::World;
+use iris_heap::{DType, World};
 use mpi::Threading;
 use mpi::environment::{Universe, is_finalized, is_initialized, threading_support};
 use mpi::topology::{Color, Communicator as _, SimpleCommunicator};
@@ -118,11 +118,12 @@ impl Communicator {
         to
     }
 
-    /// Sum over the nodes of this node's part, for input of `nodes` equal parts of whole f32.
-    fn reduce_scatter(&self, from: &[u8], nodes: usize) -> Vec<u8> {
+    /// Sum over the nodes of this node's part, for input of `nodes` equal parts of whole
+    /// elements.
+    fn reduce_scatter(&self, dtype: DType, from: &[u8], nodes: usize) -> Vec<u8> {
         let len = from.len() / nodes;
         let parts = self.all_to_all(from);
-        sum((0..nodes).map(|node| parts[node * len..][..len].to_vec()))
+        sum(dtype, (0..nodes).map(|node| parts[node * len..][..len].to_vec()))
     }
 }
 
@@ -139,17 +140,17 @@ impl Engine for Communicator {
             return Ok(from);
         }
         Ok(match exchange {
-            Exchange::AllReduce => {
+            Exchange::AllReduce(dtype) => {
                 let len = from.len();
-                // Pads the data to equal parts of whole f32 for all nodes.
-                from.resize(len.next_multiple_of(4 * nodes), 0);
-                let part = self.reduce_scatter(&from, nodes);
+                // Pads the data to equal parts of whole elements for all nodes.
+                from.resize(len.next_multiple_of(dtype.size() * nodes), 0);
+                let part = self.reduce_scatter(dtype, &from, nodes);
                 let mut all = self.all_gather(&part, nodes);
                 all.truncate(len);
                 all
             }
             Exchange::AllGather => self.all_gather(&from, nodes),
-            Exchange::ReduceScatter => self.reduce_scatter(&from, nodes),
+            Exchange::ReduceScatter(dtype) => self.reduce_scatter(dtype, &from, nodes),
             Exchange::AllToAll => self.all_to_all(&from),
             Exchange::Broadcast { root } => {
                 self.0.process_at_rank(root as i32).broadcast_into(&mut from[..]);

@@ -21,7 +21,9 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use iris_heap::{AwaitedNode, Control, Event, NodeEngine, RawSlice, Stream, SymmetricHeap, World};
+use iris_heap::{
+    AwaitedNode, Control, DType, Event, NodeEngine, RawSlice, Stream, SymmetricHeap, World,
+};
 use iris_kernels::UserKernel;
 use iris_kernels::rtc::{KernelSource, Options};
 use iris_kernels::vendor::{self, Communicator, CommunicatorOptions, Nccl, NcclCall};
@@ -106,8 +108,8 @@ impl Link {
         let slot = all.slice(0..all.len() / self.across.size())?;
         self.collective(heap, &stream, Exchange::AllGather, (own, all))?;
         self.collective(heap, &stream, Exchange::AllToAll, (all, all))?;
-        self.collective(heap, &stream, Exchange::ReduceScatter, (all, slot))?;
-        self.collective(heap, &stream, Exchange::AllReduce, (own, own))?;
+        self.collective(heap, &stream, Exchange::ReduceScatter(DType::F32), (all, slot))?;
+        self.collective(heap, &stream, Exchange::AllReduce(DType::F32), (own, own))?;
         stream.sync()
     }
 
@@ -164,10 +166,10 @@ impl Link {
         (from, to): (RawSlice, RawSlice),
     ) -> iris_heap::Result<()> {
         let nodes = self.across.size();
-        let f32s = |slice: RawSlice| (slice.len() / 4, Some(iris_heap::DType::F32));
+        let elements = |slice: RawSlice, dtype: DType| (slice.len() / dtype.size(), Some(dtype));
         let (call, size) = match exchange {
-            Exchange::AllReduce => (NcclCall::AllReduce, f32s(to)),
-            Exchange::ReduceScatter => (NcclCall::ReduceScatter, f32s(to)),
+            Exchange::AllReduce(dtype) => (NcclCall::AllReduce, elements(to, dtype)),
+            Exchange::ReduceScatter(dtype) => (NcclCall::ReduceScatter, elements(to, dtype)),
             Exchange::AllGather => (NcclCall::AllGather, (from.len(), None)),
             Exchange::AllToAll => (NcclCall::AllToAll, (from.len() / nodes, None)),
             Exchange::Broadcast { root } => (NcclCall::Broadcast { root }, (to.len(), None)),

@@ -6,7 +6,6 @@ use crate::options::Shard;
 use crate::plan::Plan;
 use crate::plan::composed::{Role, slot_bytes};
 use crate::split::split;
-use iris_heap::DType;
 
 /// Step that a call over several nodes enqueues; steps are listed in the order of enqueueing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,12 +43,7 @@ pub(crate) fn steps(plan: &Plan, m: usize) -> Option<Vec<NodeStep>> {
     let (nodes, local) = (ranks.nodes(), ranks.local().size);
     let slots = |slot: u64| nodes as u64 * slot;
     let part = |role: Role, size: usize| Part { role, size };
-    // Steps that sum over the ranks of a node, and widen the sum to f32 if needed; `rows` are those
-    // of the node, `own` those of this rank.
-    let scatter = |rows: usize, own: usize| {
-        let widen = composed.parts.contains_key(&Role::Widen).then(|| part(Role::Widen, own));
-        [Some(part(Role::Main, rows)), widen].into_iter().flatten()
-    };
+    let wire = request.wire_dtype();
     let others = || (1..nodes).map(|node| plan.rows_of_node(node, m).len());
     let (here, own) = (plan.rows_of_node(0, m).len(), plan.rows_of(0, m).len());
     // Steps that exchange this rank's rows with all nodes.
@@ -61,13 +55,13 @@ pub(crate) fn steps(plan: &Plan, m: usize) -> Option<Vec<NodeStep>> {
         Op::MatmulAllReduce | Op::AllReduce => {
             let blocks = composed.blocks.min(m.max(1));
             let most = m.div_ceil(blocks).div_ceil(local);
-            let bytes = slot_bytes(most, n, DType::F32);
+            let bytes = slot_bytes(most, n, wire);
             let rows_of = |block| {
                 let rows = split(m, blocks, block).len();
                 (rows, split(rows, local, 0).len())
             };
-            for (rows, own) in (0..blocks).map(rows_of) {
-                steps.extend(scatter(rows, own));
+            for (rows, _) in (0..blocks).map(rows_of) {
+                steps.push(part(Role::Main, rows));
                 steps.push(Exchange { kind: Kind::AllReduce, bytes });
             }
             for block in 0..blocks {
@@ -77,11 +71,9 @@ pub(crate) fn steps(plan: &Plan, m: usize) -> Option<Vec<NodeStep>> {
             }
         }
         Op::MatmulReduceScatter | Op::ReduceScatter => {
-            let rank_of = |node: usize| plan.rows_of(node * local, m).len();
-            for node in (1..=nodes).map(|it| it % nodes) {
-                steps.extend(scatter(plan.rows_of_node(node, m).len(), rank_of(node)));
-            }
-            let bytes = slots(slot_bytes(own, n, DType::F32));
+            let rows = (1..=nodes).map(|node| plan.rows_of_node(node % nodes, m).len());
+            steps.extend(rows.map(|rows| part(Role::Main, rows)));
+            let bytes = slots(slot_bytes(own, n, wire));
             steps.push(Exchange { kind: Kind::ReduceScatter, bytes });
             steps.extend([Wait(0), part(Role::Finish, own)]);
         }
@@ -133,7 +125,7 @@ pub(crate) fn steps(plan: &Plan, m: usize) -> Option<Vec<NodeStep>> {
 
 #[cfg(test)]
 mod tests {
-    use iris_heap::{HeapOptions, SymmetricHeap, World};
+    use iris_heap::{DType, HeapOptions, SymmetricHeap, World};
 
     use super::*;
     use crate::args::Matrices;

@@ -33,9 +33,6 @@ pub(crate) enum Role {
     Gather,
     /// Copy of the data that this rank sends to other nodes.
     Copy,
-    /// Conversion of this rank's partial sums to f32, the type in which sums between nodes are
-    /// made.
-    Widen,
     /// Final step that turns this rank's sums into results: bias, epilogue, RMSNorm, rounding.
     Finish,
     /// Copy of the results out of the padded output message.
@@ -47,8 +44,6 @@ pub(crate) enum Role {
 /// Memory area of an operator over several nodes, in the data segment of each rank.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Area {
-    /// Partial sums of this node, if their type is not f32.
-    Partial,
     /// Input of the steps between nodes.
     Send,
     /// Output of the steps between nodes.
@@ -69,7 +64,6 @@ pub(crate) enum Area {
 impl Area {
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Area::Partial => "partial sums between nodes",
             Area::Send => "sent between nodes",
             Area::Receive => "received between nodes",
             Area::Result => "results before they are gathered",
@@ -260,29 +254,15 @@ impl Maker<'_> {
 
     fn finish(&mut self, (m, n): (usize, usize)) -> Result<()> {
         let Request { epilogue, rms_norm, .. } = *self.request;
-        let output = self.request.output_dtype();
+        let (wire, output) = (self.request.wire_dtype(), self.request.output_dtype());
         self.part(Role::Finish, &COPY, (m, n, 0), |r| {
-            (r.dtype, r.output) = (DType::F32, Some(output));
+            (r.dtype, r.output) = (wire, Some(output));
             (r.epilogue, r.rms_norm) = (epilogue, rms_norm);
         })
     }
 
     fn area(&mut self, area: Area, bytes: u64) {
         self.composed.areas.insert(area, bytes);
-    }
-
-    /// Type in which the node's operator returns its sums. With one rank per node there is no sum
-    /// within the node, so values are rounded here to the type that travels between ranks, as they
-    /// are in a larger node.
-    fn partial(&mut self, rows: usize, n: usize) -> Result<DType> {
-        let wire = self.request.wire_dtype();
-        if self.ranks.local().size > 1 || wire == DType::F32 {
-            return Ok(DType::F32);
-        }
-        self.part(Role::Widen, &COPY, (rows, n, 0), |r| {
-            (r.dtype, r.output) = (wire, Some(DType::F32));
-        })?;
-        Ok(wire)
     }
 
     fn make(&mut self) -> Result<()> {
@@ -304,7 +284,7 @@ impl Maker<'_> {
                     _ => Op::MatmulReduceScatter,
                 };
                 let scatter = crate::ops::row(scatter);
-                let bytes = slot_bytes(m.div_ceil(local), n, DType::F32);
+                let bytes = slot_bytes(m.div_ceil(local), n, wire);
                 let blocks = request.blocks.unwrap_or_else(|| blocks_of(bytes));
                 let blocks = if elements { 1 } else { blocks.clamp(1, m.max(1)) };
                 self.composed.blocks = blocks;
@@ -313,18 +293,14 @@ impl Maker<'_> {
                 let (rows, n) =
                     if elements { (local, n.div_ceil(local)) } else { (m.div_ceil(blocks), n) };
                 let own = rows.div_ceil(local);
-                let partial = self.partial(own, n)?;
                 self.main(scatter, (rows, n, k), |r| {
-                    (r.output, r.wire) = (Some(partial), Some(wire));
+                    (r.output, r.wire) = (Some(wire), Some(wire));
                 })?;
                 self.finish((own, n))?;
                 self.part(Role::Gather, all_gather, (rows, n, 0), |r| r.dtype = output)?;
                 let blocks = blocks as u64;
-                self.area(Area::Send, blocks * slot_bytes(own, n, DType::F32));
+                self.area(Area::Send, blocks * slot_bytes(own, n, wire));
                 self.area(Area::Result, blocks * slot_bytes(own, n, output));
-                if partial != DType::F32 {
-                    self.area(Area::Partial, blocks * slot_bytes(own, n, partial));
-                }
                 if request.rms_norm.is_some() {
                     self.area(Area::Normed, blocks * slot_bytes(own, n, output));
                 }
@@ -337,16 +313,12 @@ impl Maker<'_> {
                 Ok(())
             }
             Op::MatmulReduceScatter | Op::ReduceScatter => {
-                let partial = self.partial(own, n)?;
                 self.main(request.row, (of_node, n, k), |r| {
-                    (r.output, r.wire) = (Some(partial), Some(wire));
+                    (r.output, r.wire) = (Some(wire), Some(wire));
                 })?;
                 self.finish((own, n))?;
-                self.area(Area::Send, slots(own, n, DType::F32));
-                self.area(Area::Receive, slot_bytes(own, n, DType::F32));
-                if partial != DType::F32 {
-                    self.area(Area::Partial, slot_bytes(own, n, partial));
-                }
+                self.area(Area::Send, slots(own, n, wire));
+                self.area(Area::Receive, slot_bytes(own, n, wire));
                 Ok(())
             }
             Op::AllGather => {

@@ -127,7 +127,13 @@ impl Sample {
     /// Expected elements of this rank's C after call number `call`.
     pub(crate) fn expected(&self, call: usize) -> Vec<f32> {
         let Ranks { rank, size, .. } = self.ranks;
-        let task = Task { op: self.case.op, size, m: SHAPE.0, options: self.case.options.clone() };
+        let task = Task {
+            op: self.case.op,
+            size,
+            nodes: 1,
+            m: SHAPE.0,
+            options: self.case.options.clone(),
+        };
         let part = |rank| {
             let (a, b) = (self.input(0, rank, call), self.input(1, rank, call));
             task.contribution(&a, Some(&b))

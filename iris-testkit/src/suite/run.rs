@@ -354,12 +354,14 @@ fn verify(
     plan: &Plan,
     calls: &[Called],
 ) -> anyhow::Result<(Measured, f64)> {
-    let Ranks { rank, size, .. } = Ranks::from(heap);
+    let ranks = Ranks::from(heap);
+    let (rank, size) = (ranks.rank, ranks.size);
     let mut options = case.options_of(rank);
     options.k = case.options_of(size - 1).k;
     let (mut worst, mut difference) = (Measured::default(), 0.0f64);
     for (index, call) in calls.iter().enumerate() {
-        let task = Task { op: case.op, size, m: call.m, options: options.clone() };
+        let (nodes, m) = (ranks.nodes(), call.m);
+        let task = Task { op: case.op, size, nodes, m, options: options.clone() };
         let parts = task.contributions((&call.a, &call.b), |part| exchange(heap, part))?;
         let (bias, residual) = (call.bias.as_ref(), call.residual.as_ref());
         let expected = task.expected(rank, &parts, Some(&call.b), bias, residual);
