@@ -285,8 +285,8 @@ pub enum Error {
         op: String,
         /// Operator, call, tile, awaited rank, value seen and value expected.
         fault: iris_sync::Fault,
-        /// Operator and call that each rank is in, as far as known; empty if that does not explain
-        /// the fault.
+        /// Operator and call that each rank is in, as far as known; empty if the order of calls
+        /// cannot explain the fault.
         standing: Vec<String>,
     },
     /// A kernel gave up a wait for a rank of its node, which itself waits for another node.

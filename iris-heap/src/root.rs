@@ -68,8 +68,8 @@ impl ReturnedErrors {
         *least = Some(least.map_or(new, |least| least.min(new)));
     }
 
-    /// Smallest distance recorded. If the library returned no error, the program's error is its
-    /// own, so it is the root.
+    /// Smallest distance recorded. If the library has returned no error, a failure of the rank is
+    /// the program's own, so the distance is [`Distance::Root`].
     pub(crate) fn distance(&self) -> Distance {
         lock(&self.0).unwrap_or(Distance::Root)
     }

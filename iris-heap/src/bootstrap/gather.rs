@@ -13,8 +13,8 @@ use super::rendezvous::{Door, LOOK, Place, check_user};
 use crate::error::{Error, Result, list_ranks};
 use crate::limits::{explain, is_full};
 
-/// Largest number of connections that have not said hello. It also bounds their memory in rank 0:
-/// 64 times 8 KiB.
+/// Largest number of connections that have not said hello. This limit also bounds the memory of
+/// these connections in rank 0: 64 times 8 KiB.
 const STRANGERS: usize = 64;
 /// Time after which a connection that has sent no hello may be dropped to make room for another.
 const SILENCE: Duration = Duration::from_secs(1);

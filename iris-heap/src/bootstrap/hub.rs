@@ -230,8 +230,9 @@ impl Hub {
         }
     }
 
-    /// Handles a rank that waited past its deadline: blames the ranks that have not contributed. If
-    /// all ranks have, the reason is that the system had no room to send the answer.
+    /// Handles a rank that waited past its deadline: blames the ranks that have not contributed to
+    /// the exchange. If all ranks have contributed, the cause is that the system had no room to
+    /// send the answer.
     fn judge(&mut self, Late { rank, group: id, number, what, waited }: Late) {
         let Some(group) = self.groups.get_mut(&id).filter(|g| !g.broken) else {
             return;

@@ -49,8 +49,8 @@ impl FromStr for UniqueId {
     }
 }
 
-/// Position of a rank: index of its host, number of the rank on the host, and number of ranks
-/// there.
+/// Position of a rank: index of its host, number of the rank on that host, and number of ranks on
+/// that host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) node: usize,
@@ -66,8 +66,8 @@ pub(crate) struct Launch {
     pub(crate) place: Place,
     /// Identity of the job, equal on all processes of the job and different for other jobs.
     pub(crate) job: String,
-    /// Text of the variables that say that the ranks are on several hosts; `None` if there are
-    /// none.
+    /// Text of the variables that say that the ranks are on several hosts; `None` if no variable
+    /// says so.
     pub(crate) several_hosts: Option<String>,
     /// Name and value of the variable that says on which host rank 0 is.
     pub(super) master: Option<(&'static str, String)>,
@@ -123,7 +123,8 @@ const PMI: Names = Names {
     restart: "",
 };
 
-/// Variables of PMIx launchers. PMIx has none for the size, so those of other launchers are tried.
+/// Variables of PMIx launchers. PMIx has no variable for the size: those of other launchers are
+/// tried.
 const PMIX: Names = Names {
     rank: "PMIX_RANK",
     size: &["WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"],
@@ -212,9 +213,9 @@ impl Launch {
         Ok(launch)
     }
 
-    /// Handles the absence of a launcher. A Slurm batch script has a task's variables without being
-    /// a task; but a task whose environment lost the step looks the same, so several tasks are an
-    /// error.
+    /// Handles the absence of a launcher. A Slurm batch script has a task's variables although it
+    /// is no task. A task whose environment lost the step's variables looks like such a script, so
+    /// more than one task is an error.
     fn without(get: Get<'_>) -> Result<Launch> {
         if let Some(task) = get(SLURM.rank)? {
             let tasks = first(get, SLURM.size)?;

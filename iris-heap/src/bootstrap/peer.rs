@@ -89,8 +89,8 @@ impl Peer {
         }
     }
 
-    /// Drops the first unsent message, for which the system has no room, so that the reason can be
-    /// sent.
+    /// Drops the first unsent message, for which the system has no room, so that a message with the
+    /// reason can be sent.
     pub(super) fn make_room(&mut self) {
         if self.crowded.take().is_some() && !self.outbox.take_back() {
             self.outbox.clear();
@@ -157,7 +157,7 @@ pub(super) fn wait<'a>(
         if !peer.gone {
             let mut events = PollFlags::IN;
             // While the system lacks room for a message, a writable socket does not mean that the
-            // message can be sent, so it is not waited for.
+            // message can be sent. So this does not wait for a writable socket then.
             if !peer.outbox.is_empty() && peer.crowded.is_none() {
                 events |= PollFlags::OUT;
             }

@@ -14,7 +14,7 @@ impl Control {
     }
 
     /// Tells the ranks of this node that this rank waits in a step between nodes, and for which
-    /// node, so that kernels that wait for this rank do not blame it. `None` ends the step.
+    /// node, so that kernels that wait for this rank do not blame this rank. `None` ends the step.
     pub fn publish_step(&self, step: Option<AwaitedNode>) {
         if let Some(boards) = self.boards()
             && let Err(error) = boards.set_step(step)
@@ -33,9 +33,9 @@ impl Control {
         }
     }
 
-    /// Tells the ranks of this node that this rank issues no further call of `ended`; `None` takes
-    /// that back. Does nothing if a call of this heap has failed: then the failure is the error,
-    /// and not the calls that are left out because of it.
+    /// Tells the ranks of this node that this rank issues no further call of `ended`; `None`
+    /// withdraws that message. Does nothing if a call of this heap has failed, because the failure
+    /// is then the error to report, not the calls that are missing after it.
     pub(crate) fn publish_end(&self, ended: Option<Ended>) {
         if let Some(boards) = self.boards()
             && (ended.is_none() || self.outcome().is_ok())
@@ -58,8 +58,9 @@ impl Control {
     }
 
     /// Error about the first call that some rank has issued and another rank can no longer issue,
-    /// because it closes the heap or frees the call's operator; `None` if there is no such call, or
-    /// if a call of this rank has failed, because a program may then close the heap early.
+    /// because the other rank closes the heap or frees the call's operator; `None` if there is no
+    /// such call. Also `None` if a call of this rank has failed, because a program may then close
+    /// the heap early.
     pub(crate) fn left_out(&self) -> Option<Error> {
         if self.fault().is_some() || self.host_abort() != 0 {
             return None;
@@ -101,9 +102,9 @@ impl Control {
         steps.map(text).collect()
     }
 
-    /// Operator and call that each rank is in, and the collective step of its host, as far as the
-    /// issue boards show this, if `fault` may come from a wrong order of calls; `None` for other
-    /// faults.
+    /// For each rank, the operator and call that the rank is in and the collective step of its
+    /// host, as far as the issue boards show them. `None` unless `fault` may come from a wrong
+    /// order of calls.
     pub(super) fn standing(&self, fault: &iris_sync::Fault) -> Option<Vec<String>> {
         use iris_sync::Field;
         let about_calls = match fault.kind {

@@ -102,7 +102,7 @@ impl SymmetricHeap {
     /// # let (stream, x) = (heap.stream()?, heap.zeros::<u32>(3)?);
     /// heap.write_on(&stream, x, &[1, 2, 3])?;
     /// let read = heap.read_on(&stream, x)?;
-    /// heap.write_on(&stream, x, &[4, 5, 6])?; // behind the copy
+    /// heap.write_on(&stream, x, &[4, 5, 6])?; // queued after the copy
     /// assert_eq!(read.wait()?, [1, 2, 3]);
     /// # Ok::<_, iris_heap::Error>(())
     /// # })?;
@@ -110,8 +110,8 @@ impl SymmetricHeap {
     /// ```
     ///
     /// # Errors
-    /// As [`SymmetricHeap::resolve`] and [`SymmetricHeap::check_stream`]; [`Error::Unsupported`] while the stream is captured
-    /// into a graph.
+    /// Errors of [`SymmetricHeap::resolve`] and [`SymmetricHeap::check_stream`];
+    /// [`Error::Unsupported`] while the stream is captured into a graph.
     pub fn read_on<T: Element>(
         &self,
         stream: &Stream,

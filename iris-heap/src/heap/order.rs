@@ -42,8 +42,8 @@ pub(super) fn share_boards(world: &World, made: Option<JointMemory>) -> Result<O
         return Ok(None);
     }
     let all = if world.same_process() {
-        // The exchange takes place even if rank 0 has nothing to pass, because its peers wait in
-        // it.
+        // This rank takes part in the exchange even if rank 0 has nothing to pass, because its
+        // peers wait for this rank.
         let mapped = made.map_or(Ok(Vec::new()), JointMemory::map);
         let (mine, failure) = match mapped {
             Ok(all) => (all, None),

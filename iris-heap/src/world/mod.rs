@@ -323,7 +323,7 @@ impl World {
         self.inner.leave(clean);
     }
 
-    /// Records the error of `outcome`, if it is one, as returned to the program.
+    /// Records the error of `outcome`, if there is one, as returned to the program.
     pub(crate) fn note_returned<T>(&self, outcome: Result<T>) -> Result<T> {
         let outcome = outcome.map_err(|error| self.inner.hosts.describe(error));
         outcome.inspect_err(|error| self.inner.returned_errors.note(error))

@@ -1,8 +1,7 @@
 //! CUDA devices of this process: their properties, primary contexts, and the driver's calls on
 //! them.
-//!
-//! This file is long because all functions of [`Driver`] are implemented here, each with its context and its
-//! reason.
+//! This file is long because it implements all functions of [`Driver`] for CUDA, each with the
+//! reason for its form.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::{NonNull, null_mut};
@@ -18,7 +17,8 @@ use crate::backend::{BackendKind, LaunchShape};
 use crate::error::{Error, Result};
 use crate::util::lock;
 
-/// A device with its primary context. The context is retained from the device's first use until the
+/// CUDA device with its primary context. The context is retained from the device's first use until
+/// the
 /// process ends, so closing a heap does not destroy what other libraries have in the context.
 pub(super) struct Device {
     pub(super) driver: &'static Api,
@@ -72,7 +72,7 @@ pub(super) fn count() -> Result<usize> {
 }
 
 impl Device {
-    /// The device with index `ordinal` among those that this process sees.
+    /// Returns the device with index `ordinal` among those that this process sees.
     pub(super) fn get(ordinal: usize) -> Result<Arc<Device>> {
         static OPENED: Opened<Device> = Opened::new();
         OPENED.get(BackendKind::Cuda, (ordinal, count()?), Device::open)

@@ -12,10 +12,12 @@
 //! rank.
 //!
 //! If ranks are threads on one device, the driver must not let a stream of one rank wait for a
-//! kernel of another. The driver does so in two situations, which are avoided. At the first use of
-//! a stream: each stream is used once when it is made or passed to the heap, one at a time. When
-//! pool memory that one stream freed is reused by another: such reuse is disabled on a device that
-//! ranks share.
+//! kernel of another. The driver does so in two situations, which this backend avoids:
+//!
+//! - At the first use of a stream. So each stream is used once when it is made or passed to the
+//!   heap, one stream at a time.
+//! - If pool memory that one stream freed is reused by another. So this reuse is disabled on a
+//!   device that ranks share.
 
 use super::BackendKind;
 use super::gpu::Vendor;

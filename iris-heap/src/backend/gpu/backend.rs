@@ -125,9 +125,10 @@ impl Gpu {
         self.device.multiprocessors()
     }
 
-    /// Lets `enqueue` put a library's work on a stream of the heap, after the heap's last op, on
-    /// whatever stream that op was; the next op waits for it. `enqueue` receives the driver's
-    /// stream (`CUstream`, `hipStream_t`) as a number; the device is current.
+    /// Lets `enqueue` put a library's work on a stream of the heap. The work is ordered after the
+    /// heap's last op, whichever stream that op is on, and the next op waits for the work.
+    /// `enqueue` receives the driver's stream (`CUstream`, `hipStream_t`) as a number; the device
+    /// is current.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a stream of another heap; [`Error::Closed`]; errors of `enqueue`.
@@ -301,8 +302,8 @@ impl Backend for Gpu {
     }
 
     fn opened(&self, memory: Memory) {
-        // `set` fails only on a second call, which would be a bug of the heap; the first memory
-        // then stays, so the result is ignored.
+        // `set` fails only on a second call, which would be a bug of the heap and would keep the
+        // first memory. So the result is ignored.
         let _ = self.shared.memory.set(memory);
         if self.ranks_on_device() > 1 && self.same_process {
             self.device.shared_by(self.ranks_on_device());

@@ -58,7 +58,7 @@ impl CopyStreams {
     }
 
     /// Makes work that is enqueued on `stream` after this call wait for all copies that run
-    /// concurrently with it.
+    /// concurrently with `stream`.
     pub(super) fn join(&self, stream: &Queue) -> Result<()> {
         let capture = stream.capture()?;
         let all = lock(&self.0);
@@ -111,8 +111,8 @@ impl CopyStream {
     }
 
     /// Makes work that is enqueued on `stream` after this call wait for the copies enqueued since
-    /// the last join. Without such copies nothing is waited for: the event may never have been
-    /// recorded in this capture, and waiting for it would be an error.
+    /// the last join. Without such copies does nothing: the event may never have been recorded in
+    /// this capture, and waiting for an unrecorded event would be an error.
     fn join(&self, stream: &Queue) -> Result<()> {
         if !self.forked.swap(false, Ordering::Relaxed) {
             return Ok(());

@@ -133,8 +133,8 @@ pub(crate) trait Driver: Send + Sync {
     /// not need the parameter, because its driver keeps a stack of contexts.
     fn leave(&self, previous: i32) -> Result<()>;
 
-    /// Sets the capture mode of this thread, relaxed if `mode` is `None`, and returns the mode
-    /// before.
+    /// Sets the capture mode of this thread, relaxed if `mode` is `None`, and returns the previous
+    /// mode.
     fn exchange_capture_mode(&self, mode: Option<u32>) -> Result<u32>;
 
     /// Makes this device current on the thread until the guard is dropped.
@@ -169,8 +169,8 @@ pub(crate) trait Driver: Send + Sync {
     unsafe fn destroy_stream(&self, stream: RawStream) -> Result<()>;
 
     /// Enqueues a copy of four bytes, so that later work is not the stream's first: the first use
-    /// of a stream may make it wait for another stream. The stream must not be captured. Does not
-    /// affect graph captures (see [`Driver`]).
+    /// of a stream may make the stream wait for another one. The stream must not be captured. Does
+    /// not affect graph captures (see [`Driver`]).
     unsafe fn use_first(&self, stream: RawStream) -> Result<()>;
 
     /// Whether a stream belongs to this device and to the context that the backend uses.

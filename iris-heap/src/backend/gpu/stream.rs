@@ -53,8 +53,8 @@ pub(crate) struct Shared {
     /// Streams that were released while they were captured. Querying or destroying them then would
     /// end the capture; the next wait for all streams destroys them.
     kept: Mutex<Vec<Arc<Queue>>>,
-    /// Whether a stream was released whose remaining work has an unknown end; the heap's memory is
-    /// then never freed.
+    /// Whether a stream was released without an event after its remaining work, so that the end of
+    /// that work is unknown. The heap's memory is then never freed.
     unknown_end: AtomicBool,
 }
 
@@ -132,7 +132,7 @@ impl Shared {
             && lock(&self.left).iter().all(EventBackend::is_done)
     }
 
-    /// Whether a stream was released whose remaining work has an unknown end.
+    /// Whether a stream was released for which the end of its remaining work is unknown.
     pub(crate) fn has_unknown_end(&self) -> bool {
         self.unknown_end.load(Ordering::Relaxed)
     }
@@ -152,7 +152,7 @@ impl Shared {
     }
 
     /// Stores the event after the last work of a released stream, and drops stored events that are
-    /// over.
+    /// done.
     fn leave(&self, end: Result<GpuEvent>) {
         match end {
             Ok(end) => {

@@ -43,8 +43,8 @@ impl Vendor {
         (self.get)(index)?.memory_info()
     }
 
-    /// Returns the device of a rank: the one with index `asked`; if that is `None`, one by
-    /// `local_rank`, round-robin.
+    /// Returns the device of a rank: the device with index `asked`; if `asked` is `None`, the
+    /// devices are assigned to local ranks round-robin.
     pub(crate) fn choose(
         &self,
         local_rank: usize,

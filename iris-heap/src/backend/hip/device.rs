@@ -1,7 +1,8 @@
 //! HIP devices of this process: their properties, the current device of a thread, and the runtime's
 //! calls on them.
 //!
-//! This file is long because all functions of [`Driver`] are implemented here, each with its reason.
+//! This file is long because it implements all functions of [`Driver`] for HIP, each with its
+//! reason.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{NonNull, null_mut};
@@ -416,7 +417,7 @@ impl Driver for Device {
 
     unsafe fn use_first(&self, _: RawStream) -> Result<()> {
         // A stream of the HIP runtime needs no first use: unlike CUDA's driver, the runtime was not
-        // seen to make streams wait for each other then.
+        // seen to make streams wait for each other at their first use.
         Ok(())
     }
 

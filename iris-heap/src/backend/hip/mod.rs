@@ -16,7 +16,7 @@
 //! `GPU_MAX_HW_QUEUES=32`. Streams with a mask and the null stream wait for each other: a program
 //! that enqueues on the null stream while a rank's kernel waits may deadlock. The runtime itself
 //! uses the null stream for copies between the host and memory of another device; this backend
-//! makes such copies differently.
+//! makes such copies on a stream of the memory's own device.
 //!
 //! Copies by the host are made in pieces of 64 KiB, on a stream of their own. Releases since 7 copy
 //! up to 16 KiB by a kernel, which needs free compute units beside waiting kernels: if ranks share
