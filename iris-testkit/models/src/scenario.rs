@@ -17,9 +17,9 @@ type Program = dyn Fn(&Thread<'_>) + Send + Sync;
 
 /// Small program over a [`Memory`](iris_sync::Memory) whose executions an engine explores.
 ///
-/// A builder: by default one thread and one workgroup per rank, one call, four tiles. An engine
-/// runs the program from its start for every execution, so it must be a function of the values that
-/// it reads.
+/// By default, a scenario has one thread and one workgroup per rank, one call, and four tiles. An
+/// engine runs the program from its start for every execution, so the program must be a function of
+/// the values that it reads.
 #[derive(Clone)]
 pub struct Scenario {
     pub(super) name: String,
@@ -176,14 +176,14 @@ impl Scenario {
         Self { name: format!("{}, no heads", self.name), without_heads: true, ..self }
     }
 
-    /// Fills the LL words that the call at `position` will use with words left by an earlier op
-    /// whose calls had the same numbers.
+    /// Fills the LL words that the call at `position` will use with words of the same call number,
+    /// as if an earlier op whose calls had the same numbers had left them.
     #[must_use]
     pub fn recycled(mut self, position: u32) -> Self {
         let call = self.first.number().wrapping_add(position as i32);
         let (channel, ranks) = (self.channel(0), 0..self.ranks);
         for (rank, source) in ranks.clone().flat_map(|rank| ranks.clone().map(move |s| (rank, s))) {
-            // Heads are not filled, because a head of another op would be a different fault.
+            // Heads are not filled, because a head left by another op would be a different fault.
             for pair in iris_sync::ll::HEAD..channel.pair_count {
                 let SymPair { rank, index } =
                     channel.pair(rank, source, Call::new(call).parity(), pair);
@@ -196,7 +196,7 @@ impl Scenario {
         self
     }
 
-    /// Sets the initial value of all words; by default the number before the first call.
+    /// Sets the initial value of all words; default: the number of the call before the first one.
     #[must_use]
     pub fn words(self, value: i32) -> Self {
         Self { words: Some(value), ..self }
@@ -209,8 +209,8 @@ impl Scenario {
         self
     }
 
-    /// Lets waits time out, so that faults are part of the scenario: `expires(thread, limit,
-    /// spins)` says when.
+    /// Lets waits time out, so that faults are part of the scenario. `expires(thread, limit,
+    /// spins)` returns whether a wait of the thread ends after this number of failed polls.
     ///
     /// By default no wait times out, abort words are not modelled, and a fault is a failure.
     #[must_use]

@@ -4,8 +4,9 @@ use super::random_numbers::mixed;
 
 /// Memory, and position of each thread in its program.
 ///
-/// Its hash is the exclusive or of a hash of each position and of each word that does not have its
-/// initial value, so that a step costs as much as it changes, whatever the size of the memory.
+/// The hash of a state is the exclusive or of one hash per thread position and one hash per word
+/// that does not have its initial value. So the cost of an update depends only on what a step
+/// changes, not on the size of the memory.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct State {
     memory: Vec<i64>,
@@ -15,14 +16,14 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Makes a state without memory, with the threads at these nodes of the programs. A node
-    /// belongs to one thread, so a node's number stands for both.
+    /// Makes a state without memory whose threads are at these nodes of their programs. A node
+    /// belongs to one thread only, so the hash of a node also identifies the thread.
     pub(super) fn new(at: Vec<u32>) -> Self {
         let hash_of_positions = at.iter().fold(0, |sum, &node| sum ^ hash_of_node(node));
         Self { at, hash_of_positions, ..Self::default() }
     }
 
-    /// Becomes a copy of `other`, in the memory that it has.
+    /// Becomes a copy of `other`; reuses the allocations of `self`.
     pub(super) fn copy_from(&mut self, other: &Self) {
         self.memory.clone_from(&other.memory);
         self.at.clone_from(&other.at);
@@ -66,7 +67,7 @@ impl State {
         self.hash_of_memory
     }
 
-    /// Hash of the whole state, by which states are told apart.
+    /// Hash of the whole state, which identifies the state.
     pub(super) fn hash(&self) -> u128 {
         self.hash_of_memory ^ self.hash_of_positions
     }
@@ -95,7 +96,7 @@ mod tests {
     use super::State;
     use crate::{Place, Rules, ops};
 
-    /// State with the same memory and positions, built by other changes than the search made.
+    /// State with the same memory and positions as `state`, reached by other changes.
     fn rebuilt(machine: &Machine<'_>, state: &State) -> State {
         let mut new = State::new(vec![u32::MAX; state.at().len()]);
         new.extend(machine.places[..state.memory().len()].iter().map(|&(_, initial)| initial));

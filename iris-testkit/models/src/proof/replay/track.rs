@@ -84,7 +84,7 @@ impl Track {
         self.undo_to(0);
     }
 
-    /// Number of changes so far, which [`Track::undo_to`] takes.
+    /// Number of changes so far, for a later [`Track::undo_to`].
     pub(super) fn changes(&self) -> usize {
         self.log.len()
     }
@@ -186,8 +186,9 @@ impl Track {
         }
     }
 
-    /// Checks the order and scope of an operation against its row of the table, and counts it. Plain
-    /// operations pass: the models take some words of one device as plain memory.
+    /// Checks the order and scope of an operation against its row of the access table, and counts
+    /// the operation. Non-atomic operations pass, because the models treat some words of one device
+    /// as plain memory.
     pub(super) fn row(&mut self, access: Access, op: &Op) -> Result<(), Forbidden> {
         let has = (op.order().unwrap_or(access.order()), op.scope().unwrap_or(access.scope()));
         let wanted = (access.order(), access.scope());
@@ -214,8 +215,8 @@ impl Track {
         }
     }
 
-    /// Number of the call that a word holds: of all numbers that are equal to `value` modulo 2^32,
-    /// the nearest to the rank's call.
+    /// Number without bounds that the machine word `value` stands for: the number nearest to the
+    /// rank's call among all numbers that equal `value` modulo 2^32.
     pub(super) fn ghost(&self, rank: i64, value: i64) -> i64 {
         let call = self.get("call", &[rank]);
         call + i64::from((value as i32).wrapping_sub(call as i32))
