@@ -88,7 +88,7 @@ fn check_with(
                 places.push((place, atomic));
                 executions.store(0, Ordering::Relaxed);
                 let _ = with_watch(&watched, |watch| {
-                    // The observer is no longer called for an execution that loom has ended.
+                    // loom has ended this execution, so the observer is no longer called for it.
                     watch.is_on = false;
                     Ok(())
                 });
@@ -112,7 +112,7 @@ fn check_with(
 }
 
 enum Stop {
-    /// Location for which this run has no loom object; the run is repeated with one.
+    /// Location for which this run has no loom object; the run is repeated with an object for it.
     Undeclared(Place, bool),
     Failed(Failure, Trace),
 }
@@ -215,8 +215,8 @@ fn execution(setup: &Arc<Setup>) {
         trace.clear();
     }
     let arena = Rc::new(LoomArena::new(setup.clone()));
-    // Threads that access no words are spawned first: loom runs low numbers first, and nothing is
-    // permuted as long as they wait only for their workgroup.
+    // Threads that access no words are spawned first. loom runs threads with low numbers first, and
+    // permutes nothing as long as these threads wait only for their workgroup.
     let mut threads = setup.scenario.thread_ids();
     threads.sort_by_key(|id| id.thread == 0);
     for id in threads {

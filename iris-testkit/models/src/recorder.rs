@@ -33,8 +33,8 @@ pub enum Event {
     Record(Fault),
 }
 
-/// Scripted answers. Each list is consumed in order; the field's comment gives the answer after its
-/// end.
+/// Scripted answers. Each list is consumed in order; the comment of each field says which answer
+/// follows after the end of its list.
 #[derive(Clone, Debug, Default)]
 pub struct Script {
     /// Number of the call, and of the op in its heap.

@@ -62,10 +62,10 @@ pub enum Change {
     OwnerStamps,
     /// Leaves out the refresh of words of this kind.
     SkipStamps(Kind),
-    /// Advances the number of a rank that has given up by so many calls more than one, as if it had
-    /// counted them. The protocol allows it.
+    /// Makes a rank that has given up advance its call number by this number of calls more than
+    /// one, as if it had counted that many calls. The protocol allows this.
     Ages(i32),
-    /// Lets a rank that its host or a peer told to leave tell nobody.
+    /// Lets a rank leave a call without telling its peers, if its host or a peer told it to leave.
     LeaveUntold,
 }
 

@@ -1,4 +1,4 @@
-//! Comparison of iris-sync with the device headers, operation by operation: given equal steps and
+//! Comparison of iris-sync with the device headers, operation by operation. Given equal steps and
 //! equal answers of the memory, both must request the same operations (address, operation, order,
 //! scope, value) in the same order.
 

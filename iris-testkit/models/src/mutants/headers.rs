@@ -44,9 +44,9 @@ fn sites() -> Vec<Mutant> {
     .into()
 }
 
-/// Mutants with one buffer instead of two. two_shot is not among them: a rank receives a result
-/// only after its owner has waited for that rank, so the next call's partial results come later. It
-/// has two buffers only because it shares the layout of one_shot.
+/// Mutants with one buffer instead of two. two_shot has no such mutant: a rank receives a result
+/// only after the owner of the tile has waited for that rank, so partial results of the next call
+/// come later. two_shot has two buffers only because it shares the layout of one_shot.
 fn buffers() -> Vec<Mutant> {
     let plain = Accumulate { atomic: false, first_barrier: true, second_barrier: true };
     let atomic = Accumulate { atomic: true, ..plain };

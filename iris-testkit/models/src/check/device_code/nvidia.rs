@@ -345,8 +345,8 @@ fn wrong_in(name: &str, ptx: &str) -> impl Iterator<Item = String> {
     wrong.into_iter()
 }
 
-/// Call of NVIDIA's function that does to `p` what the probe does. `None` if that function's code
-/// is longer: a 64-bit atomic on any address contains a branch for shared memory.
+/// Call of NVIDIA's function that performs the probe's operation on `p`. Returns `None` if the code
+/// of that function is longer: a 64-bit atomic on any address contains a branch for shared memory.
 fn function(probe: &Probe) -> Option<String> {
     let order = match probe.order {
         Order::Relaxed => "__NV_ATOMIC_RELAXED",
