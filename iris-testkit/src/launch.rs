@@ -7,11 +7,11 @@
 //!
 //! When a rank ends, a file `lost-RANK` in the job's folder tells ranks that still wait to meet it.
 //! When a rank fails, the others have a grace period to notice and report it; then they are killed.
-//! When the launcher itself ends, even by SIGKILL, its ranks end and the folder is removed: all
-//! ranks are in the process group of a small shell, the keeper, which reads from a pipe that only
-//! the launcher holds open, and the kernel closes that pipe with the launcher. If the keeper is
-//! killed, too, ranks that called [`end_with_launcher`] still end, and the next launcher removes
-//! the folder.
+//! When the launcher itself ends, even by SIGKILL, its ranks end and the folder is removed. To this
+//! end all ranks are in the process group of a small shell, the keeper. It reads from a pipe that
+//! only the launcher holds open, and the kernel closes the pipe when the launcher ends. If the
+//! keeper is killed, too, ranks that called [`end_with_launcher`] still end, and the next launcher
+//! removes the folder.
 //!
 //! This file is long because the start of a job and its end, whatever happens, are one concern.
 //!
@@ -52,9 +52,9 @@ use rustix::process::{
 };
 use tempfile::TempDir;
 
-/// Delay between the end of a rank and its announcement to the other ranks. If that rank ended
-/// because another one did, the system reports the other end within this time, and it is announced
-/// first.
+/// Delay between the end of a rank and its announcement to the other ranks. If the rank ended
+/// because another rank had ended, the system reports the end of that other rank within this delay,
+/// so that the other rank is announced first.
 const SETTLE: Duration = Duration::from_millis(50);
 /// Number of bytes of each rank's stdout and stderr that are kept; earlier output is dropped.
 const KEPT: usize = 64 << 10;
@@ -324,8 +324,8 @@ pub fn launch(
         streams.push((stdout, collect(child.stderr.take(), None)?));
     }
     let ends = job.wait(start, &options.deadline, &options.grace)?;
-    // Dropping the job kills what the ranks started and left running. Such processes hold the
-    // output pipes open, and the threads joined below read these to their end.
+    // Dropping the job kills processes that the ranks started and left running. Such processes hold
+    // the output pipes open, and the threads joined below read the pipes to their end.
     drop(job);
     let kept = |stream: JoinHandle<String>| stream.join().unwrap_or_default();
     let ranks = ends.into_iter().zip(streams).map(|((end, after), (stdout, stderr))| RankOutcome {
@@ -337,8 +337,8 @@ pub fn launch(
     Ok(Outcome { ranks: ranks.collect() })
 }
 
-/// Environment variables that make a rank one of node `node` of `nodes` simulated ones. They keep NCCL
-/// from finding out that the nodes are one host: it then uses its sockets, over loopback.
+/// Environment variables that make a rank a rank of node `node` of `nodes` simulated nodes. NCCL
+/// must not find out that the nodes are one host, so that it uses its sockets, over loopback.
 fn simulated_node(nodes: usize, node: usize) -> Vec<(&'static str, String)> {
     if nodes <= 1 {
         return Vec::new();
@@ -475,8 +475,9 @@ impl Job {
         }
     }
 
-    /// Writes a file that announces the end of `rank` to the other ranks, and how many ended before
-    /// it. If the file cannot be written, the other ranks wait until their deadline.
+    /// Writes a file that announces the end of `rank` to the other ranks. The file contains
+    /// `order`, the number of ranks that ended before. If it cannot be written, the other ranks
+    /// wait until their deadline.
     fn leave_word(&self, rank: usize, order: usize) {
         let word = self.folder.path().join(format!("lost-{rank}"));
         // The file is written under another name and then renamed, so that readers see complete

@@ -133,8 +133,8 @@ pub fn compare(
     Ok(Measured { relative, worst: (0..seen.len()).map(ratio).fold(0.0, f64::max) })
 }
 
-/// Relative error: `errors` divided by `wanted`, both Frobenius norms. If `wanted` is 0, `errors`
-/// itself, because the quotient would be infinite or NaN.
+/// Relative error: `errors` divided by `wanted`, both Frobenius norms. Returns `errors` itself if
+/// `wanted` is 0, because the quotient would be infinite or NaN.
 pub fn relative(errors: f64, wanted: f64) -> f64 {
     if wanted == 0.0 { errors } else { errors / wanted }
 }

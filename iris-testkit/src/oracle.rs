@@ -148,9 +148,9 @@ pub fn gelu(x: f64) -> f64 {
 /// Expected RMSNorm, in type `output`, of `rows`, which are already rounded to that type.
 pub fn rms_norm(rows: &Dense, weight: &Dense, epsilon: f32, output: DType) -> Expected {
     let (cols, single) = (rows.cols, unit_roundoff(DType::F32));
-    // Number of f32 roundings of an element, worst case and typical. Those of squares and sums
-    // count half, because a square root halves a relative error; mean, root, quotient and two
-    // products follow.
+    // Number of f32 roundings of an element, worst case and typical. Roundings of squares and of
+    // their sum count half, because a square root halves a relative error. The roundings of mean,
+    // root, quotient and two products follow.
     let (most, few) = (cols as f64 / 2.0 + 7.0, (cols as f64).sqrt() + 7.0);
     let mut all = Expected {
         rows: rows.rows,
@@ -457,8 +457,8 @@ mod tests {
         assert_eq!(at(Op::Broadcast, 0), [10.0, 11.0, 12.0]);
     }
 
-    /// Tests that the bounds refuse sums accumulated in the output type, and accept those
-    /// accumulated in f32.
+    /// Tests that the bounds refuse sums that are accumulated in the output type, and accept sums
+    /// that are accumulated in f32.
     #[test]
     fn the_bounds_tell_accumulating_in_bf16_from_accumulating_in_f32() {
         let (m, n, k) = (16, 16, 256);

@@ -53,8 +53,8 @@ fn reports(size: usize, case: &Case) -> Vec<Report> {
 }
 
 /// Tests that the numbers of bytes that variants move have the ratios that the variants'
-/// definitions imply. (Every case besides compares the bytes of each rank with the expected
-/// number.)
+/// definitions imply. In addition, every case compares the bytes of each rank with the expected
+/// number.
 #[test]
 fn variants_move_what_their_names_say() {
     const SIZE: usize = 4;
@@ -135,7 +135,8 @@ fn traces(variant: &str, calls: usize) -> Vec<Vec<Vec<TraceSpan>>> {
 }
 
 /// Tests that the staged variant multiplies while it fetches. The system's scheduler decides which
-/// workgroup runs, so one of ten calls must show the overlap; in the baseline none may.
+/// workgroup runs, so it is enough if one of ten calls shows the overlap. No call of the baseline
+/// may show it.
 #[test]
 fn staged_multiplies_before_the_last_fetch_ends_and_baseline_does_not() {
     let overlaps = |trace: &Vec<Vec<TraceSpan>>| {

@@ -177,8 +177,8 @@ pub(crate) fn main(options: Options) -> Result<bool> {
         untuned: false,
         nodes: options.nodes,
     };
-    // Plans the op for every rank. This needs no rank to run, so errors of the options are reported
-    // before any is started.
+    // Plans the op for every rank. This needs no running rank, so errors of the options are
+    // reported before any rank is started.
     let room = problem.room(place.ranks)?;
     let heap_on_host = if options.backend.traits().host_memory { room.data } else { 0 };
     let host_bytes = heap_on_host.saturating_add(problem.check_bytes(place.ranks)?);

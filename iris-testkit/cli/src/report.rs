@@ -1,7 +1,7 @@
 //! `iris report`: collects in one file what developers need to know about a machine.
 //!
-//! Each step runs this program again as a process with a time limit, so a step that hangs or dies
-//! becomes part of the report and does not end it.
+//! Each step runs this program again as a process with a time limit. A step that hangs or dies
+//! becomes a part of the report, and the next step follows.
 
 use std::fs::File;
 use std::io::{Seek, Write};

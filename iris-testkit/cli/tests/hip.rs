@@ -1,5 +1,5 @@
-//! Tests of the HIP backend without an AMD device: the real runtime must report that there is none,
-//! and the host side runs on a fake runtime (`hip/runtime.cpp`), whose devices are the host and
+//! Tests of the HIP backend without an AMD device. The real runtime must report that there is no
+//! device. The host side runs on a fake runtime (`hip/runtime.cpp`), whose devices are the host and
 //! whose kernels are the device source compiled as host code. Passing tests say nothing about a
 //! real device.
 //!
@@ -30,8 +30,8 @@ fn main() -> ExitCode {
         Ok(count) => {
             Some(format!("{count} devices are there, which `iris test --backend hip` is for"))
         }
-        // A developer's machine may lack the runtime, so its tests are ignored there; CI must have
-        // it.
+        // A developer's machine may lack the runtime; the runtime's tests are then ignored. CI must
+        // have it.
         Err(error @ Error::Library { .. }) if std::env::var("CI").as_deref() != Ok("true") => {
             Some(error.to_string())
         }
@@ -132,8 +132,8 @@ fn copies(calls: &str, bytes: u32) -> [usize; 3] {
         .map(|(name, bytes)| of(name, bytes))
 }
 
-/// Checks each stream that has a copy of exactly `bytes` bytes of data: a signal is queued behind
-/// that copy and behind the record of an event. Returns the number of signals.
+/// Checks each stream that has a copy of exactly `bytes` bytes of data: a signal is queued after
+/// that copy and after the record of an event. Returns the number of signals.
 fn signals_behind_a_record(calls: &str, bytes: u32) -> usize {
     let ordered: Vec<(&str, &str)> =
         calls.lines().filter_map(|it| it.split_once(" on stream ")).collect();
@@ -237,7 +237,7 @@ fn shards_go_by_copy_engines_in_lines_where_they_have_gaps() {
     // own.
     let (lines, pushed, copied, _) = count(17, "");
     assert_eq!((pushed, copied), (0, [0, lines, lines]));
-    // Copies must wait for the kernel that opens their call, and the end of the call must wait for
+    // Copies must wait for the first kernel of their call, and the end of the call must wait for
     // the copies.
     assert!(waits >= 2 * calls, "{waits} waits in {calls} calls");
     // Copy engines are used in traced calls, too.
@@ -375,7 +375,7 @@ fn memory_and_streams_of_the_caller() {
         for device in [0, 1] {
             let options = HeapOptions::new().backend(BackendKind::Hip).device(device);
             let heap = SymmetricHeap::open(&world, options.data_bytes(8 << 20))?;
-            // The data is larger than one piece of a copy, and not a multiple of it.
+            // The data is larger than one piece of a copy, and not a whole number of pieces.
             let values: Vec<i32> = (0..100_003).collect();
             let slice = heap.alloc::<i32>(values.len())?;
             assert!(heap.read(slice)?.iter().all(|&value| value == 0), "new memory is cleared");
@@ -620,8 +620,8 @@ fn what_comes_in_parts_is_added_by_the_library() {
         let all = calls_of(&calls, PRODUCT);
         let [opened, sums] = launches(&calls, ["iris_open", "iris_sums"]);
         let adding = all.iter().filter(|call| call.contains("and C")).count();
-        // Each call has two parts of eight rows, and the GEMM adds the other rank's rows to those
-        // that a rank owns.
+        // Each call has two parts of eight rows, and the GEMM adds the other rank's rows to the
+        // rows that a rank owns.
         assert_eq!(adding, if op == "matmul_all_gather" { 0 } else { 2 * opened }, "{op}");
         assert!(opened > 0 && all.len() >= 2 * opened, "{op}: {calls}");
         // The GEMM library has already added everything, so `iris_sums` only copies.

@@ -2,9 +2,9 @@
 //! signals, wrong results and wrongly blamed ranks are counted; none may occur.
 //!
 //! A job runs a short program ([`rank`]) that meets, plans, calls and closes. One of its ranks
-//! attacks. The others must end by themselves, long before any deadline, with an error that names
-//! that rank, and the launcher must name it, too. If root runs the test, the attacks are made twice
-//! more as an ordinary user, with at most 256 and then 1024 open files.
+//! attacks. The other ranks must end by themselves, long before any deadline, with an error that
+//! names the attacker; the launcher must name the attacker, too. If root runs the test, the attacks
+//! are repeated twice as an ordinary user, with at most 256 and then 1024 open files.
 
 mod end;
 mod frames;
@@ -46,7 +46,7 @@ struct Attack {
 }
 
 /// First argument of this program when it runs as an ordinary user; the second argument is an
-/// [`Attack`] as JSON. It writes its rows to stdout as JSON.
+/// [`Attack`] as JSON. The program then writes its rows to stdout as JSON.
 const ORDINARY: &str = "ordinary";
 
 /// User id of the ordinary user: nobody.

@@ -60,7 +60,7 @@ pub(crate) enum Verdict {
     /// The heap is poisoned on all ranks, which thus learn of the failure.
     Poisoned,
     /// All enqueues of the call succeed, except the record of the event that orders the next call
-    /// after it.
+    /// after this call.
     Enqueued,
     /// Wrong outcome: peers see part of a call that will not be completed, and no rank learns of
     /// it.
@@ -155,8 +155,8 @@ pub(crate) fn table(machine: &Machine, size: usize) -> Result<()> {
     Ok(())
 }
 
-/// Issues the call of `attempt` on all ranks; returns the outcome on each, or `None` if the case is
-/// refused.
+/// Issues the call of `attempt` on all ranks; returns the outcome on each rank, or `None` if the
+/// case is refused.
 fn attempt(
     planned: &Planned,
     machine: &Machine,

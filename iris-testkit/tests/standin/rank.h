@@ -37,8 +37,8 @@ struct Rank {
     std::string log;
     /// Whether the log includes calls in which the host waits for the device.
     bool waits = false;
-    /// Numbers that the log shows for streams or events, in the order of their first use: the order
-    /// in which a program creates them must not matter.
+    /// Numbers that the log shows for streams or events, in the order of their first use. So the
+    /// log does not depend on the order in which a program creates streams and events.
     struct Numbers {
         std::map<u64, u32> known;
         u32 next = 0;

@@ -157,7 +157,8 @@ pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
     let torch = torch::Torch::read(options.torch.as_deref())?;
     let old = options.compare.as_deref().map(record::read).transpose()?;
     let begun = watch(options.limit)?;
-    // Record and lines so far, and for each operator the time at which it was done.
+    // Record and result lines so far, and for each operator the time at which its measurement
+    // ended.
     let measured = Mutex::new((sink, Vec::new(), Vec::<(String, Instant)>::new()));
     let wrong = AtomicUsize::new(0);
     let failed = each_shape(ranks, (&vendors, options.windows), &shapes, &|_, lines| {
@@ -416,8 +417,8 @@ fn all_shapes(
         let [name, _] = vendors.names();
         Err(format!("{name} wants a GPU a rank: {} for {devices}", world.size()))
     } else {
-        // `Communicator::new` waits for all ranks. All ranks use the same library, so it fails on
-        // all or on none, and no rank waits for one that failed.
+        // `Communicator::new` waits for all ranks. All ranks use the same library, so the call
+        // fails on all ranks or on none, and no rank waits for a rank that failed.
         let new = |id: Vec<u8>| home.current(|| Communicator::new(vendors, &id, place));
         id()?.and_then(|id| new(id).map_err(|e| e.to_string()))
     };

@@ -17,8 +17,8 @@ use crate::bench::origin::provenance;
 use crate::tune::options::Options;
 
 /// Maximum ratio for which a tuning row is made. Each sample of a choice is divided by the sample
-/// of the predicted choice that was taken next to it; the median of the quotients must be at most
-/// this, and three quarters of them below 1.
+/// of the predicted choice that was taken next to it. The median of these quotients must be at most
+/// this ratio, and three quarters of the quotients must be below 1.
 const WORTH_IT: f64 = 0.97;
 
 /// Times the choices with `ranks` ranks and calls `found` with each new tuning row; returns whether

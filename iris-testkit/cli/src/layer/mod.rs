@@ -40,8 +40,8 @@ const WAYS: [(&str, [Op; 2]); 2] = [
 ];
 
 /// Largest relative error (Frobenius norm of the errors divided by that of the expected matrix)
-/// that passes. Rounding alone causes about a fifth of it; GELU by tanh instead of erf, a bias
-/// added twice, or one wrong element of the embedded layer cause more.
+/// that passes. Rounding alone causes about a fifth of this bound; GELU by tanh instead of erf, a
+/// bias added twice, or one wrong element of the embedded layer cause a larger error.
 fn bound(dtype: DType) -> f64 {
     match dtype {
         DType::F32 => 2e-6,
@@ -185,7 +185,7 @@ pub(crate) struct Report {
 #[derive(Serialize, Deserialize)]
 struct Step {
     times: Vec<f64>,
-    /// Sum of the squared errors of the call in which it was largest.
+    /// Sum of the squared errors of one call; of all calls, the one with the largest sum.
     #[serde(with = "bits")]
     errors: f64,
     /// Sum of the squared expected values of this rank's result.

@@ -169,8 +169,8 @@ fn parse(text: &str) -> Result<Vec<Line>, (usize, serde_json::Error)> {
     Ok(lines)
 }
 
-/// Latest line of each subject whose variant `auto` chose. Old records do not say whether it did;
-/// there, the fastest line of a run counts.
+/// Latest line of each subject whose variant `auto` chose. Old records do not say whether `auto`
+/// chose the variant; in an old record the fastest line of a run is taken.
 pub(crate) fn automatic(lines: &[Line]) -> Vec<Line> {
     let mut found: BTreeMap<Subject, Line> = BTreeMap::new();
     for line in lines.iter().filter(|line| !line.is_tuned_by_hand()) {
