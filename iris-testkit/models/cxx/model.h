@@ -46,8 +46,8 @@ inline i32 value(u32 rank, i32 call, u32 tile, u32 element) {
 /// State of one thread in one call of a scenario.
 struct Model {
     const Input& in;
-    /// Call number plus M, from which values are computed. So a peer with another M, which means
-    /// another layout, finds values of this rank wrong.
+    /// Call number plus M, from which values are computed. Ranks with different M have different
+    /// layouts. So a rank that uses values of a rank with another M finds that they are wrong.
     i32 call;
     /// Number of tiles that this call uses.
     u32 used;

@@ -236,8 +236,9 @@ fn scenario(pattern: Pattern, ranks: u32, items: u32, used: &'static [u32], how:
         .headers(Headers::new(programs::EXCHANGE, items).option(pattern as u32).used(used))
         .program(move |thread| {
             for (position, &items) in (0..).zip(used) {
-                // M is part of the number from which values are computed. So a peer with another M,
-                // which means another layout, finds values of this rank wrong.
+                // M is part of the number from which values are computed. Ranks with different M
+                // have different layouts. So a rank that uses values of a rank with another M finds
+                // that they are wrong.
                 let m = thread.record().fields[Field::M as usize];
                 let call = thread.call(position).number().wrapping_add(m);
                 let items = match items {

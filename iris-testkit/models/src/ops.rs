@@ -254,12 +254,13 @@ fn calls<'b>(
     mut each: impl FnMut(&Launch<'_, Thread<'b>>, Tiles<'_, 'b>) -> Result<(), Stop>,
 ) {
     for position in 0..thread.calls() {
-        // M is part of the number from which values are computed. So a peer with another M, which
-        // means another layout, finds values of this rank wrong.
+        // M is part of the number from which values are computed. Ranks with different M have
+        // different layouts. So a rank that uses values of a rank with another M finds that they
+        // are wrong.
         let m = thread.record().fields[Field::M as usize];
         let call = thread.call(position).number().wrapping_add(m);
         let tiles = Tiles { thread, call, tiles, pull: false, atomic: false, at_once: true };
-        // The next call runs even if this one failed, as on a stream.
+        // The next call runs even if this one failed, because a stream does so too.
         let _ = each(&thread.launch(), tiles);
         thread.boundary();
     }

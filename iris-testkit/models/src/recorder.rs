@@ -106,8 +106,8 @@ impl Recorder {
 
     #[cfg(iris_cxx)]
     pub(super) fn with_current<R>(f: impl FnOnce(&Recorder) -> R) -> R {
-        // SAFETY: `CURRENT` is not null, because `is_current` was true; `listen` has set it, and
-        // keeps the recorder borrowed until it resets it.
+        // SAFETY: `CURRENT` is not null, because `is_current` was true. `listen` has set `CURRENT`,
+        // and keeps the recorder borrowed until it resets `CURRENT`.
         f(unsafe { &*CURRENT.get() })
     }
 

@@ -58,7 +58,8 @@ pub enum Change {
     StampUsedPairs,
     /// Drops the refresh of LL words in calls of this parity.
     SkipPairStamps(u32),
-    /// Lets the rank that owns a word refresh it, instead of the rank that writes it.
+    /// Lets the rank in whose memory a word lies refresh the word, instead of the rank that writes
+    /// it.
     OwnerStamps,
     /// Leaves out the refresh of words of this kind.
     SkipStamps(Kind),

@@ -91,15 +91,15 @@ impl Scenario {
         Self { headers: self.headers.map(Headers::one_buffer), ..self }
     }
 
-    /// Declares that this scenario is a mutant of `sound`, from which replays learn its plan. Both
-    /// must have the same ranks, threads and calls.
+    /// Declares that this scenario is a mutant of `sound`: replays learn the mutant's plan from
+    /// `sound`. Both must have the same ranks, threads and calls.
     #[must_use]
     pub fn mutant_of(self, sound: Scenario) -> Self {
         Self { sound: Some(Arc::new(sound)), ..self }
     }
 
-    /// Returns this scenario with its program over the device headers; `None` if it has none or if
-    /// the headers could not be compiled.
+    /// Returns this scenario with its program over the device headers. Returns `None` if the
+    /// scenario has no such program, or if the headers could not be compiled.
     pub fn on_headers(&self) -> Option<Self> {
         let headers = self.headers.filter(|_| headers::AVAILABLE)?;
         let scenario = self.clone().program(move |thread| headers.run(thread));
@@ -123,12 +123,12 @@ impl Scenario {
 
     /// Makes the threads of a workgroup a wave that runs in lockstep: one side of a branch runs to
     /// its end before the other side begins, and either side may be the first. The loom engine
-    /// ignores it.
+    /// ignores lockstep.
     ///
     /// Threads diverge where a program reads its own thread index or calls
-    /// [`divergent`](iris_sync::divergent). They reconverge at the next barrier of the workgroup or
-    /// at the end of the divergent call, unless they had diverged before it. A thread that waits in
-    /// an arm keeps the others of its wave from running.
+    /// [`divergent`](iris_sync::divergent). They reconverge at the next barrier of the workgroup,
+    /// or at the end of the divergent call unless they had diverged before that call. A thread that
+    /// waits on one side of a branch keeps the other threads of its wave from running.
     #[must_use]
     pub fn lockstep(self) -> Self {
         Self { name: format!("{}, lockstep", self.name), lockstep: true, ..self }

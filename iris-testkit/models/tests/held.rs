@@ -66,7 +66,7 @@ impl Host {
         Self { program, _folder: folder }
     }
 
-    /// Runs four calls of two ranks and returns their report, such as `0 wrong`.
+    /// Runs the program with four calls of two ranks, and returns its report, such as `0 wrong`.
     fn run(&self, (subject, access, place): Held, without: bool, ns: u32) -> String {
         let shape =
             Shape { size: 2, tiles: 2, flags: 4, locks: true, pairs: 2, ..Shape::default() };

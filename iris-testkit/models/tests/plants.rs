@@ -93,12 +93,12 @@ fn plants() -> Vec<Plant> {
     ] {
         add(file, text, before(text), kernel, BESIDE);
     }
-    // Faults in code that only one vendor's form contains. GEMMs of 16-bit types do not use this
-    // header on devices.
+    // Faults in code that only one vendor's form contains. Devices do not use fma.h for GEMMs of
+    // 16-bit types, so the device checks find nothing.
     let text = "const u32 m = a.transposed ?";
     add("iris/gemm/fma.h", text, before(text), "matmul.cu", &["hook", "tidy"]);
-    // Faults in tile_flags.h, which the device checks cannot find: a flag is a release at device
-    // scope, so compiled code may contain one there.
+    // Faults in tile_flags.h. The device checks cannot find them, because the store to a flag is
+    // itself a release at device scope, so compiled code may contain such a store.
     let text = "m.dev_store<Access::FlagStore>";
     add("iris/tile_flags.h", text, before(text), "all_gather_matmul.cu", &["hook", "tidy"]);
     let text = "const u32 warp = port::thread() / WARP;\n        const u32 row";

@@ -18,7 +18,7 @@ const STORING: Work = Work::Gemm(Gemm {
 const GATED: Work =
     Work::Gemm(Gemm { source: Source::Input, rows: Rows::All, to: Target::C, core: Core::Gated });
 
-/// One piece of work of each kind of step.
+/// One piece of work for each kind of step.
 const WORKS: [Work; 10] = [
     Work::RmsNorm,
     Work::Open(Transfer::Shards),

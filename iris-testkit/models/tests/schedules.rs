@@ -336,8 +336,8 @@ impl Memory for Recorder<'_> {
 struct Body<'a>(&'a Recorder<'a>);
 
 impl ReduceTiles for Body<'_> {
-    /// Whether partial results are added as they arrive. The answer covers both cases: collectives,
-    /// and GEMMs, where it depends on the number of ranks.
+    /// Whether partial results are added as they arrive. Both answers occur in the tests, as in the
+    /// ops: collectives add at once, GEMMs only for some numbers of ranks.
     fn at_once(&self) -> bool {
         self.0.direct || self.0.channel.rank.is_multiple_of(2)
     }

@@ -129,7 +129,7 @@ pub struct ReplayedMutant {
     pub implementation: Implementation,
     /// Mutant whose executions were replayed.
     pub mutant: Mutant,
-    /// Number of executions, and the step at which the first one left the rules.
+    /// Number of executions, and the step at which the first execution left the rules.
     pub report: Report,
 }
 

@@ -32,8 +32,8 @@ fn sites() -> Vec<Mutant> {
         ("site-finish", Site::Finish, ops::pull(2, 1, 2), None),
     ]
     .map(|(name, site, scenario, engine)| {
-        // Without the barrier after a wait, the other thread does not wait at all and reads before
-        // anything is written, which is a wrong value, not a race.
+        // Without the barrier after a wait, the thread that does not poll goes on at once. It reads
+        // before anything is written, which is a wrong value, not a race.
         let expected = if site == Site::Waited { Check::Wrong } else { Check::Race };
         let mutant = mutant(name, scenario.threads(2), Change::DropSite(site), expected);
         match engine {

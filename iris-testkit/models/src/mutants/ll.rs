@@ -135,8 +135,8 @@ pub(super) fn all() -> Vec<Mutant> {
             Check::Wrong,
         )
         .by(Engine::Random(20_000)),
-        // Calls that refresh words count their workgroups at the end of the call. In other calls
-        // the fault would show at the count first.
+        // The mutant runs in calls that refresh words, because these count their workgroups at the
+        // end of the call. In other calls, the fault would first show at the count.
         mutant(
             "ll-no-vote-after-credit",
             ll::exchange_two(Pattern::Root, 2, 3)

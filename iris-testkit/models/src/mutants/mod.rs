@@ -270,8 +270,8 @@ fn life_of_words() -> Vec<Mutant> {
     ]
 }
 
-/// Mutants without a check of the abort word on a rank that has given up. Later launches on that
-/// rank must write nothing that a peer could take for valid data.
+/// Mutants in which a rank that has given up does not check its abort word. With the check, later
+/// launches on that rank write nothing that a peer could mistake for valid data.
 fn given_up() -> Vec<Mutant> {
     let unchecked = |name, scenario, expected| {
         mutant(name, ops::given_up(scenario), Change::Skip(Access::AbortCheck), expected)
@@ -388,8 +388,8 @@ fn barriers() -> Vec<Mutant> {
         vote("no-vote-after-flag", ops::staged(&[2, 1], 1, 1), 0, 1, 0).by(Engine::Random(2_000));
     after_flag.expected = Check::Wrong;
     let one_shot = || ops::one_shot(2, 1, 1);
-    // Without the barrier after a wait, the other thread does not wait at all and reads before
-    // anything is written, which is a wrong value, not a race.
+    // Without the barrier after a wait, the thread that does not poll goes on at once. It reads
+    // before anything is written, which is a wrong value, not a race.
     let mut after_wait = vote("no-vote-after-wait", one_shot(), 0, 0, 2);
     after_wait.expected = Check::Wrong;
     let locked = || ops::accumulate(2, 1, 1, PLAIN);

@@ -2,9 +2,9 @@
 //! from flag 0.
 //!
 //! **Problem.** A copy engine does not wait, polls no word and cannot be stopped. If the launch
-//! that opens a call fails, the copies of the call run all the same. Peers must not mistake their
-//! signals for signals of that call, however many calls the rank counts after the one in which it
-//! gave up.
+//! that opens a call fails, the copies of the call run all the same. Peers must not mistake the
+//! signals of these copies for signals of a call that was opened, however many calls the rank
+//! counts after the call in which it gave up.
 //!
 //! **Solution.** The launch that opens a call stores the call's number into flag 0 once all peers
 //! have entered; if it fails, it stores nothing. After each copy, the engine sends the number in

@@ -13,16 +13,16 @@
 //! | module | holds |
 //! |---|---|
 //! | [`term`], [`system`] | the language: terms, actions, clauses |
-//! | [`rule`], [`rule::invariant`], [`barrier`] | the rules and what is invariant of them |
+//! | [`rule`], [`rule::invariant`], [`barrier`] | the rules and their invariants |
 //! | [`staging`] | flags of the staging buffer, which workgroups of one device share |
-//! | [`engine`] | numbers that copy engines take from flag 0 |
+//! | [`engine`] | numbers that copy engines read from flag 0 |
 //! | [`beside`] | kernels of the user beside a call |
 //! | [`program`] | the rules of programs: which steps a call has, in which order |
 //! | [`smt`], [`conditions`], [`wrap`] | the proof |
-//! | [`concrete`], [`bounded`] | the same text over concrete values, and searches of small worlds |
+//! | [`concrete`], [`bounded`] | the rules over concrete values, and searches of small worlds |
 //! | [`mutants`] | each clause switched off: the condition that fails, and a run to a violation |
 //! | [`replay`] | executions of the code, replayed against all rules but those of programs |
-//! | [`report`] | all of it, as a table |
+//! | [`report`] | all results, as a table |
 //!
 //! **Proved.** A thread that writes a slot, a record or a peer's own memory knows that the last
 //! readers of it are done. A thread that reads a tile, a record or a shard finds the one of its

@@ -52,7 +52,7 @@ enum Word {
     Done { reader: i64 },
     /// Abort word of the rank in whose memory it lies.
     Abort,
-    /// A shard that the scenario keeps in words.
+    /// Shard that the scenario keeps in words.
     Shard,
     /// Lock word, or memory that only the scenario uses.
     Other,
@@ -539,7 +539,7 @@ impl Replay {
         self.step("quit", &[rank])
     }
 
-    /// Whether the rule allows the step `count` for the rank in the present state, which is kept.
+    /// Whether the rule allows the step `count` for the rank now. The state is not changed.
     fn has_done_all(&mut self, rank: i64) -> bool {
         let before = self.track.changes();
         let counted = self.count(rank).is_ok();

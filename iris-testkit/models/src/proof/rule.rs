@@ -71,14 +71,14 @@ functions! {
     theirs(Rank, Rank, Tile): Bool;
     /// Word at the second rank by which the first signals this tile in this call.
     word(Int, Rank, Rank, Tile): Word;
-    /// Whether the second rank waits in this call for that word, which the first rank sets.
+    /// Whether the second rank waits for this word, which the first rank sets, in this call.
     awaited(Int, Rank, Rank, Word): Bool;
     /// Whether the tile is in the slot that calls with odd numbers use.
     odd(Tile): Bool;
     /// Whether ranks read each other's memory in this call.
     pulled(Int): Bool;
-    /// Whether the call writes no entry records, because its messages carry the values that records
-    /// would be compared for.
+    /// Whether the call writes no entry records, because its messages carry the values for which
+    /// records would be compared.
     light(Int): Bool;
 }
 
@@ -93,7 +93,7 @@ functions! {
     counted(Rank): Bool;
     /// Value of the rank's device word that holds the number of the call.
     number(Rank): Int;
-    /// Whether that device word has been advanced in this call.
+    /// Whether the device word with the call number has been advanced in this call.
     advanced(Rank): Bool;
     /// Whether a thread of the rank has given up, or was told that a peer has given up.
     quit(Rank): Bool;
@@ -115,9 +115,9 @@ functions! {
     credit(Agent, Rank): Bool;
     /// Whether the thread has seen that the rank has entered this call.
     came(Agent, Rank): Bool;
-    /// Whether the thread has compared its own record with that of the rank.
+    /// Whether the thread has compared the record of its own rank with the record of this rank.
     agreed(Agent, Rank): Bool;
-    /// Last call for which the thread knows that its own rank has written this tile for that rank.
+    /// Last call for which the thread knows that its own rank has written this tile at this rank.
     wrote(Agent, Rank, Tile): Int;
     /// Largest number for which the thread knows the work that the rank's store of the number to
     /// the word makes visible.
@@ -136,7 +136,7 @@ functions! {
     /// Whether the first rank has stored this number with the tile, for tiles that carry their
     /// number.
     labelled(Rank, Rank, Tile, Int): Bool;
-    /// Last call before which kernels of the rank's stream used its C or its shard.
+    /// Last call before which kernels of the rank's stream used the rank's C or shard.
     used(Rank): Int;
     /// Last call in which the first rank read the shard of the second.
     pulls(Rank, Rank): Int;
@@ -175,7 +175,7 @@ impl Numbers {
         (seen - want).modulo(self.range).below(self.range / 2)
     }
 
-    /// Term for a number as the machine's signed integer holds it.
+    /// Term for the value that a number has in a signed machine word.
     fn signed(&self, number: &Term) -> Term {
         let low = number.modulo(self.range);
         low.below(self.range / 2).choose(&low, &low - self.range)
@@ -260,7 +260,7 @@ pub(super) fn is_odd(call: &Term) -> Term {
     call.modulo(2).is(1)
 }
 
-/// Variables with the names that the parameters of actions have.
+/// Variables, one for each name that a parameter of an action has.
 pub(super) struct Parameters {
     pub(super) g: Term,
     pub(super) h: Term,

@@ -37,8 +37,8 @@ use iris_sync::{Access, Channel, Record};
 
 use super::thread::Thread;
 
-/// Input of a program in C++: one thread runs all of its calls. Same layout as `iris::model::Input`
-/// in `cxx/model.h`.
+/// Input of a program in C++. One thread runs all calls of the program. Same layout as
+/// `iris::model::Input` in `cxx/model.h`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Input<'a> {
@@ -117,7 +117,8 @@ impl Headers {
         Self { one_buffer: true, ..self }
     }
 
-    /// Sets a check that runs after the program; its argument says whether the program succeeded.
+    /// Sets a check that runs after the program; its second argument is true if the program
+    /// succeeded.
     #[must_use]
     pub const fn after(self, after: fn(&Thread<'_>, bool)) -> Self {
         Self { after: Some(after), ..self }

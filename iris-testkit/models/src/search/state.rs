@@ -81,7 +81,7 @@ fn hash_of_word(slot: usize, value: i64) -> u128 {
     hash(value as u64, mixed(slot as u64 ^ 0x1319_8a2e_0370_7344))
 }
 
-/// Two outputs of SplitMix64 from a state that `value` and `seed` make.
+/// Hash of 128 bits, from two runs of the finalizer of SplitMix64.
 fn hash(value: u64, seed: u64) -> u128 {
     let low = mixed(value ^ seed);
     let high = mixed(low.wrapping_add(0x9e37_79b9_7f4a_7c15));
@@ -102,7 +102,7 @@ mod tests {
         new.extend(machine.places[..state.memory().len()].iter().map(|&(_, initial)| initial));
         for (slot, &value) in state.memory().iter().enumerate().rev() {
             let initial = machine.places[slot].1;
-            // Adds and removes a word in between.
+            // Sets the word to another value in between, which must not change the hash.
             new.set(slot, value.wrapping_add(1), initial);
             new.set(slot, value, initial);
         }

@@ -203,7 +203,7 @@ impl Observer for Stages {
     fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden> {
         let Some(place) = op.place() else { return Ok(()) };
         let rank = thread.rank;
-        // Calls after the one in which the rank gave up are void.
+        // After the call in which the rank gave up, its operations are void.
         if self.track.is("dead", &[rank.into()]) {
             return Ok(());
         }

@@ -149,12 +149,12 @@ impl Track {
         Ok(())
     }
 
-    /// Lets a thread learn what another thread of its rank knows. This is the step `turn`, which
-    /// takes the greater of the two threads' values in each row.
+    /// Lets a thread learn what another thread of its rank knows. This is the step `turn`: each
+    /// value of the first thread becomes at least the other thread's value.
     ///
-    /// Half of all steps are such turns, and the compiled rule needs microseconds for one. So only
-    /// the first [`COMPARED`] turns are also performed by the compiled rule and compared; later
-    /// ones are done only here.
+    /// Half of all steps are such turns, and the compiled rule needs microseconds for one. So the
+    /// compiled rule performs only the first [`COMPARED`] turns, whose results are compared; this
+    /// function alone performs the later ones.
     pub(super) fn turn(&mut self, to: i64, from: i64) -> Result<(), Forbidden> {
         let mut learned = Vec::new();
         for &(offset, length) in &self.rows {
