@@ -3,8 +3,8 @@
 //! **Problem.** A protocol that is wrong in one interleaving of a million passes every test and
 //! fails in production.
 //!
-//! **Solution.** A [`Scenario`] is a small program: some ranks, workgroups and threads, a few calls,
-//! and what each thread does over a [`Memory`](iris_sync::Memory). Two engines run it:
+//! **Solution.** A [`Scenario`] is a small program: some ranks, workgroups and threads, a few
+//! calls, and what each thread does over a [`Memory`](iris_sync::Memory). Two engines run it:
 //!
 //! | engine | explores | finds | for |
 //! |---|---|---|---|

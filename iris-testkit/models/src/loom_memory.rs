@@ -333,7 +333,8 @@ impl LoomArena {
             (Object::Line(line), Place::Data { index, .. }) => {
                 let field = (index % LINE_WORDS) as usize;
                 match write {
-                    // SAFETY: loom checked for concurrent accesses; the array has `LINE_WORDS` fields.
+                    // SAFETY: loom checked for concurrent accesses; the array has `LINE_WORDS`
+                    // fields.
                     None => line.with(|values| unsafe { (*values)[field] }),
                     // SAFETY: loom has just checked that nothing accesses the cell concurrently.
                     Some(new) => line.with_mut(|values| unsafe {

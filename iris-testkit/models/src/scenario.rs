@@ -218,8 +218,8 @@ impl Scenario {
         Self { expires: Some(expires), ..self }
     }
 
-    /// Lets the host of `rank` stop its kernels: each of its waits that would poll again ends, and the
-    /// rank gives up. Waits of the other ranks time out at their first failed poll.
+    /// Lets the host of `rank` stop its kernels: each wait of the rank that would poll again ends,
+    /// and the rank gives up. Waits of the other ranks time out at their first failed poll.
     #[must_use]
     pub fn host_stops(self, rank: u32) -> Self {
         Self { host_stops: Some(rank), ..self.expires(|_, _, _| true) }

@@ -11,8 +11,8 @@
 //! those of the channel, such as index 2^20 of the signal segment, begin with 0 and are free to
 //! use.
 //!
-//! A crate with this one in its `[dependencies]` compiles such a file in its build script, with `cc`
-//! (cargo tells build scripts nothing of `[dev-dependencies]`):
+//! A crate with this one in its `[dependencies]` compiles such a file in its build script, with
+//! `cc` (cargo tells build scripts nothing of `[dev-dependencies]`):
 //!
 //! ```ignore
 //! let include = std::env::var("DEP_IRIS_MODEL_INCLUDE").expect("iris-models in [dependencies]");
