@@ -14,15 +14,15 @@ type Standing = Vec<(u64, Option<u32>)>;
 use crate::error::Result;
 use crate::segment::SharedMemory;
 
-/// Number of calls that one rank's board holds. Two ranks can be compared only while one is ahead
-/// of the other by fewer calls.
+/// Number of calls that one rank's board holds. Two ranks can be compared only while one rank is
+/// fewer than this number of calls ahead of the other.
 const CALLS: u64 = 1024;
 
-/// Number of 64-bit words before the calls. Word 0 counts calls, word 1 tells whether a call was
-/// captured, word 2 counts the calls whose end the host has seen, and word 3 is the node that the
-/// rank waits for in a step between nodes ([`AwaitedNode`]). Word 4 is the number of the host's
-/// collective step, 0 outside one; word 5 counts these steps; word 6 tells what the rank has ended
-/// ([`Ended`]). The words fill two cache lines of their own.
+/// Number of 64-bit words before the calls; they fill two cache lines of their own. Word 0: number
+/// of calls. Word 1: whether a call was captured. Word 2: number of calls whose end the host has
+/// seen. Word 3: node that the rank waits for in a step between nodes ([`AwaitedNode`]). Word 4:
+/// number of the host's collective step, 0 outside a step. Word 5: number of such steps so far.
+/// Word 6: what the rank has ended ([`Ended`]).
 const HEADER: u64 = 16;
 
 /// Number of 64-bit words after the calls, for the text of the host's collective step.

@@ -478,8 +478,8 @@ impl Error {
             }
             Error::Absent { .. } => ErrorKind::Timeout,
             Error::PeerLost { .. } | Error::RankLost { .. } | Error::HubLost => ErrorKind::PeerLost,
-            // A fault about a lost peer counts as a lost peer, because it is chance whether the
-            // host or a kernel notices first that a rank is gone.
+            // A fault about a lost peer counts as a lost peer: either the host or a kernel may
+            // notice first that a rank is gone, by chance.
             Error::Fault { fault, .. } if fault.kind == FaultKind::PeerLost => ErrorKind::PeerLost,
             // Code 2 of a driver means out of memory, in CUDA and in HIP.
             Error::OutOfHeap { .. } | Error::Device { code: 2, .. } => ErrorKind::OutOfMemory,
@@ -526,9 +526,9 @@ fn of_group(group: &Option<u32>) -> String {
     group.map_or(String::new(), |group| format!(", workgroup {group}"))
 }
 
-/// Explanation for a mismatch whose two values are hashes; empty for other faults. Only the
-/// placement of a matrix can still differ in a call, because all other items in the hash were
-/// compared by name when the op was made.
+/// Explanation for a mismatch whose two values are hashes; empty for other faults. The hash covers
+/// many items, but all except the placement of a matrix were compared by name when the op was made.
+/// So only the placement can differ here.
 fn about_hashes(fault: &iris_sync::Fault) -> &'static str {
     match fault.differing() {
         Some(iris_sync::Field::Config) => {

@@ -3,10 +3,10 @@
 //!
 //! A GEMM library and vectorised conversions make plain accesses, so a concurrent copy of their
 //! operands would be undefined behaviour even if the copy is atomic. So each launch announces the
-//! bytes of its operands while it runs ([`Access::of_kernel`]), and a copy waits until no launch
-//! writes bytes that the copy reads, or accesses bytes that the copy writes. Launches end by their
-//! own deadlines, so this wait needs no deadline. A program that syncs its stream before it touches
-//! operands never waits here.
+//! bytes of its operands while it runs ([`Access::of_kernel`]), and a copy waits for conflicting
+//! launches: for launches that write bytes that the copy reads, and for launches that access bytes
+//! that the copy writes. Launches end by their own deadlines, so this wait needs no deadline. A
+//! program that syncs its stream before it touches operands never waits here.
 
 use std::ops::Range;
 use std::sync::{Condvar, Mutex, PoisonError};

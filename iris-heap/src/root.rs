@@ -8,7 +8,8 @@ use iris_sync::FaultKind;
 use crate::error::Error;
 use crate::util::lock;
 
-/// Distance of an error from the root cause of a failure; the smallest one is reported.
+/// Distance of an error from the root cause of a failure; the error with the smallest distance is
+/// reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Distance {
     /// Failure of the rank itself, or a difference that was found by comparing ranks.

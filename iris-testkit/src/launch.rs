@@ -64,7 +64,7 @@ const KEPT: usize = 64 << 10;
 pub const QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
 
 /// Environment variables for AMD's runtime: hardware queues for streams, and no kernels for copies
-/// by the host, because a kernel would need compute units while other kernels wait on the device.
+/// by the host. A copy kernel would need compute units, which waiting kernels may not leave.
 pub const HIP: &[(&str, &str)] = &[("GPU_MAX_HW_QUEUES", "32"), ("GPU_FORCE_BLIT_COPY_SIZE", "0")];
 
 /// Environment variable that passes the launcher's process id to the rank processes.
@@ -92,7 +92,7 @@ pub fn end_with_launcher() {
 }
 
 /// Ensures that these environment variables have these values. If a value differs, this program
-/// executes itself again with all of them, because libraries may read variables only at their
+/// executes itself again with all of the values, because libraries may read variables only at their
 /// start.
 pub fn with_environment(variables: &[(&str, &str)]) {
     if variables.iter().all(|(name, value)| std::env::var_os(name).is_some_and(|v| v == **value)) {
@@ -238,8 +238,9 @@ impl Outcome {
     }
 
     /// Rank that failed first; `None` if none failed. Of ranks that failed within half a second of
-    /// each other, one that was ended by a signal comes first: the system closes a dead process's
-    /// sockets before it reports the death, so other ranks may already have failed because of it.
+    /// each other, a rank that was ended by a signal comes first. The system closes a dead
+    /// process's sockets before it reports the death, so other ranks may fail before the death is
+    /// known.
     pub fn first_failure(&self) -> Option<usize> {
         const TOGETHER: Duration = Duration::from_millis(500);
         let failed = || self.ranks.iter().enumerate().filter(|(_, it)| it.end != End::Exited(0));
@@ -281,7 +282,8 @@ impl Outcome {
 
 /// Runs `program` with `arguments` as `ranks` processes, and waits until all have ended.
 ///
-/// The ranks have no standard input. A failed rank is not an error here, but in the [`Outcome`].
+/// The ranks have no standard input. A failed rank is not an error of this function; the
+/// [`Outcome`] reports it.
 ///
 /// # Errors
 /// `ranks` is 0, or a folder or process cannot be created; processes already started are killed.
@@ -453,7 +455,7 @@ impl Job {
             }
             // Announces ended ranks to the ranks that wait for them. A waiting rank blames the rank
             // whose end is announced first. The announcement is delayed because the system may
-            // report the end of a rank before the end of the rank that caused it.
+            // report the end of a rank before the end of the rank whose end was the cause.
             if !together.is_empty() {
                 let until = *settled.get_or_insert(now + SETTLE);
                 if now >= until || together.iter().any(|(follows, _)| *follows == 0) {

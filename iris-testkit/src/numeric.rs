@@ -12,9 +12,9 @@ use iris_heap::{DType, Element};
 pub enum Allowed<'a> {
     /// Equal values; +0 and -0 are equal.
     Exact,
-    /// Bounds of rounding errors: each element has a bound, and the Frobenius norm of all errors
-    /// must be at most the norm of `typical`, which is smaller than that of the bounds because
-    /// errors of different sign cancel.
+    /// Bounds of rounding errors. The error of each element must be at most its bound. The
+    /// Frobenius norm of all errors must be at most the norm of `typical`, which is smaller than
+    /// the norm of the bounds, because errors of different sign cancel.
     Within {
         /// Largest possible rounding error of each element.
         bound: &'a [f64],

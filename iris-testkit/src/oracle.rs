@@ -196,7 +196,7 @@ impl Task {
     }
 
     /// Shapes (rows, columns) of A (or the message), B and C on `rank`; 0 x 0 for a matrix that the
-    /// rank does not have. `self` must be the task of that rank.
+    /// rank does not have. `self.options` must be the options of that rank.
     pub fn shapes(&self, rank: usize) -> [(usize, usize); 3] {
         let Meaning { product, gives, gets, .. } = self.meaning();
         let Options { n, k, shard, .. } = self.options;
@@ -211,8 +211,8 @@ impl Task {
         }
     }
 
-    /// Origin of row `row` of C on `rank`: the rank that contributes it (`None` if it is a sum over
-    /// all ranks), and the index of the row in that contribution.
+    /// Origin of row `row` of C on `rank`: the rank that contributes the row, and the index of the
+    /// row in that contribution. The rank is `None` if the row is a sum over all ranks.
     pub fn source(&self, rank: usize, row: usize) -> (Option<usize>, usize) {
         let Self { m, size, .. } = *self;
         let own = split(m, size, rank);
@@ -260,9 +260,9 @@ impl Task {
         }
     }
 
-    /// Expected output of `rank`, from the contributions of all ranks, its own B (used if the
-    /// product comes after the message), the bias, and the residual, which is added after the
-    /// epilogue.
+    /// Expected output of `rank`, computed from the contributions of all ranks, `rank`'s B, the
+    /// bias and the residual. B is used only if the product comes after the message. The residual
+    /// is added after the epilogue.
     pub fn expected(
         &self,
         rank: usize,

@@ -60,8 +60,8 @@ fn everywhere<T: Send>(
     });
 }
 
-/// Whether `rank`, one of three ranks, waits for `other` in each call. If not, because `other`
-/// sends `rank` nothing, `rank` first waits for `other` two calls later.
+/// Whether `rank`, one of three ranks, waits for `other` in each call. If `other` sends `rank`
+/// nothing, the result is false: `rank` first waits for `other` two calls later.
 fn waits(case: &Case, rank: usize, other: usize) -> bool {
     let needed = || case.task(Ranks::new(rank, 3), case.options.m).sent(other, rank) > 0;
     rank != other && (case.op == Op::Barrier || needed())

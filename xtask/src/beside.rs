@@ -11,8 +11,8 @@ use crate::program::cargo;
 /// Features of cudarc that the crate candle-core 0.11.1 requests with its feature `cuda`.
 const CANDLE: &str = r#"["std", "cublas", "cublaslt", "curand", "driver", "nvrtc", "f16", "f8", "cuda-version-from-build-system", "dynamic-linking"]"#;
 
-/// Oldest and newest CUDA version that programs choose for cudarc's bindings, in the format of the
-/// variable that cudarc's build script reads before it asks nvcc.
+/// Oldest and newest CUDA version that programs choose for cudarc's bindings, as values of the
+/// variable CUDARC_CUDA_VERSION. If it is set, cudarc's build script does not ask nvcc.
 const VERSIONS: [&str; 2] = ["12000", "13000"];
 
 /// Source of the checked program: it uses every function that takes or returns cudarc's types, and

@@ -61,8 +61,8 @@ pub(crate) fn oldest_probe(root: &Path) -> Command {
     oldest(root, &["--version"])
 }
 
-/// Makes the `.crate` files of the packages, without building each: the program below builds them
-/// all.
+/// Makes the `.crate` files of the packages without building them. The program that uses the crates
+/// builds them all.
 fn pack(root: &Path, folder: &Path) -> Result<()> {
     let target = folder.join("target/packages");
     let _ = fs::remove_dir_all(target.join("package"));

@@ -23,7 +23,7 @@ use crate::level::Level;
 const GPUS: [&str; 2] = ["/dev/nvidiactl", "/dev/kfd"];
 
 /// Folder of the package whose tests only compute. These tests run at the same time as all others,
-/// at a priority so low that they hardly delay ranks that wait for each other in other tests.
+/// at a low priority, so that they hardly delay other tests, whose ranks wait for each other.
 const COMPUTES: &str = "models";
 
 /// Priority of the tests of [`COMPUTES`], as an argument of `nice`; `check-protocols` has a lower
@@ -173,8 +173,8 @@ fn print_result(name: &str, outcome: Result<(ExitStatus, String)>, took: Duratio
     passed
 }
 
-/// Numbers of passed and ignored tests in the output of a program that has passed, and a line for
-/// each test that was ignored for a reason.
+/// Summary of the output of a program that has passed: the numbers of passed and ignored tests, and
+/// a line for each test that was ignored for a reason.
 fn summary(output: &str) -> String {
     let results = output.lines().filter_map(|line| line.strip_prefix("test result: ok. "));
     let count = |what: &str| -> usize {

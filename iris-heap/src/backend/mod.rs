@@ -270,9 +270,9 @@ pub struct LaunchShape {
     /// Bytes of dynamic shared memory per workgroup.
     pub shared_bytes: u32,
     /// Whether the launch may begin before the previous launch on the stream has ended, on devices
-    /// that support it (programmatic stream serialization). The kernel itself must then wait for
-    /// the previous launch before it accesses memory, and on every path before it ends, because the
-    /// next launch waits only for this one.
+    /// that support it (programmatic stream serialization). The kernel must then itself wait for
+    /// the previous launch before it accesses memory. It must also do so on every path before it
+    /// ends, because the next launch waits only for this launch.
     pub early: bool,
 }
 
@@ -348,9 +348,9 @@ pub(crate) trait Backend: Send + Sync {
         1
     }
 
-    /// Makes the device current on this thread until the guard is dropped, which saves the driver
-    /// calls that follow from doing so. `None` on the CPU or if the driver refuses; each later call
-    /// then makes the device current itself and reports the error.
+    /// Makes the device current on this thread until the guard is dropped, so that later driver
+    /// calls need not do so. `None` on the CPU or if the driver refuses; each later call then makes
+    /// the device current itself and reports the error.
     fn current(&self) -> Option<Current<'_>> {
         None
     }

@@ -69,8 +69,8 @@ impl Gathering {
         tracing::debug!(%error, "the world comes to nothing");
         let refusal = Frame::Refuse(error.clone()).pack();
         // Rank 0 gets the reason last, because its process may end after reading it. The other
-        // connections are closed before the note is written, because writing may need their
-        // descriptors.
+        // connections are closed before the note is written, because writing may need the
+        // descriptors of these connections.
         let own = self.peers[0].take();
         for mut peer in self.peers.drain(..).rev().flatten() {
             peer.send(refusal.clone());

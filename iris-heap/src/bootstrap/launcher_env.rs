@@ -154,8 +154,8 @@ impl Launch {
     }
 
     /// Finds the launcher that started this process. An inner launcher precedes an outer one:
-    /// torchrun under Slurm sets its own variables. If the variables of two launchers contradict
-    /// each other, that is an error, because a world of the wrong size would not be noticed.
+    /// torchrun under Slurm sets its own variables. Contradicting variables of two launchers are an
+    /// error, because a world of the wrong size would otherwise go unnoticed.
     pub(super) fn detect(get: Get<'_>) -> Result<Launch> {
         let is_set = |name: &str| get(name).map(|v| v.is_some());
         let step = first(get, SLURM_STEP)?.is_some();

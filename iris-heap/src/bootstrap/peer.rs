@@ -168,8 +168,8 @@ pub(super) fn wait<'a>(
     }
     let timeout = timeout.map(|t| Timespec {
         tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
-        // The timeout is at least one nanosecond, so that the time for which the caller waits has
-        // passed when the wait ends.
+        // The timeout is at least one nanosecond, so that the full time has passed when the wait
+        // ends.
         tv_nsec: i64::from(t.subsec_nanos().max(1)),
     });
     if let Err(error) = poll(&mut fds, timeout.as_ref())

@@ -2,9 +2,9 @@
 //!
 //! The socket's name is derived from an identity that the processes of one job share and other jobs
 //! do not. Rank 0 listens, the others connect, and when all have arrived the socket is unlinked. A
-//! socket without a listener was left by a process that died: rank 0 unlinks it, under a lock of
-//! the folder, and the other ranks keep trying until their deadline, unless it is this run's rank 0
-//! that died.
+//! socket without a listener was left by a process that died. Rank 0 unlinks such a socket, under a
+//! lock of the folder. The other ranks keep trying until their deadline, unless the dead process is
+//! rank 0 of their own run.
 //!
 //! Three kinds of files tell a rank before its deadline that waiting is useless. Rank 0 leaves a
 //! note beside the socket if its world cannot be formed; the note concerns the processes that

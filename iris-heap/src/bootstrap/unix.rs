@@ -31,8 +31,9 @@ pub(crate) struct Processes {
     pub(super) rank: usize,
 }
 
-/// Largest number of descriptors of one exchange that are in transit to all ranks together. All
-/// processes of a user share one limit, that of open files, which may be as low as 256.
+/// Largest number of descriptors of one exchange that are in transit to all ranks together. The
+/// number is small because the limit of open files, which may be as low as 256, applies to
+/// descriptors in transit of all processes of a user together.
 const ON_THEIR_WAY: usize = 128;
 /// Time limit for sending a last message to which no answer is awaited.
 const PARTING: Duration = Duration::from_secs(2);

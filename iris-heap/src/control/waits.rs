@@ -12,14 +12,14 @@ use super::Control;
 use crate::error::{Error, Result};
 use crate::util::lock;
 
-/// Engine of the steps between nodes on the streams of a GPU, such as NCCL, as the heap needs it.
+/// Engine of the steps between nodes on the streams of a GPU, such as NCCL.
 ///
-/// Threads of the host that wait for the device, check the heap or close it call
-/// [`NodeEngine::attend`] from time to time, since nothing else can end a step whose peer is lost.
+/// Host threads that wait for the device, check the heap or close the heap call
+/// [`NodeEngine::attend`] repeatedly. Nothing else can end a step whose peer is lost.
 pub trait NodeEngine: fmt::Debug + Send + Sync {
-    /// Looks after the steps that are enqueued. A failed step becomes an error of the heap. If the
-    /// heap has failed, `failed` is true: the engine ends all of its steps, so that the work that is
-    /// queued after them goes on.
+    /// Checks the enqueued steps; a failed step becomes an error of the heap. If the heap has
+    /// failed, `failed` is true: the engine then ends all of its steps, so that work that is queued
+    /// after the steps continues.
     fn attend(&self, failed: bool);
 
     /// Converts a fault of kind [`FaultKind::StepDiffers`](iris_sync::FaultKind::StepDiffers) into an

@@ -43,7 +43,7 @@ impl SymmetricHeap {
     ///
     /// First sync the stream of any kernel that accesses these bytes; otherwise the kernel sees old
     /// or new words. On the CPU the copy waits for a running operator launch that accesses these
-    /// bytes, but not for work that is still enqueued.
+    /// bytes, but not for enqueued work that has not begun.
     ///
     /// # Errors
     /// Errors of [`SymmetricHeap::resolve`]; [`Error::Invalid`] if the lengths differ.
@@ -65,7 +65,7 @@ impl SymmetricHeap {
     ///
     /// First sync the streams of the kernels that write these bytes, on all ranks that write them;
     /// otherwise each word is old or new. On the CPU the copy waits for a running operator launch
-    /// of this process that writes these bytes, but not for work that is still enqueued.
+    /// of this process that writes these bytes, but not for enqueued work that has not begun.
     ///
     /// # Errors
     /// Errors of [`SymmetricHeap::resolve`].

@@ -41,8 +41,8 @@ impl SymmetricHeap {
     /// Errors of [`SymmetricHeap::check_stream`]; [`Error::Closed`]; errors of the device.
     ///
     /// # Safety
-    /// Until the stream has done the copy, both ranges stay mapped for the heap's device, no one
-    /// else writes the source, and no one else accesses the target.
+    /// Until the stream has done the copy, both ranges stay mapped for the heap's device. In this
+    /// time nothing else writes the source, and nothing else accesses the target.
     pub unsafe fn copy_raw_on(
         &self,
         stream: &Stream,

@@ -407,10 +407,10 @@ impl SymmetricHeap {
         self.settle(slices.iter().any(|s| matches!(s.segment(), Segment::Registered(_))))
     }
 
-    /// Ends a step in which memory may have been unmapped, by a barrier if the driver blocks an
-    /// unmapping rank until its device is idle. Without the barrier two ranks could block each
-    /// other for ever: a rank that goes on launches a kernel that waits for its peer, and the peer
-    /// is still unmapping until that kernel has ended.
+    /// Ends a step in which memory may have been unmapped. If the driver blocks an unmapping rank
+    /// until its device is idle, the step ends with a barrier. Without the barrier two ranks could
+    /// block each other for ever: rank 0 continues and launches a kernel that waits for rank 1,
+    /// while rank 1 still unmaps, which waits for that kernel.
     #[track_caller]
     fn settle(&self, unmapped: bool) -> Result<()> {
         match unmapped && self.backend.waits_for_device() {
@@ -716,8 +716,8 @@ impl SymmetricHeap {
         Ok(lock(&self.step))
     }
 
-    /// Combines an error of a host step with the fault that a kernel of this rank left before, if
-    /// there is one.
+    /// Adds to an error of a host step the fault that a kernel of this rank left before, if there
+    /// is a fault.
     fn after_fault(&self, then: Error) -> Error {
         let control = &self.memory.control;
         if control.host_abort() == abort::DISORDER

@@ -65,9 +65,9 @@ pub(super) fn share_boards(world: &World, made: Option<JointMemory>) -> Result<O
     }
 }
 
-/// Watcher thread of a rank. It compares the boards of all ranks every second, aborts waiting
-/// kernels if the ranks issue calls in different orders or leave one out, and logs which ranks the
-/// host waits for. Dropping this ends the thread.
+/// Watcher thread of a rank, which compares the boards of all ranks every second. If the ranks
+/// issue calls in different orders or leave one out, the thread aborts waiting kernels. It also
+/// logs which ranks the host waits for. Dropping this value ends the thread.
 pub(super) struct Watch {
     stop: Arc<AtomicBool>,
     thread: Thread,

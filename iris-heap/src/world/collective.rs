@@ -183,8 +183,8 @@ impl World {
         self.note_returned(self.inner.bootstrap.share_objects(object, &step))
     }
 
-    /// Adds to an error of a host step the fault that a kernel of this rank left before, because
-    /// that fault may be the reason why a peer is absent.
+    /// Combines an error of a host step with the fault that a kernel of this rank left before. The
+    /// fault may be the reason why a peer is absent.
     fn after_fault(&self, then: Error) -> Error {
         let controls = lock(&self.inner.controls);
         let mut faults = controls.iter().filter_map(|control| control.upgrade()?.fault_error());

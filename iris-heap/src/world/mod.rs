@@ -68,7 +68,7 @@ struct Inner {
     process: u32,
 }
 
-/// Counts an open heap of a world while it exists.
+/// Guard that counts an open heap of a world.
 pub(crate) struct Registration {
     world: World,
 }
@@ -101,8 +101,8 @@ impl World {
     /// A process may make several worlds, one after another, if all ranks make them in the same
     /// order.
     ///
-    /// Ranks that have not arrived after a hundredth of the deadline, by default 7.2 s, are named
-    /// in a warning to `tracing`, or on stderr if the program has set up no subscriber.
+    /// After a hundredth of the deadline, by default 7.2 s, a warning names the ranks that have not
+    /// arrived. It goes to `tracing`, or to stderr if the program has set up no subscriber.
     ///
     /// # Errors
     /// [`Error::Env`] for an invalid value, or if a variable that ranks on several hosts need is missing;

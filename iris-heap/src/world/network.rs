@@ -52,8 +52,8 @@ impl Secret {
     /// Reads a file that [`Secret::save`] wrote.
     ///
     /// # Errors
-    /// [`Error::System`]; [`Error::Invalid`] for a file that others may read or write, that belongs to another
-    /// user, or that holds something else.
+    /// [`Error::System`]; [`Error::Invalid`] for a file of another user, a file that others may
+    /// read or write, or a file with other content.
     pub fn load(path: impl AsRef<Path>) -> Result<Secret> {
         let path = path.as_ref();
         let system = |e| Error::system(format!("reading {}", path.display()), e);

@@ -220,8 +220,8 @@ fn check_read(options: &Options, op: Op, place: Place) -> Result<()> {
     if host {
         unread("a run on the CPU", &[("--library", options.library.clone())])?;
     }
-    // With as many fetchers as workgroups, all workgroups fetch and multiply, which is the same as
-    // no fetchers, so that number is refused.
+    // If all workgroups were fetchers, all would fetch and multiply, as without fetchers. So a
+    // number of fetchers that is not below the number of workgroups is refused.
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let threads = options.threads.or(Settings::from_env()?.threads);
     let groups = threads.unwrap_or_else(|| (cores() / place.ranks).max(1));

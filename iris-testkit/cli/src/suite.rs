@@ -207,8 +207,8 @@ struct SuiteWorld<'a> {
 }
 
 impl SuiteWorld<'_> {
-    /// Runs all cases, and continues after a failed case with the next one in a new world. Returns
-    /// the number of failures.
+    /// Runs all cases. After a failed case, runs the next case in a new world. Returns the number
+    /// of failures.
     fn to_the_end(&self) -> Result<usize> {
         let (mut first, mut failures) = (0, 0);
         // A smoke test prints a line for each case, so it needs no progress bar.

@@ -566,8 +566,8 @@ fn a_plan_over_nodes_predicts_with_the_network() {
     assert!(error.contains("matmul") && error.contains("no"), "{error}");
 }
 
-/// Tests that programs after `iris tune` use its measurements unless told otherwise, and that ranks
-/// with different measurements get an error.
+/// Tests that after `iris tune` other programs use its measurements unless told otherwise. If ranks
+/// have different measurements, they get an error.
 #[test]
 fn a_machine_that_was_tuned_is_planned_for() {
     let folder = tempfile::tempdir().unwrap();
@@ -641,7 +641,7 @@ fn a_benchmark_of_gpus_measures_or_says_why_not() {
     assert!(error.contains("--only is nothing"), "{error}");
 }
 
-/// Tests that a rank whose peers do not come prints soon which ranks it waits for, and at the end
+/// Tests a rank whose peers do not come: it soon prints which ranks it waits for, and at the end
 /// that it gave up.
 #[test]
 fn a_rank_that_waits_alone_names_the_others() {

@@ -180,9 +180,9 @@ fn ranks_that_are_threads_share_memory_by_peer_access() {
     assert!(streams.contains(&"1 on 0 = 0") && streams.contains(&"1 on 1 = 0"), "{calls}");
     // All allocated memory was freed.
     assert_eq!(calls_of(&calls, "hipFree").len(), 6, "{calls}");
-    // Peers' memory must be read on a separate stream of its owner's device. On the null stream of
-    // that device, which the runtime would use, the copy could be queued after a kernel that waits
-    // for the reader.
+    // Peers' memory must be read on a separate stream of its owner's device. The runtime itself
+    // would use the null stream of that device, where the copy could be queued after a kernel that
+    // waits for the reader.
     let (calls, _) = right(fake, "barrier --ranks 2 --threads-as-ranks", &[]);
     assert_eq!(failed(&calls), [""; 0]);
     let others = calls_of(&calls, "hipStreamCreateWithFlags");
@@ -305,8 +305,8 @@ fn streams_without_a_queue_of_their_own_are_told_of() {
     assert!(!said.contains("GPU_MAX_HW_QUEUES"), "{said}");
 }
 
-/// Tests that a plan made before the heap asks the driver for the device, and that each plan logs
-/// once where its tuning data comes from.
+/// Tests a plan that is made before the heap: it asks the driver for the device. Also tests that
+/// each plan logs once where its tuning data comes from.
 fn a_plan_is_for_the_device_that_the_driver_describes() {
     let line = "all-gather --ranks 2 --threads-as-ranks --m 33 --n 65";
     let (_, said) = right(Fake::of(7), line, &[("IRIS_LOG", "info")]);

@@ -31,8 +31,8 @@ use rank::{BLAMES, Part, Plant, Stage, TIMES, WRONG};
 /// Attacks to make on jobs of `ranks` ranks each.
 #[derive(Clone, Serialize, Deserialize)]
 struct Attack {
-    /// Number of jobs per stage in which a rank is killed, and number of jobs in which a rank is
-    /// stopped or forks during calls.
+    /// Number of kills per stage, each in a job of its own. Also the number of jobs in which a rank
+    /// is stopped during calls, and the number in which a rank forks during calls.
     kills: usize,
     /// Number of frames to send to rank 0: half as a stranger, half as a rank.
     frames: usize,
@@ -227,8 +227,8 @@ impl Attack {
     fn run(&self, program: &Path, part: &Part) -> Result<Outcome> {
         let text = serde_json::to_string(part)?;
         let grace = Duration::from_secs(self.grace);
-        // Deadlines are longer than the grace period. So a rank that notices the attack only by a
-        // deadline is still running when the grace period ends, and counts as a hang.
+        // Deadlines are longer than the grace period. A rank that notices the attack only by a
+        // deadline thus still runs when the grace period ends, and counts as a hang.
         let factor = (self.grace as f64 / 10.0).to_string();
         let launched = Launch::default()
             .grace(grace)

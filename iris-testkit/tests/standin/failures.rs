@@ -1,8 +1,9 @@
-//! Tests that make each enqueue of a call fail in turn, on one rank, and look at the error of the
+//! Tests in which each enqueue of a call fails in turn, on one rank. They check the error of the
 //! call, the ranks whose heaps are poisoned, and the result of a second attempt.
 //!
-//! A failed call must leave nothing that a peer can see, so that it can be retried, or poison the
-//! heap on all ranks. A call that fails in a capture poisons nothing: the capture is discarded.
+//! A failed call must either leave nothing that a peer can see, so that it can be retried, or
+//! poison the heap on all ranks. A call that fails in a capture poisons nothing: the capture is
+//! discarded.
 
 use std::collections::BTreeMap;
 use std::fmt;

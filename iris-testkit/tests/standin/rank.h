@@ -49,8 +49,8 @@ struct Rank {
         }
         void forget(const void* handle) { known.erase(reinterpret_cast<u64>(handle)); }
     } streams, events;
-    /// Function whose calls are counted ("" for any that enqueues), function that has failed, and
-    /// number of calls until one fails; 0 for never.
+    /// `fails`: function whose calls are counted, or "" for all functions that enqueue. `failed`:
+    /// function that has failed. `until`: number of calls until one fails, 0 for never.
     std::string fails, failed;
     u64 until = 0;
     u32 mode = GLOBAL;

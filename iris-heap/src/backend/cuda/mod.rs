@@ -7,9 +7,9 @@
 //! device: as threads they share its primary context and divide the co-resident workgroups; as
 //! processes they are time-sliced, which is correct but slow.
 //!
-//! Calls that may wait for the whole device (mapping, unmapping, loading modules) are made in
-//! collective steps only, so that no rank waits in such a call for a kernel that waits for that
-//! rank.
+//! Calls that may wait for the whole device (mapping, unmapping, loading modules) are made only in
+//! collective steps. Otherwise a rank could wait in such a call for another rank's kernel, while
+//! that kernel waits for the rank.
 //!
 //! If ranks are threads on one device, the driver must not let a stream of one rank wait for a
 //! kernel of another. The driver does so in two situations, which this backend avoids:

@@ -31,7 +31,7 @@ handles! {
     RawFunction;
 }
 
-/// Guard: a device is current on this thread until it is dropped.
+/// Guard that keeps a device current on this thread; dropping it restores the previous device.
 pub(crate) struct Current<'a> {
     device: &'a dyn Driver,
     /// Device to return to, from [`Driver::enter`].
@@ -96,9 +96,9 @@ impl DeviceCopy {
 /// Driver calls for one device. Each call makes the device or its context current on the calling
 /// thread and restores the previous state.
 ///
-/// Calls that do not affect graph captures, as their documentation says, never break a capture that
-/// another thread makes meanwhile, in whatever mode. No call waits for work of a stream unless its
-/// documentation says so.
+/// Some calls are documented not to affect graph captures: these never break a capture that another
+/// thread makes at the same time, in any capture mode. No call waits for work of a stream unless
+/// its documentation says so.
 ///
 /// # Safety of the calls
 /// Handles passed to a call are alive and belong to this device unless stated otherwise; events may

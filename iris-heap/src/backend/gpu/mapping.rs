@@ -10,8 +10,8 @@ use crate::util::lock;
 use crate::util::unsupported;
 
 /// Address of device memory, with the region that backs it until the heap closes. Unmapping may
-/// wait for the whole device, so it is done in the collective steps that release mappings, even if
-/// an `Arc` of the mapping is still held.
+/// wait for the whole device. So memory is unmapped in the collective steps that release mappings,
+/// even if an `Arc` of the mapping is still held.
 pub(crate) struct GpuMapping {
     address: u64,
     bytes: u64,

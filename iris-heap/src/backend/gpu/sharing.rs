@@ -1,9 +1,9 @@
 //! Sharing of device memory, so that all ranks have all of it mapped.
 //!
-//! Ranks that are threads of one process pass each other their regions, and each enables access to
-//! the regions of the others on its device. Ranks that are processes send each other descriptions
-//! of their memory, with the driver's IPC handle, or pass file descriptors if the driver shares
-//! memory by descriptors.
+//! Ranks that are threads of one process pass each other their regions, and each rank enables
+//! access to the others' regions on its own device. Ranks that are processes send each other
+//! descriptions of their memory. A description contains the driver's IPC handle; if the driver
+//! shares memory by file descriptors, these are passed instead.
 
 use std::sync::Arc;
 

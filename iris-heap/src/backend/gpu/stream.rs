@@ -44,14 +44,14 @@ pub(crate) struct Shared {
     pub(crate) memory: OnceLock<Memory>,
     order: Mutex<Order>,
     numbers: AtomicU64,
-    /// Released streams, to be reused once their work has ended. Reuse matters because the driver
-    /// assigns new streams to its hardware queues round-robin, so a new stream could share a queue
+    /// Released streams, to be reused once their work has ended. They are reused because the driver
+    /// assigns new streams to its hardware queues round-robin. A new stream could share a queue
     /// with a waiting kernel of another rank.
     spare: Mutex<Vec<RawStream>>,
     /// Events recorded after the remaining work of the caller's streams that were released.
     left: Mutex<Vec<GpuEvent>>,
-    /// Streams that were released while they were captured. Querying or destroying them then would
-    /// end the capture; the next wait for all streams destroys them.
+    /// Streams that were released while they were captured. Querying or destroying such a stream
+    /// would end the capture, so the next wait for all streams destroys it.
     kept: Mutex<Vec<Arc<Queue>>>,
     /// Whether a stream was released without an event after its remaining work, so that the end of
     /// that work is unknown. The heap's memory is then never freed.
@@ -168,10 +168,10 @@ impl Shared {
     }
 }
 
-/// Owner of a stream, which determines who keeps it alive and destroys it.
+/// Owner of a stream: the party that keeps the stream alive and destroys it.
 enum Owner {
     Ours,
-    /// Owned by another library, which keeps the stream alive while this reference is held.
+    /// Another library, which keeps the stream alive while this reference is held.
     Held {
         _by: Arc<dyn Any + Send + Sync>,
     },

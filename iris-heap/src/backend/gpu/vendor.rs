@@ -26,7 +26,7 @@ impl Vendor {
     }
 
     /// Describes the device that [`Vendor::choose`] returns for a rank that asks for no particular
-    /// one.
+    /// device.
     pub(crate) fn device_of(&self, local_rank: usize) -> Result<DeviceInfo> {
         Ok(unshared(&*self.choose(local_rank, None)?))
     }

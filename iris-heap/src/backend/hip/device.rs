@@ -163,10 +163,10 @@ impl Device {
     /// Enqueues a copy between the host and device memory, in pieces that `copy` enqueues.
     ///
     /// If the memory belongs to another device, the runtime would ignore the given stream and copy
-    /// on that device's null stream, which waits for all blocking streams of the device: perhaps
-    /// for a kernel of the owner that waits for this rank. So the copy is made on a non-blocking
-    /// stream of the owner, after the given stream's work has ended, and has ended when this
-    /// returns.
+    /// on that device's null stream. The null stream waits for all blocking streams of the device,
+    /// perhaps for a kernel of the owner that waits for this rank. So the copy is then made on a
+    /// non-blocking stream of the owner, after the given stream's work has ended. It has ended when
+    /// this function returns.
     fn in_pieces(
         &self,
         name: &'static str,

@@ -2,7 +2,7 @@
 //! needed unless a heap of this kind is opened. One program runs with ROCm 5, 6 and 7.
 //!
 //! This backend has never run on hardware. Its calls were compared with AMD's headers of several
-//! releases, tests run the host code over a fake runtime whose devices are the host, and the smoke
+//! releases. Tests run the host code over a fake runtime, whose devices are the host. The smoke
 //! test passed on a functional simulator of MI300X with HIP 7.2.4.
 //!
 //! Data is plain memory; words that peers poll are uncached or fine-grained memory (`IRIS_HIP_DATA`

@@ -41,7 +41,8 @@ const QUEUE_US: f64 = 20_000.0;
 const GRAPH_US: f64 = 3000.0;
 const SIDE_US: f64 = 600_000.0;
 
-/// Time without an answer after which the program assumes that the device hangs, and ends.
+/// Longest wait for the end of timed work; the program then assumes that the device hangs, and
+/// ends.
 const MOST: Duration = Duration::from_secs(60);
 
 /// Work that one side of a measurement repeats in each of its calls.

@@ -1,6 +1,7 @@
 //! `iris tune --backend cuda`: times the variants and tiles of an op and the predicted choice, in
-//! turns in one run on all ranks, and makes tuning rows for faster ones; or times the cases from
-//! which machine parameters are fitted.
+//! turns in one run on all ranks, and makes tuning rows for choices that are faster than the
+//! predicted one. Without a file of shapes it times the cases from which machine parameters are
+//! fitted.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};

@@ -3,7 +3,7 @@
 //!
 //! Column-parallel: every rank has all tokens and multiplies by its columns of the up weights; the
 //! ranks add their products with the down weights (`matmul_all_reduce`). Sequence-parallel: every
-//! rank has some of the tokens, which are gathered before the up weights (`all_gather_matmul`) and
+//! rank has some of the tokens. They are gathered before the up weights (`all_gather_matmul`) and
 //! scattered after the down weights (`matmul_reduce_scatter`).
 
 use std::hash::{DefaultHasher, Hasher};
