@@ -1,10 +1,10 @@
 //! Engine over loom: explores executions of the C11 memory model and reports races.
 //!
-//! A word is a loom atomic; a cell and a field of a record are loom cells, so an order that is too
+//! A word is a loom atomic; a cell and a field of a record are loom cells. So an order that is too
 //! weak shows as a race on the data that the word protects. Threads of a workgroup synchronise by
-//! waking each other directly, without a word whose accesses loom would permute. That loses no
-//! execution, because threads other than 0 access no words and a barrier has the same effect in any
-//! order of arrival.
+//! waking each other directly, without a word whose accesses loom would permute. No execution is
+//! lost by this, because threads other than 0 access no words, and a barrier has the same effect in
+//! any order of arrival.
 
 #![allow(unsafe_code, reason = "the hooks that let a model run the device headers")]
 

@@ -36,9 +36,9 @@ pub enum Room {
 const FINISHED: u32 = 0;
 /// Index of the event that the stream of steps records at a step's end.
 const ENDED: u32 = 1;
-/// Index of the signal by which a rank tells that it has begun the step.
+/// Index of the signal by which a rank announces that it has begun the step.
 const BEGUN: u32 = 2;
-/// Index of the signal by which a rank tells that its data of the step has arrived.
+/// Index of the signal by which a rank announces that its data for the step has arrived.
 const ARRIVED: u32 = 3;
 
 /// Scenario of calls over `nodes` nodes of one rank each. Workgroup 0 of a rank stands for the

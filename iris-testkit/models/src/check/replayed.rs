@@ -145,9 +145,9 @@ const LOCKS: &str = "locks are explored only";
 /// mutants whose scenario itself is at fault if no sound scenario is known, and mutants whose
 /// scenario no rule applies to.
 ///
-/// Calls that refresh words replace a scenario that goes through the whole range of call numbers.
-/// They also replace a scenario without rules if the mutant changes a row of the access table that
-/// is replayed.
+/// Two kinds of mutants are replayed in calls that refresh words instead of in their own scenario:
+/// mutants whose scenario goes through the whole range of call numbers; and mutants whose scenario
+/// no rule applies to, if they change a row of the access table that is replayed.
 pub fn mutants(all: Vec<(Implementation, Mutant)>) -> Vec<ReplayedMutant> {
     let replayed = all
         .into_par_iter()

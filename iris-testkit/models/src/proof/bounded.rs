@@ -169,8 +169,8 @@ macro_rules! world {
     };
 }
 
-/// World of two ranks with one thread each and `calls` calls from number `first` on, whose numbers
-/// soon wrap around.
+/// World of two ranks with one thread each and `calls` calls from number `first` on. Call numbers
+/// of such worlds soon wrap around.
 const fn two(first: i64, calls: i64) -> Universe {
     Universe { ranks: 2, agents: 2, words: 1, tiles: 2, first, calls }
 }

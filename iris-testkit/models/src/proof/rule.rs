@@ -10,14 +10,13 @@
 //! **Calls** are integers without bounds; memory holds them modulo [`Numbers::range`]. Numbers in
 //! words are compared by [`Numbers::reached`], which stands for `Call::reached_by` of iris-sync.
 //! The lemmas of [`super::wrap`] show that the two agree on machine words.
-//!
 //! **Memory** behaves as in C++11 for words that one rank writes (release, acquire, relaxed; no
 //! load buffering). A word is modelled as the set of numbers that were ever stored in it; each
 //! number has a view, the work that its store makes visible. A load may return any of these
 //! numbers, except numbers older than one that the loading thread knows to have been stored. Two
-//! numbers describe what thread g knows of another rank: `knows(g, q)`, all work of q before its
-//! launch of that call, and `holds(g, p, w)`, the work made visible by the store of that number to
-//! word w.
+//! functions describe what thread g knows of another rank. `knows(g, q)`: all work that q did
+//! before it launched the call of this number. `holds(g, p, w)`: all work that is made visible by
+//! p's store of this number to word w.
 //!
 //! **Plans** are functions that all ranks agree on and that never change: they say which tiles and
 //! words a call uses.

@@ -79,7 +79,7 @@ impl<'a> Thread<'a> {
         let current = CURRENT.get();
         assert!(!current.is_null(), "no thread of a scenario is running on this thread");
         // SAFETY: `current` is set by `enter` on this thread, to a thread that lives until its
-        // program returns; other threads run only inside `perform`, which sets it again.
+        // program returns. Other threads run only inside `perform`, which calls `enter` again.
         f(unsafe { &*current.cast::<Thread<'_>>() })
     }
 

@@ -409,7 +409,7 @@ fn unwaited_barriers<'a>(functions: &[(&'a str, Vec<&str>)]) -> (usize, Vec<&'a 
     (count, found)
 }
 
-/// Places of the barriers that precede a publication, with their names in port.h.
+/// Names in port.h of the workgroup barriers after which a word is published.
 const PUBLISHING: [&str; 5] = ["Signal", "Flag", "LockGive", "Arrive", "Finish"];
 
 /// Source of kernels that store, pass the barrier of a place in `PUBLISHING`, and store again.

@@ -184,8 +184,8 @@ const LOCAL: [&str; 2] = ["copy.cu", "matmul.cu"];
 const RAISE_FLAGS: [&str; 2] = ["iris_staged", "iris_open"];
 const READ_FLAGS: [&str; 4] = ["iris_staged", "iris_copies", "iris_blocks", "iris_results"];
 
-/// Options for f16 and the smallest tile, because the protocols are the same for every type and
-/// tile. Counters are on, because builds without them contain a subset of the code.
+/// Compiler options for f16 and the smallest tile; the protocols are the same for every type and
+/// tile. Counters are on, because builds without counters contain a subset of the code.
 fn options(arch: &str) -> Options {
     let smallest = TileSize::ALL[TileSize::ALL.len() - 1];
     TileConfig::of(arch, 1, smallest).options().define("IRIS_OBSERVED", 1)
