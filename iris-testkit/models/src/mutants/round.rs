@@ -103,7 +103,7 @@ pub(super) const LAST: &[u32] = &[1, 2, 2];
 /// Searches the whole range of LL call numbers with two ranks: 2^32 calls, so that the first
 /// numbers come again. Ranks have words for two items, of which most calls use one. Three calls run
 /// at every multiple of the refresh period; the calls between are skipped. The first three calls
-/// use both items, the last three the numbers of items in [`LAST`].
+/// use both items, the last three the numbers of items in `LAST`.
 pub fn slots_whole_range(on_headers: bool, rules: &Rules) -> Report {
     let name = format!("ll, 1 of 2 items, once round the counter, then {LAST:?}");
     all_round(name, 9, rules, |step, number| {

@@ -10,6 +10,7 @@
 //! **Calls** are integers without bounds; memory holds them modulo [`Numbers::range`]. Numbers in
 //! words are compared by [`Numbers::reached`], which stands for `Call::reached_by` of iris-sync.
 //! The lemmas of [`super::wrap`] show that the two agree on machine words.
+//!
 //! **Memory** behaves as in C++11 for words that one rank writes (release, acquire, relaxed; no
 //! load buffering). A word is modelled as the set of numbers that were ever stored in it; each
 //! number has a view, the work that its store makes visible. A load may return any of these
