@@ -1,7 +1,8 @@
 //! Event simulation of calls over several nodes: ranks, their streams, and every message between
-//! nodes, to check the closed form of [`Plan::forecast`] and to see a late rank and a lost node.
+//! nodes. It checks the closed-form prediction of [`Plan::forecast`], and shows the effects of a
+//! late rank and of a lost node.
 //!
-//! A call is a graph of tasks. A task starts when the tasks that it depends on have ended and its
+//! A call is a graph of tasks. A task starts when the tasks on which it depends have ended and its
 //! resource (a port of the network) is free. Messages follow NCCL's algorithms: rings in rounds, a
 //! double binary tree in chunks.
 
@@ -16,7 +17,7 @@ use crate::options::Request;
 use crate::plan::Plan;
 use crate::ranks::Ranks;
 
-/// Number of chunks into which an algorithm with a tree splits its data.
+/// Number of chunks into which an algorithm that uses a tree splits its data.
 const CHUNKS: usize = 64;
 /// Number of chunks of a broadcast, which passes through all nodes one after the other.
 const LINKS: usize = 2048;
@@ -25,7 +26,7 @@ const LINKS: usize = 2048;
 struct Task {
     /// Time in microseconds for which the task occupies its resource.
     us: f64,
-    /// Time in microseconds from the release of the resource to the end of the task.
+    /// Time in microseconds from the moment the resource is free again to the end of the task.
     latency_us: f64,
     resource: Option<usize>,
     after: Vec<usize>,

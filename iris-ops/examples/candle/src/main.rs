@@ -110,8 +110,8 @@ fn generate(world: &World, file: &Path, ways: Ways) -> Result<Vec<u32>> {
     let mut llama = Llama::load(&config, file, &device, shard, &comm, ways.fused.then_some(&plans))?;
     let mut tokens = PROMPT.to_vec();
     for _ in 0..NEW_TOKENS {
-        // The first step processes the whole prompt, each later step only the new token: the cache
-        // holds the others.
+        // The first step processes the whole prompt, each later step only the new token, because
+        // the cache has the keys and values of the earlier tokens.
         let seen = llama.seen();
         let input = Tensor::new(&tokens[seen..], &device)?;
         let best = llama.forward(&input)?.argmax(0)?.to_scalar::<u32>()?;

@@ -28,8 +28,8 @@ impl Shard {
     }
 }
 
-/// Column-parallel linear layer: a rank has some columns of the result (rows of the weight) and
-/// needs no communication.
+/// Column-parallel linear layer: each rank has some columns of the result (rows of the weight). The
+/// layer needs no communication.
 pub struct ColumnParallel {
     weight: Tensor,
 }
@@ -45,8 +45,8 @@ impl ColumnParallel {
     }
 }
 
-/// Row-parallel linear layer: a rank has some columns of the input, and the result is the sum over
-/// ranks, on all ranks.
+/// Row-parallel linear layer: each rank has some columns of the input. The result is the sum over
+/// ranks, and all ranks get it.
 pub struct RowParallel {
     weight: Tensor,
     sum: Sum,
