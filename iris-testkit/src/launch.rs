@@ -249,8 +249,9 @@ impl Outcome {
         together.min_by_key(|(_, it)| (it.end.follows(), it.after)).map(|(rank, _)| rank)
     }
 
-    /// Exit code for the whole job, as a shell would report it: the code of the rank that failed
-    /// first, 128 + the signal that ended it, or 124 for the deadline; 0 if all ranks succeeded.
+    /// Exit code for the whole job, as a shell would report it; 0 if all ranks succeeded. For the
+    /// rank that failed first, it is the rank's exit code, 128 + the signal that ended the rank, or
+    /// 124 if the rank ran until the deadline.
     pub fn exit_code(&self) -> i32 {
         match self.first_failure().map(|rank| self.ranks[rank].end) {
             None => 0,

@@ -107,8 +107,8 @@ fn traces(variant: &str, calls: usize) -> Vec<Vec<Vec<TraceSpan>>> {
     let results = World::run_threads(2, |world| -> anyhow::Result<_> {
         let heap = SymmetricHeap::open(&world, HeapOptions::new().threads(2))?;
         let (m, n, k) = (256, 64, 256);
-        // The block that the trace will use is first filled with other data, which must not be
-        // taken for a trace.
+        // Fills the block that the trace will use with other data, which must not appear as trace
+        // spans.
         let used = heap.full::<f32>(1 << 20, f32::NAN)?;
         heap.free(used)?;
         let options = Options::new(m, n, k).tile(TileShape { m: 16, n: 64 }).trace_spans(4096);

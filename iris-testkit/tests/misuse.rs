@@ -329,8 +329,8 @@ fn plans_that_differ_are_refused_and_named() {
 }
 
 /// Tests operands in any memory. A plan does not know where operands will be, so a variant that the
-/// plan chooses must accept all places. A variant that does not accept a place fails with an error
-/// that names variants that do.
+/// plan chooses must accept all places. A variant that was named, and that does not accept a place,
+/// fails with an error that names variants that do.
 #[test]
 fn an_automatic_choice_takes_operands_in_any_memory() {
     World::run_threads(2, |world| -> anyhow::Result<()> {

@@ -352,8 +352,8 @@ fn a_rank_that_ends_is_named_on_all_nodes() {
     }
 }
 
-/// Tests whom the error blames if a node is late: the late node. A healthy rank that waits for the
-/// late node delays the other rank of its own node, but must not be blamed.
+/// Tests that a late node is blamed by all ranks of the other nodes. A healthy rank that itself
+/// waits for the late node delays the other rank of its node, but must not be blamed.
 #[test]
 fn a_late_node_is_blamed_and_not_the_rank_that_waits_for_it() {
     let late = 2;

@@ -784,8 +784,8 @@ impl Shared {
         })
     }
 
-    /// Runs `f`, which is code of the program. If it panics, sets the abort words of this rank and
-    /// of its peers, so that no rank waits for this one.
+    /// Runs `f`, which is code of the program. If `f` panics, sets the abort words of this rank and
+    /// of its peers, so that no rank waits for this rank.
     fn guard(&self, name: &str, group: Option<u32>, f: impl FnOnce() -> Result<()>) -> Result<()> {
         match catch_unwind(AssertUnwindSafe(f)) {
             Ok(outcome) => outcome,

@@ -79,10 +79,10 @@ impl Peer {
                 if e.kind() != std::io::ErrorKind::BrokenPipe {
                     tracing::warn!(error = %e, "a message could not be sent");
                 }
-                // After an error no further frame is sent: a part of one may have been sent, so the
-                // peer could not understand later frames. Shutting down the write side tells the
-                // peer; if the peer has closed its end, reading reports that after its last
-                // messages.
+                // After an error no further frame is sent: a part of a frame may have been sent,
+                // and the peer could not understand later frames. Shutting down the write side
+                // tells the peer. If the peer has closed its end, this process notices when it
+                // reads, after the peer's last messages.
                 self.outbox.clear();
                 let _ = self.socket.shutdown(Shutdown::Write);
             }

@@ -6,11 +6,14 @@
 //! lock of the folder. The other ranks keep trying until their deadline, unless the dead process is
 //! rank 0 of their own run.
 //!
-//! Three kinds of files tell a rank before its deadline that waiting is useless. Rank 0 leaves a
-//! note beside the socket if its world cannot be formed; the note concerns the processes that
-//! existed by then, not those of the next run. Each rank holds the lock of a file of its own until
-//! it has met the others; the system releases the lock when the process ends. And a launcher leaves
-//! `lost-RANK` in the folder that it made for the job when the process of a rank has ended.
+//! Three kinds of files tell a rank before its deadline that waiting is useless:
+//!
+//! - If its world cannot be formed, rank 0 leaves a note beside the socket. The note applies only
+//!   to processes that already exist, not to those of the next run.
+//! - Each rank holds the lock of a file of its own until it has met the others. The system releases
+//!   the lock when the process ends.
+//! - If the process of a rank has ended, a launcher leaves `lost-RANK` in the folder that it made
+//!   for the job.
 //!
 //! This file is long because all of the code is about one folder and the files in it.
 

@@ -21,8 +21,8 @@ struct Table {
     /// Number of completed exchanges of the group.
     generation: u64,
     coming: Vec<Option<Given>>,
-    /// Contributions of the last completed exchange. They stay until the next exchange completes,
-    /// which requires that every rank has fetched them.
+    /// Contributions of the last completed exchange, kept until the next exchange completes. By
+    /// then every rank has fetched them.
     complete: Arc<Vec<Given>>,
     /// Reason why no further exchange is possible; `None` as long as the group can exchange.
     broken: Option<Error>,

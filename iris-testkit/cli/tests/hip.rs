@@ -121,8 +121,8 @@ fn launches<const N: usize>(calls: &str, names: [&str; N]) -> [usize; N] {
     names.map(|name| launches.iter().filter(|call| call.starts_with(name)).count())
 }
 
-/// Number of copies of `bytes` bytes between places of a device, contiguous ones and 2D ones, and
-/// number of copies of 4-byte words.
+/// Numbers of copies between places of devices: contiguous copies of `bytes` bytes, 2D copies of
+/// `bytes` bytes, and copies of 4-byte words.
 fn copies(calls: &str, bytes: u32) -> [usize; 3] {
     let of = |name, bytes| {
         let all = calls_of(calls, name);

@@ -138,8 +138,8 @@ impl Attack {
         Ok(rows)
     }
 
-    /// Starts a process of an ordinary user, who may have at most `files` open files, which makes
-    /// the attacks; returns its rows.
+    /// Starts a process that makes the attacks as an ordinary user, with at most `files` open
+    /// files; returns the rows of that process.
     fn by_an_ordinary_user(&self, files: u64) -> Result<Vec<Row>> {
         // A copy of this program is started, because the ordinary user may not be able to read the
         // folder of the original.

@@ -137,8 +137,8 @@ fn imports(code: &str) -> Vec<Module> {
     paths
 }
 
-/// Paths of modules in `code`, macros included, that begin at a module that is known without a
-/// `use`.
+/// Paths of modules in `code`, macros included, that begin with `crate`, `super` or `self` and so
+/// need no `use`.
 fn named(code: &str) -> Vec<Module> {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let mut paths = Vec::new();

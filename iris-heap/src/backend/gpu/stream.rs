@@ -137,8 +137,8 @@ impl Shared {
         self.unknown_end.load(Ordering::Relaxed)
     }
 
-    /// Takes a released stream whose work has ended. A busy one is not reused, because an op must
-    /// not be queued behind a kernel that waits for the op.
+    /// Takes a released stream whose work has ended. A busy stream is not reused, because an op
+    /// must not be queued after a kernel that waits for the op.
     fn take_spare(&self) -> Option<RawStream> {
         let mut spare = lock(&self.spare);
         let at = spare.iter().position(|&raw| self.is_done(raw))?;

@@ -48,8 +48,7 @@ static ZEROS: [u8; PIECE] = [0; PIECE];
 /// Number of threads in a wave on the devices that the kernels support.
 const WAVE: u32 = 64;
 
-/// Rate of the clock that kernels read by `iris::port::now`, in ticks per millisecond, as that
-/// function assumes it.
+/// Rate of the clock that kernels read, in ticks per millisecond, as `iris::port::now` assumes it.
 const CLOCK_RATE: u32 = 100_000;
 
 /// Number of devices that this process sees.
