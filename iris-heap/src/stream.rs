@@ -14,8 +14,8 @@ use crate::util::check_may_wait;
 
 /// Queue of work that is done in order. Clones refer to the same stream.
 ///
-/// A stream of the CPU backend is a worker thread. After the last clone is dropped it finishes the
-/// enqueued work and ends.
+/// A stream of the CPU backend is a worker thread. After the last clone of the stream is dropped,
+/// the thread finishes the enqueued work and ends.
 #[derive(Clone)]
 pub struct Stream {
     inner: Arc<dyn StreamBackend>,

@@ -311,8 +311,8 @@ fn a_reason_reaches_all_however_late_they_are() {
     let go = job.temp.path().join("go");
     let late = |go: &str| job.rank(&[("RANK", "3"), ("WORLD_SIZE", "4"), ("GO", go)]);
     let late = late(go.to_str().unwrap());
-    // A rank that starts after the world has failed must get the reason, too: it belongs to that
-    // world.
+    // The late rank's process must have started before the world fails: a process that starts later
+    // is no member of the failed world and does not get the reason.
     std::thread::sleep(Duration::from_millis(200));
     let size = |rank: usize| if rank == 1 { "3" } else { "4" };
     let ranks =

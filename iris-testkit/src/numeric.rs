@@ -36,7 +36,7 @@ pub struct Measured {
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refused {
-    /// Elements exceed their bounds; describes the first of them.
+    /// Some elements exceed their bounds; the fields describe the first such element.
     #[error(
         "{what}: element ({row}, {col}) of {rows} x {cols} is {seen}, expected {wanted} within \
          {allowed:e}; {count} elements are wrong"

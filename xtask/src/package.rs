@@ -34,8 +34,8 @@ pub(crate) fn run(root: &Path, options: &Options) -> Result<()> {
     write_program(&folder, &crates)?;
     // The program is built with the dependency versions of the workspace's lock file.
     fs::copy(root.join("Cargo.lock"), folder.join("Cargo.lock")).context("Cargo.lock")?;
-    // The program is tiny, so it is built without optimisation, which takes most of a build's time.
-    // The candle example is built like that, too, so that one target folder serves both.
+    // The program is tiny, so it is built without optimisation, because optimising takes most of a
+    // build's time. The candle example is also built so, and one target folder serves both.
     let mut command = match options.oldest {
         false => cargo(&folder, &["run"]),
         true => oldest(&folder, &["run"]),

@@ -389,8 +389,8 @@ impl Place {
             let opened = self.check_folder().and_then(|()| File::open(&self.folder));
             let file = match opened {
                 Ok(file) => file,
-                // Another process removed the folder between making and opening it, so it is made
-                // again.
+                // Another process removed the folder after this one had made it, so the folder is
+                // made again.
                 Err(e) if e.kind() == ErrorKind::NotFound => continue,
                 Err(e) => return Err(self.error(explain(&e))),
             };

@@ -74,7 +74,7 @@ fn the_real_runtime_says_that_there_is_no_device() {
     let error = BackendKind::Hip.devices().unwrap_err();
     assert!(error.to_string().starts_with("hipGetDeviceCount: hipErrorNoDevice (code 100)"));
     assert_eq!(error.kind(), ErrorKind::Unsupported);
-    // The runtime must be installed, because it reports its version.
+    // The runtime must be installed, because the test reads its version.
     assert!(BackendKind::Hip.driver_version().unwrap() >= 50_000_000);
     let opened = World::run_threads(1, |world| {
         let options = HeapOptions::new().backend(BackendKind::Hip);

@@ -41,7 +41,7 @@ struct Set {
     normed: Buffer,
 }
 
-/// Call with its inputs and, once it has been read, its output.
+/// One call of a case: its inputs and, once it has been read, its output.
 struct Called {
     m: usize,
     a: Dense,

@@ -31,7 +31,7 @@ impl GpuMapping {
         lock(&self.region).clone().ok_or(Error::Closed { what: "the heap" })
     }
 
-    /// Releases the region; the memory is unmapped when its last mapping releases it.
+    /// Releases the region; its memory is unmapped when the last mapping of the region releases it.
     pub(crate) fn release(&self) {
         let region = lock(&self.region).take();
         drop(region);

@@ -80,8 +80,9 @@ pub(super) fn join(
             ));
         }
     }
-    // If an owner maps its memory for other devices, this rank's region must be granted to all of
-    // them here. Otherwise each device enables its access to the others' memory itself.
+    // With some drivers the owner maps its memory for other devices: this rank's region is granted
+    // to all of them here. With other drivers each device enables access to the others' memory,
+    // below.
     region(own)?.grant(&ordinals)?;
     for peer in regions.iter().filter(|r| r.asks_for_access() && r.ordinal() != ordinal) {
         device.enable_access(peer.ordinal())?;
