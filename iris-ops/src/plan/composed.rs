@@ -1,13 +1,14 @@
-//! Plans over several nodes: operators of each node, and steps between nodes, each over the ranks
-//! that have the same number within their nodes.
+//! Plans over several nodes: operators of each node, and steps between nodes. A step is over the
+//! ranks that have the same number within their nodes.
 //!
-//! Ranks are numbered node by node, with the same number on each node, so splits nest: the rows of
-//! a node's ranks are contiguous, and split over these ranks they equal the rows of the split over
-//! all ranks. So a call is first split by node, an operator of the node does the rest, and each
-//! rank owns the same rows as if all ranks were on one node. Sums between nodes are f32.
+//! Ranks are numbered node by node, with the same number of ranks on each node, so splits nest: the
+//! rows of a node's ranks are contiguous, and a split of these rows over the node's ranks gives the
+//! same parts as the split over all ranks. So a call is first split by node, an operator of the
+//! node does the rest, and each rank owns the same rows as if all ranks were on one node. Sums
+//! between nodes are f32.
 //!
-//! This file is long because it lists the parts of every operator, each with the memory that it
-//! needs.
+//! This file is long because it lists the parts of every operator, each with the memory that the
+//! part needs.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
