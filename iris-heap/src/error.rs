@@ -322,7 +322,7 @@ pub enum Error {
         /// Later error of the host, which may be only a consequence of the fault.
         then: Box<Error>,
     },
-    /// Kernels that were waiting got the abort code that makes them leave.
+    /// Waiting kernels were stopped by an abort code.
     #[error(
         "the work was aborted before it could end: {reason} (code {code}); close the heap and its world, and open them \
          anew"
@@ -478,8 +478,8 @@ impl Error {
             }
             Error::Absent { .. } => ErrorKind::Timeout,
             Error::PeerLost { .. } | Error::RankLost { .. } | Error::HubLost => ErrorKind::PeerLost,
-            // A fault about a lost peer counts as a lost peer: either the host or a kernel may
-            // notice first that a rank is gone, by chance.
+            // A fault about a lost peer counts as a lost peer, because either the host or a kernel
+            // may be the first to notice that a rank is gone.
             Error::Fault { fault, .. } if fault.kind == FaultKind::PeerLost => ErrorKind::PeerLost,
             // Code 2 of a driver means out of memory, in CUDA and in HIP.
             Error::OutOfHeap { .. } | Error::Device { code: 2, .. } => ErrorKind::OutOfMemory,

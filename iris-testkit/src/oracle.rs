@@ -354,8 +354,8 @@ impl Task {
             let finished = if epilogue == Epilogue::Gelu { gelu(sum) } else { sum };
             let value = finished + residual;
             let error = |steps: f64| {
-                // The factor 1.01 covers products of several rounding errors, which the sum above
-                // leaves out.
+                // The factor 1.01 covers products of several rounding errors, which are missing in
+                // the sum above.
                 let mut error = 1.01 * (steps * single * magnitude + onto_wire);
                 if epilogue == Epilogue::Gelu {
                     // The slope of GELU is below 1.13; for negative arguments 1 + erf loses digits

@@ -235,7 +235,7 @@ fn run_as<T: Element>(
         let issued = (outcome.calls..outcome.calls + calls).try_for_each(|call| bench.call(call));
         let synced = bench.rig.stream.sync().map_err(anyhow::Error::from);
         // If issuing and synchronising both failed, the fault of the kernels is reported, because
-        // it says more than the error of issuing later calls.
+        // it explains more than the error of issuing later calls.
         let done = synced.and(issued);
         outcome.calls += calls;
         outcome.fault = done.err().map(|error| error.to_string());
@@ -386,7 +386,7 @@ impl<T: Element> Bench<T> {
         launch(&self.kernels[1], &self.rig.stream, groups, given)?;
         if case.op == Op::Barrier {
             // A second barrier follows the comparison: no rank may write the words for the next
-            // call before all ranks have compared those of this call.
+            // call before all ranks have compared the words of this call.
             op.run(&Operands::new(a, b, c), &self.rig.stream)?;
         }
         Ok(())

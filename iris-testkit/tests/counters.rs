@@ -158,8 +158,8 @@ fn staged_multiplies_before_the_last_fetch_ends_and_baseline_does_not() {
     assert!(!traces("baseline", 10).iter().any(overlaps));
 }
 
-/// Tests that an operator without room for spans has no trace, and that one with too little room
-/// has a truncated trace.
+/// Tests that an operator without room for spans has no trace, and that an operator with too little
+/// room has a truncated trace.
 #[test]
 fn traces_take_the_room_they_are_given() {
     let trace_of = |spans: u32| {

@@ -81,7 +81,8 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     fs::copy(root.join("Cargo.lock"), folder.join("Cargo.lock")).context("Cargo.lock")?;
     for version in VERSIONS {
         println!("iris beside cudarc as candle-core has it, CUDA {version}");
-        // In the workspace's target folder, where clippy leaves most dependencies.
+        // Clippy leaves most dependencies in the workspace's target folder, so that folder is used
+        // here.
         let mut command = cargo(&folder, &["check", "--release", "--target-dir"]);
         command.arg(root.join("target")).env("CUDARC_CUDA_VERSION", version);
         let status = command.status();

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::program::cargo;
 
-/// Packages to be published, in an order in which each package follows those that it depends on.
+/// Packages to be published. Each package follows the packages that it depends on.
 const PACKAGES: [&str; 4] = ["iris-sync", "iris-heap", "iris-kernels", "iris-ops"];
 
 /// Oldest Rust toolchain that the workspace supports: `rust-version` of its manifest.

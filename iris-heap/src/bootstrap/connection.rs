@@ -66,7 +66,7 @@ pub(super) struct Connection {
 }
 
 /// Deadline of a wait, with a grace period. If this process was stopped during the wait, messages
-/// may have arrived meanwhile; the control thread reads them before any rank is blamed.
+/// may have arrived during the stop; the control thread reads them before any rank is blamed.
 pub(super) struct LastChance {
     pub(super) until: Instant,
     rounds: u32,

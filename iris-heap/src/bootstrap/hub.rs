@@ -144,7 +144,7 @@ impl Hub {
                 }
             }
             // A stop of this process may have lasted past a deadline. So first read all messages
-            // that other ranks have sent meanwhile, and only then decide which ranks are late.
+            // that other ranks sent during the stop, and only then decide which ranks are late.
             if !self.peers.iter().any(Peer::is_ready) {
                 for late in std::mem::take(&mut self.late) {
                     self.judge(late);
@@ -241,7 +241,7 @@ impl Hub {
         let error = match crowded {
             _ if number == group.number => Error::Absent { ranks: group.missing(), what, waited },
             Some(message) => group.fault_of_hub(format!("{what}, passing descriptors on"), message),
-            // The exchange has completed meanwhile, and its answer has been sent.
+            // The exchange has completed since the rank's deadline, and its answer has been sent.
             None => return,
         };
         group.broken = true;

@@ -123,8 +123,8 @@ const PMI: Names = Names {
     restart: "",
 };
 
-/// Variables of PMIx launchers. PMIx has no variable for the size: those of other launchers are
-/// tried.
+/// Variables of PMIx launchers. PMIx has no variable for the size, so the size variables of other
+/// launchers are tried.
 const PMIX: Names = Names {
     rank: "PMIX_RANK",
     size: &["WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"],
@@ -432,8 +432,8 @@ mod tests {
     fn launchers_that_disagree_are_named() {
         let mpirun = [("OMPI_COMM_WORLD_RANK", "2"), ("OMPI_COMM_WORLD_SIZE", "4")];
         let with = |more: &[(&'static str, &'static str)]| [&mpirun[..], more].concat();
-        // Variables that an earlier run left in the shell contradict those of the launcher, which
-        // is an error.
+        // Variables that an earlier run left in the shell contradict the launcher's variables,
+        // which is an error.
         fails(
             &with(&[("RANK", "0"), ("WORLD_SIZE", "1")]),
             &["RANK=0 WORLD_SIZE=1", "OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4", "unset"],
@@ -458,8 +458,8 @@ mod tests {
         assert_eq!(detect(&by_hand).unwrap().size, 2);
         let torchrun = [&alone[..], &[("TORCHELASTIC_RUN_ID", "none")]].concat();
         assert_eq!(detect(&torchrun).unwrap().size, 2);
-        // Open MPI under Slurm: a task has the variables of both, and those of Slurm may describe
-        // another number of tasks.
+        // Open MPI under Slurm: a task has the variables of both, and Slurm's variables may
+        // describe another number of tasks.
         let srun = [("SLURM_PROCID", "2"), ("SLURM_STEP_NUM_TASKS", "4"), ("SLURM_STEP_ID", "0")];
         assert_eq!(detect(&with(&srun)).unwrap().size, 4);
         let stale = [&srun[..], &[("RANK", "0"), ("WORLD_SIZE", "1")]].concat();

@@ -145,7 +145,7 @@ impl SymmetricHeap {
     /// concurrently with an op gets the number of the op's call by such a copy.
     ///
     /// # Errors
-    /// Errors of [`SymmetricHeap::check_stream`]; [`Error::OutOfBounds`]; [`Error::Closed`]; those
+    /// Errors of [`SymmetricHeap::check_stream`]; [`Error::OutOfBounds`]; [`Error::Closed`]; errors
     /// of the device.
     pub fn copy_words(&self, stream: &Stream, copies: &[(u32, u32)]) -> Result<()> {
         self.check_stream("a copy of words", stream)?;

@@ -349,9 +349,9 @@ impl SymmetricHeap {
         Ok(blocks.iter().zip(requests).map(slice).collect())
     }
 
-    /// Frees a block: collective. Waits until this rank's streams and those of its peers have
-    /// finished; errors of their work stay with the streams. If one rank refuses the request, that
-    /// rank returns without waiting, and all ranks keep the block.
+    /// Frees a block: collective. Waits until the streams of this rank and of its peers have
+    /// finished; errors of enqueued work stay with the streams. If one rank refuses the request,
+    /// that rank returns without waiting, and all ranks keep the block.
     ///
     /// # Errors
     /// [`Error::Disagreement`] if the ranks free different blocks; [`Error::NotAllocated`] if the
@@ -616,7 +616,7 @@ impl SymmetricHeap {
     /// everywhere. Later calls do not replace the first reason.
     ///
     /// # Errors
-    /// Errors of the device, if not all peers could be told; the other peers fail at their
+    /// Errors of the device, if not all peers could be told. Peers that were not told fail at their
     /// deadlines.
     pub fn poison(&self, reason: i32) -> Result<()> {
         self.memory.control.set_host_abort(reason);

@@ -59,8 +59,8 @@ struct Inner {
     controls: Arc<Mutex<Vec<Weak<Control>>>>,
     heaps: AtomicUsize,
     children: AtomicUsize,
-    /// Errors that the library has returned to this rank's program, including those from worlds
-    /// split off this one.
+    /// Errors that the library has returned to this rank's program. Worlds that were split off this
+    /// world add their errors here.
     returned_errors: Arc<ReturnedErrors>,
     parent: Option<World>,
     /// Id of the process that made the world. A forked child has copies of its sockets and locks,

@@ -45,7 +45,7 @@ pub enum Place {
 }
 
 impl Subject {
-    /// All subjects: every op, variant and shard; those with whole-matrix GEMMs; and the ring.
+    /// All subjects: every op, variant and shard, subjects with whole-matrix GEMMs, and the ring.
     pub fn all() -> Vec<Subject> {
         let mut all = Vec::new();
         for op in Op::ALL {
@@ -192,8 +192,8 @@ impl Subject {
         }
         let options = options.shard(shard).root(ranks.size - 1);
         let options = options.first_call(setting.first_call).injected(setting.injected);
-        // Whole-matrix GEMMs are those of iris, not of a vendor's library, because they run for any
-        // number of ranks.
+        // The whole-matrix GEMMs are iris's own and not a vendor's library, because only iris's
+        // GEMMs run for any number of ranks.
         let options = if self.is_whole() { options.library(Library::Ours) } else { options };
         let plan = plan(op, variant, ranks, &options)?;
         Ok(Some((plan, Case::new(op, variant, options))))

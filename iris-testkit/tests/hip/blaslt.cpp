@@ -219,7 +219,7 @@ bool sizes(const Desc& desc, const Layout& a, const Layout& b, const Layout& c, 
 }
 
 /// Hash of everything that an algorithm depends on, except the number of columns of the result.
-/// `adds` says that the algorithm was requested with a layout for C and adds C to the product.
+/// `adds` is true if the algorithm was requested with a layout for C and adds C to the product.
 u64 problem(const Desc& desc, const Layout& a, [[maybe_unused]] const Layout& b, [[maybe_unused]] const Layout& c,
             [[maybe_unused]] const Layout& d, bool adds, const u64 (&size)[3]) {
     u64 hash = 1469598103934665603u;

@@ -16,7 +16,7 @@
 //!
 //! - At the first use of a stream. So each stream is used once when it is made or passed to the
 //!   heap, one stream at a time.
-//! - If pool memory that one stream freed is reused by another. So this reuse is disabled on a
+//! - If one stream frees pool memory and another stream reuses it. So this reuse is disabled on a
 //!   device that ranks share.
 
 use super::BackendKind;

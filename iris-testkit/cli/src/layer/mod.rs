@@ -231,7 +231,7 @@ impl LayerJob {
     }
 
     /// Room in the heap for the matrices and the plans. The ways run one after the other, so the
-    /// room for the larger one suffices.
+    /// room for the way that needs more suffices.
     fn room(&self, block: &Block, size: usize) -> Result<Room> {
         let mut largest = Room::default();
         for dtype in Self::dtypes(block) {

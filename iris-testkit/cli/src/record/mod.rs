@@ -152,7 +152,7 @@ pub(crate) fn of_values(values: Vec<serde_json::Value>) -> Vec<Line> {
     values.into_iter().filter_map(line_of).collect()
 }
 
-/// Line of an operator with a library baseline; `None` for other lines and for those with an
+/// Line of an operator with a library baseline; `None` for other lines, and for lines with an
 /// RMSNorm.
 fn line_of(value: serde_json::Value) -> Option<Line> {
     let line: Option<Line> = serde_json::from_value(value).ok();
