@@ -275,9 +275,9 @@ pub struct Scope<'scope, 'env: 'scope> {
 }
 
 impl<'scope, 'env> Scope<'scope, 'env> {
-    /// Makes an input of `rows` x `cols`, row-major without gaps, in host memory. `memory` must
-    /// have at least `rows * cols` elements; with [`Operand::with_ld`], at least `(rows - 1) * ld +
-    /// cols`.
+    /// Makes an input of `rows` x `cols`, row-major without gaps, in host memory. `memory` must have
+    /// at least `rows * cols` elements. With [`Operand::with_ld`], it must have at least
+    /// `(rows - 1) * ld + cols` elements.
     #[allow(unsafe_code, reason = "the scope waits for the calls before the borrow ends")]
     pub fn read<T: Element>(
         &'scope self,

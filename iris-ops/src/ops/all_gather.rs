@@ -15,8 +15,8 @@ use crate::spec::{Common, Dims, Form, Memory, Part, Row, Tiles};
 operator! {
     /// All-gather. Output (on all ranks): the inputs of all ranks, in the order of ranks. Planned
     /// by elements ([`Options::new`]), every input has `count` elements. Planned by rows
-    /// ([`Options::rows`]), the output is M x N, and the input of rank r is the rows `split(m,
-    /// size, r)` of the output. Each rank pushes its part to all other ranks.
+    /// ([`Options::rows`]), the output is M x N, and the rows `split(m, size, r)` of the output are
+    /// the input of rank r. Each rank pushes its part to all other ranks.
     AllGather(CollectiveArgs)
 }
 beside_method!(AllGather(CollectiveArgs));

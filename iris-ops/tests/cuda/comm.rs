@@ -6,8 +6,8 @@ use iris_heap::{BackendKind, World};
 use iris_ops::comm::{Comm, Options, ReduceOp};
 
 /// Runs sums of many launches each on one cudarc stream, and reads the results on another cudarc
-/// stream, which only cudarc's own events make wait. If a guard were dropped before its call is
-/// enqueued, memory would be read or freed too early.
+/// stream. Only cudarc's own events make the second stream wait. If a guard were dropped before its
+/// call is enqueued, memory would be read or freed too early.
 fn calls(world: &World) -> Result<()> {
     const LEN: usize = 1 << 20;
     let (rank, size) = (world.rank(), world.size());
@@ -35,8 +35,8 @@ fn calls(world: &World) -> Result<()> {
 }
 
 pub(crate) fn comm_takes_memory_and_streams_of_cudarc() {
-    // Each rank has a device of its own: if threads shared one, a copy by cudarc that waits for its
-    // stream could hold up the launch that the copy waits for.
+    // Each rank has a separate device. If threads shared a device, a copy by cudarc that waits for
+    // its stream could hold up the launch for which the copy waits.
     let devices = BackendKind::Cuda.device_count().unwrap();
     for size in [1, 2, 4].into_iter().filter(|&size| size <= devices) {
         let rank = |world: World| -> Result<()> {
