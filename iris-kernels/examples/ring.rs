@@ -16,7 +16,7 @@ IRIS_KERNEL ring(IRIS_ARGS HeapView heap, Slice<float> slots, u32 sent, i32 step
     const auto out = heap.at(slots, me), in = out.from(THREADS);
     float sum = out.get(i);
     for (u32 passed = 1; passed < heap.size; ++passed) {
-        // Wait until the next rank has read the previous message. Words count up, without reset.
+        // Wait until the next rank has read the previous message. The words are never reset.
         if (!wait_until(heap, heap.word(me, taken), ReachedBy{}, step++, next)) return;
         put_with_signal(heap, slots.from(THREADS), slots, THREADS, next, heap.word(next, sent), step);
         if (!wait_until(heap, heap.word(me, sent), ReachedBy{}, step, before)) return;

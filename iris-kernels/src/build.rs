@@ -24,9 +24,9 @@ pub struct FaultInjection {
     /// Location in the kernels at which workgroups are delayed, with the delay in nanoseconds. If
     /// the wait that protects this location is removed, the delay makes the result wrong reliably.
     pub hold: Option<(Hold, u32)>,
-    /// Kernels that leave out the wait, in tests of copy engines and fused whole-matrix GEMMs:
-    /// calls then use both as without injection, even if ranks share a device. If `None`, message
-    /// kernels replace copy engines and whole-matrix GEMMs, because message kernels can be delayed,
+    /// Kernels from which the wait is removed, for tests of copy engines and fused whole-matrix
+    /// GEMMs. Calls then use copy engines and these GEMMs as they do without injection, even if
+    /// ranks share a device. If `None`, message kernels replace both, because these can be delayed,
     /// and can leave out waits, at more locations.
     pub whole: Option<OmittedWait>,
 }

@@ -41,7 +41,7 @@ pub(crate) use kernels::{fits, share};
 #[derive(Debug)]
 pub struct Executor {
     program: Program,
-    /// Alternatives of the program that calls on this device can take, most preferred first.
+    /// Alternatives of the program that calls on this device can use, most preferred first.
     alternatives: Vec<&'static Alternative>,
     kernels: KernelSet,
     gemms: Option<Gemms>,

@@ -1,11 +1,13 @@
-//! Communicator with the shape of NCCL's: collectives by element count, on the program's own memory and stream.
+//! Communicator with an interface like NCCL's: collectives by element count, on the program's own
+//! memory and stream.
 //!
-//! **Problem.** A program that calls NCCL has buffers and a stream of its own, and calls of any size. The operators of
-//! this crate want a heap, a plan and a workspace for each first.
+//! **Problem.** A program that calls NCCL has its own buffers and stream, and makes calls of any
+//! size. The operators of this crate first need a heap, a plan and a workspace.
 //!
-//! **Solution.** A [`Comm`] makes all of that once, in one collective step, and has one method for each collective. After
-//! that no host waits for another: calls are enqueued on the communicator's stream, and may be captured in graphs. On the CPU
-//! backend the world may have several nodes; other backends refuse it.
+//! **Solution.** A [`Comm`] makes heap, plans and workspace once, in one collective step, and has
+//! one method for each collective. Afterwards no host waits for another host: calls are enqueued on
+//! the communicator's stream, and may be captured in graphs. On the CPU backend the world may have
+//! several nodes; other backends refuse such a world.
 //!
 //! ```
 //! use iris_heap::{BackendKind, World};
@@ -28,16 +30,17 @@
 //!
 //! # From `cudarc::nccl::Comm`
 //!
-//! With the feature `cudarc-0-19` the methods take cudarc's slices and views, and wait for and hold up work on them by
-//! cudarc's own events, as the methods of `cudarc::nccl::Comm` do.
+//! With the feature `cudarc-0-19` the methods accept cudarc's slices and views. Like the methods of
+//! `cudarc::nccl::Comm`, they wait for earlier work on these slices, and make later work wait for
+//! the call, by cudarc's own events.
 //!
 //! | `cudarc::nccl` | here |
 //! | --- | --- |
 //! | `Id::new`, `internal`, `uninit` | the same, 128 bytes: [`Id`] |
 //! | `Comm::from_rank(stream, rank, world_size, id)` | the same: [`Comm::from_rank`]; sizes by [`Comm::from_rank_with`] |
-//! | `Comm::from_devices` | missing, a rank needs a thread of its own: `World::threads` and [`Comm::from_world`] |
+//! | `Comm::from_devices` | missing, because a rank needs a thread of its own: `World::threads` and [`Comm::from_world`] |
 //! | `rank`, `world_size` | the same |
-//! | `stream`, `context`, `ordinal` | [`Comm::stream`] is a `Stream` of the heap; cudarc's is the one that was given |
+//! | `stream`, `context`, `ordinal` | [`Comm::stream`] is a `Stream` of the heap; the program keeps the cudarc stream that it passed |
 //! | `all_reduce`, `all_reduce_in_place` | the same, for `ReduceOp::Sum` of f32, f16 and bf16 |
 //! | `all_gather`, `broadcast`, `broadcast_in_place` | the same, for any plain type |
 //! | `reduce_scatter` | the same, for `ReduceOp::Sum` of f32, f16 and bf16 |
@@ -45,13 +48,13 @@
 //! | `ReduceOp::Prod`, `Max`, `Min`, `Avg`; sums of integers and of f64 | missing; the operation is refused by name, the type by the compiler |
 //! | `reduce`, `reduce_in_place` | missing: [`Comm::all_reduce`], or [`Comm::reduce_scatter`] |
 //! | `send`, `recv` | missing: [`Comm::all_to_all`], or `SymmetricHeap::copy_on` and [`Comm::barrier`] |
-//! | `group`, `group_start`, `group_end` | missing: calls of a communicator are one after the other |
+//! | `group`, `group_start`, `group_end` | missing: calls of a communicator run one after the other |
 //! | in-place `all_gather` and `reduce_scatter` by a slice of the other buffer | refused by name, as memory that overlaps |
-//! | `Drop` aborts | the same: peers that still wait get an error. [`Comm::close`] ends a communicator in order |
+//! | `Drop` aborts | the same: peers that still wait get an error. [`Comm::close`] ends a communicator without an abort |
 //! | returns `NcclStatus` or `NcclError` | returns `()` or [`OpError`](crate::OpError), which has `Debug` and `Display` |
 //!
-//! A `Comm` is `Send` and `Sync`. Threads may share one; all ranks must issue the calls in the same order, which is up to
-//! the program, as with NCCL.
+//! A `Comm` is `Send` and `Sync`, and threads may share one. All ranks must issue the calls in the
+//! same order; as with NCCL, the program must ensure this.
 
 mod calls;
 mod id;

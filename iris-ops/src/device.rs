@@ -39,8 +39,8 @@ pub struct Device {
     pub assumed: bool,
 }
 
-/// Devices that [`Device::named`] knows. Each is one GPU; MI250X is one of its two dies, which the
-/// driver reports as a GPU.
+/// Devices that [`Device::named`] knows, each as one GPU. The entry for MI250X is one of its two
+/// dies, because the driver reports each die as a GPU.
 const NAMED: [(&str, Device); 8] = {
     use BackendKind::{Cuda, Hip};
     [
@@ -74,8 +74,8 @@ impl Device {
         Self::gpu(BackendKind::Cpu, std::env::consts::ARCH, std::env::consts::ARCH, 0)
     }
 
-    /// The device with this name, for plans without hardware: `cpu`, `a100`, `h100` (SXM), `h200`, `b200`, `mi250x` (one
-    /// die), `mi300x`, `mi325x` or `mi355x`, in upper or lower case.
+    /// Device with this name, for plans without hardware: `cpu`, `a100`, `h100` (SXM), `h200`,
+    /// `b200`, `mi250x` (one die), `mi300x`, `mi325x` or `mi355x`, in upper or lower case.
     ///
     /// ```
     /// use iris_ops::{Device, Ranks, matmul_all_reduce::Options};

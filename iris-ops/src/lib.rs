@@ -74,8 +74,8 @@
 //! expected. After a fault every further call fails at once; close the heap and its world and open
 //! new ones.
 //!
-//! **Guide.** [`guide`] leads from two ranks on a laptop to GPUs, launchers, graphs and kernels of one's own, and has a
-//! section for each error that a user can meet.
+//! **Guide.** [`guide`] leads from two ranks on a laptop to GPUs, launchers, graphs and users'
+//! kernels. It has a section for each error that a user can meet.
 //!
 //! **Limits.** Element types are f32, f16 and bf16. Sums are accumulated in f32. All limits are in
 //! [docs/limits.md](https://github.com/iris-rs/iris/blob/main/docs/limits.md).

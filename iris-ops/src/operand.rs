@@ -15,15 +15,17 @@ use crate::error::{Error, Result};
 use crate::kind::Op;
 use crate::matrix::MatRef;
 
-/// A matrix of a call in memory that is borrowed for it. Arguments of a call are [`MatRef`]s or operands:
-/// `MatmulArgs::new(a, b, c)` takes three of either, and `Operand::from(mat_ref)` makes one of the other.
+/// Matrix of a call, in memory that is borrowed for the call. Arguments of a call are either
+/// [`MatRef`]s or operands: `MatmulArgs::new(a, b, c)` takes three of one kind, and
+/// `Operand::from(mat_ref)` makes an operand from a [`MatRef`].
 ///
-/// An operand of cudarc's memory (`Operand::read`, `Operand::write`, with the feature `cudarc-0-19`) is made for one
-/// stream. That stream waits for earlier work on the memory, as far as cudarc knows of it; and work on the memory that
-/// cudarc is given later, and its end, wait for the calls that took the operand. So the memory may be dropped as soon as
-/// [`run`](crate::MatmulAllReduce::run) has returned, also if an error follows.
+/// An operand in cudarc's memory (`Operand::read`, `Operand::write`, with the feature
+/// `cudarc-0-19`) is made for one stream. This stream waits for earlier work on the memory, as far
+/// as cudarc knows this work. Later work on the memory that goes through cudarc, and the release of
+/// the memory, wait for the calls that use the operand. So the memory may be dropped as soon as
+/// [`run`](crate::MatmulAllReduce::run) has returned, even if an error follows.
 ///
-/// An operand of memory of the host, on the CPU, is made in a [`scope`], which waits for the calls.
+/// An operand in host memory, on the CPU, is made in a [`scope`], which waits for the calls.
 ///
 /// ```no_run
 /// # #[cfg(feature = "cudarc-0-19")]
@@ -103,8 +105,8 @@ impl<'a> Operand<'a> {
         cols: usize,
     ) -> Self {
         let (address, until) = memory.device_ptr(stream);
-        // SAFETY: the memory is borrowed for `'a`; `enqueued` and the guard record the calls, for which cudarc waits
-        // before it writes the memory or gives it back.
+        // SAFETY: the memory is borrowed for `'a`. `enqueued` and the guard record the calls, and
+        // cudarc waits for these calls before it writes or frees the memory.
         let matrix = unsafe { MatRef::external(address as *const T, memory.len(), rows, cols) };
         Self { matrix, lent: Lent::Cudarc { stream, until } }
     }
@@ -136,8 +138,8 @@ impl<'a> Operand<'a> {
         Self { matrix: self.matrix.with_ld(ld), ..self }
     }
 
-    /// Input in the memory of this operand, for a later call on the same stream: the result of a layer
-    /// is A of the next one.
+    /// Input in the memory of this operand, for a later call on the same stream: for example, the
+    /// result of a layer is A of the next layer.
     ///
     /// ```
     /// # use iris_heap::World;
@@ -285,7 +287,8 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         rows: usize,
         cols: usize,
     ) -> Operand<'scope> {
-        // SAFETY: the memory is borrowed until the scope has waited for its stream, on which alone the operand is taken.
+        // SAFETY: the memory is borrowed until the scope has waited for its stream. Only calls on
+        // this stream accept the operand.
         let matrix = unsafe { MatRef::external(memory.as_ptr(), memory.len(), rows, cols) };
         Operand { matrix, lent: Lent::Host(&self.stream) }
     }
@@ -307,8 +310,9 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     }
 }
 
-/// Lends memory of the host to calls on `stream`, on the CPU, and returns when they are done, also if `f` fails or panics.
-/// The error of `f` comes before that of a call. What the stream had to do before is waited for first.
+/// Lends host memory to calls on `stream`, on the CPU, and returns when these calls have ended,
+/// even if `f` fails or panics. If both `f` and a call fail, the error of `f` is returned. Before
+/// `f` runs, `scope` waits for the work that is already enqueued on the stream.
 ///
 /// ```
 /// use iris_heap::World;
@@ -332,7 +336,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
 /// # anyhow::Ok(())
 /// ```
 ///
-/// The memory cannot be given back before the calls are done:
+/// The memory cannot be freed before the calls have ended:
 /// ```compile_fail
 /// # fn f(heap: &iris_heap::SymmetricHeap, stream: &iris_heap::Stream) {
 /// let x = vec![1.0_f32; 3];
@@ -345,7 +349,8 @@ impl<'scope, 'env> Scope<'scope, 'env> {
 /// ```
 ///
 /// # Errors
-/// Those of `f`; else those of the calls, as [`Stream::sync`] returns them, in [`Error::Scope`].
+/// Errors of `f`; otherwise errors of the calls, as [`Stream::sync`] returns them, in
+/// [`Error::Scope`].
 pub fn scope<'env, T, E: From<Error>>(
     heap: &SymmetricHeap,
     stream: &Stream,

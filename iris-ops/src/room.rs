@@ -114,11 +114,12 @@ impl Plan {
             .device_words(sum(Plan::device_words).saturating_add(line).max(words)))
     }
 
-    /// Opens a heap for the operators of these plans on their device, with `room` for what the program allocates
-    /// besides: collective.
+    /// Opens a heap for the operators of these plans on their device, with `room` for the program's
+    /// own allocations: collective.
     ///
-    /// A heap that is opened for all plans of a program never runs full in `new`. Ranks may have different N and K,
-    /// where the operators allow that: the heap is as large as the rank needs it that needs most.
+    /// If a heap is opened for all plans of a program, `new` of these operators always finds enough
+    /// memory. Ranks may have different N and K if the operators allow this; the heap is then as
+    /// large as on the rank that needs most.
     ///
     /// ```
     /// use iris_heap::World;
@@ -141,8 +142,9 @@ impl Plan {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the plans are for different devices, or for another rank than the world's;
-    /// [`Error::NoPlan`]; those of [`SymmetricHeap::open`], which names what differs in the plans of two ranks.
+    /// [`Error::Invalid`] if the plans are for different devices, or for another rank than the
+    /// world's; [`Error::NoPlan`]; errors of [`SymmetricHeap::open`], which name the differences
+    /// between the plans of two ranks.
     #[track_caller]
     pub fn open_heap(
         world: &World,

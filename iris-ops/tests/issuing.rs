@@ -23,9 +23,10 @@ const ELEMENTS: usize = 16 * 16;
 /// Outcome of rank 0's call if one of its launches fails.
 #[derive(Clone, PartialEq, Debug)]
 enum Outcome {
-    /// All launches were enqueued, so the call succeeded; holds the elements of C.
+    /// All launches were enqueued, so the call succeeded. The field has the elements of C.
     Done(Vec<f32>),
-    /// The named step failed, and a second attempt at the call succeeded; holds the elements of C.
+    /// The named step failed, and a second attempt at the call succeeded. The second field has the
+    /// elements of C.
     Retried(String, Vec<f32>),
     /// The named step failed, and both ranks learned that their heap is poisoned.
     Poisoned(String),

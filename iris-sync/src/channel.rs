@@ -10,8 +10,8 @@ pub const HEAD: u32 = Field::ALL.len() as u32 / 2;
 /// Number of 4-byte words in a 128-byte line.
 pub const LINE_WORDS: u32 = 32;
 
-/// Index, among the device words of an op, of the word that counts the op's calls if not all ranks
-/// take part in the op. Ops of all ranks use the heap's common counter instead.
+/// Index, among the device words of an op, of the op's own call counter, which is used if not all
+/// ranks take part in the op. Ops of all ranks use the heap's common counter instead.
 pub const PRIVATE_SEQUENCE: u32 = 2;
 
 /// Layout of the synchronisation words of one op. The layout is the same on every rank, because the
@@ -81,7 +81,6 @@ impl Channel {
     ///
     /// `signal` must be a multiple of [`LINE_WORDS`]. Returns the channel of `rank`, and the number
     /// of words that the channel occupies.
-    /// of words that it takes.
     pub fn lay_out(shape: Shape, rank: u32, signal: u32, device: u32) -> (Self, Words) {
         let Shape { op, size, tiles, flags, locks, sequence, pairs } = shape;
         let tiles = tiles.next_multiple_of(LINE_WORDS);

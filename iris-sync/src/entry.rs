@@ -3,9 +3,10 @@
 //!
 //! Each rank writes, at every peer, a record of the call that it is in. There are two records, one
 //! for each parity of the call number; the call number is stored last. The number also serves as
-//! credit, which is permission to overwrite slots. A rank that has entered call c has ended call c
-//! - 1, so its slots of call c - 2, which have the parity of c, are free. An entry record is a slot
-//! too and is written only with credit, so no rank is ever more than one call ahead of another.
+//! credit, which is permission to overwrite slots. A rank that has entered call `c` has ended call
+//! `c - 1`, so its slots of call `c - 2`, which have the parity of `c`, are free. An entry record
+//! is a slot too and is written only with credit, so no rank is ever more than one call ahead of
+//! another.
 
 use crate::wait::{Awaited, give_up, wait_for};
 use crate::{

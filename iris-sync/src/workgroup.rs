@@ -156,7 +156,6 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     /// pushes no items. In workgroup 0, the last thread pushes the header, so the thread before it
     /// counts. In calls that refresh words, this function does nothing: the last workgroup
     /// refreshes the words after all others have finished, so workgroups are counted at their end.
-    /// workgroup refreshes, after all others are done.
     pub fn count_out(&mut self) {
         if self.call.restamps_slot() {
             return;

@@ -54,8 +54,8 @@ fn at(matrix: &Matrix, row: u32, col: u32) -> *mut u8 {
 /// # Safety
 /// The elements are mapped, aligned for `T`, and not written while the slice lives.
 unsafe fn run<'a, T>(address: *mut u8, len: usize) -> &'a [T] {
-    // SAFETY: the caller keeps the contract of this function, which covers that of
-    // `from_raw_parts`.
+    // SAFETY: the caller keeps the contract of this function, which includes the contract
+    // of `from_raw_parts`.
     unsafe { std::slice::from_raw_parts(address.cast::<T>(), len) }
 }
 
@@ -65,8 +65,8 @@ unsafe fn run<'a, T>(address: *mut u8, len: usize) -> &'a [T] {
 /// The contract of [`run`] holds. In addition, no other code reads the elements while the slice
 /// lives.
 unsafe fn run_mut<'a, T>(address: *mut u8, len: usize) -> &'a mut [T] {
-    // SAFETY: the caller keeps the contract of this function, which covers that of
-    // `from_raw_parts_mut`.
+    // SAFETY: the caller keeps the contract of this function, which includes the contract
+    // of `from_raw_parts_mut`.
     unsafe { std::slice::from_raw_parts_mut(address.cast::<T>(), len) }
 }
 

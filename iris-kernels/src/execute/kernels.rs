@@ -285,7 +285,7 @@ impl Launch {
     }
 }
 
-/// Guard that counts a workgroup as ended when it is dropped, even if the workgroup panics.
+/// Guard that counts a workgroup as ended when the guard is dropped, even if the workgroup panics.
 struct EndGuard<'a>(&'a Launch);
 
 impl Drop for EndGuard<'_> {

@@ -216,8 +216,8 @@ mod tests {
             let overlap = Some(Overlap { step_blocks: 8, left_free });
             Program { overlap, ..Program::new(alternatives) }.check(3, 2).map_err(|it| it.what)
         };
-        // The first alternative would break the rule, but no call takes it while a step between
-        // nodes may run.
+        // The first alternative would break the rule, but no call uses this alternative while a
+        // step between nodes may run.
         check(EITHER, 8).unwrap();
         check(LOCAL, 0).unwrap();
         for (alternatives, left, rule) in [

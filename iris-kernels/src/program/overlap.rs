@@ -7,7 +7,6 @@ use super::{Alternative, Core, Program, When, Work};
 /// The step's thread blocks wait for other nodes, and the program's launches wait for peers. If
 /// either fills the device, the other cannot begin, and four ranks can wait for each other in a
 /// circle. So launches that wait for peers leave room for the step.
-/// circle. So launches that wait for peers leave room for the step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Overlap {
     /// Maximum number of thread blocks of the step. A thread block occupies at most one

@@ -256,8 +256,8 @@ impl Communicator {
             split_share: UNSET,
         };
         let mut handle = null_mut();
-        // SAFETY: the function writes the new communicator to `handle`, a local of the right type, and
-        // reads `config`; the id is passed by value.
+        // SAFETY: the function writes the new communicator to `handle`, a local variable of the
+        // right type, and reads `config`; the id is passed by value.
         let code = unsafe {
             (nccl.table.ncclCommInitRankConfig)(
                 &mut handle,

@@ -13,7 +13,8 @@ const BYTES: usize = 128;
 /// First bytes of every [`Id`], which distinguish it from other data.
 const MAGIC: &[u8; 8] = b"iris-id1";
 
-/// Identity of a communicator: one rank makes it, all ranks give it to [`Comm::from_rank`](crate::comm::Comm::from_rank).
+/// Identity of a communicator. One rank makes the identity, and all ranks pass it to
+/// [`Comm::from_rank`](crate::comm::Comm::from_rank).
 ///
 /// It has the size and the methods of `cudarc::nccl::Id`, so that a program can pass it on in the
 /// same way: by a file, a pipe or MPI.

@@ -13,13 +13,14 @@ use crate::error::{Error, InOp, Result};
 use crate::kind::Op;
 use crate::matrix::MatRef;
 
-/// Memory of elements of `T` that a call of a [`Comm`](super::Comm) reads: `[T]`, `Vec<T>` or `[T; N]` on the CPU;
-/// [`SymSlice`] of the communicator's heap; with the feature `cudarc-0-19` `CudaSlice<T>`, `CudaView<T>` and
-/// `CudaViewMut<T>`.
+/// Memory of elements of `T` that a call of a [`Comm`](super::Comm) reads: `[T]`, `Vec<T>` or `[T;
+/// N]` on the CPU; [`SymSlice`] of the communicator's heap; with the feature `cudarc-0-19`, also
+/// `CudaSlice<T>`, `CudaView<T>` and `CudaViewMut<T>`.
 pub trait Source<T>: sealed::Source<T> {}
 
-/// Memory of elements of `T` that a call of a [`Comm`](super::Comm) writes: `[T]`, `Vec<T>` or `[T; N]` on the CPU;
-/// [`SymSlice`] of the communicator's heap; with the feature `cudarc-0-19` `CudaSlice<T>` and `CudaViewMut<T>`.
+/// Memory of elements of `T` that a call of a [`Comm`](super::Comm) writes: `[T]`, `Vec<T>` or `[T;
+/// N]` on the CPU; [`SymSlice`] of the communicator's heap; with the feature `cudarc-0-19`, also
+/// `CudaSlice<T>` and `CudaViewMut<T>`.
 pub trait Target<T>: sealed::Target<T> {}
 
 impl<T, S: sealed::Source<T> + ?Sized> Source<T> for S {}

@@ -166,7 +166,7 @@ fn matmul_all_reduce(world: World, variant: Variant) -> Result<()> {
             wrong.map(|i| expected[i])
         );
         // Peers may write C after this rank has entered the next call. So all ranks compare C
-        // before any rank goes on.
+        // before any rank continues.
         world.barrier()?;
     }
     drop(op);

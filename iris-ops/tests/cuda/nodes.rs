@@ -30,8 +30,8 @@ IRIS_KERNEL linger(u64 ns, u64 to) {
     if (port::thread() == 0) port::write(to, port::now());
 }"#;
 
-/// Command-line argument that makes this program one rank of a test over nodes; the next argument is
-/// the test.
+/// Command-line argument that makes this program one rank of a test over nodes. The next argument
+/// names the test.
 pub(crate) const NODES_RANK: &str = "nodes-rank";
 
 const REPLAYED: &str = "replayed";
@@ -82,8 +82,8 @@ impl Linger {
     /// Enqueues a kernel that runs for `duration` and then writes time number `at`.
     fn run(&self, stream: &Stream, duration: Duration, at: usize) -> Result<()> {
         let (ns, to) = (duration.as_nanos() as u64, self.address + 8 * at as u64);
-        // SAFETY: the arguments match the kernel's parameters, and the memory lies in the heap, which
-        // is closed only after the stream has finished.
+        // SAFETY: the arguments match the kernel's parameters, and the memory lies in the heap,
+        // which is closed only after the stream has finished.
         Ok(unsafe { self.kernel.launch(stream, 1, &[bytes_of(&ns), bytes_of(&to)]) }?)
     }
 }

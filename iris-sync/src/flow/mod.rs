@@ -73,7 +73,7 @@ pub fn barrier<M: Memory + ?Sized>(
     launch.run(end, |wg| wg.barrier(phase, members))
 }
 
-/// Items `first`, `first + step`, ... below `end`: the items that one workgroup takes.
+/// Items `first`, `first + step`, ... below `end`: the items on which one workgroup works.
 fn every(first: u32, step: u32, end: u32) -> StepBy<Range<u32>> {
     (first..end).step_by(step as usize)
 }

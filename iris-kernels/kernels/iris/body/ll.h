@@ -181,7 +181,7 @@ template <Collective C, u32 N> class ExchangeBody {
           args(args), sum{}, mine(of_mine(args.channel.rank)), result(of_result(args.channel.rank)),
           own{}, held{}, own_is_added(false) {}
 
-    /// Code of the element type in which data travels between ranks.
+    /// Code of the element type in which data is sent between ranks.
     const u32 dtype;
     const Items items;
 

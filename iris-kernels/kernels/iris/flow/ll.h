@@ -91,7 +91,6 @@ IRIS_DEVICE bool exchange_steps(Workgroup& wg, const Exchange& exchange, Body& b
 /// A thread pushes all its items before it waits for items of peers. The thread that sends the
 /// entry also does so before it waits. So the waits form no cycle. N is 1 with two ranks, otherwise
 /// ll::SOURCES.
-/// ll::SOURCES.
 template <u32 N, class Exchange, class Body>
 IRIS_DEVICE bool exchange(const Launch& launch, const Exchange& exchange, Body& body) {
     Workgroup wg(launch);
