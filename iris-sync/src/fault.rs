@@ -29,7 +29,7 @@ pub enum FaultKind {
 }
 
 impl FaultKind {
-    /// The kind with this number in a fault record, or `None` if there is no such kind.
+    /// Returns the kind with this number in a fault record, or `None` if there is no such kind.
     pub fn from_number(number: i32) -> Option<Self> {
         use FaultKind::*;
         [NotEntered, NoProgress, Mismatch, PeerGaveUp, PeerLost, HostAbort, StepDiffers]

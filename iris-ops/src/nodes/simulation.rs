@@ -19,7 +19,7 @@ use crate::ranks::Ranks;
 
 /// Number of chunks into which an algorithm that uses a tree splits its data.
 const CHUNKS: usize = 64;
-/// Number of chunks of a broadcast, which passes through all nodes one after the other.
+/// Number of chunks of a broadcast, whose data passes through all nodes one after the other.
 const LINKS: usize = 2048;
 
 #[derive(Default)]

@@ -82,7 +82,7 @@ pub struct Relays {
 }
 
 impl Relays {
-    /// The rank that gets `tile` from the root and forwards it.
+    /// Rank that receives `tile` from the root and forwards it.
     pub fn relay(&self, tile: u32) -> u32 {
         (self.root + 1 + tile % (self.size - 1)) % self.size
     }

@@ -108,7 +108,7 @@ IRIS_DEVICE bool deliver(const Launch& launch, const Delivery& delivery, u32 sen
 /// its tiles to the ranks that are neither the root nor the relay of the tile.
 struct Relays {
     u32 tiles, root, size;
-    /// The rank that gets `tile` from the root and forwards it.
+    /// Rank that receives `tile` from the root and forwards it.
     IRIS_DEVICE u32 relay(u32 tile) const { return (root + 1 + tile % (size - 1)) % size; }
     /// Number of the tile that `rank` forwards at position `place` of its order; `rank` must not be
     /// the root. The result is at least `tiles` if `rank` forwards fewer tiles.

@@ -65,7 +65,7 @@ enum Sum {
 pub struct Maker(Sum);
 
 impl RowParallel {
-    /// Plans of the output of attention and of the feed-forward layer, for at most `rows` tokens at a time.
+    /// Plans for the outputs of attention and of the feed-forward layer, for up to `rows` tokens.
     pub fn plans(config: &Config, rows: usize, shard: Shard, ranks: Ranks) -> Result<[Plan; 2]> {
         let heads = shard.of(config.kv_heads).len() * (config.heads / config.kv_heads);
         let plan = |k: usize| Options::new(rows, config.hidden, k).plan(ranks);
