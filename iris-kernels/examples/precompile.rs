@@ -1,6 +1,6 @@
 //! Compiles all kernels of the ops ahead of time: `precompile FOLDER ARCH..`, for example
-//! `precompile kernels sm_90a`. A program whose own folder contains a folder `kernels` uses the
-//! kernels in that and needs no compiler.
+//! `precompile kernels sm_90a`. A program that finds a folder `kernels` beside its executable uses
+//! the kernels in this folder and needs no compiler.
 
 use std::error::Error;
 use std::path::Path;

@@ -18,7 +18,7 @@ use crate::options::Shard;
 use crate::plan::composed::{Area, Role, slot_bytes};
 use crate::split::split;
 
-/// Call over several nodes while its parts are being enqueued.
+/// Call over several nodes whose parts are being enqueued.
 struct Calling<'a> {
     op: &'a Composite,
     call: &'a Call,
@@ -29,8 +29,7 @@ struct Calling<'a> {
     record: CallRecord,
     /// Number of the capture that the call is part of; `None` if there is none.
     capture: Option<u64>,
-    /// Whether some part of the call has been enqueued, so that the call can no longer be taken
-    /// back.
+    /// Whether any part of the call has been enqueued. If so, the call can no longer be cancelled.
     begun: Cell<bool>,
 }
 
@@ -50,8 +49,8 @@ impl Composite {
         if done.is_err() && !begun {
             lane.call -= 1;
         } else if done.is_err() {
-            // The call is incomplete, so other nodes may wait for steps that will not come.
-            // Poisoning the heap ends these waits.
+            // The call is incomplete, so other nodes may wait for steps that this node will not
+            // enqueue. Poisoning the heap ends these waits.
             let _ = heap.poison(abort::INCOMPLETE);
             if let Some(across) = heap.across() {
                 across.abort();
@@ -69,8 +68,8 @@ impl Composite {
     ) -> Result<()> {
         let op = self.plan.op();
         lane.call += 1;
-        // Calls run one after the other, whatever streams they are issued on.
-        // A graph is ordered with other work by the program that launches it.
+        // Calls run one after the other, on whatever streams they are issued. The program that
+        // launches a graph orders the graph with other work.
         let capture = stream.capture().in_op(op)?;
         if let Some((last, of)) = &lane.last
             && *of == capture
@@ -128,13 +127,14 @@ impl Calling<'_> {
         self.op.log.lock().unwrap().push(step);
     }
 
-    /// Enqueues a copy from `from` to `to` within this rank's memory, by the operator for `role`.
+    /// Enqueues a copy from `from` to `to` within this rank's memory, by this node's operator for
+    /// `role`.
     fn copy(&self, role: Role, from: MatRef, to: MatRef) -> Result<()> {
         self.part(role, Matrices { a: Some(from), c: Some(to), ..Matrices::default() })
     }
 
-    /// Enqueues a step between nodes after the present work of the caller's stream, and returns the
-    /// event at the step's end.
+    /// Enqueues a step between nodes after the work that is already on the caller's stream. Returns
+    /// the event at the end of the step.
     fn step(&mut self, exchange: Exchange, from: RawSlice, to: RawSlice) -> Result<Event> {
         #[cfg(test)]
         self.log(super::steps::NodeStep::Exchange {
@@ -145,8 +145,9 @@ impl Calling<'_> {
         self.record.step += 1;
         let ready = self.stream.record().in_op(op)?;
         if self.capture.is_some() || from.is_empty() {
-            // Joins the lane to the capture of the caller's stream, before anything is enqueued on it.
-            // A step without data, such as that of a barrier, consists of its records alone.
+            // Joins the lane to the capture of the caller's stream, before any work is enqueued on
+            // the lane. A step without data, such as that of a barrier, consists only of the
+            // comparison of records.
             self.lane.wait(&ready).in_op(op)?;
         }
         // The records are compared while the caller's stream computes the step's data.
@@ -164,14 +165,14 @@ impl Calling<'_> {
         let op = self.record.op;
         self.stream.wait(end).in_op(op)?;
         if !self.op.fabric.uses_host() {
-            // Kernels look at the abort words themselves.
+            // Kernels check the abort words themselves.
             return Ok(());
         }
         let control = self.op.heap.control().clone();
         self.stream.call_cpu("end of a step between nodes", move || control.outcome()).in_op(op)
     }
 
-    /// Slice of the operator's memory `area`, for the byte range `bytes` of the area.
+    /// Slice of the operator's memory `area`: the bytes `bytes` of that area.
     fn area(&self, area: Area, bytes: Range<u64>) -> Result<RawSlice> {
         let range = bytes.start as usize..bytes.end as usize;
         self.op.areas[&area].slice(range).in_op(self.record.op)
@@ -194,8 +195,8 @@ impl Calling<'_> {
         self.op.plan.ranks().nodes()
     }
 
-    /// Indices of all nodes, this node last, so that the data that other nodes wait for is computed
-    /// first.
+    /// Indices of all nodes, with this node last, so that data for which other nodes wait is
+    /// computed first.
     fn others_first(&self) -> impl Iterator<Item = usize> + use<> {
         let (nodes, node) = (self.nodes(), self.op.plan.ranks().node());
         (1..=nodes).map(move |step| (node + step) % nodes)
@@ -218,8 +219,8 @@ impl Calling<'_> {
         })
     }
 
-    /// Rows (or parts) of the call that node `node` owns, and those of them that the rank with this
-    /// rank's local rank owns there.
+    /// Rows (or parts) of the call that node `node` owns, and the rows among them that one rank
+    /// owns: the rank of that node with this rank's local rank.
     fn rows(&self, node: usize) -> (Range<usize>, Range<usize>) {
         let (plan, m) = (&self.op.plan, self.call.m);
         let rank = node * plan.ranks().local().size + self.op.heap.rank();
@@ -345,7 +346,7 @@ impl Calling<'_> {
         let node = self.op.plan.ranks().node();
         let longest = (self.op.plan.rows_of(0, self.call.m).len(), self.call.n);
         let (slot, end) = self.gather(a, longest)?;
-        // These rows of C come from this node only, so they need no step between nodes.
+        // These rows of C come from this node's ranks only, so they need no step between nodes.
         self.copy(Role::Main, a, c.some_rows(self.rows(node).0))?;
         self.wait(&end)?;
         for other in self.others_first().take(self.nodes() - 1) {
@@ -377,7 +378,7 @@ impl Calling<'_> {
         let (a, c) = (self.input()?, self.output()?);
         let longest = (self.op.plan.rows_of(0, self.call.m).len(), a.cols());
         let (slot, end) = self.gather(a, longest)?;
-        // The node multiplies its own rows while the step runs.
+        // The node multiplies its own rows while the step between nodes runs.
         let product =
             |a, rows| Matrices { a: Some(a), c: Some(c.some_rows(rows)), ..self.call.matrices };
         let own = self.rows(self.op.plan.ranks().node()).0;
@@ -392,8 +393,8 @@ impl Calling<'_> {
         Ok(())
     }
 
-    /// Columns are sent as rows of the transpose, whose leading dimension is the number of rows of
-    /// the plan.
+    /// Columns of A are sent as rows of the transpose of A. The leading dimension of the transpose
+    /// is the number of rows in the plan.
     fn gather_columns(&mut self) -> Result<()> {
         let a = self.input()?;
         let plan = &self.op.plan;
@@ -433,7 +434,7 @@ impl Calling<'_> {
                 self.copy(Role::Copy, from, to)?;
                 continue;
             }
-            // In a message of elements each part is copied on its own, because there may be gaps
+            // In a message of elements, each part is copied separately, because there may be gaps
             // between parts.
             for part in 0..rows.len() {
                 let part = |matrix: MatRef| matrix.some_rows(part..part + 1).in_rows(1, n);
@@ -461,11 +462,11 @@ impl Calling<'_> {
         let shape = (c.rows(), c.cols());
         let block = self.area(Area::Receive, 0..slot_bytes(shape.0, shape.1, c.dtype()))?;
         let staged = MatRef::in_block(block, c.dtype(), shape);
-        // All ranks of the node issue the same calls; the copy is empty on all ranks except the
-        // root.
+        // All ranks of the node issue the same calls. On all ranks except the root, the copy is
+        // empty.
         self.copy(Role::Copy, self.call.matrices.a.unwrap_or(staged), staged)?;
-        // All ranks except the root exchange no data, but they compare their calls with those of
-        // the other nodes.
+        // Only the root exchanges data. The other ranks take part in the step to compare their
+        // calls with those of the other nodes.
         let has = self.op.heap.rank() == root;
         let block = if has { block } else { self.area(Area::Receive, 0..0)? };
         let end = self.step(Exchange::Broadcast { root: from_node }, block, block)?;

@@ -1,5 +1,5 @@
-//! Steps of a call over several nodes as data: the order of node operators, exchanges and waits that
-//! a rank enqueues, for predicting the time of a call.
+//! Steps of a call over several nodes, as data: the order of node operators, exchanges and waits
+//! that a rank enqueues. The time of a call is predicted from these steps.
 
 use crate::kind::Op;
 use crate::options::Shard;
@@ -10,11 +10,11 @@ use crate::split::split;
 /// Step that a call over several nodes enqueues; steps are listed in the order of enqueueing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NodeStep {
-    /// Operator of the node, for a call of `size` rows or, in a message by elements, parts of
+    /// Operator of the node, for a call of `size` rows. In a message by elements, for parts of
     /// `size` elements.
     Part { role: Role, size: usize },
-    /// Exchange between nodes that starts on its own stream after the steps before it. `bytes` is
-    /// the length of its input.
+    /// Exchange between nodes that starts on a separate stream after the steps before it. `bytes`
+    /// is the length of the exchange's input.
     Exchange { kind: Kind, bytes: u64 },
     /// Wait of the caller's stream for the exchange with this index in the list of steps.
     Wait(usize),
@@ -30,8 +30,8 @@ pub(crate) enum Kind {
     Broadcast,
 }
 
-/// Steps of a call of `m` rows on rank 0; `None` if the plan is for one node or for a message of
-/// elements. Rank 0 owns the most rows. A broadcast has root 0.
+/// Steps of a call of `m` rows on rank 0, which owns the most rows; `None` if the plan is for one
+/// node or for a message of elements. A broadcast has root 0.
 pub(crate) fn steps(plan: &Plan, m: usize) -> Option<Vec<NodeStep>> {
     use NodeStep::{Exchange, Part, Wait};
     let composed = plan.composed()?;
@@ -133,8 +133,8 @@ mod tests {
     use crate::nodes::Composite;
     use crate::options::Request;
 
-    /// Enqueues a call on rank 0 and its peers; returns the steps that rank 0 has enqueued, and the
-    /// predicted ones.
+    /// Enqueues a call on rank 0 and its peers. Returns the steps that rank 0 has enqueued, and the
+    /// predicted steps.
     fn enqueued(world: &World, request: &Request, m: usize) -> (Vec<NodeStep>, Vec<NodeStep>) {
         let heap = SymmetricHeap::open(world, HeapOptions::new().data_bytes(4 << 20)).unwrap();
         let plan = Plan::new((&heap).into(), request).unwrap();
@@ -155,7 +155,7 @@ mod tests {
         (log, steps(&plan, m).unwrap())
     }
 
-    /// Tests that the predicted steps are those that calls enqueue, for all operators.
+    /// Tests for all operators that the predicted steps are the steps that calls enqueue.
     #[test]
     fn steps_are_what_calls_enqueue() {
         for (op, shard) in Op::ALL

@@ -288,8 +288,8 @@ impl Problem {
         }
     }
 
-    /// Product of some rows of the whole A, restricted to the columns `depth`, with those rows and
-    /// the columns `cols` of B.
+    /// Product of the rows `rows` of A and the columns `cols` of B, restricted to the range `depth`
+    /// of K.
     fn product(&self, rows: &[usize], depth: Range<usize>, cols: Range<usize>) -> Part {
         let zero = Dense::from_fn(rows.len(), cols.len(), |_, _| 0.0);
         let mut sum = Part { value: zero.clone(), magnitude: zero };

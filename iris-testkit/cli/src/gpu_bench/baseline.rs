@@ -54,8 +54,8 @@ enum Kind {
     AllGather,
     AllToAll,
     Broadcast,
-    /// Barrier of all ranks; libraries have none, so it is the smallest collective, the sum of one
-    /// word.
+    /// Barrier of all ranks. Libraries have no barrier, so the smallest collective is used: the sum
+    /// of one word.
     Meet,
 }
 
