@@ -121,9 +121,10 @@ pub struct Request {
     pub name: Option<Arc<str>>,
     /// Variant that the caller requests; `None` if the plan chooses.
     pub variant: Option<Variant>,
-    /// Maximum number of rows of a call. For a message planned by elements: number of its parts.
+    /// Maximum number of rows of a call. If `elements` is set: number of parts of the message, such
+    /// as one for each rank.
     pub m: usize,
-    /// Number of columns. For a message planned by elements: maximum number of elements of a part.
+    /// Number of columns. If `elements` is set: maximum number of elements of each part.
     pub n: usize,
     /// Inner dimension K of the matrix product; 0 for an operator without a product.
     pub k: usize,

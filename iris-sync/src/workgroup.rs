@@ -172,8 +172,9 @@ impl<'a, M: Memory + ?Sized> Workgroup<'a, M> {
     ///
     /// The headers go first. Peers wait for them in this call, but for the entry only in the next
     /// call, and the entry's release takes a round trip. No entry record is written, because the
-    /// release of a record would wait for the arrival of the data. So a rank that enters the next
-    /// call without LL words finds the record of an older call here.
+    /// release of a record would wait for the arrival of the data. If a peer makes a call without LL
+    /// words in place of this one, it compares its record with that of an older call of this rank, and
+    /// reports the difference.
     pub fn push_head(&self, peers: barrier::Members) {
         if self.is_beside() {
             for peer in self.channel.peers().filter(|&peer| peers.contains(peer)) {

@@ -34,7 +34,7 @@ const NICE: &str = "10";
 struct Job {
     name: String,
     command: Command,
-    /// Whether the job only computes; such a job runs at low priority.
+    /// Whether the job has no deadlines or waits between processes; such a job runs at low priority.
     computes: bool,
 }
 

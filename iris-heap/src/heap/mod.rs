@@ -74,8 +74,8 @@ pub struct SymmetricHeap {
     issuing: Mutex<()>,
     registration: Mutex<Option<Registration>>,
     watch: Mutex<Option<Watch>>,
-    /// Worlds that connect this node with other nodes; set only if the heap's world has several
-    /// nodes.
+    /// World of the ranks of all nodes, and world of this rank's counterparts on the other nodes; set
+    /// only if the heap's world has several nodes.
     nodes: OnceLock<nodes::Nodes>,
 }
 
@@ -225,6 +225,7 @@ impl SymmetricHeap {
     /// # Ok::<(), Error>(())
     /// ```
     ///
+    /// # Errors
     /// [`Error::OutOfHeap`] on every rank if any rank has no room, before any rank has changed its
     /// state; [`Error::Disagreement`] if the requests differ; errors of [`World::barrier`].
     #[track_caller]

@@ -126,8 +126,9 @@ class Workgroup {
     /// Push this rank's header to the peers `to`, and announce its entry to every peer. Only the
     /// last wave of workgroup 0 acts. The headers go first: peers wait for them in this call, but
     /// for the entry only in the next call, and the entry's release takes a round trip. No entry
-    /// record is written, because the release of a record would wait for the arrival of the data.
-    /// So a rank that enters the next call without LL words finds the record of an older call here.
+    /// record is written, because the release of a record would wait for the arrival of the data. If
+    /// a peer makes a call without LL words in place of this one, it compares its record with that of
+    /// an older call of this rank, and reports the difference.
     IRIS_DEVICE void push_head(Members to) {
         const ll::Share share = beside();
         IRIS_NO_UNROLL

@@ -89,8 +89,8 @@ impl Lent<'_> {
         self.len
     }
 
-    /// Whether the memory is host memory. If so, the caller must wait for the call before it
-    /// returns, because only the borrow keeps the memory alive.
+    /// Whether the memory is host memory. If so, a method must not return before its
+    /// collective call is complete, because only the borrow keeps the memory alive.
     pub(super) fn is_host(&self) -> bool {
         matches!(self.place, Place::Host(_))
     }

@@ -19,8 +19,8 @@ pub(super) const SUMS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 /// Types in whose units data is moved unchanged: f32 for words of four bytes, f16 for words of two.
 pub(super) const WORDS: [DType; 2] = [DType::F32, DType::F16];
 
-/// Maximum number of bytes of one launch for types without alignment. Data of such types passes
-/// through the communicator's own buffers.
+/// Maximum number of bytes that one launch moves of elements with an alignment of one byte, such as
+/// `u8`. Data of such types passes through the communicator's own buffers.
 const STAGE_BYTES: u64 = 1 << 20;
 
 /// Smallest value that [`Options::max_bytes`] accepts.

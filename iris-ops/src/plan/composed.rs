@@ -32,7 +32,7 @@ pub(crate) enum Role {
     Main,
     /// All-gather of the rows within the node.
     Gather,
-    /// Copy of the data that this rank sends to other nodes.
+    /// Copying of the data that this rank sends to other nodes into the send buffer.
     Copy,
     /// Final step that turns this rank's sums into results: bias, epilogue, RMSNorm, rounding.
     Finish,

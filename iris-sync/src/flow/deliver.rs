@@ -25,9 +25,10 @@ pub trait Delivery {
 ///
 /// The first `senders` workgroups push tiles and the rest take tiles. If `senders` is 0 or not less
 /// than the number of workgroups, every workgroup pushes first and then takes. A pushing workgroup
-/// waits for credits, and also for entries if it writes into peers' C, but never for a signal, so
-/// the waits form no cycle. With dedicated senders, `push` must not read data that `produce`
-/// writes, because another workgroup runs `produce`, in no fixed order.
+/// waits for credits, which peers return when they have finished an earlier call, and also for
+/// entries if it writes into peers' C. It never waits for a signal of this call, so the waits form no
+/// cycle. With dedicated senders, [`DeliverTiles::push`] must not read data that
+/// [`DeliverTiles::produce`] writes: another workgroup may produce the tile before or after.
 pub fn deliver<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     delivery: &impl Delivery,

@@ -43,8 +43,8 @@ pub trait LlTile: LlTiles {
 /// Exchange by LL words (data and a flag in one word): each rank pushes its items to their
 /// receivers, then takes the items that other ranks pushed.
 ///
-/// A thread pushes all of its items, and the rank's entry into the call, before it waits for any
-/// item, so the waits form no cycle.
+/// A thread first pushes all of its items; some threads also announce that the rank has entered the
+/// call. Only then does the thread wait for items, so the waits form no cycle.
 pub fn exchange<M: Memory + ?Sized>(
     launch: &Launch<'_, M>,
     exchange: &impl Exchange,

@@ -597,10 +597,12 @@ pub fn beside(ranks: u32, tiles: u32, calls_: u32, how: Beside) -> Scenario {
     directly(scenario, true)
 }
 
-/// Device word with the copy of the call number for a kernel beside the call.
+/// Device word with a copy of the call number. A user's kernel that runs at the same time as the call
+/// reads the copy.
 pub(crate) const COPY_OF_CALL: u32 = 1000;
 
-/// Device words with the copies of call number and sequence for the kernel beside the call.
+/// Device words of the call number and the sequence, each with the word of its copy. A user's kernel
+/// that runs at the same time as the call reads the copies.
 fn copies(thread: &Thread<'_>) -> [(u32, u32); 2] {
     let channel = thread.channel();
     [(channel.call, COPY_OF_CALL), (channel.sequence, COPY_OF_CALL + 1)]

@@ -98,8 +98,9 @@ impl Scenario {
         Self { sound: Some(Arc::new(sound)), ..self }
     }
 
-    /// Returns this scenario with its program over the device headers. Returns `None` if the
-    /// scenario has no such program, or if the headers could not be compiled.
+    /// Returns this scenario with another program: the C++ protocols of the device headers, compiled
+    /// for the host, in place of the Rust protocols. Returns `None` if the scenario has no such
+    /// program, or if the headers could not be compiled.
     pub fn on_headers(&self) -> Option<Self> {
         let headers = self.headers.filter(|_| headers::AVAILABLE)?;
         let scenario = self.clone().program(move |thread| headers.run(thread));

@@ -208,8 +208,8 @@ fn random_schedules_of_five_and_eight_ranks() {
     }
 }
 
-/// Tests the LL protocol: every communication pattern, calls that use few words, and calls of
-/// another kind, with and without a rank that gives up.
+/// Tests the LL protocol in every communication pattern: in a row of LL calls, also with few LL words
+/// in use, and in turns with calls of other protocols; with and without a rank that gives up.
 #[test]
 fn words_that_carry_their_data() {
     let level = Level::from_env();

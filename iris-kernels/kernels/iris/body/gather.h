@@ -164,7 +164,8 @@ template <bool PULLS> class GatheredBody {
     u32 last, block;
 };
 
-/// Assignment of staging units to fetch positions and tiles, for the skeleton flow::staged.
+/// Functions that the skeleton flow::staged needs: which staging unit is fetched as the first, second
+/// and so on, and which units a tile reads.
 struct StagingPlan {
     const Units units_;
     const u32 rank;

@@ -8,9 +8,9 @@ namespace iris::flow {
 
 // Functions that the template arguments must have; an item is the data of one pair of LL words:
 // Exchange: sent(from, to)              number of items (8 bytes) that `from` sends to `to`
-// Body: load(first, item)               begin to load `item` for the next give(): for N peers, from
-//                                       number `first` of Channel::peer on
-//       give(i, peer, item, data)       return in `data` the item for `peer`, the i-th of those N
+// Body: load(first, item)               begin to load `item` for N peers, the template argument of the
+//                                       function: peer(first) to peer(first + N - 1) of the channel
+//       give(i, peer, item, data)       return in `data` the item for peer(first + i), loaded before
 //       begin(item)                     load this rank's own `item`, or store it at its destination
 //       take(source, item, data)        take `item` from `source`; sources come in ascending order
 //       end(item)                       all contributions have been taken: store the item

@@ -447,8 +447,8 @@ impl Machine {
 
     /// Checks whether the action may happen with these parameters.
     ///
-    /// # Errors First reason against the action: a guard that forbids it, or a property that it
-    /// violates.
+    /// # Errors
+    /// First reason against the action: a guard that forbids it, or a property that it violates.
     pub fn permits(&self, state: &State, action: usize, parameters: &[i64]) -> Result<(), Refusal> {
         let action = &self.actions[action];
         let mut frame = self.frame(state, parameters);

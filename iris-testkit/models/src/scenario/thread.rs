@@ -74,7 +74,8 @@ impl<'a> Thread<'a> {
     /// Runs `f` with the scenario's thread that runs on the current OS thread. Hooks of programs in
     /// another language call it, because they receive addresses but no context.
     ///
-    /// # Panics If no program of a scenario is running.
+    /// # Panics
+    /// If no program of a scenario is running.
     pub fn with_current<R>(f: impl FnOnce(&Thread<'_>) -> R) -> R {
         let current = CURRENT.get();
         assert!(!current.is_null(), "no thread of a scenario is running on this thread");

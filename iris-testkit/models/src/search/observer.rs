@@ -12,7 +12,8 @@ pub trait Observer {
     fn begin(&mut self) {}
     /// Called after a thread has performed an operation with this result.
     ///
-    /// # Errors The rule that forbids the operation; the execution ends.
+    /// # Errors
+    /// The rule that forbids the operation; the execution ends.
     fn performed(&mut self, thread: ThreadId, op: &Op, result: i64) -> Result<(), Forbidden>;
     /// Called when threads have met at a barrier of their workgroup or between two launches. The
     /// default allows it.
