@@ -9,6 +9,7 @@
 mod beside;
 mod check_protocols;
 mod dist;
+mod features;
 mod hip;
 #[path = "../../iris-testkit/src/level.rs"]
 #[allow(

@@ -1,22 +1,17 @@
-//! `cargo xtask mpi`: the operators' suite with steps between nodes over MPI.
-//!
-//! CI does not run it yet: building MPI's bindings, and the workspace with the feature, takes more
-//! than a minute.
+//! Feature `mpi` of iris-testkit: the operators' suite with steps between nodes over MPI.
 
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::Result;
 
+use crate::features::{MPI, mpicc};
 use crate::program::cargo;
 use crate::steps::{self, Step};
 
 /// Runs the operators' suite with steps between nodes over MPI; the test program starts itself
 /// under mpirun.
 pub(crate) fn run(root: &Path) -> Result<()> {
-    let test = ["test", "--release", "-p", "iris-testkit", "--features", "mpi", "--test", "mpi"];
-    let mut mpicc = Command::new("mpicc");
-    mpicc.arg("--version");
-    let step = Step::command("mpi", cargo(root, &test)).needs("mpicc (libopenmpi-dev)", mpicc);
+    let test = ["test", "--release", "-p", "iris-testkit", "--features", MPI, "--test", "mpi"];
+    let step = Step::command("mpi", cargo(root, &test)).needs("mpicc (libopenmpi-dev)", mpicc());
     steps::run(vec![step])
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 
 use crate::check_protocols;
+use crate::features::with_features;
 use crate::hip;
 use crate::level::Level;
 use crate::package;
@@ -73,13 +74,13 @@ pub(crate) fn lint_steps(root: &Path) -> Vec<Step> {
 /// Step that builds the tests, and the programs that the tests start.
 fn build_step(root: &Path) -> Step {
     let build = ["test", "--release", "--workspace", "--no-run"];
-    Step::command("build", hip::with_feature(cargo(root, &build)))
+    Step::command("build", with_features(cargo(root, &build)))
 }
 
 /// Step that runs the tests of the workspace at the level `level`.
 pub(crate) fn test_step(root: &Path, level: Level) -> Step {
     let test = |arguments: &[&str]| {
-        let mut command = hip::with_feature(cargo(root, &["test", "--release", "--workspace"]));
+        let mut command = with_features(cargo(root, &["test", "--release", "--workspace"]));
         // Make the tests independent of the caller's environment and of measurements on this
         // machine.
         command.args(arguments).env(Level::VARIABLE, level.name()).env("IRIS_TUNING", "off");
