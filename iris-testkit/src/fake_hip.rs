@@ -40,8 +40,23 @@ impl Fake {
     fn build(release: u32) -> Fake {
         let folder = tempfile::tempdir().unwrap();
         let library = folder.path().join(format!("libamdhip64.so.{release}"));
+        std::fs::create_dir(folder.path().join("code")).unwrap();
         compile("runtime.cpp", &[&format!("-DFAKE_RELEASE={release}")], &library);
         Fake { folder, library }
+    }
+
+    /// Environment variables with which a program loads this runtime, which logs its calls to the file
+    /// `log`.
+    pub fn environment(&self, log: &Path) -> [(&'static str, PathBuf); 6] {
+        let folder = self.folder.path();
+        [
+            ("LD_LIBRARY_PATH", folder.into()),
+            ("IRIS_HIPRTC", self.library.clone()),
+            ("IRIS_CACHE", folder.join("cache")),
+            ("FAKE_HIP_HOOKS", format!("{SOURCES}/../../../iris-kernels/tests/host").into()),
+            ("FAKE_HIP_CODE", folder.join("code")),
+            ("FAKE_HIP_LOG", log.into()),
+        ]
     }
 
     /// Runs a program that loads this runtime, with the environment variables `set`; returns its
@@ -55,11 +70,7 @@ impl Fake {
         let log = NamedTempFile::new().unwrap();
         let output = Command::new(program)
             .args(arguments)
-            .env("LD_LIBRARY_PATH", self.folder.path())
-            .env("IRIS_HIPRTC", &self.library)
-            .env("IRIS_CACHE", self.folder.path().join("cache"))
-            .env("FAKE_HIP_HOOKS", format!("{SOURCES}/../../../iris-kernels/tests/host"))
-            .env("FAKE_HIP_LOG", log.path())
+            .envs(self.environment(log.path()))
             .envs(set.iter().copied())
             .output()
             .unwrap();

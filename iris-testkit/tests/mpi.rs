@@ -6,12 +6,9 @@ mod common;
 use std::net::TcpListener;
 use std::process::{Command, ExitCode};
 
-use common::nodes::{TYPES, each, run_cases, shape_cases};
-use common::taken;
-use iris_heap::{HeapOptions, SymmetricHeap, World};
-use iris_ops::{AllReduce, Mpi};
-use iris_testkit::rig::Room;
-use iris_testkit::suite::{Case, Options, room_for_nodes};
+use common::nodes::{fabric_of, run_on_nodes, shape_cases, type_cases};
+use iris_heap::{BackendKind, World};
+use iris_ops::Mpi;
 
 /// Worlds to test: number of nodes, and number of ranks per node.
 const WORLDS: [(usize, usize); 4] = [(2, 1), (2, 2), (3, 1), (2, 3)];
@@ -63,30 +60,10 @@ fn job(nodes: usize, per_node: usize) -> bool {
 fn rank() -> anyhow::Result<()> {
     let mpi = Mpi::init()?;
     let world = World::from_env()?;
-    let (size, nodes) = (world.size(), world.nodes());
-    anyhow::ensure!(nodes > 1, "{nodes} node, expected several");
-    check_engine(&world)?;
-    let mut cases = shape_cases();
-    for dtype in TYPES {
-        cases.extend(each(&Options::new(37, 21, 13).dtype(dtype)));
-    }
-    let cases: Vec<&Case> = cases.iter().filter(|case| taken(case, size)).collect();
-    let rooms = cases.iter().map(|case| room_for_nodes(case, size, nodes).unwrap());
-    let room = rooms.fold(Room::default(), Room::or);
-    run_cases(&world, (&HeapOptions::new().threads(1), room), &cases)?;
-    drop(mpi);
-    Ok(())
-}
-
-/// Checks that operators of `world` move their data by MPI. The cases alone would not show that,
-/// because they would also pass over sockets.
-fn check_engine(world: &World) -> anyhow::Result<()> {
-    let heap = SymmetricHeap::open(world, HeapOptions::new().data_bytes(1 << 20).threads(1))?;
-    let op = AllReduce::new(&heap, &iris_ops::all_reduce::Options::rows(8, 16).plan(&heap)?)?;
-    let text = format!("{op:?}");
-    let fabric = text.split("fabric: ").nth(1).unwrap_or_default();
+    let fabric = fabric_of(&world, BackendKind::Cpu)?;
     anyhow::ensure!(fabric.contains("data by Communicator(node"), "no step over MPI: {fabric}");
-    op.free()?;
-    heap.close()?;
+    let cases = [shape_cases(), type_cases()].concat();
+    run_on_nodes(&world, BackendKind::Cpu, cases)?;
+    drop(mpi);
     Ok(())
 }

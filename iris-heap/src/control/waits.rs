@@ -49,7 +49,7 @@ impl Control {
     }
 
     /// Polls the engine of the steps between nodes, if there is one.
-    pub(super) fn attend(&self) {
+    pub(crate) fn attend(&self) {
         if let Some(engine) = self.engine() {
             engine.attend(self.host_abort() != 0 || self.fault().is_some());
         }

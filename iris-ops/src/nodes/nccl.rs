@@ -14,7 +14,7 @@
 //! **Limits.** A program that waits by other means (such as `cudaStreamSynchronize`) for a step
 //! whose peer is lost waits until another thread calls [`SymmetricHeap::check`]. A graph with steps
 //! must not be launched after its heap has failed. NCCL's own ports are not authenticated. RCCL was
-//! never called on a device.
+//! never called on a device; tests call a fake of it (nodes_hip.rs in iris-testkit).
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -135,14 +135,18 @@ impl Link {
         let ids = across.allgather(&id).in_op(op)?;
         let deadline = world.settings().host_deadline();
         let options = CommunicatorOptions { most_blocks: STEP_BLOCKS, deadline };
+        let ranks = counterparts(heap);
+        let named = |error| {
+            let others = others(&ranks, node);
+            iris_heap::Error::other(StepError::Engine { others, error })
+        };
         let join = || {
             let id = ids[0].first_chunk().ok_or_else(|| {
                 let value = format!("{} bytes", ids[0].len());
                 iris_heap::Error::other(StepError::Id { value })
             })?;
             gpu.with_relaxed_capture(|| {
-                Communicator::new(&nccl, id, (node, nodes), options)
-                    .map_err(iris_heap::Error::other)
+                Communicator::new(&nccl, id, (node, nodes), options).map_err(named)
             })
         };
         let communicator = world.all_ok(op.name(), join()).in_op(op)?;
@@ -151,7 +155,7 @@ impl Link {
             control: heap.control().clone(),
             communicator,
             across: across.clone(),
-            ranks: counterparts(heap),
+            ranks,
             announce,
             compare,
             deadline: world.settings().entry_deadline(),
@@ -195,9 +199,7 @@ impl Link {
 
     /// Ranks of the other nodes that take part in this rank's steps, with their hosts.
     fn others(&self) -> String {
-        let others = self.ranks.iter().enumerate().filter(|it| it.0 != self.across.rank());
-        let others = others.map(|(_, (rank, host))| format!("rank {rank} on host {host}"));
-        others.collect::<Vec<_>>().join(", ")
+        others(&self.ranks, self.across.rank())
     }
 
     /// Error to report for an error of the library, which names no rank. If a rank is lost, the
@@ -221,6 +223,13 @@ impl Link {
             fail(&heap, error);
         }
     }
+}
+
+/// Text that lists the counterparts `ranks` (rank and host name per node) of all nodes except `node`.
+fn others(ranks: &[(usize, String)], node: usize) -> String {
+    let others = ranks.iter().enumerate().filter(|&(at, _)| at != node);
+    let others = others.map(|(_, (rank, host))| format!("rank {rank} on host {host}"));
+    others.collect::<Vec<_>>().join(", ")
 }
 
 /// Parts of the memory for records: this rank's record, and the records of all nodes.

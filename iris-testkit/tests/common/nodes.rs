@@ -1,10 +1,12 @@
 //! Cases of operators over several nodes, and the runner of these cases on one rank.
 
-use iris_heap::{DType, HeapOptions, World};
-use iris_ops::{Shard, TileShape};
+use iris_heap::{BackendKind, DType, HeapOptions, SymmetricHeap, World};
+use iris_ops::{AllReduce, Shard, TileShape};
 use iris_testkit::Level;
 use iris_testkit::rig::{Rig, Room};
-use iris_testkit::suite::{Case, Input, Op, Options, run_case};
+use iris_testkit::suite::{Case, Input, Op, Options, room_for_nodes, run_case};
+
+use super::taken;
 
 pub const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
@@ -52,6 +54,42 @@ pub fn run_cases(
     heap.close()?;
     world.close()?;
     Ok(())
+}
+
+/// Runs all cases that operators take on `backend`, on this rank of a world of several nodes.
+/// Collective; closes the world.
+pub fn run_on_nodes(
+    world: &World,
+    backend: BackendKind,
+    mut cases: Vec<Case>,
+) -> anyhow::Result<()> {
+    let (size, nodes) = (world.size(), world.nodes());
+    anyhow::ensure!(nodes > 1, "{nodes} node, expected several");
+    cases.retain(|case| taken(case, size));
+    cases.iter_mut().for_each(|case| case.options.backend = backend);
+    let rooms = cases.iter().map(|case| room_for_nodes(case, size, nodes));
+    let room =
+        rooms.collect::<anyhow::Result<Vec<_>>>()?.into_iter().fold(Room::default(), Room::or);
+    let options = HeapOptions::new().threads(1).backend(backend);
+    run_cases(world, (&options, room), &cases.iter().collect::<Vec<_>>())
+}
+
+/// Description of the fabric over which operators of `world` run steps between nodes. Cases would
+/// also pass over another fabric than a test expects. Collective.
+pub fn fabric_of(world: &World, backend: BackendKind) -> anyhow::Result<String> {
+    let options = HeapOptions::new().data_bytes(1 << 20).threads(1).backend(backend);
+    let heap = SymmetricHeap::open(world, options)?;
+    let op = AllReduce::new(&heap, &iris_ops::all_reduce::Options::rows(8, 16).plan(&heap)?)?;
+    let text = format!("{op:?}");
+    op.free()?;
+    heap.close()?;
+    let fabric = text.split("fabric: ").nth(1);
+    Ok(fabric.unwrap_or_default().split_inclusive(", digest").next().unwrap_or_default().into())
+}
+
+/// Cases of all operators in one shape for each element type.
+pub fn type_cases() -> Vec<Case> {
+    TYPES.into_iter().flat_map(|dtype| each(&Options::new(37, 21, 13).dtype(dtype))).collect()
 }
 
 /// Cases of all operators, with every shape in [`SHAPES`] and every element type.

@@ -1,41 +1,55 @@
-// Fake of RCCL that computes on the host, for tests of its callers. Ranks are threads of one
-// process; a collective is done on the streams when those of all ranks have reached it. The fake is
-// stricter than AMD's library: the communicator's device must be current, and buffers must be that
-// device's. Passing tests on the fake say nothing about AMD's library.
+// Fake of RCCL that computes on the host, for tests of its callers. Ranks are threads or processes of
+// one host. They share a file in memory with a seat for each rank: a collective on a stream copies the
+// rank's input to its seat, waits for the other ranks, and computes its output from all seats. All
+// ranks take part in each group of sends and receives.
+//
+// Calls on a non-blocking communicator are in progress until ncclCommGetAsyncError has said so a number
+// of times, and only then enqueued. The fake is stricter than AMD's library. It refuses a call on a
+// communicator that was aborted or has a call in progress, on another device than the current one, or
+// with memory that the device cannot access. Collectives that differ between ranks are an asynchronous
+// error. Passing tests on the fake say nothing about AMD's library.
 //
 // Environment variables: FAKE_HIP_LOG (file to which calls are logged), FAKE_RCCL_REFUSES (no id is
-// returned unless HSA_NO_SCRATCH_RECLAIM is 1, as on devices with old firmware).
+// returned unless HSA_NO_SCRATCH_RECLAIM is 1, as on devices with old firmware). The value of each of
+// the following holds for all ranks of a communicator, or for rank R if it is "R:value":
+// FAKE_RCCL_ANSWERS (2; number of times that a call is in progress), FAKE_RCCL_JOINS (0; milliseconds
+// after which a rank joins its communicator), FAKE_RCCL_DELAY (0; milliseconds for which a collective
+// waits on its stream first), FAKE_RCCL_FAILS (none; number of the collective, counted from 1, which
+// ends in an asynchronous error).
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <unistd.h>
 
-#include <condition_variable>
-#include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <fstream>
-#include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
-#include <sstream>
-#include <string>
-#include <vector>
+#include <utility>
+
+#include "seats.h"
 
 namespace {
 
-using u32 = std::uint32_t;
-using u64 = std::uint64_t;
-enum Outcome { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4 };
-enum Type { INT32 = 2, FLOAT16 = 6, FLOAT32 = 7, BFLOAT16 = 9 };
 enum Sum { SUM = 0 };
+/// File of a communicator, as a process has opened it.
 struct Id {
-    char bytes[128];
+    int process, file;
+    char rest[120];
+};
+/// ncclConfig_t of release 2.18.
+struct Config {
+    u64 size;
+    u32 magic, version;
+    int blocking, cluster, least_blocks, most_blocks;
+    const char* network;
+    int split;
 };
 
-int outcome(int code, const std::string& call) {
-    const char* file = std::getenv("FAKE_HIP_LOG");
-    if (file != nullptr) std::ofstream(file, std::ios::app) << call << " = " << code << "\n";
-    return code;
+/// Text of the last failure, for ncclGetLastError.
+thread_local std::string last;
+int refused(int code, const std::string& call, const char* why) {
+    last = why;
+    return outcome(code, call + ": " + why);
 }
+
 template <class Function> Function runtime(const char* name) {
     static void* library = dlopen("libamdhip64.so.7", RTLD_NOW | RTLD_NOLOAD);
     return library == nullptr ? nullptr : reinterpret_cast<Function>(dlsym(library, name));
@@ -46,101 +60,141 @@ int current() {
     return device;
 }
 
-/// State that the ranks of a communicator share.
-struct World {
-    explicit World(u64 size) : size(size), from(size), to(size) {}
-    /// Waits until all ranks have arrived; the last one to arrive runs `last` before all go on.
-    void meet(const std::function<void()>& last) {
-        std::unique_lock guard(own);
-        const u64 round = rounds;
-        if (++here == size) {
-            last();
-            here = 0, ++rounds;
-            changed.notify_all();
-        } else {
-            changed.wait(guard, [&] { return rounds != round; });
+using Shared = std::shared_ptr<Communicator>;
+
+std::mutex lock;
+/// Communicators that were neither aborted nor destroyed.
+std::map<const void*, Shared> live;
+Shared find(const void* handle) {
+    std::lock_guard guard(lock);
+    const auto found = live.find(handle);
+    return found == live.end() ? nullptr : found->second;
+}
+
+/// Goes on with the call in progress, and returns the state of the communicator.
+int state_of(Communicator& of) {
+    std::lock_guard guard(of.own);
+    if (of.progress && of.error == SUCCESS) {
+        if (of.answers > 0) return --of.answers, IN_PROGRESS;
+        if (!of.progress()) return IN_PROGRESS;
+    }
+    of.progress = nullptr;
+    return of.error;
+}
+/// Begins a call, which the library has taken when `progress` returns true.
+int begin(Communicator& of, std::function<bool()> progress) {
+    {
+        std::lock_guard guard(of.own);
+        of.progress = std::move(progress);
+        of.answers = of.blocking ? 0 : setting("FAKE_RCCL_ANSWERS", of.rank, 2);
+    }
+    int state = state_of(of);
+    for (; of.blocking && state == IN_PROGRESS; state = state_of(of)) pause();
+    return state;
+}
+/// Why no call can be made on `of`; null if one can.
+const char* busy(const Shared& of) {
+    if (of == nullptr) return "no live communicator";
+    std::lock_guard guard(of->own);
+    return of->progress ? "a call is in progress" : of->closed ? "the communicator is closed" : nullptr;
+}
+
+/// Begins the collective `name`: of `call`, from the blocks `from` to the blocks `to`.
+int collective(const std::string& name, const void* handle, const Call& call, const Blocks& from, const Blocks& to,
+               void* stream, const Finish& finish) {
+    const Shared of = find(handle);
+    if (const char* why = busy(of)) return refused(INVALID_USAGE, name, why);
+    if (current() != of->device) return refused(INVALID_USAGE, name, "another device is current");
+    if (of->error != SUCCESS) return refused(of->error, name, "the communicator has failed");
+    u64 all = 0;
+    const auto reaches = runtime<bool (*)(int, u64, u64)>("fake_reaches");
+    for (const Blocks* blocks : {&from, &to}) {
+        for (const Block& one : *blocks) {
+            const bool good = one.bytes > 0 && reaches(of->device, one.address, one.bytes);
+            if (!good) return refused(INVALID_ARGUMENT, name, "memory that the device cannot access");
         }
     }
-    u64 size;
-    /// Addresses that each rank reads (`from`) and writes (`to`) in a collective; in an all-to-all,
-    /// one for each peer.
-    std::vector<std::vector<u64>> from, to;
-    std::mutex own;
-    std::condition_variable changed;
-    u64 here = 0, rounds = 0;
-};
-struct Communicator {
-    std::shared_ptr<World> world;
-    u64 rank;
-    int device;
-};
-std::mutex lock;
-std::map<std::string, std::shared_ptr<World>> worlds;
-
-u64 size_of(int type) { return type == INT32 || type == FLOAT32 ? 4 : type == FLOAT16 || type == BFLOAT16 ? 2 : 0; }
-
-/// Sums the element number `at` over the buffers of all ranks. f16 is not supported.
-void add(int type, const std::vector<std::vector<u64>>& from, u64 at, u64 to, u64 place) {
-    float sum = 0;
-    std::int32_t whole = 0;
-    for (const std::vector<u64>& one : from) {
-        u32 bits = 0;
-        std::memcpy(&bits, reinterpret_cast<const char*>(one[0]) + at * size_of(type), size_of(type));
-        if (type == BFLOAT16) bits <<= 16;
-        float value;
-        std::memcpy(&value, &bits, 4);
-        sum += value;
-        whole += static_cast<std::int32_t>(bits);
-    }
-    u32 bits;
-    std::memcpy(&bits, &sum, 4);
-    if (type == INT32) bits = static_cast<u32>(whole);
-    if (type == BFLOAT16) bits = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    std::memcpy(reinterpret_cast<char*>(to) + place * size_of(type), &bits, size_of(type));
-}
-void copy(u64 to, u64 from, u64 bytes) { std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes); }
-
-/// Enqueues the collective `name` on `stream`. When the streams of all ranks have reached it, the
-/// last rank runs `last`.
-int collective(const char* name, Communicator* of, std::vector<u64> from, std::vector<u64> to, u64 reads, u64 writes,
-               void* stream, std::function<void(World&)> last) {
-    const auto reaches = runtime<bool (*)(int, u64, u64)>("fake_reaches");
-    bool good = current() == of->device && reads > 0 && writes > 0;
-    for (u64 one : from) good = good && reaches(of->device, one, reads);
-    for (u64 one : to) good = good && reaches(of->device, one, writes);
-    if (!good) return outcome(INVALID_ARGUMENT, name);
-    const auto world = of->world;
-    const u64 rank = of->rank;
-    auto* work = new std::function<void()>([=] {
-        // All ranks must have stored their addresses before one runs the collective.
-        world->from[rank] = from, world->to[rank] = to;
-        world->meet([&] { last(*world); });
+    for (const Block& one : from) all += one.bytes;
+    if (all > ROOM || from.size() > MOST_PARTS) return refused(INVALID_ARGUMENT, name, "too large for the fake");
+    const u64 number = ++of->calls;
+    return begin(*of, [=] {
+        auto* work = new std::function<void()>([=] {
+            run(*of, number, call, from, finish);
+            --of->queued;
+        });
+        const auto once = [](void* data) {
+            const std::unique_ptr<std::function<void()>> work(static_cast<std::function<void()>*>(data));
+            (*work)();
+        };
+        const auto set = runtime<int (*)(int)>("hipSetDevice");
+        const int before = current();
+        ++of->queued;
+        set(of->device);
+        const int code = runtime<int (*)(void*, void (*)(void*), void*)>("hipLaunchHostFunc")(stream, once, work);
+        set(before);
+        if (code != 0) of->fail(INVALID_ARGUMENT, name + " on a stream of another device");
+        else outcome(SUCCESS, name);
+        return true;
     });
-    const auto run = [](void* data) {
-        auto* work = static_cast<std::function<void()>*>(data);
-        (*work)();
-        delete work;
-    };
-    const auto enqueue = runtime<int (*)(void*, void (*)(void*), void*)>("hipLaunchHostFunc");
-    return outcome(enqueue(stream, run, work) == 0 ? SUCCESS : INVALID_ARGUMENT, name);
 }
+
+void copy(u64 to, const char* from, u64 bytes) { std::memcpy(reinterpret_cast<void*>(to), from, bytes); }
+constexpr const char* NO_SUM = "no sum of this type, or no live communicator";
+bool adds(int type, int sum) { return sum == SUM && size_of(type) > 1; }
 
 /// Sends and receives since ncclGroupStart, which ncclGroupEnd enqueues together.
 struct Group {
     bool open = false;
-    Communicator* of = nullptr;
-    std::vector<u64> from, to;
-    u64 bytes = 0;
+    const void* of = nullptr;
+    Blocks from, to;
     void* stream = nullptr;
 };
 thread_local Group group;
 
-int part(std::vector<u64> Group::*which, u64 address, u64 count, int type, int peer, Communicator* of, void* stream) {
-    const bool next = group.open && peer >= 0 && (group.*which).size() == static_cast<u64>(peer);
-    if (!next || size_of(type) == 0) return outcome(INVALID_ARGUMENT, "ncclSend or ncclRecv");
-    (group.*which).push_back(address);
-    group.of = of, group.bytes = count * size_of(type), group.stream = stream;
-    return SUCCESS;
+int part(const char* name, Blocks Group::*which, Block block, int type, const void* of, void* stream) {
+    const Shared found = find(of);
+    if (const char* why = busy(found)) return refused(INVALID_USAGE, name, why);
+    const bool one = group.of == nullptr || (group.of == of && group.stream == stream);
+    if (!group.open || !one) return refused(INVALID_USAGE, name, "not in a group for this communicator and stream");
+    if (block.peer >= found->size || size_of(type) == 0) return refused(INVALID_ARGUMENT, name, "no such peer or type");
+    block.bytes *= size_of(type);
+    (group.*which).push_back(block);
+    group.of = of, group.stream = stream;
+    return found->blocking ? SUCCESS : IN_PROGRESS;
+}
+
+/// Makes a communicator, and begins to join the other ranks.
+int join(const char* name, const void** to, int size, const Id& id, int rank, bool blocking) {
+    const bool exists = rank >= 0 && rank < size && static_cast<u64>(size) <= MOST_RANKS && id.process > 0;
+    if (!exists) return refused(INVALID_ARGUMENT, name, "no such rank, or no id");
+    const auto place = "/proc/" + std::to_string(id.process) + "/fd/" + std::to_string(id.file);
+    const int file = open(place.c_str(), O_RDWR | O_CLOEXEC);
+    const u64 bytes = static_cast<u64>(size) * sizeof(Seat);
+    void* seats = file < 0 ? MAP_FAILED : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (file >= 0) close(file);
+    if (seats == MAP_FAILED) return refused(SYSTEM_ERROR, name, "the id's process has ended");
+    const auto of = std::make_shared<Communicator>(seats, size, rank, current(), blocking);
+    {
+        static u64 count = 0;
+        std::lock_guard guard(lock);
+        *to = reinterpret_cast<const void*>(++count);
+        live[*to] = of;
+    }
+    const auto joins = Clock::now() + std::chrono::milliseconds(setting("FAKE_RCCL_JOINS", of->rank, 0));
+    const int state = begin(*of, [=, of = of.get()] {
+        Seat& seat = of->seat();
+        if (Clock::now() >= joins && seat.state == ABSENT) seat.process = getpid(), seat.state = JOINED;
+        return of->all_are(JOINED);
+    });
+    const auto call = name + std::string(" ") + std::to_string(rank) + " on " + std::to_string(of->device);
+    outcome(state == IN_PROGRESS ? SUCCESS : state, call);
+    return state;
+}
+
+/// Removes a communicator from those that are live.
+void forget(const void* handle) {
+    std::lock_guard guard(lock);
+    live.erase(handle);
 }
 
 } // namespace
@@ -152,86 +206,143 @@ int ncclGetVersion(int* version) {
     return SUCCESS;
 }
 const char* ncclGetErrorString(int code) {
-    return code == SUCCESS ? "no error" : code == SYSTEM_ERROR ? "unhandled system error" : "invalid argument";
+    switch (code) {
+    case SUCCESS: return "no error";
+    case SYSTEM_ERROR: return "unhandled system error";
+    case INVALID_ARGUMENT: return "invalid argument";
+    case INVALID_USAGE: return "invalid usage";
+    case REMOTE_ERROR: return "remote process exited or there was a network error";
+    default: return "unknown result code";
+    }
 }
-const char* ncclGetLastError(Communicator*) { return "scratch memory is reclaimed"; }
+const char* ncclGetLastError(const void*) { return last.c_str(); }
 int ncclGetUniqueId(Id* id) {
     const char* kept = std::getenv("HSA_NO_SCRATCH_RECLAIM");
-    if (std::getenv("FAKE_RCCL_REFUSES") != nullptr && (kept == nullptr || std::strcmp(kept, "1") != 0)) return SYSTEM_ERROR;
-    static int count = 0;
-    std::lock_guard guard(lock);
-    std::memset(id->bytes, 0, sizeof id->bytes);
-    std::strcpy(id->bytes, std::to_string(++count).c_str());
-    return SUCCESS;
-}
-int ncclCommInitRank(Communicator** to, int size, Id id, int rank) {
-    std::shared_ptr<World> world;
-    {
-        std::lock_guard guard(lock);
-        auto& known = worlds[id.bytes];
-        if (known == nullptr) known = std::make_shared<World>(size);
-        world = known;
+    if (std::getenv("FAKE_RCCL_REFUSES") != nullptr && (kept == nullptr || std::strcmp(kept, "1") != 0)) {
+        return refused(SYSTEM_ERROR, "ncclGetUniqueId", "scratch memory is reclaimed");
     }
-    if (id.bytes[0] == 0 || rank < 0 || rank >= size) return outcome(INVALID_ARGUMENT, "ncclCommInitRank");
-    world->meet([] {});
-    *to = new Communicator{world, static_cast<u64>(rank), current()};
-    return outcome(SUCCESS, "ncclCommInitRank " + std::to_string(rank) + " on " + std::to_string(current()));
+    std::memset(id, 0, sizeof *id);
+    id->process = getpid(), id->file = memfd_create("fake of a communicator", MFD_CLOEXEC);
+    const bool made = id->file >= 0 && ftruncate(id->file, MOST_RANKS * sizeof(Seat)) == 0;
+    return made ? SUCCESS : refused(SYSTEM_ERROR, "ncclGetUniqueId", "no file in memory");
 }
-int ncclCommDestroy(Communicator* of) {
-    delete of;
+int ncclCommInitRank(const void** to, int size, Id id, int rank) {
+    return join("ncclCommInitRank", to, size, id, rank, true);
+}
+int ncclCommInitRankConfig(const void** to, int size, Id id, int rank, const Config* config) {
+    const bool known = config->size >= sizeof(Config) && config->magic == 0xcafebeef && config->version >= 21800;
+    const bool good = known && (config->blocking == 0 || config->blocking == 1) && config->most_blocks > 0;
+    if (!good) return refused(INVALID_ARGUMENT, "ncclCommInitRankConfig", "no configuration of 2.18 or later");
+    return join("ncclCommInitRankConfig", to, size, id, rank, config->blocking == 1);
+}
+int ncclCommGetAsyncError(const void* handle, int* state) {
+    const Shared of = find(handle);
+    if (of == nullptr) return refused(INVALID_ARGUMENT, "ncclCommGetAsyncError", "no live communicator");
+    *state = state_of(*of);
     return SUCCESS;
+}
+int ncclCommFinalize(const void* handle) {
+    const Shared of = find(handle);
+    if (const char* why = busy(of)) return refused(INVALID_USAGE, "ncclCommFinalize", why);
+    of->closed = true;
+    return begin(*of, [of = of.get()] {
+        if (of->queued == 0 && of->seat().state == JOINED) of->seat().state = LEAVING;
+        of->look_for_lost(~0ull);
+        return of->all_are(LEAVING) && (outcome(SUCCESS, "ncclCommFinalize"), true);
+    });
+}
+int ncclCommDestroy(const void* handle) {
+    const Shared of = find(handle);
+    if (of == nullptr) return refused(INVALID_ARGUMENT, "ncclCommDestroy", "no live communicator");
+    if (!of->blocking && of->seat().state != LEAVING) {
+        return refused(INVALID_USAGE, "ncclCommDestroy", "the communicator is not finalized");
+    }
+    forget(handle);
+    return outcome(SUCCESS, "ncclCommDestroy");
+}
+int ncclCommAbort(const void* handle) {
+    const Shared of = find(handle);
+    if (of == nullptr) return refused(INVALID_ARGUMENT, "ncclCommAbort", "no live communicator");
+    of->aborted = true;
+    of->seat().state = GONE;
+    std::unique_lock guard(of->own);
+    of->progress = nullptr;
+    guard.unlock();
+    // A collective that runs may still write its output.
+    std::lock_guard ended(of->running);
+    forget(handle);
+    return outcome(SUCCESS, "ncclCommAbort");
 }
 
-int ncclAllReduce(u64 from, u64 to, u64 count, int type, int sum, Communicator* of, void* stream) {
-    const u64 bytes = count * size_of(type);
-    if (sum != SUM || type == FLOAT16) return outcome(INVALID_ARGUMENT, "ncclAllReduce");
-    return collective("ncclAllReduce", of, {from}, {to}, bytes, bytes, stream, [=](World& all) {
-        std::vector<char> sums(bytes);
-        for (u64 at = 0; at < count; ++at) add(type, all.from, at, reinterpret_cast<u64>(sums.data()), at);
-        for (const auto& one : all.to) copy(one[0], reinterpret_cast<u64>(sums.data()), bytes);
+int ncclAllReduce(u64 from, u64 to, u64 count, int type, int sum, const void* of, void* stream) {
+    const Shared found = find(of);
+    if (found == nullptr || !adds(type, sum)) return refused(INVALID_ARGUMENT, "ncclAllReduce", NO_SUM);
+    const u64 bytes = count * size_of(type), size = found->size;
+    const Call call = {1, count, static_cast<u64>(type), 0};
+    return collective("ncclAllReduce", of, call, {{from, bytes}}, {{to, bytes}}, stream, [=](const Seat* seats) {
+        for (u64 at = 0; at < count; ++at) add(type, seats, size, at, to, at);
+        return true;
     });
 }
-int ncclReduceScatter(u64 from, u64 to, u64 count, int type, int sum, Communicator* of, void* stream) {
-    const u64 bytes = count * size_of(type);
-    if (sum != SUM || type == FLOAT16) return outcome(INVALID_ARGUMENT, "ncclReduceScatter");
-    return collective("ncclReduceScatter", of, {from}, {to}, bytes * of->world->size, bytes, stream, [=](World& all) {
-        for (u64 at = 0; at < count * all.size; ++at) add(type, all.from, at, all.to[at / count][0], at % count);
+int ncclReduceScatter(u64 from, u64 to, u64 count, int type, int sum, const void* of, void* stream) {
+    const Shared found = find(of);
+    if (found == nullptr || !adds(type, sum)) return refused(INVALID_ARGUMENT, "ncclReduceScatter", NO_SUM);
+    const u64 bytes = count * size_of(type), size = found->size, first = found->rank * count;
+    const Call call = {2, count, static_cast<u64>(type), 0};
+    const auto finish = [=](const Seat* seats) {
+        for (u64 at = 0; at < count; ++at) add(type, seats, size, first + at, to, at);
+        return true;
+    };
+    return collective("ncclReduceScatter", of, call, {{from, bytes * size}}, {{to, bytes}}, stream, finish);
+}
+int ncclAllGather(u64 from, u64 to, u64 count, int type, const void* of, void* stream) {
+    const Shared found = find(of);
+    if (found == nullptr) return refused(INVALID_ARGUMENT, "ncclAllGather", "no live communicator");
+    const u64 bytes = count * size_of(type), size = found->size;
+    const Call call = {3, count, static_cast<u64>(type), 0};
+    return collective("ncclAllGather", of, call, {{from, bytes}}, {{to, bytes * size}}, stream, [=](const Seat* seats) {
+        for (u64 rank = 0; rank < size; ++rank) copy(to + rank * bytes, seats[rank].data, bytes);
+        return true;
     });
 }
-int ncclAllGather(u64 from, u64 to, u64 count, int type, Communicator* of, void* stream) {
+int ncclBroadcast(u64 from, u64 to, u64 count, int type, int root, const void* of, void* stream) {
+    const Shared found = find(of);
+    const bool good = found != nullptr && root >= 0 && static_cast<u64>(root) < found->size;
+    if (!good) return refused(INVALID_ARGUMENT, "ncclBroadcast", "no such root, or no live communicator");
     const u64 bytes = count * size_of(type);
-    return collective("ncclAllGather", of, {from}, {to}, bytes, bytes * of->world->size, stream, [=](World& all) {
-        for (const auto& one : all.to) {
-            for (u64 rank = 0; rank < all.size; ++rank) copy(one[0] + rank * bytes, all.from[rank][0], bytes);
-        }
-    });
-}
-int ncclBroadcast(u64 from, u64 to, u64 count, int type, int root, Communicator* of, void* stream) {
-    const u64 bytes = count * size_of(type);
-    return collective("ncclBroadcast", of, {from}, {to}, bytes, bytes, stream, [=](World& all) {
-        for (const auto& one : all.to) copy(one[0], all.from[root][0], bytes);
+    const Call call = {4, count, static_cast<u64>(type), static_cast<u64>(root)};
+    return collective("ncclBroadcast", of, call, {{from, bytes}}, {{to, bytes}}, stream, [=](const Seat* seats) {
+        copy(to, seats[root].data, bytes);
+        return true;
     });
 }
 int ncclGroupStart() {
-    group = Group{true, nullptr, {}, {}, 0, nullptr};
+    if (group.open) return refused(INVALID_USAGE, "ncclGroupStart", "a group in a group");
+    group = Group{};
+    group.open = true;
     return SUCCESS;
 }
-int ncclSend(u64 from, u64 count, int type, int peer, Communicator* of, void* stream) {
-    return part(&Group::from, from, count, type, peer, of, stream);
+int ncclSend(u64 from, u64 count, int type, int peer, const void* of, void* stream) {
+    return part("ncclSend", &Group::from, {from, count, static_cast<u64>(peer)}, type, of, stream);
 }
-int ncclRecv(u64 to, u64 count, int type, int peer, Communicator* of, void* stream) {
-    return part(&Group::to, to, count, type, peer, of, stream);
+int ncclRecv(u64 to, u64 count, int type, int peer, const void* of, void* stream) {
+    return part("ncclRecv", &Group::to, {to, count, static_cast<u64>(peer)}, type, of, stream);
 }
 int ncclGroupEnd() {
-    const Group all = group;
-    group = Group{};
-    const u64 bytes = all.bytes;
-    const bool good = all.of != nullptr && all.from.size() == all.of->world->size && all.to.size() == all.from.size();
-    if (!good) return outcome(INVALID_ARGUMENT, "ncclGroupEnd");
-    return collective("ncclGroupEnd", all.of, all.from, all.to, bytes, bytes, all.stream, [=](World& world) {
-        for (u64 rank = 0; rank < world.size; ++rank) {
-            for (u64 peer = 0; peer < world.size; ++peer) copy(world.to[peer][rank], world.from[rank][peer], bytes);
+    const Group all = std::exchange(group, Group{});
+    const Shared found = find(all.of);
+    if (!all.open || found == nullptr) return refused(INVALID_USAGE, "ncclGroupEnd", "no group with sends or receives");
+    const auto finish = [to = all.to, rank = found->rank](const Seat* seats) {
+        // A receive takes the next message that its peer sends to this rank.
+        std::map<u64, u64> taken;
+        for (const Block& one : to) {
+            const Seat& peer = seats[one.peer];
+            const Part* part = peer.part(rank, taken[one.peer]++);
+            if (part == nullptr || part->bytes != one.bytes) return false;
+            copy(one.address, peer.data + part->at, part->bytes);
         }
-    });
+        return true;
+    };
+    return collective("ncclGroupEnd", all.of, {5, 0, 0, 0}, all.from, all.to, all.stream, finish);
 }
 }

@@ -8,9 +8,13 @@
 // This file is long because it is one library with many functions, which HIP names.
 //
 // FAKE_RELEASE is the release of HIP, 5 or 7. Environment variables: FAKE_HIP_DEVICES (2),
-// FAKE_HIP_LOG (file to which calls are logged), FAKE_HIP_NO_MASKS (streams get no hardware queue
-// of their own), FAKE_HIP_HOOKS (folder of hooks.cpp).
+// FAKE_HIP_UNITS (8, compute units of a device), FAKE_HIP_LOG (file to which calls are logged),
+// FAKE_HIP_NO_MASKS (streams get no hardware queue of their own), FAKE_HIP_HOOKS (folder of
+// launch.h), FAKE_HIP_CODE (folder in which processes share compiled programs), FAKE_HIP_DELAY (0;
+// milliseconds before each kernel).
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -21,11 +25,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <regex>
 #include <set>
 #include <sstream>
 #include <string>
@@ -50,6 +56,7 @@ std::string setting(const char* name, const char* otherwise) {
     return value != nullptr && *value != 0 ? value : otherwise;
 }
 int devices() { return std::stoi(setting("FAKE_HIP_DEVICES", "2")); }
+int units() { return std::stoi(setting("FAKE_HIP_UNITS", "8")); }
 
 std::mutex lock;
 thread_local int current = 0;
@@ -185,8 +192,8 @@ Error ready(Stream* stream) {
     return stream->device == current ? SUCCESS : INVALID_DEVICE;
 }
 
-using Run = void (*)(void* entry, const void* args, u32 index, u32 count, int has_more, u32 first, u64 second,
-                     u32 third);
+/// Returns a new function that launches a kernel with a copy of the arguments at `args`.
+using Bind = std::function<void()>* (*)(void** args, u32 groups);
 struct Module {
     void* library;
     int device;
@@ -194,10 +201,17 @@ struct Module {
 struct Function {
     Module* module;
     std::string name;
-    void* entry;
-    Run run;
-    u64 args;
+    Bind bind;
 };
+
+std::string content(const std::string& file) {
+    std::ostringstream text;
+    text << std::ifstream(file, std::ios::binary).rdbuf();
+    return text.str();
+}
+
+/// Prefix of the name under which a compiled source exports the `Bind` of a kernel.
+constexpr const char* BIND = "iris_host_bind_";
 
 struct Program {
     std::string text, log, code;
@@ -220,7 +234,7 @@ Error hipDeviceGetName(char* name, int length, int) {
 }
 Error hipDeviceGetAttribute(int* value, u32 attribute, int) {
     switch (attribute) {
-    case 63: *value = 8; return SUCCESS;
+    case 63: *value = units(); return SUCCESS;
     case 74: *value = 64 << 10; return SUCCESS;
     case 87: *value = std::stoi(setting("FAKE_HIP_WAVE", "64")); return SUCCESS;
     case 10017:
@@ -261,7 +275,7 @@ static Error create(Stream** stream) {
     return SUCCESS;
 }
 Error hipExtStreamCreateWithCUMask(Stream** stream, u32 words, const u32* mask) {
-    const bool all = words == 1 && *mask == 0xff;
+    const bool all = words == 1 && *mask == (1u << units()) - 1;
     if (!all || !setting("FAKE_HIP_NO_MASKS", "").empty()) {
         return outcome(INVALID_VALUE, "hipExtStreamCreateWithCUMask", words);
     }
@@ -480,11 +494,9 @@ Error hipModuleLoadData(Module** module, const unsigned char* image) {
     return outcome(SUCCESS, "hipModuleLoadData", bytes);
 }
 Error hipModuleGetFunction(Function** function, Module* module, const char* name) {
-    void* entry = dlsym(module->library, name);
-    const auto run = reinterpret_cast<Run>(dlsym(module->library, "iris_host_run"));
-    const auto* args = static_cast<const u64*>(dlsym(module->library, "iris_host_args"));
-    if (entry == nullptr || run == nullptr || args == nullptr) return NOT_FOUND;
-    *function = new Function{module, name, entry, run, *args};
+    const auto bind = reinterpret_cast<Bind>(dlsym(module->library, (BIND + std::string(name)).c_str()));
+    if (bind == nullptr) return NOT_FOUND;
+    *function = new Function{module, name, bind};
     return SUCCESS;
 }
 Error hipFuncGetAttribute(int* value, u32 attribute, Function*) {
@@ -503,24 +515,11 @@ Error hipModuleLaunchKernel(Function* function, u32 groups, u32 gy, u32 gz, u32 
         return outcome(code != SUCCESS ? code : INVALID_VALUE, "hipModuleLaunchKernel", function->name);
     }
     // The caller may reuse the parameters after the launch returns, so they are copied here.
-    const auto* first = static_cast<const char*>(parameters[0]);
-    const std::vector<char> args(first, first + function->args);
-    const bool has_more = function->name == "iris_barrier" || function->name == "iris_gate";
-    u32 more = 0, most = 0;
-    u64 between = 0;
-    if (has_more) {
-        std::memcpy(&more, parameters[1], 4);
-        std::memcpy(&between, parameters[2], 8);
-        std::memcpy(&most, parameters[3], 4);
-    }
+    const std::shared_ptr<std::function<void()>> work(function->bind(parameters, groups));
+    const std::chrono::milliseconds late(std::stoi(setting("FAKE_HIP_DELAY", "0")));
     stream->enqueue([=] {
-        std::vector<std::thread> all;
-        for (u32 index = 0; index < groups; ++index) {
-            all.emplace_back([&, index] {
-                function->run(function->entry, args.data(), index, groups, has_more, more, between, most);
-            });
-        }
-        for (std::thread& one : all) one.join();
+        std::this_thread::sleep_for(late);
+        (*work)();
     });
     return outcome(SUCCESS, "hipModuleLaunchKernel", function->name, groups);
 }
@@ -541,31 +540,47 @@ int hiprtcDestroyProgram(Program** program) {
     *program = nullptr;
     return 0;
 }
-int hiprtcCompileProgram(Program* program, int count, const char** options) {
+/// Compiles a program by g++, with the options `defines`; returns whether it succeeded.
+static bool compiled(Program& program, const std::string& defines) {
     char folder[] = "/tmp/fake-hiprtc-XXXXXX";
-    if (mkdtemp(folder) == nullptr) return 6;
+    if (mkdtemp(folder) == nullptr) return false;
     const std::string at = folder, hooks = setting("FAKE_HIP_HOOKS", ".");
-    for (const auto& [name, text] : program->headers) {
-        if (std::system(("mkdir -p $(dirname '" + at + "/" + name + "')").c_str()) != 0) std::abort();
+    for (const auto& [name, text] : program.headers) {
+        std::filesystem::create_directories(std::filesystem::path(at + "/" + name).parent_path());
         std::ofstream(at + "/" + name) << text;
     }
-    std::ofstream(at + "/source.cpp") << program->text << "\n#include \"" << hooks << "/hooks.cpp\"\n"
-                                      << "extern \"C\" const u64 iris_host_args = sizeof(OpArgs);\n";
-    std::string command = "g++ -std=c++20 -O1 -w -fPIC -fexceptions -pthread -shared -I" + at;
-    for (int i = 0; i < count; ++i) {
-        if (std::strncmp(options[i], "-D", 2) == 0) command += std::string(" ") + options[i];
+    std::ofstream source(at + "/source.cpp");
+    source << program.text << "\n#include \"" << hooks << "/launch.h\"\n";
+    static const std::regex kernel("IRIS_KERNEL\\s+(\\w+)\\(");
+    for (std::sregex_iterator it(program.text.begin(), program.text.end(), kernel), end; it != end; ++it) {
+        source << "extern \"C\" std::function<void()>* " << BIND << (*it)[1] << "(void** args, u32 groups) {\n"
+               << "    return new std::function<void()>(bound(" << (*it)[1] << ", args, groups));\n}\n";
     }
-    // Compile options for the kernel: a workgroup has two threads, and each is a host thread.
-    command += " -DIRIS_THREADS=2 -o " + at + "/code.so " + at + "/source.cpp 2> " + at + "/log";
+    source.close();
+    // A workgroup has two threads, and each is a host thread.
+    const std::string command = "g++ -std=c++20 -O1 -w -fPIC -fexceptions -pthread -shared -I" + at + defines +
+                                " -DIRIS_THREADS=2 -o " + at + "/code.so " + at + "/source.cpp 2> " + at + "/log";
     const int status = std::system(command.c_str());
-    const auto read = [&](const char* name) {
-        std::ostringstream text;
-        text << std::ifstream(at + name, std::ios::binary).rdbuf();
-        return text.str();
-    };
-    program->log = read("/log"), program->code = read("/code.so");
-    if (std::system(("rm -r " + at).c_str()) != 0) std::abort();
-    return status == 0 ? 0 : 6;
+    program.log = content(at + "/log"), program.code = content(at + "/code.so");
+    std::filesystem::remove_all(at);
+    return status == 0;
+}
+int hiprtcCompileProgram(Program* program, int count, const char** options) {
+    std::string defines;
+    for (int i = 0; i < count; ++i) {
+        if (std::strncmp(options[i], "-D", 2) == 0) defines += std::string(" ") + options[i];
+    }
+    const std::string shared = setting("FAKE_HIP_CODE", "");
+    if (shared.empty()) return compiled(*program, defines) ? 0 : 6;
+    // Ranks need the same programs at the same time: one compiles, and the others wait for its file.
+    const auto file = shared + "/" + std::to_string(std::hash<std::string>{}(program->text + defines));
+    const int held = open(file.c_str(), O_CREAT | O_RDONLY | O_CLOEXEC, 0600);
+    flock(held, LOCK_EX);
+    program->code = content(file);
+    const bool done = !program->code.empty() || compiled(*program, defines);
+    if (done) std::ofstream(file, std::ios::binary) << program->code;
+    close(held);
+    return done ? 0 : 6;
 }
 int hiprtcGetProgramLogSize(Program* program, u64* bytes) {
     *bytes = program->log.size() + 1;

@@ -421,6 +421,8 @@ impl Drop for Gpu {
         }
         drop(queues);
         self.shared.control.set_host_abort(abort::CLOSED);
+        // Kernels see the abort themselves; steps between nodes end only if their engine ends them.
+        self.shared.control.attend();
         self.shared.forget_order();
         tracing::warn!("a heap was dropped while its kernels run: its device memory is not freed");
         std::mem::forget(self.shared.control.clone());

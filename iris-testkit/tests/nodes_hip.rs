@@ -1,0 +1,373 @@
+//! Tests of operators over several nodes of GPUs without a GPU: on a fake HIP runtime, which runs the
+//! kernels on the host, and a fake RCCL, which moves the data of steps between nodes and can be late
+//! or fail. Passing tests say nothing about a real device or library.
+//!
+//! The program starts itself as the ranks of pretended nodes. Each job compiles the kernels that the
+//! ones before it did not need.
+
+#![allow(unsafe_code, reason = "the library gets addresses")]
+
+mod common;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use common::nodes::{each, fabric_of, run_on_nodes, shape_cases, type_cases};
+use iris_heap::{BackendKind, HeapOptions, Stream, SymmetricHeap, World, abi};
+use iris_kernels::vendor::{Communicator, CommunicatorOptions, Nccl, NcclCall};
+use iris_ops::{AllGather, AllReduce, CollectiveArgs, MatRef, all_gather, all_reduce};
+use iris_testkit::fake_hip::{Fake, failed};
+use iris_testkit::harness::{self, Group, named};
+use iris_testkit::launch::{self, End, end_with_launcher, launch};
+use iris_testkit::suite::{Case, Options};
+use tempfile::NamedTempFile;
+
+const BACKEND: BackendKind = BackendKind::Hip;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().collect();
+    if let [_, rank, which] = &arguments[..]
+        && rank == "rank"
+    {
+        end_with_launcher();
+        return match run_rank(which) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("{error:#}");
+                ExitCode::FAILURE
+            }
+        };
+    }
+    harness::run_together(vec![Group::new(
+        harness::no_program("g++"),
+        named![
+            operators_on_2_nodes_of_1_rank,
+            operators_on_2_nodes_of_2_ranks,
+            operators_on_3_nodes_of_1_rank,
+            operators_on_2_nodes_of_3_ranks,
+            data_that_arrives_late_is_waited_for,
+            a_communicator_that_is_never_ready_names_the_ranks,
+            an_asynchronous_error_fails_all_ranks,
+            calls_that_differ_between_nodes_are_named,
+            a_killed_rank_of_another_node_is_named,
+            a_rank_that_makes_no_call_is_named,
+            a_rank_that_has_failed_tells_the_other_node,
+            a_heap_that_is_dropped_in_a_step_does_not_wait,
+            the_fake_refuses_wrong_calls,
+        ],
+    )])
+}
+
+/// Runs this process's rank of the job `which`.
+fn run_rank(which: &str) -> Result<()> {
+    let world = World::from_env()?;
+    match which {
+        "operators" => operators(&world),
+        "late" => run_on_nodes(&world, BACKEND, bursts()),
+        "unready" => unready(&world),
+        "asynchronous" => asynchronous(&world),
+        "differs" => differs(&world),
+        "killed" => killed(&world),
+        "absent" => absent(&world),
+        "marked" => marked(&world),
+        "dropped" => dropped(&world),
+        "refused" => refused(&world),
+        other => bail!("no job is called {other}"),
+    }
+}
+
+/// Runs `which` on the ranks of `nodes` nodes with the environment variables `set`; returns the
+/// outcome, and a log of the calls of the fake libraries.
+fn job(
+    which: &str,
+    (nodes, per_node): (usize, usize),
+    set: &[(&str, &str)],
+) -> (launch::Outcome, String) {
+    let (log, size) = (NamedTempFile::new().unwrap(), nodes * per_node);
+    let options = launch::Options::default().nodes(nodes).deadline(Duration::from_secs(300));
+    let options = options.grace(Duration::from_secs(60));
+    let options = options.env("FAKE_HIP_DEVICES", size.to_string());
+    // A step between nodes may take eight compute units.
+    let options = options.env("FAKE_HIP_UNITS", "10").env("HSA_NO_SCRATCH_RECLAIM", "1");
+    let environment = Fake::with_libraries().environment(log.path());
+    let options = environment.into_iter().fold(options, |it, (name, value)| it.env(name, value));
+    let options = set.iter().fold(options, |it, (name, value)| it.env(name, value));
+    let program = std::env::current_exe().unwrap();
+    let outcome = launch(&program, &["rank", which], size, options).unwrap();
+    (outcome, std::fs::read_to_string(log.path()).unwrap())
+}
+
+/// Runs `which` on two nodes of one rank, which must succeed on both: a rank succeeds if it sees the
+/// failure that it expects. Returns the log of the fake libraries.
+fn two_ranks_succeed(which: &str, set: &[(&str, &str)]) -> String {
+    let (outcome, calls) = job(which, (2, 1), set);
+    assert!(outcome.ok(), "{}", outcome.report());
+    calls
+}
+
+fn operators_on(world: (usize, usize)) {
+    let (outcome, calls) = job("operators", world, &[]);
+    assert!(outcome.ok(), "{}", outcome.report());
+    assert_eq!(failed(&calls), [""; 0]);
+    // Each rank makes one call of each kind, except broadcasts, when it connects to the others.
+    let each =
+        ["ncclAllReduce", "ncclReduceScatter", "ncclAllGather", "ncclGroupEnd", "ncclBroadcast"];
+    for name in each {
+        let count = calls.lines().filter(|call| *call == format!("{name} = 0")).count();
+        assert!(count > world.0 * world.1 * 10, "{count} calls of {name}");
+    }
+}
+
+fn operators_on_2_nodes_of_1_rank() {
+    operators_on((2, 1));
+}
+
+fn operators_on_2_nodes_of_2_ranks() {
+    operators_on((2, 2));
+}
+
+fn operators_on_3_nodes_of_1_rank() {
+    operators_on((3, 1));
+}
+
+fn operators_on_2_nodes_of_3_ranks() {
+    operators_on((2, 3));
+}
+
+/// Runs all shapes and types on up to two nodes of two ranks, and a fifth of them on larger worlds.
+fn operators(world: &World) -> Result<()> {
+    let fabric = fabric_of(world, BACKEND)?;
+    let (node, nodes) = (world.node(), world.nodes());
+    let expected = format!("Communicator(rank {node} of {nodes}, Nccl(2.27.7");
+    ensure!(fabric.contains(&expected), "no step over RCCL: {fabric}");
+    // Operators alternate in the list, whose length is no multiple of five.
+    let step = if nodes == 2 && world.size() <= 4 { 1 } else { 5 };
+    let shapes = shape_cases().into_iter().step_by(step);
+    run_on_nodes(world, BACKEND, shapes.chain(type_cases()).collect())
+}
+
+/// Calls of all operators that are enqueued without waiting for the ones before.
+fn bursts() -> Vec<Case> {
+    let mut options = Options::new(29, 21, 13);
+    options.blocks = Some(2);
+    let mut cases = each(&options);
+    for case in &mut cases {
+        (case.burst, case.rows) = (true, vec![29, 1, 29, 14]);
+    }
+    cases
+}
+
+/// Tests that calls wait for the end of their steps, steps for their input, and all for calls that the
+/// library has not taken yet: collectives or kernels are late, and calls are in progress for long.
+fn data_that_arrives_late_is_waited_for() {
+    for late in ["FAKE_RCCL_DELAY", "FAKE_HIP_DELAY"] {
+        let calls = two_ranks_succeed("late", &[(late, "5"), ("FAKE_RCCL_ANSWERS", "50")]);
+        assert_eq!(failed(&calls), [""; 0], "{late}");
+    }
+}
+
+/// Number of elements of the messages of the tests of faults.
+const COUNT: usize = 1000;
+
+/// All-reduce of [`COUNT`] elements, with its heap and matrices.
+struct Sum {
+    heap: Arc<SymmetricHeap>,
+    op: AllReduce,
+    args: CollectiveArgs,
+    stream: Stream,
+}
+
+impl Sum {
+    fn new(world: &World) -> Result<Sum> {
+        let options = HeapOptions::new().data_bytes(1 << 20).backend(BACKEND);
+        let heap = SymmetricHeap::open(world, options)?;
+        let op = AllReduce::new(&heap, &all_reduce::Options::new(COUNT).plan(&heap)?)?;
+        let (x, y) = (heap.full::<f32>(COUNT, 1.0)?, heap.zeros::<f32>(COUNT)?);
+        let args = CollectiveArgs::new(MatRef::sym(x, 1, COUNT), MatRef::sym(y, 1, COUNT));
+        Ok(Sum { op, args, stream: heap.stream()?, heap })
+    }
+
+    fn enqueue(&self) -> Result<()> {
+        Ok(self.op.run(&self.args, &self.stream)?)
+    }
+
+    fn call(&self) -> Result<()> {
+        self.enqueue()?;
+        Ok(self.stream.sync()?)
+    }
+}
+
+/// Checks that `result` is an error whose text has all `parts`.
+fn fails_with<T>(result: Result<T>, parts: &[&str]) -> Result<()> {
+    let error = format!("{:#}", result.err().context("no error")?);
+    println!("{error}");
+    for part in parts {
+        ensure!(error.contains(part), "no {part:?} in: {error}");
+    }
+    Ok(())
+}
+
+/// Waits for the other ranks, because a rank that ends counts as lost.
+fn stay(world: &World) -> Result<()> {
+    Ok(world.barrier()?)
+}
+
+/// Rank of the other node in a world of two nodes of one rank.
+fn other(world: &World) -> String {
+    format!("rank {}", 1 - world.rank())
+}
+
+fn a_communicator_that_is_never_ready_names_the_ranks() {
+    let set = [("FAKE_RCCL_JOINS", "1:3600000"), ("IRIS_DEADLINE", "0.01")];
+    two_ranks_succeed("unready", &set);
+}
+
+fn unready(world: &World) -> Result<()> {
+    fails_with(Sum::new(world), &["ncclCommInitRankConfig", "within 7 s", &other(world)])
+}
+
+/// Tests that an error of the library on rank 1, in the middle of a call, ends the calls of both
+/// ranks.
+fn an_asynchronous_error_fails_all_ranks() {
+    let calls = two_ranks_succeed("asynchronous", &[("FAKE_RCCL_FAILS", "1:12")]);
+    for error in ["error of rank 1: a test asked for it = 2", "error of rank 0: rank 1 is lost = 6"]
+    {
+        assert!(calls.contains(error), "{error} in {calls}");
+    }
+}
+
+fn asynchronous(world: &World) -> Result<()> {
+    let sum = Sum::new(world)?;
+    let error = if world.rank() == 1 { "unhandled system error" } else { "remote process exited" };
+    let all = (0..10).try_for_each(|_| sum.call());
+    fails_with(all, &["steps between nodes with", &other(world), error])?;
+    fails_with(sum.enqueue(), &["steps between nodes with"])?;
+    stay(world)
+}
+
+fn calls_that_differ_between_nodes_are_named() {
+    two_ranks_succeed("differs", &[]);
+}
+
+/// Rank 1 gathers where rank 0 sums.
+fn differs(world: &World) -> Result<()> {
+    let sum = Sum::new(world)?;
+    let heap = &sum.heap;
+    let gather = AllGather::new(heap, &all_gather::Options::rows(2, COUNT).plan(heap)?)?;
+    let (x, y) = (heap.zeros::<f32>(COUNT)?, heap.zeros::<f32>(2 * COUNT)?);
+    let args = CollectiveArgs::new(MatRef::sym(x, 1, COUNT), MatRef::sym(y, 2, COUNT));
+    let call = || -> Result<()> {
+        match world.rank() {
+            0 => sum.enqueue()?,
+            _ => gather.run(&args, &sum.stream)?,
+        }
+        Ok(sum.stream.sync()?)
+    };
+    fails_with(call(), &["operator is", "all_reduce", "all_gather", "rank 0", "rank 1"])?;
+    stay(world)
+}
+
+fn a_killed_rank_of_another_node_is_named() {
+    let (outcome, _) = job("killed", (2, 1), &[]);
+    let ends = outcome.ranks.iter().map(|rank| rank.end).collect::<Vec<_>>();
+    assert!(matches!(ends[..], [End::Exited(0), End::Signalled(9)]), "{}", outcome.report());
+}
+
+fn killed(world: &World) -> Result<()> {
+    let sum = Sum::new(world)?;
+    (0..3).try_for_each(|_| sum.call())?;
+    if world.rank() == 1 {
+        launch::kill_myself();
+    }
+    fails_with(sum.call(), &["rank 1", "is lost"])
+}
+
+fn a_rank_that_makes_no_call_is_named() {
+    two_ranks_succeed("absent", &[("IRIS_DEADLINE", "0.01")]);
+}
+
+fn absent(world: &World) -> Result<()> {
+    let sum = Sum::new(world)?;
+    if world.rank() == 0 {
+        fails_with(sum.call(), &["all_reduce", "did not end within 6 s", "rank 1"])?;
+    }
+    stay(world)
+}
+
+/// Tests that a rank whose call fails before a step says so in its record of the step. Rank 0's first
+/// step takes long, so that at least its record of the second step is written after the failure.
+fn a_rank_that_has_failed_tells_the_other_node() {
+    two_ranks_succeed("marked", &[("FAKE_RCCL_DELAY", "0:400")]);
+}
+
+fn marked(world: &World) -> Result<()> {
+    let sum = Sum::new(world)?;
+    let calls = || {
+        sum.enqueue()?;
+        sum.enqueue()
+    };
+    if world.rank() == 0 {
+        calls()?;
+        sum.heap.poison(abi::abort::INCOMPLETE)?;
+        stay(world)?;
+        return fails_with(sum.stream.sync().map_err(Into::into), &["aborted"]);
+    }
+    let all = || -> Result<()> {
+        calls()?;
+        Ok(sum.stream.sync()?)
+    };
+    fails_with(all(), &["all_reduce, step 1 between nodes of call", "rank 0 on host", "failed"])?;
+    stay(world)
+}
+
+fn a_heap_that_is_dropped_in_a_step_does_not_wait() {
+    two_ranks_succeed("dropped", &[]);
+}
+
+/// Rank 0 drops its heap while a step waits for rank 1.
+fn dropped(world: &World) -> Result<()> {
+    let sum = Sum::new(world)?;
+    if world.rank() == 0 {
+        sum.enqueue()?;
+        drop(sum);
+    }
+    stay(world)
+}
+
+fn the_fake_refuses_wrong_calls() {
+    two_ranks_succeed("refused", &[]);
+}
+
+/// Makes wrong calls on a communicator of this rank alone.
+fn refused(world: &World) -> Result<()> {
+    let options = HeapOptions::new().data_bytes(1 << 20).backend(BACKEND);
+    let heap = SymmetricHeap::open(world, options)?;
+    let (gpu, stream) = (heap.gpu()?, heap.stream()?);
+    let library = Nccl::get(BACKEND)?;
+    let options = CommunicatorOptions { most_blocks: 8, deadline: Duration::from_secs(60) };
+    let make = || Communicator::new(&library, &library.new_id()?, (0, 1), options);
+    let in_device = |f: &dyn Fn() -> iris_kernels::vendor::Result<()>| {
+        Ok(gpu.with_relaxed_capture(|| f().map_err(iris_heap::Error::other))?)
+    };
+    let one = gpu.with_relaxed_capture(|| make().map_err(iris_heap::Error::other))?;
+    let data = heap.view().data[heap.rank()];
+    let reduce = |at: u64| {
+        let size = (16, Some(iris_heap::DType::F32));
+        // SAFETY: the fake checks the address, and the heap is open until the stream has finished.
+        unsafe { one.enqueue(NcclCall::AllReduce, (at, at), size, stream.raw_handle()) }
+    };
+    in_device(&|| reduce(data))?;
+    let host = [0_f32; 16];
+    fails_with(in_device(&|| reduce(host.as_ptr() as u64)), &["memory that the device cannot"])?;
+    fails_with(in_device(&|| reduce(data + (1 << 40))), &["memory that the device cannot"])?;
+    if world.rank() == 1 {
+        // The second rank's device is the second one, but a thread begins with the first.
+        fails_with(reduce(data).map_err(Into::into), &["another device is current"])?;
+    }
+    stream.sync()?;
+    in_device(&|| one.close())?;
+    heap.close()?;
+    Ok(world.close()?)
+}
