@@ -58,16 +58,25 @@ library! { Table,
     ncclGroupEnd() -> c_int;
 }
 
+library! { WindowTable,
+    ncclCommWindowRegister(Handle, u64, usize, *mut Handle, c_int) -> c_int;
+    ncclCommWindowDeregister(Handle, Handle) -> c_int;
+}
+
 /// Status `ncclInProgress` of a call on a non-blocking communicator.
 const IN_PROGRESS: c_int = 7;
 /// Code of the reduction `ncclSum`.
 const SUM: c_int = 0;
 /// Code of the element type `ncclUint8`.
 const BYTE: c_int = 1;
+/// Flag `NCCL_WIN_COLL_SYMMETRIC`: all ranks register the same offset of their memory.
+const SYMMETRIC: c_int = 1;
 
 /// NCCL or RCCL, loaded into this process.
 pub struct Nccl {
     table: Table,
+    /// Functions for windows, or the reason why the release lacks them.
+    windows: std::result::Result<WindowTable, String>,
     path: PathBuf,
     /// Name and value of an environment variable without which the library refuses some devices.
     needs: Option<(&'static str, &'static str)>,
@@ -91,16 +100,12 @@ impl Nccl {
         (kind == BackendKind::Hip).then_some(("HSA_NO_SCRATCH_RECLAIM", "1"))
     }
 
-    /// Finds the library for this kind of device and opens it by `load`; `folders` are searched
+    /// Loads the library for this kind of device, release 2.18 or later; `folders` are searched
     /// before the usual places.
     ///
     /// # Errors
     /// [`Error::NotFound`] with the places that were searched.
-    pub fn find<T>(
-        kind: BackendKind,
-        folders: &[PathBuf],
-        load: impl Fn(&Path) -> std::result::Result<T, String>,
-    ) -> Result<T> {
+    pub fn load(kind: BackendKind, folders: &[PathBuf]) -> Result<Arc<Nccl>> {
         let (names, file, bare, usual) = match kind {
             BackendKind::Cuda => {
                 let wheels = ["nvidia/nccl/lib", "nvidia/cu13/lib"];
@@ -112,21 +117,26 @@ impl Nccl {
                 (("RCCL (librccl.so)", "IRIS_RCCL"), "librccl.so", bare, hip_folders())
             }
         };
-        find(names, &[folders, &usual].concat(), (file, &bare), load)
+        find(names, &[folders, &usual].concat(), (file, &bare), |path| {
+            let table = Table::of(open(path)?, "")?;
+            let windows = WindowTable::of(open(path)?, "");
+            Ok(Arc::new(Nccl { table, windows, path: path.into(), needs: Nccl::needs(kind) }))
+        })
     }
 
-    /// Returns the library for this kind of device, release 2.18 or later, loaded at the first call.
+    /// Returns the library for this kind of device, which the first call loads.
     ///
     /// # Errors
-    /// Those of [`Nccl::find`], equal at each call.
+    /// Those of [`Nccl::load`], equal at each call.
     pub fn get(kind: BackendKind) -> Result<Arc<Nccl>> {
         static LOADED: [OnceLock<Result<Arc<Nccl>>>; 2] = [const { OnceLock::new() }; 2];
         let loaded = &LOADED[usize::from(kind == BackendKind::Hip)];
-        let load = |file: &Path| {
-            let table = Table::of(open(file)?, "")?;
-            Ok(Arc::new(Nccl { table, path: file.to_owned(), needs: Nccl::needs(kind) }))
-        };
-        loaded.get_or_init(|| Nccl::find(kind, &[], load)).clone()
+        loaded.get_or_init(|| Nccl::load(kind, &[])).clone()
+    }
+
+    /// Path of the library's file.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Version of the library, such as `2.28.3`.
@@ -146,6 +156,14 @@ impl Nccl {
         // SAFETY: `ncclGetUniqueId` only writes to `id`, a local of the right type.
         self.check("ncclGetUniqueId", unsafe { (self.table.ncclGetUniqueId)(&mut id) })?;
         Ok(id.0)
+    }
+
+    fn windows(&self) -> Result<&WindowTable> {
+        self.windows.as_ref().map_err(|why| Error::Call {
+            function: "ncclCommWindowRegister".into(),
+            code: 0,
+            name: format!("{why}, expected a release with windows"),
+        })
     }
 
     /// Converts the return code of `function` into an error with the library's texts, which also
@@ -181,12 +199,13 @@ impl Nccl {
 }
 
 /// Options of a communicator.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Default, Debug)]
 pub struct CommunicatorOptions {
-    /// Largest number of thread blocks of a collective.
-    pub most_blocks: u32,
-    /// Time that a call of the library may take, once it is polled.
-    pub deadline: Duration,
+    /// Largest number of thread blocks of a collective; `None` leaves it to the library.
+    pub most_blocks: Option<u32>,
+    /// Time that a call of the library may take, once it is polled. `None` makes the communicator
+    /// blocking: a call returns when the library has taken it, however long that takes.
+    pub deadline: Option<Duration>,
 }
 
 /// Collective over the ranks of a communicator. `count` is the number of elements of a rank's part.
@@ -207,15 +226,35 @@ pub enum NcclCall {
     },
 }
 
-/// Communicator of one rank, non-blocking: each call is polled until the library has taken it, or a
-/// deadline has passed.
+impl NcclCall {
+    /// Number of parts, of `count` elements each, that the input and the output of a rank have.
+    pub fn parts(self, ranks: usize) -> (usize, usize) {
+        match self {
+            NcclCall::AllReduce | NcclCall::Broadcast { .. } => (1, 1),
+            NcclCall::ReduceScatter => (ranks, 1),
+            NcclCall::AllGather => (1, ranks),
+            NcclCall::AllToAll => (ranks, ranks),
+        }
+    }
+}
+
+/// Communicator of one rank. With a deadline it is non-blocking: each call is polled until the
+/// library has taken it, or the deadline has passed.
 pub struct Communicator {
     nccl: Arc<Nccl>,
     /// The library's handle; null after [`Communicator::abort`] or [`Communicator::close`].
     handle: Mutex<Live>,
     rank: usize,
     ranks: usize,
-    deadline: Duration,
+    deadline: Option<Duration>,
+}
+
+/// Memory of all ranks that is registered with a communicator, so that kernels of the library access
+/// peers directly; see [`Communicator::register`].
+#[derive(Debug)]
+pub struct Window<'a> {
+    of: &'a Communicator,
+    handle: Handle,
 }
 
 struct Live(Handle);
@@ -244,10 +283,10 @@ impl Communicator {
             size: size_of::<Config>(),
             magic: 0xcafe_beef,
             version: 2_18_00,
-            blocking: 0,
+            blocking: c_int::from(options.deadline.is_none()),
             cga_cluster_size: UNSET,
             min_ctas: UNSET,
-            max_ctas: options.most_blocks as c_int,
+            max_ctas: options.most_blocks.map_or(UNSET, |blocks| blocks as c_int),
             net_name: null(),
             split_share: UNSET,
         };
@@ -293,9 +332,8 @@ impl Communicator {
     fn taken(&self, handle: Handle, function: &'static str, mut code: c_int) -> Result<()> {
         let begun = Instant::now();
         while code == IN_PROGRESS {
-            if begun.elapsed() > self.deadline {
-                let seconds = self.deadline.as_secs();
-                return Err(Error::Late { function, seconds });
+            if let Some(deadline) = self.deadline.filter(|&deadline| begun.elapsed() > deadline) {
+                return Err(Error::Late { function, seconds: deadline.as_secs() });
             }
             std::thread::yield_now();
             let mut state = 0;
@@ -366,6 +404,28 @@ impl Communicator {
         self.taken(handle, function, code)
     }
 
+    /// Registers memory of all ranks as a window: collective over the ranks. `memory` is the address
+    /// of this rank's memory and its size in bytes, equal on all ranks.
+    ///
+    /// # Errors
+    /// [`Error::Call`]; also for a release without windows.
+    ///
+    /// # Safety
+    /// The memory is memory of the device that stays allocated until the window is closed.
+    pub unsafe fn register(&self, (address, bytes): (u64, usize)) -> Result<Window<'_>> {
+        const REGISTER: &str = "ncclCommWindowRegister";
+        let live = self.live(REGISTER)?;
+        let windows = self.nccl.windows()?;
+        let mut handle = null_mut();
+        // SAFETY: the caller guarantees the memory; the communicator is alive, and the function writes
+        // the window to `handle`, a local of the right type.
+        let code = unsafe {
+            (windows.ncclCommWindowRegister)(live.0, address, bytes, &mut handle, SYMMETRIC)
+        };
+        self.taken(live.0, REGISTER, code)?;
+        Ok(Window { of: self, handle })
+    }
+
     /// Error of a collective that has failed since it was enqueued, such as that of a lost
     /// connection.
     ///
@@ -419,6 +479,22 @@ impl Communicator {
         live.0 = null_mut();
         // SAFETY: the handle is finalized, and is not used again.
         self.nccl.check("ncclCommDestroy", unsafe { (self.nccl.table.ncclCommDestroy)(handle) })
+    }
+}
+
+impl Window<'_> {
+    /// Deregisters the window after the collectives that are enqueued on it are done: collective over
+    /// the ranks.
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub fn close(self) -> Result<()> {
+        const DEREGISTER: &str = "ncclCommWindowDeregister";
+        let live = self.of.live(DEREGISTER)?;
+        let windows = self.of.nccl.windows()?;
+        // SAFETY: the window's communicator is alive, and the handle is not used again.
+        let code = unsafe { (windows.ncclCommWindowDeregister)(live.0, self.handle) };
+        self.of.taken(live.0, DEREGISTER, code)
     }
 }
 

@@ -164,7 +164,7 @@ int ncclGetUniqueId(Id* id) {
     std::strcpy(id->bytes, std::to_string(++count).c_str());
     return SUCCESS;
 }
-int ncclCommInitRank(Communicator** to, int size, Id id, int rank) {
+int ncclCommInitRankConfig(Communicator** to, int size, Id id, int rank, void*) {
     std::shared_ptr<World> world;
     {
         std::lock_guard guard(lock);
@@ -172,14 +172,30 @@ int ncclCommInitRank(Communicator** to, int size, Id id, int rank) {
         if (known == nullptr) known = std::make_shared<World>(size);
         world = known;
     }
-    if (id.bytes[0] == 0 || rank < 0 || rank >= size) return outcome(INVALID_ARGUMENT, "ncclCommInitRank");
+    if (id.bytes[0] == 0 || rank < 0 || rank >= size) return outcome(INVALID_ARGUMENT, "ncclCommInitRankConfig");
     world->meet([] {});
     *to = new Communicator{world, static_cast<u64>(rank), current()};
-    return outcome(SUCCESS, "ncclCommInitRank " + std::to_string(rank) + " on " + std::to_string(current()));
+    return outcome(SUCCESS, "ncclCommInitRankConfig " + std::to_string(rank) + " on " + std::to_string(current()));
 }
+int ncclCommGetAsyncError(Communicator*, int* state) {
+    *state = SUCCESS;
+    return SUCCESS;
+}
+int ncclCommFinalize(Communicator*) { return SUCCESS; }
 int ncclCommDestroy(Communicator* of) {
     delete of;
     return SUCCESS;
+}
+int ncclCommAbort(Communicator* of) { return ncclCommDestroy(of); }
+int ncclCommWindowRegister(Communicator* of, u64 memory, u64 bytes, Communicator** window, int flags) {
+    const auto reaches = runtime<bool (*)(int, u64, u64)>("fake_reaches");
+    const bool good = current() == of->device && reaches(of->device, memory, bytes) && flags == 1;
+    of->world->meet([] {});
+    *window = of;
+    return outcome(good ? SUCCESS : INVALID_ARGUMENT, "ncclCommWindowRegister");
+}
+int ncclCommWindowDeregister(Communicator* of, Communicator* window) {
+    return outcome(of == window ? SUCCESS : INVALID_ARGUMENT, "ncclCommWindowDeregister");
 }
 
 int ncclAllReduce(u64 from, u64 to, u64 count, int type, int sum, Communicator* of, void* stream) {

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result};
 use iris_heap::{BackendKind, DType, World};
+use iris_kernels::vendor::Communicator;
 use iris_ops::{Ranks, Shard, TileShape};
 use iris_testkit::launch::{NETWORK_ALONE, with_environment};
 use iris_testkit::suite::{Op, Options as OpOptions};
@@ -28,7 +29,7 @@ use crate::progress::Progress;
 use crate::record;
 use crate::watch::give_up;
 use home::Home;
-use vendor::{Communicator, Multiplier};
+use vendor::Multiplier;
 
 pub(crate) use tuned::{timed, tune};
 pub(crate) use vendor::{NO_MULTICAST, Vendors};
@@ -399,10 +400,10 @@ fn merge(line: &mut Value, more: &Value) {
 struct Rank<'a> {
     world: &'a World,
     home: Home,
-    nccl: Result<Communicator<'a>, String>,
+    nccl: Result<Communicator, String>,
     /// Second communicator, for memory registered as a window; `None` without the option
     /// `--windows`.
-    windowed: Option<Communicator<'a>>,
+    windowed: Option<Communicator>,
     blas: Result<Multiplier, String>,
     /// Whether the collective or the GEMM library was found, even if it cannot be used.
     has_library: bool,
@@ -419,11 +420,13 @@ fn all_shapes(
     let devices = kind.device_count()?;
     let home = Home::new(kind, world)?;
     let place = (world.rank(), world.size());
-    // Id of a new communicator, made by rank 0 for all ranks, or the reason why rank 0 could not
-    // make it.
+    // Id of a new communicator, made by rank 0 for all ranks, or the reason why rank 0 could not make
+    // it.
     let id = || -> Result<Result<Vec<u8>, String>> {
         let own = match world.rank() {
-            0 => home.current(|| Communicator::id(vendors)).map_err(|error| error.to_string()),
+            0 => home
+                .current(|| Ok(vendors.nccl()?.new_id()?.to_vec()))
+                .map_err(|error| error.to_string()),
             _ => Ok(Vec::new()),
         };
         Ok(serde_json::from_slice(&world.allgather(&serde_json::to_vec(&own)?)?[0])?)
@@ -434,15 +437,15 @@ fn all_shapes(
         let [name, _] = vendors.names();
         Err(format!("{name} wants a GPU a rank: {} for {devices}", world.size()))
     } else {
-        // `Communicator::new` waits for all ranks. All ranks use the same library, so it fails on
+        // `Vendors::join` waits for all ranks. All ranks use the same library, so it fails on
         // all or on none, and no rank waits for one that failed.
-        let new = |id: Vec<u8>| home.current(|| Communicator::new(vendors, &id, place));
+        let new = |id: Vec<u8>| home.current(|| vendors.join(&id, place));
         id()?.and_then(|id| new(id).map_err(|e| e.to_string()))
     };
     let windowed = match &nccl {
         Ok(_) if windows => {
             let id = id()?.map_err(anyhow::Error::msg)?;
-            Some(home.current(|| Communicator::new(vendors, &id, place))?)
+            Some(home.current(|| vendors.join(&id, place))?)
         }
         _ => None,
     };
@@ -463,8 +466,8 @@ fn all_shapes(
     }
     let Rank { home, nccl, windowed, blas, .. } = rank;
     home.current(|| {
-        windowed.map(Communicator::close).transpose()?;
-        nccl.ok().map(Communicator::close).transpose()?;
+        windowed.as_ref().map(Communicator::close).transpose()?;
+        nccl.as_ref().ok().map(Communicator::close).transpose()?;
         drop(blas);
         Ok(())
     })?;
