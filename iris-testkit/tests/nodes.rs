@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::nodes::{TYPES, each, run_cases, shape_cases};
-use common::taken;
+use common::{Change, changed, taken};
 use iris_heap::{DType, HeapOptions, Network, Secret, Settings, SymmetricHeap, UniqueId, World};
 use iris_ops::{
     AllGather, AllReduce, AllToAll, Barrier, Broadcast, CollectiveArgs, Epilogue, MatRef,
@@ -57,60 +57,31 @@ fn shapes_and_types_on_2_nodes_of_3_ranks() {
 /// every operator.
 #[test]
 fn features_of_matrices_and_options() {
-    type Change = fn(Case) -> Case;
     let changes: &[Change] = &[
-        |case| case,
-        |mut case| {
+        |_| {},
+        |case| {
             case.a = Layout { transposed: true, pad: 2, before: 1, ..Layout::default() };
             case.b = Layout { transposed: true, pad: 2, before: 3, ..Layout::default() };
-            case
         },
-        |mut case| {
-            case.c = Layout { transposed: true, pad: 4, ..Layout::default() };
-            case
+        |case| case.c = Layout { transposed: true, pad: 4, ..Layout::default() },
+        |case| {
+            (case.a.pad, case.a.before, case.b.pad, case.c.pad, case.c.before) = (3, 5, 1, 7, 11)
         },
-        |mut case| {
-            (case.a.pad, case.a.before, case.b.pad, case.c.pad, case.c.before) = (3, 5, 1, 7, 11);
-            case
-        },
-        |mut case| {
-            (case.a.external, case.b.external, case.c.external) = (true, true, true);
-            case
-        },
-        |mut case| {
-            case.c.skewed = true;
-            case
-        },
-        |mut case| {
-            case.bias = true;
-            case
-        },
-        |mut case| {
+        |case| (case.a.external, case.b.external, case.c.external) = (true, true, true),
+        |case| case.c.skewed = true,
+        |case| case.bias = true,
+        |case| {
             (case.bias, case.input) = (true, Input::Reals);
-            case.options = case.options.epilogue(Epilogue::Gelu);
-            case
+            case.options.epilogue = Epilogue::Gelu;
         },
-        |mut case| {
-            case.uneven = true;
-            case
-        },
-        |mut case| {
-            case.in_place = true;
-            case
-        },
-        |mut case| {
+        |case| case.uneven = true,
+        |case| case.in_place = true,
+        |case| {
             let m = case.options.m;
             (case.burst, case.rows) = (true, vec![m, 1, m, m / 2, m, 0, m, m]);
-            case
         },
-        |mut case| {
-            case.options = case.options.wire(DType::F32);
-            case
-        },
-        |mut case| {
-            case.options.root = 1;
-            case
-        },
+        |case| case.options.wire = Some(DType::F32),
+        |case| case.options.root = 1,
     ];
     for (nodes, per_node) in WORLDS {
         let mut cases = Vec::new();
@@ -118,7 +89,7 @@ fn features_of_matrices_and_options() {
             let mut options = Options::new(29, 21, 13).dtype(dtype);
             options.blocks = Some(1 + turn);
             for case in each(&options) {
-                cases.extend(changes.iter().map(|change| change(case.clone())));
+                cases.extend(changes.iter().map(|&change| changed(&case, change)));
             }
             let mut narrow = Options::new(17, 12, 9).dtype(DType::F32).output(dtype);
             narrow.blocks = Some(2);

@@ -58,7 +58,6 @@ fn on_cpu(options: &Options) -> Result<bool> {
             ("--libraries", options.libraries.first().map(path)),
             ("--windows", options.windows.then(|| "given".into())),
             ("--compare", options.compare.as_ref().map(path)),
-            ("--torch", options.torch.as_ref().map(path)),
             ("--limit", options.limit.map(|seconds| seconds.to_string())),
         ],
     )?;

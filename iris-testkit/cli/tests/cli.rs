@@ -163,7 +163,6 @@ fn an_option_that_a_command_does_not_read_is_refused() {
         (&["bench"], &["--ranks", "2"]),
         (&["bench"], &["--libraries", "here"]),
         (&["bench"], &["--compare", "old.jsonl"]),
-        (&["bench"], &["--torch", "times.json"]),
         (&["bench"], &["--limit", "60"]),
         (&["tune"], &["--limit", "60"]),
         (&["tune", "--backend", "hip"], &["--iters", "3"]),

@@ -52,10 +52,6 @@ pub(crate) struct Options {
     /// Print the differences between the times measured now and those in this record (GPUs only).
     #[arg(long, value_name = "FILE")]
     pub(crate) compare: Option<PathBuf>,
-    /// File with PyTorch's times on this machine, which are recorded together with ours (GPUs
-    /// only): a list of {"op", "shape", "who", "us"}.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) torch: Option<PathBuf>,
     /// Seconds after which the program ends, even if it hangs (GPUs only) [default: 400].
     #[arg(long, value_name = "SECONDS")]
     pub(crate) limit: Option<u64>,

@@ -42,7 +42,6 @@ mod norm;
 mod shape;
 mod sides;
 mod step;
-mod torch;
 mod tuned;
 mod vendor;
 
@@ -169,7 +168,6 @@ pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
     if place.nodes > 1 {
         about["nodes"] = place.nodes.into();
     }
-    let torch = torch::Torch::read(options.torch.as_deref())?;
     let old = options.compare.as_deref().map(record::read).transpose()?;
     let begun = watch(options.limit)?;
     // Record and lines so far, and for each operator the time at which it was done.
@@ -177,10 +175,6 @@ pub(crate) fn main(options: &Options, sink: &mut Sink) -> Result<bool> {
     let wrong = AtomicUsize::new(0);
     let failed = each_shape(place, (&vendors, options.windows), &shapes, &|_, lines| {
         for mut line in lines {
-            let pytorch = torch.us(&line, ranks);
-            if let Some(us) = pytorch {
-                line["torch_us"] = us.into();
-            }
             print_line(&line)?;
             wrong.fetch_add(usize::from(is_wrong(&line)), Ordering::Relaxed);
             merge(&mut line, &about);
