@@ -227,16 +227,15 @@ impl Calling<'_> {
     }
 
     /// Sums A over the ranks of this node, each rank its own rows; `to` receives the sums as f32.
-    fn scatter(&self, a: MatRef, to: MatRef, slot: (usize, u64)) -> Result<()> {
+    /// 16-bit sums go through slot `at` of their area, whose slots have room for `rows` rows.
+    fn scatter(&self, a: MatRef, to: MatRef, (at, rows): (usize, usize)) -> Result<()> {
         let b = self.call.matrices.b;
         let scattered = |c| Matrices { a: Some(a), b, c: Some(c), ..Matrices::default() };
         let Some(widen) = self.op.parts.get(&Role::Widen) else {
             return self.part(Role::Main, scattered(to));
         };
         let partial = widen.plan().request().dtype;
-        let (at, bytes) = slot;
-        // An f32 slot has room for a 16-bit matrix of the same shape in half of its bytes.
-        let shape = (to.rows(), to.cols());
+        let (shape, bytes) = ((to.rows(), to.cols()), slot_bytes(rows, to.cols(), partial));
         let partial = self.slot(Area::Partial, (at, bytes), partial, shape)?;
         self.part(Role::Main, scattered(partial))?;
         self.copy(Role::Widen, partial, to)
@@ -282,9 +281,7 @@ impl Calling<'_> {
         for block in 0..blocks {
             let (all, rows) = rows_of(block);
             let to = self.slot(Area::Send, (block, sums), DType::F32, (rows.len(), n))?;
-            let partial = self.op.parts.get(&Role::Widen).map(|it| it.plan().request().dtype);
-            let slot = slot_bytes(own, n, partial.unwrap_or(DType::F32));
-            self.scatter(whole_a.some_rows(all), to, (block, slot))?;
+            self.scatter(whole_a.some_rows(all), to, (block, own))?;
             let start = block as u64 * sums;
             let bytes = self.area(Area::Send, start..start + sums)?;
             ends.push(self.step(Exchange::AllReduce, bytes, bytes)?);
@@ -326,9 +323,7 @@ impl Calling<'_> {
         for node in self.others_first() {
             let (all, rows) = self.rows(node);
             let to = self.slot(Area::Send, (node, slot), DType::F32, (rows.len(), n))?;
-            let partial = self.op.parts.get(&Role::Widen).map(|it| it.plan().request().dtype);
-            let partial = slot_bytes(own, n, partial.unwrap_or(DType::F32));
-            self.scatter(a.some_rows(all), to, (0, partial))?;
+            self.scatter(a.some_rows(all), to, (0, own))?;
         }
         let from = self.area(Area::Send, 0..self.nodes() as u64 * slot)?;
         let to = self.area(Area::Receive, 0..slot)?;
@@ -351,6 +346,20 @@ impl Calling<'_> {
         Ok((slot, self.step(Exchange::AllGather, from, to)?))
     }
 
+    /// Calls `each` with the matrix of every other node in the slots of a gather, and with the rows
+    /// that the matrix has in the whole.
+    fn gathered(
+        &self,
+        slot: u64,
+        (dtype, cols): (DType, usize),
+        each: impl Fn(MatRef, Range<usize>) -> Result<()>,
+    ) -> Result<()> {
+        self.others_first().take(self.nodes() - 1).try_for_each(|other| {
+            let (all, rows) = self.rows(other);
+            each(self.slot(Area::Receive, (other, slot), dtype, (rows.len(), cols))?, all)
+        })
+    }
+
     fn all_gather(&mut self) -> Result<()> {
         let (a, c) = (self.input()?, self.output()?);
         let node = self.op.plan.ranks().node();
@@ -359,13 +368,9 @@ impl Calling<'_> {
         // These rows of C come from this node only, so they need no step between nodes.
         self.copy(Role::Main, a, c.some_rows(self.rows(node).0))?;
         self.wait(&end)?;
-        for other in self.others_first().take(self.nodes() - 1) {
-            let (all, rows) = self.rows(other);
-            let shape = (rows.len(), self.call.n);
-            let from = self.slot(Area::Receive, (other, slot), a.dtype(), shape)?;
-            self.copy(Role::Main, from, c.some_rows(all))?;
-        }
-        Ok(())
+        self.gathered(slot, (a.dtype(), self.call.n), |from, all| {
+            self.copy(Role::Main, from, c.some_rows(all))
+        })
     }
 
     fn matmul_all_gather(&mut self) -> Result<()> {
@@ -375,13 +380,9 @@ impl Calling<'_> {
         let longest = (self.op.plan.rows_of(0, self.call.m).len(), self.call.n);
         let (slot, end) = self.gather(c.some_rows(rows), longest)?;
         self.wait(&end)?;
-        for other in self.others_first().take(self.nodes() - 1) {
-            let (all, rows) = self.rows(other);
-            let shape = (rows.len(), self.call.n);
-            let from = self.slot(Area::Receive, (other, slot), c.dtype(), shape)?;
-            self.copy(Role::Gather, from, c.some_rows(all))?;
-        }
-        Ok(())
+        self.gathered(slot, (c.dtype(), self.call.n), |from, all| {
+            self.copy(Role::Gather, from, c.some_rows(all))
+        })
     }
 
     fn gather_rows(&mut self) -> Result<()> {
@@ -394,13 +395,9 @@ impl Calling<'_> {
         let own = self.rows(self.op.plan.ranks().node()).0;
         self.part(Role::Main, product(a, own))?;
         self.wait(&end)?;
-        for other in self.others_first().take(self.nodes() - 1) {
-            let (all, rows) = self.rows(other);
-            let shape = (rows.len(), a.cols());
-            let from = self.slot(Area::Receive, (other, slot), a.dtype(), shape)?;
-            self.part(Role::Main, product(from, all))?;
-        }
-        Ok(())
+        self.gathered(slot, (a.dtype(), a.cols()), |from, all| {
+            self.part(Role::Main, product(from, all))
+        })
     }
 
     /// Columns are sent as rows of the transpose, whose leading dimension is the number of rows of
