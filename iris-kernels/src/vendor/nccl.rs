@@ -311,6 +311,11 @@ impl Communicator {
         taken.map(|()| new)
     }
 
+    /// Number of ranks.
+    pub fn ranks(&self) -> usize {
+        self.ranks
+    }
+
     fn lock(&self) -> MutexGuard<'_, Live> {
         self.handle.lock().unwrap_or_else(PoisonError::into_inner)
     }

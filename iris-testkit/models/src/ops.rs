@@ -883,9 +883,9 @@ const ON: u32 = 2;
 /// Option bit of the program of [`copied`]: one launch, which runs at the same time as the copy
 /// engine, multiplies the data.
 const BESIDE: u32 = 4;
-/// the scenario is [`copied_of_leavers`],
+/// Option bit of the program of [`copied`]: the scenario is [`copied_of_leavers`].
 const OF_LEAVERS: u32 = 8;
-/// the launch that opens the call also ends it.
+/// Option bit of the program of [`copied`]: the launch that opens the call also ends it.
 const ENDS: u32 = 16;
 
 fn copied_in((name, options): (&str, u32), ranks: u32, tiles: u32, calls_: u32) -> Scenario {

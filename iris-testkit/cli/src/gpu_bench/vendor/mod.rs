@@ -157,7 +157,7 @@ pub(super) fn collective(
     (count, dtype): (usize, DType),
     stream: u64,
 ) -> Result<()> {
-    let (reads, writes) = call.parts(from.heap.size());
+    let (reads, writes) = call.parts(of.ranks());
     let places = (from.address(reads * count, dtype)?, to.address(writes * count, dtype)?);
     // SAFETY: the buffers hold the elements, on the stream's device, which is current; the caller
     // waits for the stream before the heap is closed.
