@@ -12,6 +12,11 @@ use iris_heap::{BackendKind, DType};
 
 use super::dialect::Handle;
 use super::{Error, Result, cuda_folders, find, hip_folders, library, open};
+use window::WindowTable;
+
+pub use window::Window;
+
+mod window;
 
 /// Id of a new communicator (C type `ncclUniqueId`): one rank makes it and sends it to the others.
 pub type CommunicatorId = [u8; 128];
@@ -58,19 +63,12 @@ library! { Table,
     ncclGroupEnd() -> c_int;
 }
 
-library! { WindowTable,
-    ncclCommWindowRegister(Handle, u64, usize, *mut Handle, c_int) -> c_int;
-    ncclCommWindowDeregister(Handle, Handle) -> c_int;
-}
-
 /// Status `ncclInProgress` of a call on a non-blocking communicator.
 const IN_PROGRESS: c_int = 7;
 /// Code of the reduction `ncclSum`.
 const SUM: c_int = 0;
 /// Code of the element type `ncclUint8`.
 const BYTE: c_int = 1;
-/// Flag `NCCL_WIN_COLL_SYMMETRIC`: all ranks register the same offset of their memory.
-const SYMMETRIC: c_int = 1;
 
 /// NCCL or RCCL, loaded into this process.
 pub struct Nccl {
@@ -158,14 +156,6 @@ impl Nccl {
         Ok(id.0)
     }
 
-    fn windows(&self) -> Result<&WindowTable> {
-        self.windows.as_ref().map_err(|why| Error::Call {
-            function: "ncclCommWindowRegister".into(),
-            code: 0,
-            name: format!("{why}, expected a release with windows"),
-        })
-    }
-
     /// Converts the return code of `function` into an error with the library's texts, which also
     /// names the environment variable to set if a needed one is missing.
     fn check(&self, function: &'static str, code: c_int) -> Result<()> {
@@ -247,14 +237,6 @@ pub struct Communicator {
     rank: usize,
     ranks: usize,
     deadline: Option<Duration>,
-}
-
-/// Memory of all ranks that is registered with a communicator, so that kernels of the library access
-/// peers directly; see [`Communicator::register`].
-#[derive(Debug)]
-pub struct Window<'a> {
-    of: &'a Communicator,
-    handle: Handle,
 }
 
 struct Live(Handle);
@@ -409,28 +391,6 @@ impl Communicator {
         self.taken(handle, function, code)
     }
 
-    /// Registers memory of all ranks as a window: collective over the ranks. `memory` is the address
-    /// of this rank's memory and its size in bytes, equal on all ranks.
-    ///
-    /// # Errors
-    /// [`Error::Call`]; also for a release without windows.
-    ///
-    /// # Safety
-    /// The memory is memory of the device that stays allocated until the window is closed.
-    pub unsafe fn register(&self, (address, bytes): (u64, usize)) -> Result<Window<'_>> {
-        const REGISTER: &str = "ncclCommWindowRegister";
-        let live = self.live(REGISTER)?;
-        let windows = self.nccl.windows()?;
-        let mut handle = null_mut();
-        // SAFETY: the caller guarantees the memory; the communicator is alive, and the function writes
-        // the window to `handle`, a local of the right type.
-        let code = unsafe {
-            (windows.ncclCommWindowRegister)(live.0, address, bytes, &mut handle, SYMMETRIC)
-        };
-        self.taken(live.0, REGISTER, code)?;
-        Ok(Window { of: self, handle })
-    }
-
     /// Error of a collective that has failed since it was enqueued, such as that of a lost
     /// connection.
     ///
@@ -484,22 +444,6 @@ impl Communicator {
         live.0 = null_mut();
         // SAFETY: the handle is finalized, and is not used again.
         self.nccl.check("ncclCommDestroy", unsafe { (self.nccl.table.ncclCommDestroy)(handle) })
-    }
-}
-
-impl Window<'_> {
-    /// Deregisters the window after the collectives that are enqueued on it are done: collective over
-    /// the ranks.
-    ///
-    /// # Errors
-    /// [`Error::Call`].
-    pub fn close(self) -> Result<()> {
-        const DEREGISTER: &str = "ncclCommWindowDeregister";
-        let live = self.of.live(DEREGISTER)?;
-        let windows = self.of.nccl.windows()?;
-        // SAFETY: the window's communicator is alive, and the handle is not used again.
-        let code = unsafe { (windows.ncclCommWindowDeregister)(live.0, self.handle) };
-        self.of.taken(live.0, DEREGISTER, code)
     }
 }
 
